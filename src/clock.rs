@@ -1,0 +1,52 @@
+//! The only place that reads the clock and draws randomness.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::coordination::{ServiceIncarnation, Timestamp};
+
+/// A clock that shows the time of day but never goes backwards and never jumps: the wall clock is
+/// read once, after that the monotonic clock carries it on.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    started: Instant,
+    epoch: Duration,
+}
+
+impl Clock {
+    /// A clock that begins with the present wall time.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    pub fn start() -> Self {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { started: Instant::now(), epoch }
+    }
+
+    /// The time now.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+    pub fn now(&self) -> Timestamp {
+        Timestamp::default().after(self.epoch + self.started.elapsed())
+    }
+
+    /// The moment of the monotonic clock that shows `at`.
+    #[must_use]
+    pub fn instant(&self, at: Timestamp) -> Instant {
+        let start = Timestamp::default().after(self.epoch);
+        self.started + at.since(start)
+    }
+}
+
+/// A service incarnation that nobody can guess; never 0, which means "none" on the wire.
+///
+/// # Panics
+/// If the operating system has no entropy to give, without which no identity is safe.
+#[must_use]
+#[expect(clippy::expect_used, reason = "there is no meaning in going on without entropy")]
+pub fn random_incarnation() -> ServiceIncarnation {
+    loop {
+        let value = getrandom::u64().expect("the operating system gives entropy");
+        if value != 0 {
+            return ServiceIncarnation(value);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! What happened, for people: every change of state, with its reason.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
+
+/// One change of state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When.
+    pub at: Timestamp,
+    /// In which job.
+    pub job: JobId,
+    /// In which of its runs.
+    pub run: RunNumber,
+    /// What changed.
+    pub what: Change,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunOutcome {
+    /// Every task shut down.
+    Completed,
+    /// A task failed, and with it the run.
+    Failed,
+    /// The last live task of a recoverable run was lost.
+    Abandoned,
+}
+
+/// The kinds of change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Change {
+    /// A job exists.
+    JobDeclared,
+    /// A run waits for its tasks to register.
+    RunOpened,
+    /// A task has come and waits for the others.
+    TaskRegistering {
+        /// Which.
+        task: TaskId,
+        /// Which life of it.
+        incarnation: TaskIncarnation,
+        /// From where.
+        peer: Option<SocketAddr>,
+    },
+    /// A task takes part.
+    TaskConnected {
+        /// Which.
+        task: TaskId,
+        /// Which life of it.
+        incarnation: TaskIncarnation,
+        /// It has been in this run before.
+        again: bool,
+    },
+    /// Two processes claim the same task; the newer one holds it.
+    TaskSuperseded {
+        /// Which.
+        task: TaskId,
+        /// The life that lost.
+        old: TaskIncarnation,
+        /// Where that one was.
+        old_peer: Option<SocketAddr>,
+        /// The life that holds it now.
+        new: TaskIncarnation,
+        /// Where that one is.
+        new_peer: Option<SocketAddr>,
+    },
+    /// A task's connection broke; it may still come back.
+    TaskSuspected {
+        /// Which.
+        task: TaskId,
+    },
+    /// A suspected task was heard again in time.
+    TaskReturned {
+        /// Which.
+        task: TaskId,
+    },
+    /// A task left in good order.
+    TaskDisconnected {
+        /// Which.
+        task: TaskId,
+    },
+    /// A task failed.
+    TaskFailed {
+        /// Which.
+        task: TaskId,
+    },
+    /// A call of an earlier life or run was turned away. Said once for each life and connection.
+    Fenced {
+        /// Which task, where that is known.
+        task: Option<TaskId>,
+    },
+    /// The first arrival at a barrier.
+    BarrierStarted {
+        /// Its id.
+        barrier: Arc<str>,
+        /// Which use of it.
+        counter: i64,
+    },
+    /// A barrier passed.
+    BarrierPassed {
+        /// Its id.
+        barrier: Arc<str>,
+        /// Which use of it.
+        counter: i64,
+        /// Members that it passed without, by the rules for restarted tasks.
+        without: Vec<TaskId>,
+    },
+    /// A barrier failed for all who waited at it.
+    BarrierFailed {
+        /// Its id.
+        barrier: Arc<str>,
+        /// Which use of it.
+        counter: i64,
+    },
+    /// Somebody asked for a coordinated save: the preemption notice is in the store.
+    PreemptionNoticed,
+    /// The first error of the run: its cause. What follows is its consequence.
+    FirstCause {
+        /// The task that it came from, where one is known.
+        task: Option<TaskId>,
+    },
+    /// The run is over.
+    RunEnded {
+        /// How.
+        outcome: RunOutcome,
+    },
+}

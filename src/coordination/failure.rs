@@ -1,0 +1,150 @@
+//! How a call fails: a code, a text for people, and the details that clients act upon.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::{ServiceIncarnation, TaskId};
+
+/// The status codes of gRPC (and of absl), by their numbers.
+///
+/// A task may report any number at all as its error; [`Code::Other`] keeps it. On the wire an
+/// unknown number reads as `UNKNOWN`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the codes are those of gRPC")]
+pub enum Code {
+    Cancelled,
+    Unknown,
+    InvalidArgument,
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    ResourceExhausted,
+    FailedPrecondition,
+    Aborted,
+    OutOfRange,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    DataLoss,
+    Unauthenticated,
+    /// A number that gRPC does not know, kept as it came.
+    Other(i32),
+}
+
+impl Code {
+    const NAMED: [(Self, i32, &str); 16] = [
+        (Self::Cancelled, 1, "CANCELLED"),
+        (Self::Unknown, 2, "UNKNOWN"),
+        (Self::InvalidArgument, 3, "INVALID_ARGUMENT"),
+        (Self::DeadlineExceeded, 4, "DEADLINE_EXCEEDED"),
+        (Self::NotFound, 5, "NOT_FOUND"),
+        (Self::AlreadyExists, 6, "ALREADY_EXISTS"),
+        (Self::PermissionDenied, 7, "PERMISSION_DENIED"),
+        (Self::ResourceExhausted, 8, "RESOURCE_EXHAUSTED"),
+        (Self::FailedPrecondition, 9, "FAILED_PRECONDITION"),
+        (Self::Aborted, 10, "ABORTED"),
+        (Self::OutOfRange, 11, "OUT_OF_RANGE"),
+        (Self::Unimplemented, 12, "UNIMPLEMENTED"),
+        (Self::Internal, 13, "INTERNAL"),
+        (Self::Unavailable, 14, "UNAVAILABLE"),
+        (Self::DataLoss, 15, "DATA_LOSS"),
+        (Self::Unauthenticated, 16, "UNAUTHENTICATED"),
+    ];
+
+    /// The code with this number; `None` for 0, which is no failure.
+    #[must_use]
+    pub fn from_number(number: i32) -> Option<Self> {
+        if number == 0 {
+            return None;
+        }
+        let named = Self::NAMED.iter().find(|(_, n, _)| *n == number);
+        Some(named.map_or(Self::Other(number), |(code, _, _)| *code))
+    }
+
+    /// The number, as it was reported.
+    #[must_use]
+    pub fn number(self) -> i32 {
+        match self {
+            Self::Other(number) => number,
+            named => Self::NAMED.iter().find(|(code, _, _)| *code == named).map_or(2, |(_, n, _)| *n),
+        }
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMED.iter().find(|(code, _, _)| code == self) {
+            Some((_, _, name)) => name.fmt(f),
+            None => write!(f, "CODE_{}", self.number()),
+        }
+    }
+}
+
+/// Marks an error as the service's own word about a task (`CoordinationServiceError`).
+///
+/// Clients read its presence as "the service said so", its absence as "the transport failed".
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceError {
+    /// A task reported the error itself.
+    pub reported: bool,
+    /// The task that the error came from; `None` for errors about the caller's own call.
+    pub source: Option<TaskId>,
+}
+
+/// The barrier instance that a failure speaks of (`BarrierError`). Clients take their next
+/// counter from it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarrierRef {
+    /// The barrier's id.
+    pub id: Arc<str>,
+    /// The instance, as the service counts.
+    pub counter: i64,
+}
+
+/// A failed call, or the error of a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{code}: {message}")]
+pub struct Failure {
+    /// What kind of failure.
+    pub code: Code,
+    /// What happened, for people. May be longer than the wire carries.
+    pub message: String,
+    /// Present when the service itself speaks (nearly always).
+    pub service_error: Option<ServiceError>,
+    /// Present when a barrier instance failed.
+    pub barrier: Option<BarrierRef>,
+    /// Present when the caller spoke to another service incarnation than this one. Fatal to clients.
+    pub mismatch: Option<ServiceIncarnation>,
+}
+
+impl Failure {
+    /// The service's own word about the caller's own call.
+    #[must_use]
+    pub fn service(code: Code, message: impl Into<String>) -> Self {
+        Self { service_error: Some(ServiceError::default()), ..Self::plain(code, message) }
+    }
+
+    /// A failure without details, which clients read like one of the transport.
+    #[must_use]
+    pub fn plain(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), service_error: None, barrier: None, mismatch: None }
+    }
+
+    /// The same failure, naming the task that it came from.
+    #[must_use]
+    pub fn from_task(mut self, task: TaskId) -> Self {
+        self.service_error.get_or_insert_default().source = Some(task);
+        self
+    }
+
+    /// The same failure, about this barrier instance.
+    #[must_use]
+    pub fn of_barrier(mut self, id: &Arc<str>, counter: i64) -> Self {
+        self.service_error.get_or_insert_default();
+        self.barrier = Some(BarrierRef { id: Arc::clone(id), counter });
+        self
+    }
+}

@@ -1,0 +1,144 @@
+//! The identities of the coordination room: who, which life of it, which call, when.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// A moment, in microseconds since the Unix epoch.
+///
+/// The state machine never reads a clock: the driver hands it the time with every input. Times
+/// never go backwards within one life of the state; the driver sees to it across restarts too.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Timestamp(pub u64);
+
+impl Timestamp {
+    /// The moment `by` later, or the end of time.
+    #[must_use]
+    pub fn after(self, by: Duration) -> Self {
+        let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(micros))
+    }
+
+    /// How long ago `earlier` was; zero if it lies ahead.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// A task's number within its job, as it stands on the wire: valid ids are `0..tasks`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TaskId(pub i32);
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Identifies one life of a task: chosen at random by its client when it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TaskIncarnation(pub u64);
+
+impl fmt::Display for TaskIncarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Identifies one run of a job: clients learn it when they register and speak only to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ServiceIncarnation(pub u64);
+
+impl fmt::Display for ServiceIncarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The number of a run within its job, from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RunNumber(pub u64);
+
+impl fmt::Display for RunNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A job's place in the coordinator's table; never used again for another job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct JobId(pub u32);
+
+/// One client connection, for as long as it lasts. Numbered by the driver, never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ConnectionId(pub u64);
+
+/// One call that wants an answer. Numbered by the driver, never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CallId(pub u64);
+
+/// The name of a job: one DNS label, so that `NAME.host:port` can name it on a shared listener.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct JobName(Arc<str>);
+
+impl JobName {
+    /// The name of the job that callers reach when they name none.
+    pub const DEFAULT: &str = "default";
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for JobName {
+    fn default() -> Self {
+        Self(Self::DEFAULT.into())
+    }
+}
+
+impl fmt::Display for JobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Why a text is no job name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} is no job name: use 1 to 63 lower-case letters, digits or hyphens, beginning and ending with a letter or digit"
+)]
+pub struct InvalidJobName(pub String);
+
+impl std::str::FromStr for JobName {
+    type Err = InvalidJobName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        let bytes = text.as_bytes();
+        let valid = (1..=63).contains(&bytes.len())
+            && bytes.iter().all(|&b| inner(b) || b == b'-')
+            && bytes.first().is_some_and(|&b| inner(b))
+            && bytes.last().is_some_and(|&b| inner(b));
+        if valid { Ok(Self(text.into())) } else { Err(InvalidJobName(text.into())) }
+    }
+}
+
+impl TryFrom<String> for JobName {
+    type Error = InvalidJobName;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<JobName> for String {
+    fn from(name: JobName) -> Self {
+        name.0.as_ref().into()
+    }
+}

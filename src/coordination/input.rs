@@ -1,0 +1,109 @@
+//! What goes into the state machine and what comes out of it.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::call::{Caller, Outcome, Request};
+use super::event::Event;
+use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation};
+use super::settings::JobSettings;
+
+/// How a connection ended: the evidence that is kept of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// The peer closed it in good order.
+    Closed,
+    /// The peer's host reset it, as it does when the process is gone.
+    Reset,
+    /// The peer's host did not answer any more.
+    TimedOut,
+    /// Something else, in the transport's words.
+    Broken(String),
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("was closed by the peer"),
+            Self::Reset => f.write_str("was reset by the peer's host"),
+            Self::TimedOut => f.write_str("timed out: the peer's host stopped answering"),
+            Self::Broken(how) => write!(f, "broke ({how})"),
+        }
+    }
+}
+
+/// Everything that can happen to the state machine. Applying the same inputs at the same times to
+/// the same state gives the same state and the same effects, bit for bit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Input {
+    /// There shall be a job of this name; its first run opens at once under `incarnation`.
+    DeclareJob {
+        /// The job's place; the driver numbers jobs from 0 on and never reuses a number.
+        job: JobId,
+        /// The job's name.
+        name: JobName,
+        /// The job's settings.
+        settings: JobSettings,
+        /// The identity of its first run.
+        incarnation: ServiceIncarnation,
+    },
+    /// An identity for the job's next run, in answer to [`Effect::WantIncarnation`].
+    SpareIncarnation {
+        /// The job.
+        job: JobId,
+        /// An unguessable identity.
+        incarnation: ServiceIncarnation,
+    },
+    /// A client has connected.
+    ConnectionOpened {
+        /// The connection's number.
+        connection: ConnectionId,
+        /// Where it comes from.
+        peer: SocketAddr,
+    },
+    /// A connection is gone, and with it every call that waits on it.
+    ConnectionClosed {
+        /// The connection's number.
+        connection: ConnectionId,
+        /// How it ended.
+        ending: Ending,
+    },
+    /// A client asks something.
+    Call {
+        /// The job that it asks.
+        job: JobId,
+        /// The number of the call; its answer carries it.
+        call: CallId,
+        /// Who asks.
+        caller: Caller,
+        /// What it asks.
+        request: Request,
+    },
+    /// The caller does not wait any more (it cancelled, or its deadline passed).
+    CallGone {
+        /// The job that it asked.
+        job: JobId,
+        /// The number of the call.
+        call: CallId,
+    },
+    /// Time has passed.
+    Tick,
+    /// The service stops: every waiting call is answered, polls in the way that lets clients live on.
+    Stop,
+    /// The state comes from before a restart of the service: every connection and waiting call of it is gone,
+    /// and nobody is to blame for the silence since.
+    Resumed,
+}
+
+/// What the driver must do after an input.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Answer a call. Every call is answered once at most, and not at all once it is gone.
+    Reply(CallId, Outcome),
+    /// Something changed that people or machines may want to know.
+    Event(Event),
+    /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].
+    WantIncarnation(JobId),
+}

@@ -1,0 +1,119 @@
+//! The settings of a job and the bounds that hold for it.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How the first error of a run reaches tasks that poll for it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ErrorDelivery {
+    /// `cancel` for recoverable jobs, where polls carry nothing; `hold` otherwise.
+    #[default]
+    Auto,
+    /// Polls are held: errors arrive at once, and a broken connection ends a client's process.
+    Hold,
+    /// Polls are answered CANCELLED at once: clients stop polling, survive a lost connection, and
+    /// learn of errors with their next heartbeat.
+    Cancel,
+}
+
+/// What a job is told when it is declared. None of it is on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobSettings {
+    /// How many tasks the job has: ids `0..tasks`.
+    pub tasks: u32,
+    /// Tasks may fail and come back without ending the run.
+    pub recoverable: bool,
+    /// A connected task that gives no sign of life for this long has failed.
+    pub heartbeat_timeout: Duration,
+    /// How long the tasks of a run wait for one another when they register.
+    pub register_timeout: Duration,
+    /// How long they wait for one another when they shut down; zero: they do not wait.
+    pub shutdown_timeout: Duration,
+    /// How long a task whose connection broke, with no error poll held on it, may take to be heard
+    /// again; `None`: only heartbeats count.
+    pub disconnect_grace: Option<Duration>,
+    /// How errors are delivered.
+    pub error_delivery: ErrorDelivery,
+    /// What the job may hold.
+    pub bounds: Bounds,
+}
+
+impl JobSettings {
+    /// The defaults for a job of `tasks` tasks: those of JAX where JAX has them.
+    #[must_use]
+    pub fn new(tasks: u32) -> Self {
+        Self {
+            tasks,
+            recoverable: false,
+            heartbeat_timeout: Duration::from_secs(100),
+            register_timeout: Duration::from_secs(60 * 60),
+            shutdown_timeout: Duration::from_secs(5 * 60),
+            disconnect_grace: Some(Duration::from_millis(500)),
+            error_delivery: ErrorDelivery::Auto,
+            bounds: Bounds::default(),
+        }
+    }
+
+    /// Whether polls are held until there is an error.
+    #[must_use]
+    pub fn holds_polls(&self) -> bool {
+        match self.error_delivery {
+            ErrorDelivery::Auto => !self.recoverable,
+            ErrorDelivery::Hold => true,
+            ErrorDelivery::Cancel => false,
+        }
+    }
+}
+
+/// What one job may hold at most. A request that would pass a bound is refused with
+/// RESOURCE_EXHAUSTED and changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Bounds {
+    /// Length of a key, in bytes.
+    pub key_bytes: usize,
+    /// Length of a value, in bytes.
+    pub value_bytes: usize,
+    /// Keys and values of one run together, in bytes.
+    pub store_bytes: usize,
+    /// Keys of one run.
+    pub keys: usize,
+    /// Calls that wait for something, of all callers together.
+    pub waiters: usize,
+    /// Length of a barrier id, in bytes.
+    pub barrier_id_bytes: usize,
+    /// Barriers in progress at once.
+    pub barriers_in_progress: usize,
+    /// Memory for the results and counters of barriers that have ended, in bytes. When it is full, those that
+    /// were used once and ended longest ago are forgotten first.
+    pub barrier_memory_bytes: usize,
+    /// Live-set questions in progress at once (one a set of tasks).
+    pub live_sets_in_progress: usize,
+    /// Ended runs that are remembered.
+    pub runs_kept: usize,
+    /// Past incarnations that are remembered a task.
+    pub incarnations_kept: usize,
+    /// Length of an error message that a task reports, in bytes; the rest is cut off.
+    pub error_message_bytes: usize,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            key_bytes: 64 << 10,
+            value_bytes: 256 << 20,
+            store_bytes: 2 << 30,
+            keys: 1 << 20,
+            waiters: 1 << 18,
+            barrier_id_bytes: 4 << 10,
+            barriers_in_progress: 1 << 14,
+            barrier_memory_bytes: 32 << 20,
+            live_sets_in_progress: 1 << 10,
+            runs_kept: 64,
+            incarnations_kept: 16,
+            error_message_bytes: 16 << 10,
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The driver: owns the state machine, feeds it inputs and time, and performs its effects.
+//!
+//! Callers apply their input themselves, under one lock that is held for the transition only: an
+//! answer that is known at once costs no queue and no wake-up. Answers to calls that wait are handed to their
+//! [`Inbox`] after the lock is released. One task sleeps until the state machine's next deadline.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, broadcast};
+
+use crate::clock::{self, Clock};
+use crate::coordination::{
+    CallId, Caller, ConnectionId, Coordinator, Effect, Ending, Event, Input, JobId, JobName, JobSettings,
+    Outcome, Request, Timestamp,
+};
+
+/// Where the answers to waiting calls go: one for each connection.
+pub trait Inbox: Send + Sync {
+    /// Takes the answer to the call that was asked with `slot`. Called outside of the engine's lock, on
+    /// any thread; must not block.
+    fn deliver(&self, slot: u64, outcome: Outcome);
+}
+
+/// What has become of a call.
+pub enum Called {
+    /// It is answered.
+    Now(Outcome),
+    /// It waits; the answer will be delivered to its inbox, unless it is hung up before.
+    Waiting(CallId),
+}
+
+struct Waiting {
+    inbox: Arc<dyn Inbox>,
+    slot: u64,
+}
+
+struct State {
+    core: Coordinator,
+    waiting: HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>>,
+    effects: Vec<Effect>,
+    next_call: u64,
+    next_connection: u64,
+    events: VecDeque<Numbered>,
+    next_event: u64,
+}
+
+/// An event with its place in the order of all events of this server, from 1.
+#[derive(Debug, Clone)]
+pub struct Numbered {
+    /// Its place.
+    pub number: u64,
+    /// What happened.
+    pub event: Arc<Event>,
+}
+
+/// How many events are kept for those who ask later.
+const EVENTS_KEPT: usize = 1 << 14;
+/// How many events a follower may lag behind before it loses some.
+const EVENTS_BUFFERED: usize = 1 << 12;
+
+/// The handle through which every edge reaches the state machine.
+pub struct Engine {
+    state: Mutex<State>,
+    clock: Clock,
+    /// The deadline that the timer task sleeps for; `u64::MAX` for none.
+    armed: AtomicU64,
+    rearm: Notify,
+    followers: broadcast::Sender<Numbered>,
+}
+
+impl Engine {
+    /// An engine without jobs. [`Engine::run_timers`] must be running for deadlines to be kept.
+    #[must_use]
+    pub fn new(clock: Clock) -> Arc<Self> {
+        let state = State {
+            core: Coordinator::default(),
+            waiting: HashMap::default(),
+            effects: Vec::new(),
+            next_call: 0,
+            next_connection: 0,
+            events: VecDeque::new(),
+            next_event: 1,
+        };
+        let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
+        Arc::new(Self {
+            state: Mutex::new(state),
+            clock,
+            armed: AtomicU64::new(u64::MAX),
+            rearm: Notify::new(),
+            followers,
+        })
+    }
+
+    /// The engine's clock.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Declares a job.
+    ///
+    /// # Errors
+    /// If there is a job of that name.
+    pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, JobExists> {
+        let mut state = self.lock();
+        if state.core.job_named(name.as_str()).is_some() {
+            return Err(JobExists(name));
+        }
+        let job = state.core.next_job();
+        let incarnation = clock::random_incarnation();
+        self.feed(state, Input::DeclareJob { job, name, settings, incarnation });
+        Ok(job)
+    }
+
+    /// Numbers a new connection.
+    pub fn connection_opened(&self, peer: SocketAddr) -> ConnectionId {
+        let mut state = self.lock();
+        let connection = ConnectionId(state.next_connection);
+        state.next_connection += 1;
+        self.feed(state, Input::ConnectionOpened { connection, peer });
+        connection
+    }
+
+    /// Reports that a connection is gone. Calls that wait on it are dropped; their inbox hears no more of them.
+    pub fn connection_closed(&self, connection: ConnectionId, ending: Ending, calls: &[CallId]) {
+        let mut state = self.lock();
+        for call in calls {
+            state.waiting.remove(call);
+        }
+        self.feed(state, Input::ConnectionClosed { connection, ending });
+    }
+
+    /// Puts a call to a job. Either it is answered at once, or its answer is delivered later to
+    /// `inbox` under `slot`.
+    pub fn call(
+        &self,
+        job: JobId,
+        caller: Caller,
+        request: Request,
+        inbox: &Arc<dyn Inbox>,
+        slot: u64,
+    ) -> Called {
+        let mut state = self.lock();
+        let call = CallId(state.next_call);
+        state.next_call += 1;
+        let own = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
+        if let Some(outcome) = own.0 {
+            self.settle(state, own.1);
+            return Called::Now(outcome);
+        }
+        state.waiting.insert(call, Waiting { inbox: Arc::clone(inbox), slot });
+        self.settle(state, own.1);
+        Called::Waiting(call)
+    }
+
+    /// Drops a call that nobody waits for any more.
+    pub fn hang_up(&self, job: JobId, call: CallId) {
+        let mut state = self.lock();
+        // If its answer is on the way already, there is nothing to drop.
+        if state.waiting.remove(&call).is_some() {
+            self.feed(state, Input::CallGone { job, call });
+        }
+    }
+
+    /// Answers every waiting call, in the way that lets clients live on.
+    pub fn stop(&self) {
+        self.feed(self.lock(), Input::Stop);
+    }
+
+    /// Looks at the state; `look` runs under the lock and should be quick.
+    pub fn look<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
+        let state = self.lock();
+        let now = self.clock.now();
+        look(&state.core, now)
+    }
+
+    /// How many calls wait for an answer.
+    #[must_use]
+    pub fn waiting_calls(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
+    /// The kept events after number `after`, and a stream of those to come.
+    #[must_use]
+    pub fn follow(&self, after: u64) -> (Vec<Numbered>, broadcast::Receiver<Numbered>) {
+        let state = self.lock();
+        let kept = state.events.iter().filter(|e| e.number > after).cloned().collect();
+        (kept, self.followers.subscribe())
+    }
+
+    /// Keeps the deadlines of the state machine, for as long as the returned future is polled.
+    pub async fn run_timers(self: Arc<Self>) {
+        loop {
+            let armed = self.arm();
+            let rearmed = self.rearm.notified();
+            match armed {
+                None => rearmed.await,
+                Some(at) => {
+                    let due = tokio::time::Instant::from_std(self.clock.instant(at));
+                    tokio::select! {
+                        () = tokio::time::sleep_until(due) => self.feed(self.lock(), Input::Tick),
+                        () = rearmed => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn arm(&self) -> Option<Timestamp> {
+        let state = self.lock();
+        let next = state.core.next_wake();
+        self.armed.store(next.map_or(u64::MAX, |at| at.0), Ordering::Relaxed);
+        next
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A transition that panicked has been reported; the tables it left are still the best there is.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn feed(&self, mut state: MutexGuard<'_, State>, input: Input) {
+        let (_, deliveries) = self.apply(&mut state, input, None);
+        self.settle(state, deliveries);
+    }
+
+    /// Applies one input. Returns the answer to the call `own`, if it came at once, and the answers to others.
+    fn apply(
+        &self,
+        state: &mut State,
+        input: Input,
+        own: Option<CallId>,
+    ) -> (Option<Outcome>, Vec<(Waiting, Outcome)>) {
+        let now = self.clock.now();
+        let mut effects = std::mem::take(&mut state.effects);
+        state.core.apply(now, input, &mut effects);
+        let mut answer = None;
+        let mut deliveries = Vec::new();
+        let mut wanted = Vec::new();
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Reply(call, outcome) if Some(call) == own => answer = Some(outcome),
+                Effect::Reply(call, outcome) => {
+                    if let Some(waiting) = state.waiting.remove(&call) {
+                        deliveries.push((waiting, outcome));
+                    }
+                }
+                Effect::Event(event) => {
+                    let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
+                    state.next_event += 1;
+                    if state.events.len() == EVENTS_KEPT {
+                        state.events.pop_front();
+                    }
+                    // Nobody following is no error.
+                    let _ = self.followers.send(numbered.clone());
+                    state.events.push_back(numbered);
+                }
+                Effect::WantIncarnation(job) => wanted.push(job),
+            }
+        }
+        for job in wanted {
+            let incarnation = clock::random_incarnation();
+            state.core.apply(now, Input::SpareIncarnation { job, incarnation }, &mut effects);
+            effects.clear();
+        }
+        state.effects = effects;
+        (answer, deliveries)
+    }
+
+    /// Releases the lock, wakes the timer task if a deadline came nearer, and hands out the answers.
+    fn settle(&self, state: MutexGuard<'_, State>, deliveries: Vec<(Waiting, Outcome)>) {
+        let next = state.core.next_wake().map_or(u64::MAX, |at| at.0);
+        let nearer = next < self.armed.load(Ordering::Relaxed);
+        if nearer {
+            self.armed.store(next, Ordering::Relaxed);
+        }
+        drop(state);
+        if nearer {
+            self.rearm.notify_one();
+        }
+        for (waiting, outcome) in deliveries {
+            waiting.inbox.deliver(waiting.slot, outcome);
+        }
+    }
+}
+
+/// There is a job of that name already.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is a job named {0} already")]
+pub struct JobExists(pub JobName);
+
+/// Hashes numbers that we count up ourselves: spreads them over the high bits, which the table uses too.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}

@@ -1,0 +1,5 @@
+//! Muster
+pub mod clock;
+pub mod coordination;
+pub mod engine;
+pub mod proto;

@@ -1,0 +1,2 @@
+//! muster
+fn main() {}

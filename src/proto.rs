@@ -1,0 +1,100 @@
+//! The wire messages, generated from `proto/`.
+
+use prost::bytes::{Buf, BufMut};
+use prost::encoding::{self, DecodeContext, WireType};
+use prost::{DecodeError, Message};
+
+/// The descriptors of every `.proto` file, for server reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// Wire generation A (jaxlib 0.4.30 to 0.9.2).
+#[allow(missing_docs, clippy::all, unused_qualifications)]
+pub mod tensorflow {
+    tonic::include_proto!("tensorflow");
+
+    /// The container of status payloads.
+    pub mod distributed_runtime {
+        tonic::include_proto!("tensorflow.distributed_runtime");
+    }
+}
+
+/// Wire generation C (jaxlib 0.10.0 to 0.12.0), and the topology values.
+#[allow(missing_docs, clippy::all, unused_qualifications)]
+pub mod xla {
+    tonic::include_proto!("xla");
+
+    /// The coordination service.
+    pub mod coordination {
+        tonic::include_proto!("xla.coordination");
+    }
+}
+
+/// `tensorflow.CoordinatedTask`, without a string.
+///
+/// Requests over a whole cluster repeat the same job name once a task. Only whether the client
+/// names its job at all matters (later clients leave it out), so that is what is kept of it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CoordinatedTask {
+    /// The client gave a job name (always `jax_worker`).
+    pub named: bool,
+    /// The task's number.
+    pub task_id: i32,
+    /// The client asks to be recoverable.
+    pub recoverable: bool,
+}
+
+/// The only job name that JAX clients have ever used.
+const JOB_NAME: &str = "jax_worker";
+
+impl Message for CoordinatedTask {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        if self.named {
+            encoding::encode_key(1, WireType::LengthDelimited, buf);
+            encoding::encode_varint(JOB_NAME.len() as u64, buf);
+            buf.put_slice(JOB_NAME.as_bytes());
+        }
+        if self.task_id != 0 {
+            encoding::int32::encode(2, &self.task_id, buf);
+        }
+        if self.recoverable {
+            encoding::bool::encode(3, &self.recoverable, buf);
+        }
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        match tag {
+            1 => {
+                encoding::check_wire_type(WireType::LengthDelimited, wire_type)?;
+                let length = encoding::decode_varint(buf)?;
+                match usize::try_from(length) {
+                    Ok(length) if length <= buf.remaining() => {
+                        self.named = length > 0;
+                        buf.advance(length);
+                        Ok(())
+                    }
+                    // Shorter than it says: let the decoder word the underflow.
+                    _ => encoding::skip_field(WireType::SixtyFourBit, tag, &mut [].as_slice(), ctx),
+                }
+            }
+            2 => encoding::int32::merge(wire_type, &mut self.task_id, buf, ctx),
+            3 => encoding::bool::merge(wire_type, &mut self.recoverable, buf, ctx),
+            _ => encoding::skip_field(wire_type, tag, buf, ctx),
+        }
+    }
+
+    fn encoded_len(&self) -> usize {
+        let name = if self.named { 2 + JOB_NAME.len() } else { 0 };
+        let id = if self.task_id == 0 { 0 } else { encoding::int32::encoded_len(2, &self.task_id) };
+        name + id + if self.recoverable { 2 } else { 0 }
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
