@@ -17,6 +17,12 @@ impl Coordinator {
     pub fn default_job(&self) -> Option<JobId> {
         None
     }
+    pub fn job_view(&self, job: JobId, now: Timestamp) -> Option<JobView> {
+        None
+    }
+    pub fn jobs(&self) -> impl Iterator<Item = (JobId, &JobName)> {
+        std::iter::empty()
+    }
     pub fn next_job(&self) -> JobId {
         JobId(0)
     }

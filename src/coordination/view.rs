@@ -1,0 +1,222 @@
+//! The state as people and tools see it: plain data, made on request, the same for the page, the REST API and
+//! the command line.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::devices::Device;
+use super::event::RunOutcome;
+use super::ids::{JobName, RunNumber, TaskId, Timestamp};
+use super::settings::JobSettings;
+
+/// A job and its present run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobView {
+    /// The job's name.
+    pub name: JobName,
+    /// Its settings.
+    pub settings: JobSettings,
+    /// When this was seen.
+    pub seen_at: Timestamp,
+    /// The present run; one that has ended stays until the next opens.
+    pub run: RunView,
+    /// Earlier runs, newest first.
+    pub history: Vec<RunSummary>,
+}
+
+/// Where a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunState {
+    /// Waits for its tasks to register.
+    Forming,
+    /// Every task has registered.
+    Running,
+    /// Every task shut down.
+    Completed,
+    /// A task failed, and with it the run.
+    Failed,
+    /// The last live task of a recoverable run was lost.
+    Abandoned,
+}
+
+impl RunState {
+    /// The state that a run is in once it has ended so.
+    #[must_use]
+    pub fn ended(outcome: RunOutcome) -> Self {
+        match outcome {
+            RunOutcome::Completed => Self::Completed,
+            RunOutcome::Failed => Self::Failed,
+            RunOutcome::Abandoned => Self::Abandoned,
+        }
+    }
+}
+
+/// The first error of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FirstCause {
+    /// When it happened.
+    pub at: Timestamp,
+    /// The task that it came from, where one is known.
+    pub task: Option<TaskId>,
+    /// What happened.
+    pub error: String,
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunView {
+    /// Its number within the job.
+    pub number: RunNumber,
+    /// Its service incarnation, in hexadecimal.
+    pub incarnation: String,
+    /// Where it stands.
+    pub state: RunState,
+    /// When its registration opened.
+    pub opened_at: Timestamp,
+    /// When every task had registered.
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// How many tasks are connected.
+    pub live: usize,
+    /// Its first error.
+    pub first_cause: Option<FirstCause>,
+    /// Every task.
+    pub tasks: Vec<TaskView>,
+    /// The barriers in progress, registration and shutdown among them.
+    pub barriers: Vec<BarrierView>,
+    /// Live-set questions in progress.
+    pub live_sets: Vec<LiveSetView>,
+    /// How many keys the store holds.
+    pub keys: usize,
+    /// How many bytes its keys and values have.
+    pub store_bytes: usize,
+    /// The state of a coordinated save, once one was asked for.
+    pub preemption: Option<PreemptionView>,
+    /// The devices that the tasks have published.
+    pub devices: Vec<Device>,
+}
+
+/// Where a task stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskStanding {
+    /// Has never registered in this run.
+    Missing,
+    /// Has come and waits for the others.
+    Registering,
+    /// Takes part.
+    Connected,
+    /// Its connection broke and its grace has not run out.
+    Suspect,
+    /// Has left in good order.
+    Disconnected,
+    /// Has failed.
+    Failed,
+}
+
+/// One life of a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LifeView {
+    /// Its incarnation, in hexadecimal.
+    pub incarnation: String,
+    /// The address that it registered from.
+    pub peer: Option<SocketAddr>,
+    /// When it registered.
+    pub registered_at: Timestamp,
+    /// Why it is over; `None` for the present one.
+    pub ended: Option<String>,
+}
+
+/// One task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskView {
+    /// Its number.
+    pub task: TaskId,
+    /// Where it stands.
+    pub standing: TaskStanding,
+    /// Since when.
+    pub since: Timestamp,
+    /// Its lives, the present or last one first.
+    pub lives: Vec<LifeView>,
+    /// Its last sign of life.
+    pub last_heartbeat: Option<Timestamp>,
+    /// It may fail and come back.
+    pub recoverable: bool,
+    /// It came back in this run and has not completed a barrier with all members yet.
+    pub unsynced: bool,
+    /// What it waits at: barrier ids, or a live-set question.
+    pub waits_at: Vec<String>,
+    /// Its error.
+    pub error: Option<String>,
+}
+
+/// A barrier in progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarrierView {
+    /// Its id.
+    pub id: String,
+    /// Which use of it.
+    pub counter: i64,
+    /// How many members it has.
+    pub members: usize,
+    /// How many have arrived.
+    pub arrived: usize,
+    /// Who has not and is waited for.
+    pub missing: Vec<TaskId>,
+    /// Who came first.
+    pub first: TaskId,
+    /// When the first came.
+    pub since: Timestamp,
+    /// When it fails.
+    pub deadline: Timestamp,
+}
+
+/// A live-set question in progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveSetView {
+    /// How many tasks it asks about.
+    pub members: usize,
+    /// How many of them have asked.
+    pub arrived: usize,
+    /// Live members that have not.
+    pub missing: Vec<TaskId>,
+    /// When the first asked.
+    pub since: Timestamp,
+}
+
+/// A coordinated save.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreemptionView {
+    /// What the notice says: the time of death, as text.
+    pub notice: String,
+    /// When it came.
+    pub since: Timestamp,
+    /// The step that each task was at when it learned of it.
+    pub acknowledged: Vec<(TaskId, i64)>,
+    /// The step at which all will save, once all have acknowledged.
+    pub agreed_step: Option<i64>,
+}
+
+/// An ended run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunSummary {
+    /// Its number within the job.
+    pub number: RunNumber,
+    /// Its service incarnation, in hexadecimal.
+    pub incarnation: String,
+    /// How it ended.
+    pub outcome: RunOutcome,
+    /// When its registration opened.
+    pub opened_at: Timestamp,
+    /// When every task had registered.
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub ended_at: Timestamp,
+    /// Its first error.
+    pub first_cause: Option<FirstCause>,
+    /// The devices that its tasks had published.
+    pub devices: Vec<Device>,
+}
