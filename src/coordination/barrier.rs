@@ -272,8 +272,22 @@ impl Barriers {
         }
     }
 
-    /// What the kept results weigh, in bytes.
-    pub fn weight(&self) -> usize {
-        self.weight
+    /// Checks the account of the kept results.
+    pub fn audit(&self, bound: usize) -> Result<(), String> {
+        let weight: usize = self.ended.iter().map(|(key, ended)| ended.weight(key)).sum();
+        if weight != self.weight {
+            return Err(format!("ended barriers weigh {weight} bytes, {} counted", self.weight));
+        }
+        if weight > bound && !self.forgettable.is_empty() {
+            return Err(format!("ended barriers weigh {weight} bytes, {bound} are allowed"));
+        }
+        let named = self.ended.keys().filter(|key| key.is_named()).count();
+        if named != self.forgettable.len() {
+            return Err(format!(
+                "{named} ended barriers, {} in line to be forgotten",
+                self.forgettable.len()
+            ));
+        }
+        Ok(())
     }
 }

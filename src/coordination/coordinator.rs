@@ -105,6 +105,12 @@ impl Coordinator {
         JobId(self.next_job)
     }
 
+    /// How many calls wait for an answer, in all jobs.
+    #[must_use]
+    pub fn waiting_calls(&self) -> usize {
+        self.jobs.values().map(|job| job.run.waiters.len()).sum()
+    }
+
     /// A job as people see it.
     #[must_use]
     pub fn job_view(&self, job: JobId, now: Timestamp) -> Option<JobView> {
@@ -116,6 +122,17 @@ impl Coordinator {
             run: job.run.view(),
             history: job.history().cloned().collect(),
         })
+    }
+
+    pub(super) fn every_job(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.values()
+    }
+
+    /// The table of deadlines says what the jobs say.
+    pub(super) fn audit_wakes(&self) -> Result<(), String> {
+        let due = |(id, job): (&JobId, &Job)| job.next_wake().map(|at| (at, *id));
+        let expected: BTreeSet<(Timestamp, JobId)> = self.jobs.iter().filter_map(due).collect();
+        if expected == self.wakes { Ok(()) } else { Err("the table of deadlines is out of date".to_owned()) }
     }
 
     fn with(&mut self, id: JobId, act: impl FnOnce(&mut Job)) {

@@ -18,7 +18,9 @@
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
 //! | `devices.rs` | devices out of the topology values |
 //! | `view.rs`, `viewing.rs` | the state as people see it |
+//! | `audit.rs` | the invariants of all this, checked from scratch |
 
+mod audit;
 mod barrier;
 mod call;
 mod context;

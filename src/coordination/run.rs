@@ -94,10 +94,6 @@ impl Run {
         self.tasks.get(usize::try_from(task.0).ok()?)
     }
 
-    pub fn task_mut(&mut self, task: TaskId) -> Option<&mut Task> {
-        self.tasks.get_mut(usize::try_from(task.0).ok()?)
-    }
-
     /// A task that is known to exist, since its id came out of this run's own tables.
     pub fn own(&self, task: TaskId) -> &Task {
         &self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]

@@ -158,9 +158,14 @@ impl Store {
         self.topology.iter().filter_map(|(key, what)| Some((what, self.entries.get(key)?.value.as_ref())))
     }
 
-    /// How many calls wait for keys.
-    pub fn waiting_len(&self) -> usize {
-        self.waiting.values().map(Vec::len).sum()
+    /// Every call that waits for a key.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Bytes, CallId)> {
+        self.waiting.iter().flat_map(|(key, calls)| calls.iter().map(move |call| (key, *call)))
+    }
+
+    /// The lengths of every key and its value.
+    pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
     fn put(&mut self, key: &[u8], entry: Entry) -> Vec<CallId> {

@@ -43,6 +43,11 @@ impl Timers {
         self.0.pop_first().map(|(_, timer)| timer)
     }
 
+    /// Whether `timer` will fire at `at`.
+    pub fn stands(&self, at: Timestamp, timer: &Timer) -> bool {
+        self.0.contains(&(at, timer.clone()))
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }

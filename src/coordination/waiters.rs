@@ -52,6 +52,11 @@ impl Waiters {
         self.by_call.len()
     }
 
+    /// The connection that a waiting call came on.
+    pub fn connection(&self, call: CallId) -> Option<ConnectionId> {
+        self.by_call.get(&call).map(|(connection, _)| *connection)
+    }
+
     /// Where a call waits.
     pub fn place(&self, call: CallId) -> Option<&Place> {
         self.by_call.get(&call).map(|(_, place)| place)
