@@ -95,10 +95,9 @@ impl Run {
                     return refuse(cx, Code::InvalidArgument, text, counter - 1);
                 }
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
-                if self.begin(cx, &key, counter, fixed, timeout, id) {
-                    self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet });
-                } else {
-                    self.repeat(cx, call, &key);
+                match self.begin(cx, &key, counter, fixed, timeout, id) {
+                    Ok(()) => self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet }),
+                    Err(failure) => cx.reply(call, Err(failure)),
                 }
             }
             Use::Join => {
@@ -158,7 +157,10 @@ impl Run {
         }
     }
 
-    /// Begins an instance. `false`: it failed at once, since a member is in error and cannot come.
+    /// Begins an instance.
+    ///
+    /// # Errors
+    /// It ends at once if a member is in error and cannot come.
     pub(super) fn begin(
         &mut self,
         cx: &mut Cx<'_>,
@@ -167,7 +169,7 @@ impl Run {
         members: Members,
         timeout: Duration,
         first: TaskId,
-    ) -> bool {
+    ) -> Result<(), Arc<Failure>> {
         let in_error = (0..members.len()).map(|position| members.at(position)).find_map(|id| {
             let task = self.own(id);
             let failure = task.failure().filter(|_| !task.recoverable)?;
@@ -179,13 +181,14 @@ impl Run {
                 "Task ({id}) is already in error before the barrier was called. Barrier Id: {wire_id}::{counter} Task \
                  error: {failure}"
             );
-            let result = Err(Arc::new(Failure::service(Code::Internal, text).of_barrier(&wire_id, counter)));
+            let failure = Arc::new(Failure::service(Code::Internal, text).of_barrier(&wire_id, counter));
+            let result = Err(Arc::clone(&failure));
             let bound = cx.settings.bounds.barrier_memory_bytes;
             self.barriers.end(key.clone(), counter, members.clone(), result.clone(), bound);
             if *key == BarrierKey::Shutdown {
                 self.after_shutdown(cx, &members, &result);
             }
-            return false;
+            return Err(failure);
         }
         let deadline = cx.now.after(timeout);
         self.timers.set(deadline, Timer::Barrier(key.clone()));
@@ -195,7 +198,7 @@ impl Run {
             Change::BarrierStarted { barrier: wire_id, counter },
             format!("{} came first of {size}", self.describe(first)),
         );
-        true
+        Ok(())
     }
 
     /// A member has come to an instance in progress.
@@ -490,9 +493,10 @@ impl Run {
         }
         self.exchanged.insert(id, devices);
         const PATIENCE: Duration = Duration::from_secs(60 * 60);
-        if self.barriers.instance(&key).is_none() && !self.begin(cx, &key, 0, self.everybody(), PATIENCE, id)
+        if self.barriers.instance(&key).is_none()
+            && let Err(failure) = self.begin(cx, &key, 0, self.everybody(), PATIENCE, id)
         {
-            return self.repeat(cx, call, &key);
+            return cx.reply(call, Err(failure));
         }
         self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ExchangeDevices });
     }
