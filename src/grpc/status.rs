@@ -225,7 +225,7 @@ mod tests {
         // Never within a character.
         let odd = format!("x{}", "\u{e4}".repeat(TEXT_BYTES));
         assert_eq!(escaped(&odd, LIST_BYTES).len(), 1 + (TEXT_BYTES - 1) / 2 * 6 + CUT.len());
-        assert_eq!(escaped("\u{20ac}\u{20ac}", 9 + CUT.len()), format!("%E2%82%AC{CUT}"));
+        assert_eq!(escaped("\u{20ac}\u{20ac}\u{20ac}", 9 + CUT.len()), format!("%E2%82%AC{CUT}"));
     }
 
     #[test]
