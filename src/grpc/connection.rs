@@ -16,8 +16,10 @@ use tokio::time::timeout;
 
 use super::cork::{Cork, Corked, End, cork};
 use super::desk::Desk;
+use super::listener::Place;
 use super::mailbox::{Mailbox, Note};
 use super::respond::Piece;
+use super::route::Routing;
 use super::server::Server;
 use crate::coordination::Ending;
 
@@ -31,14 +33,15 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
 
-/// Serves one connection until it ends.
-pub(super) async fn serve<T>(
+/// Finds out whether a new connection speaks HTTP/2, and opens it if so.
+pub(super) async fn greet<T>(
     server: Arc<Server>,
     socket: T,
     peer: SocketAddr,
-    routing: super::Routing,
-    mailbox: Arc<Mailbox>,
-) where
+    routing: Routing,
+    place: Place,
+) -> Option<Connection<T>>
+where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let (corked, cork) = cork(socket);
@@ -47,17 +50,20 @@ pub(super) async fn serve<T>(
         Ok(Ok(http)) => http,
         Ok(Err(error)) => {
             server.counts.strangers.add();
-            return tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
+            tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
+            return None;
         }
         Err(_) => {
             server.counts.strangers.add();
-            return tracing::debug!(%peer, "a connection that says nothing");
+            tracing::debug!(%peer, "a connection that says nothing");
+            return None;
         }
     };
     cork.close();
+    let mailbox = Arc::clone(place.mailbox());
     let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
     let waker = Waker::from(Arc::clone(&mailbox));
-    Connection { desk, http, cork, mailbox, waker, notes: Vec::new() }.await;
+    Some(Connection { desk, http, cork, mailbox, waker, _place: place })
 }
 
 fn builder(server: &Server) -> server::Builder {
@@ -73,14 +79,14 @@ fn builder(server: &Server) -> server::Builder {
 
 /// A connection in progress. Its desk stands first, so that it is cleared first when all is
 /// dropped: the state machine hears at once of a connection that is gone.
-struct Connection<T> {
+pub(super) struct Connection<T> {
     desk: Desk,
     http: server::Connection<Corked<T>, Piece>,
     cork: Cork<T>,
     mailbox: Arc<Mailbox>,
     /// What HTTP/2 wakes: the mailbox.
     waker: Waker,
-    notes: Vec<Note>,
+    _place: Place,
 }
 
 /// What one turn of driving HTTP/2 came to.
@@ -99,7 +105,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Connection<T> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
         loop {
-            this.mailbox.collect(&mut this.notes);
             if let Some(ending) = this.read_notes() {
                 return this.end(ending);
             }
@@ -129,7 +134,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
     }
 
     fn read_notes(&mut self) -> Option<Ending> {
-        for note in self.notes.drain(..) {
+        for note in self.mailbox.collect() {
             match note {
                 Note::Answer(slot, outcome) => self.desk.answer(slot, &outcome),
                 Note::Stirred(slot) => self.desk.look_at(slot),

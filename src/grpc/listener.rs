@@ -53,8 +53,9 @@ struct Room {
     left: Notify,
 }
 
-/// One place in a room, free again when it is dropped.
-struct Place {
+/// One connection's place in a room, free again when it is dropped.
+pub(super) struct Place {
+    mailbox: Arc<Mailbox>,
     room: Arc<Room>,
     server: Arc<Server>,
     number: u64,
@@ -65,12 +66,12 @@ impl Room {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> (Place, Arc<Mailbox>) {
+    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> Place {
         let mailbox = Arc::new(Mailbox::default());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.present().insert(number, Arc::clone(&mailbox));
         server.counts.opened.add();
-        (Place { room: Arc::clone(self), server: Arc::clone(server), number }, mailbox)
+        Place { mailbox, room: Arc::clone(self), server: Arc::clone(server), number }
     }
 
     fn tell_all(&self, note: fn() -> Note) {
@@ -89,6 +90,13 @@ impl Room {
             }
             left.await;
         }
+    }
+}
+
+impl Place {
+    /// The mailbox of the connection in this place.
+    pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
     }
 }
 
@@ -160,11 +168,12 @@ impl Server {
             // It is gone already, or the system has not all of it: both show soon enough.
             tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
         }
-        let (place, mailbox) = room.enter(self);
-        let serving = connection::serve(Arc::clone(self), socket, peer, routing, mailbox);
+        let greeting = connection::greet(Arc::clone(self), socket, peer, routing, room.enter(self));
         tokio::spawn(async move {
-            let _place = place;
-            serving.await;
+            // The connection gets a task of its own, which is as small as can be.
+            if let Some(connection) = greeting.await {
+                tokio::spawn(connection);
+            }
         });
     }
 }

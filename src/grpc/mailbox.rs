@@ -39,9 +39,6 @@ pub(super) struct Mailbox {
     unsent: AtomicUsize,
 }
 
-/// More room than this is given back when the mailbox is empty.
-const ROOM_KEPT: usize = 64;
-
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -58,16 +55,11 @@ impl Mailbox {
         }
     }
 
-    /// Takes all notes, in exchange for an empty list. From here on until [`Mailbox::rest`] the
-    /// task counts as running.
-    pub(super) fn collect(&self, notes: &mut Vec<Note>) {
-        debug_assert!(notes.is_empty(), "notes would be lost");
-        if notes.capacity() > ROOM_KEPT {
-            *notes = Vec::new();
-        }
+    /// Takes all notes. From here on until [`Mailbox::rest`] the task counts as running.
+    pub(super) fn collect(&self) -> Vec<Note> {
         let mut state = self.lock();
         state.sleeper = None;
-        std::mem::swap(&mut state.notes, notes);
+        std::mem::take(&mut state.notes)
     }
 
     /// Forgets that HTTP/2 wanted to be driven, as it is about to be.
@@ -176,13 +168,10 @@ mod tests {
         }
         assert_eq!(woken(), 1);
 
-        let mut notes = Vec::new();
-        mailbox.collect(&mut notes);
-        assert_eq!(notes.drain(..).count(), 3);
+        assert_eq!(mailbox.collect().len(), 3);
         mailbox.post(Note::Stop);
         assert!(!mailbox.rest(&task), "there is a note to read");
-        mailbox.collect(&mut notes);
-        assert!(matches!(notes.drain(..).next(), Some(Note::Stop)));
+        assert!(matches!(mailbox.collect()[..], [Note::Stop]));
         assert_eq!(woken(), 1);
     }
 
@@ -193,7 +182,7 @@ mod tests {
         let task = Waker::from(Arc::clone(&count));
         let woken = || count.0.load(Ordering::Relaxed);
 
-        mailbox.collect(&mut Vec::new());
+        mailbox.collect();
         mailbox.wake_by_ref();
         mailbox.calm();
         assert!(mailbox.rest(&task));
@@ -201,7 +190,7 @@ mod tests {
         mailbox.wake_by_ref();
         assert_eq!(woken(), 1);
 
-        mailbox.collect(&mut Vec::new());
+        mailbox.collect();
         mailbox.calm();
         mailbox.wake_by_ref();
         assert!(mailbox.rest(&task));
