@@ -2,4 +2,5 @@
 pub mod clock;
 pub mod coordination;
 pub mod engine;
+pub mod grpc;
 pub mod proto;
