@@ -1,0 +1,1 @@
+//! The rules one by one, as short stories.
