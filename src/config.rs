@@ -239,7 +239,9 @@ pub enum ConfigError {
         wrong: String,
     },
     /// Two jobs of one name.
-    #[error("{second}: the job `{name}` is declared here and at {first}: give one of them another name, or remove it")]
+    #[error(
+        "{second}: the job `{name}` is declared here and at {first}: give one of them another name, or remove it"
+    )]
     JobTwice {
         /// Their name.
         name: JobName,
@@ -259,20 +261,16 @@ pub enum ConfigError {
         name: JobName,
     },
     /// Two listeners at one address.
-    #[error(
-        "{second}: the address {address} of {second_key} is taken by {first_key} ({first}): give one of them another port"
-    )]
+    #[error("{place}: {key} = {address} is the address of {taken_by}: give one of them another port")]
     AddressTwice {
+        /// Where.
+        place: Source,
+        /// The key that wants the address.
+        key: String,
         /// The address.
         address: SocketAddr,
-        /// The key that has it already.
-        first_key: String,
-        /// Where that is.
-        first: Source,
-        /// The key that wants it too.
-        second_key: String,
-        /// Where that is.
-        second: Source,
+        /// The key that has it already, and where that is.
+        taken_by: String,
     },
     /// There is nothing to serve.
     #[error(

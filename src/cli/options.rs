@@ -29,13 +29,19 @@ impl<const SERVE: bool> Options<SERVE> {
 
     /// Puts the configuration together for these `jobs`.
     pub fn load(&self, jobs: AskedJobs) -> Result<Config, ConfigError> {
-        let asked = Asked { profile: Self::PROFILE, file: self.file.clone(), flags: self.flags.clone(), jobs };
+        let asked =
+            Asked { profile: Self::PROFILE, file: self.file.clone(), flags: self.flags.clone(), jobs };
         load(&asked, &|name| std::env::var(name).ok())
     }
 
-    /// The name of a setting that was given as a flag, if any was.
-    pub fn first_flag(&self) -> Option<&'static str> {
-        self.flags.keys().next().copied()
+    /// What was given for a setting as a flag.
+    pub fn flag(&self, name: &str) -> Option<&str> {
+        self.flags.get(name).map(String::as_str)
+    }
+
+    /// The name of a setting that was given as a flag and is none of `allowed`.
+    pub fn first_flag_besides(&self, allowed: &[&str]) -> Option<&'static str> {
+        self.flags.keys().copied().find(|name| !allowed.contains(name))
     }
 }
 
@@ -60,7 +66,9 @@ impl<const SERVE: bool> clap::Args for Options<SERVE> {
             command.arg(argument(key.name, key.placeholder, key.help, &(key.show)(&job)).help_heading("Jobs"))
         });
         let command = SERVER_KEYS.iter().fold(command, |command, key| {
-            command.arg(argument(key.name, key.placeholder, key.help, &(key.show)(&server)).help_heading("Server"))
+            command.arg(
+                argument(key.name, key.placeholder, key.help, &(key.show)(&server)).help_heading("Server"),
+            )
         });
         command.arg(
             Arg::new("config")

@@ -135,13 +135,19 @@ fn announcement(config: &Config, about: &About) -> String {
     for listener in &about.grpc {
         let _ = writeln!(text, "  gRPC  {}", listener.address);
     }
-    let _ = writeln!(text, "  HTTP  http://{}   (/healthz/ready, /api/v1/jobs; or: muster status)", about.http);
+    let _ =
+        writeln!(text, "  HTTP  http://{}   (/healthz/ready, /api/v1/jobs; or: muster status)", about.http);
     for job in &config.jobs {
         let settings = &job.settings;
         let recoverable = if settings.recoverable { ", recoverable" } else { "" };
-        let _ = writeln!(text, "Job {}: {} task(s){recoverable}. Start each of them with", job.name, settings.tasks);
+        let _ = writeln!(
+            text,
+            "Job {}: {} task(s){recoverable}. Start each of them with",
+            job.name, settings.tasks
+        );
         let address = about.coordinator_address(&job.name, None).unwrap_or_default();
-        let _ = writeln!(text, "  JAX_COORDINATOR_ADDRESS={address} JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0");
+        let _ =
+            writeln!(text, "  JAX_COORDINATOR_ADDRESS={address} JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0");
     }
     text
 }

@@ -131,7 +131,12 @@ impl Server {
 }
 
 /// Serves the wire protocol on one listener: to `job`, or, on the shared one, to whichever job a caller names.
-async fn serve_grpc(listener: TcpListener, job: Option<JobName>, engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
+async fn serve_grpc(
+    listener: TcpListener,
+    job: Option<JobName>,
+    engine: Arc<Engine>,
+    mut stop: watch::Receiver<bool>,
+) {
     let _ = (&listener, job, engine);
     let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -97,7 +97,11 @@ impl Reader<'_> {
         })
     }
 
-    fn jobs(&self, value: &Spanned<DeValue<'_>>, known: &Known<'_>) -> Result<BTreeMap<JobName, Job>, ConfigError> {
+    fn jobs(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        known: &Known<'_>,
+    ) -> Result<BTreeMap<JobName, Job>, ConfigError> {
         let mut jobs = BTreeMap::new();
         for (key, value) in self.table("jobs", value)? {
             let name = key.get_ref().parse::<JobName>().map_err(|error| ConfigError::Value {
@@ -180,7 +184,9 @@ fn dotted(table: &str, key: &str) -> String {
 fn hint(name: &str, known: &[&str]) -> String {
     let nearest = known.iter().map(|known| (distance(name, known), known)).min();
     match nearest {
-        Some((distance, known)) if distance <= 3 && distance < name.len() => format!("did you mean `{known}`?"),
+        Some((distance, known)) if distance <= 3 && distance < name.len() => {
+            format!("did you mean `{known}`?")
+        }
         _ => format!("the keys here are {}", known.join(", ")),
     }
 }
@@ -204,8 +210,11 @@ fn distance(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
 
-    const KNOWN: Known<'_> =
-        Known { top: &["grpc", "heartbeat-timeout"], job: &["tasks", "grpc"], bounds: &["keys", "key-bytes"] };
+    const KNOWN: Known<'_> = Known {
+        top: &["grpc", "heartbeat-timeout"],
+        job: &["tasks", "grpc"],
+        bounds: &["keys", "key-bytes"],
+    };
 
     fn read(text: &str) -> Result<File, String> {
         parse(Path::new("muster.toml"), text, &KNOWN).map_err(|error| error.to_string())
@@ -213,9 +222,11 @@ mod tests {
 
     #[test]
     fn values_know_their_line() {
-        let file = read("# first\ngrpc = '127.0.0.1:1'\n[jobs.a]\ntasks = 1_000\n[jobs.a.bounds]\nkeys = 3\n").unwrap();
+        let file =
+            read("# first\ngrpc = '127.0.0.1:1'\n[jobs.a]\ntasks = 1_000\n[jobs.a.bounds]\nkeys = 3\n")
+                .unwrap();
         assert_eq!(file.top["grpc"].source.to_string(), "muster.toml:2");
-        let job = &file.jobs[&"a".parse().unwrap()];
+        let job = &file.jobs["a"];
         assert_eq!((job.values["tasks"].text.as_str(), job.bounds["keys"].text.as_str()), ("1000", "3"));
         assert_eq!(job.bounds["keys"].source.to_string(), "muster.toml:6");
     }

@@ -89,7 +89,12 @@ impl Loader<'_> {
                 (key.set)(target, &given.text).map_err(|wrong| bad(&given, key.name, wrong))?;
                 source = given.source;
             }
-            values.push(Value { table: table.into(), key: key.name.into(), shown: (key.show)(target), source });
+            values.push(Value {
+                table: table.into(),
+                key: key.name.into(),
+                shown: (key.show)(target),
+                source,
+            });
         }
         Ok(())
     }
@@ -201,7 +206,8 @@ impl Loader<'_> {
         }
         if let Some(given) = given("MUSTER_JOBS") {
             for text in given.text.split(',').map(str::trim).filter(|text| !text.is_empty()) {
-                declared.push(declaration(&Given { text: text.into(), source: given.source.clone() }, "jobs")?);
+                declared
+                    .push(declaration(&Given { text: text.into(), source: given.source.clone() }, "jobs")?);
             }
         }
         Ok(declared)
@@ -211,7 +217,8 @@ impl Loader<'_> {
         let AskedJobs::Declared { tasks, jobs } = &self.asked.jobs else { return Ok(Vec::new()) };
         let mut declared = Vec::new();
         if let Some(text) = tasks {
-            declared.push(default_job(&Given { text: text.clone(), source: Source::Flag("--tasks".into()) })?);
+            declared
+                .push(default_job(&Given { text: text.clone(), source: Source::Flag("--tasks".into()) })?);
         }
         for text in jobs {
             let source = Source::Flag("--job".into());
@@ -285,13 +292,9 @@ fn check_addresses(values: &[Value]) -> Result<(), ConfigError> {
         };
         if address.port() != 0 {
             if let Some((_, first)) = taken.iter().find(|(other, _)| collides(other)) {
-                return Err(ConfigError::AddressTwice {
-                    address,
-                    first_key: dotted(first),
-                    first: first.source.clone(),
-                    second_key: dotted(value),
-                    second: value.source.clone(),
-                });
+                let taken_by = format!("{} ({})", dotted(first), first.source);
+                let place = value.source.clone();
+                return Err(ConfigError::AddressTwice { place, key: dotted(value), address, taken_by });
             }
             taken.push((address, value));
         }
@@ -336,7 +339,8 @@ mod tests {
         let mut asked = asked(&[("heartbeat-timeout", "3s")], &[]);
         asked.file = Some(file("precedence", text));
         let config =
-            load_with(&asked, &[("MUSTER_HEARTBEAT_TIMEOUT", "2s"), ("MUSTER_SHUTDOWN_TIMEOUT", "2s")]).unwrap();
+            load_with(&asked, &[("MUSTER_HEARTBEAT_TIMEOUT", "2s"), ("MUSTER_SHUTDOWN_TIMEOUT", "2s")])
+                .unwrap();
         let settings = &config.jobs[0].settings;
         assert_eq!(settings.heartbeat_timeout, Duration::from_secs(3));
         assert_eq!(settings.shutdown_timeout, Duration::from_secs(2));
@@ -347,10 +351,14 @@ mod tests {
     #[test]
     fn jobs_add_up_and_the_stronger_source_counts_their_tasks() {
         let mut asked = asked(&[], &["a=8", "c=1@127.0.0.1:9001"]);
-        asked.file = Some(file("jobs", "[jobs.a]\ntasks = 2\ngrpc = '127.0.0.1:9000'\n[jobs.b]\ntasks = 3\n"));
+        asked.file =
+            Some(file("jobs", "[jobs.a]\ntasks = 2\ngrpc = '127.0.0.1:9000'\n[jobs.b]\ntasks = 3\n"));
         let config = load_with(&asked, &[("MUSTER_JOBS", "d=4, b=5")]).unwrap();
-        let jobs: Vec<_> =
-            config.jobs.iter().map(|job| (job.name.as_str(), job.settings.tasks, job.grpc.is_some())).collect();
+        let jobs: Vec<_> = config
+            .jobs
+            .iter()
+            .map(|job| (job.name.as_str(), job.settings.tasks, job.grpc.is_some()))
+            .collect();
         assert_eq!(jobs, [("a", 8, true), ("b", 5, false), ("d", 4, false), ("c", 1, true)]);
     }
 
@@ -384,8 +392,10 @@ mod tests {
     #[test]
     fn bounds_of_a_job_override_the_common_ones() {
         let mut asked = asked(&[], &["b=1"]);
-        asked.file =
-            Some(file("own-bounds", "[bounds]\nkeys = 7\nwaiters = 8\n[jobs.a]\ntasks = 1\n[jobs.a.bounds]\nkeys = 9\n"));
+        asked.file = Some(file(
+            "own-bounds",
+            "[bounds]\nkeys = 7\nwaiters = 8\n[jobs.a]\ntasks = 1\n[jobs.a.bounds]\nkeys = 9\n",
+        ));
         let config = load_with(&asked, &[]).unwrap();
         let bounds = |n: usize| &config.jobs[n].settings.bounds;
         assert_eq!((bounds(0).keys, bounds(0).waiters), (9, 8));
@@ -396,7 +406,8 @@ mod tests {
     #[test]
     fn what_is_printed_means_the_same_when_read() {
         let mut first = asked(&[("disconnect-grace", "off")], &["b=2@127.0.0.1:9000"]);
-        first.file = Some(file("print", "[jobs.a]\ntasks = 1\nrecoverable = true\n[jobs.a.bounds]\nkeys = 9\n"));
+        first.file =
+            Some(file("print", "[jobs.a]\ntasks = 1\nrecoverable = true\n[jobs.a.bounds]\nkeys = 9\n"));
         let printed = load_with(&first, &[]).unwrap();
         let mut second = asked(&[], &[]);
         second.file = Some(file("printed", &printed.print()));

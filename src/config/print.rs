@@ -6,7 +6,8 @@ use super::{Shown, Value};
 
 /// A line each, under the headings of their tables, with the sources as comments in a column.
 pub fn print(values: &[Value]) -> String {
-    let lines: Vec<String> = values.iter().map(|value| format!("{} = {}", value.key, toml(&value.shown))).collect();
+    let lines: Vec<String> =
+        values.iter().map(|value| format!("{} = {}", value.key, toml(&value.shown))).collect();
     let column = lines.iter().map(String::len).max().unwrap_or(0).min(60);
     let mut printed = String::new();
     let mut table = "";

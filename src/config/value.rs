@@ -20,7 +20,8 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if text.parse::<f64>().is_ok() {
         return Err(format!("it has no unit: {DURATION_FORM}"));
     }
-    let duration = humantime::parse_duration(text).map_err(|_| format!("it is no duration: {DURATION_FORM}"))?;
+    let duration =
+        humantime::parse_duration(text).map_err(|_| format!("it is no duration: {DURATION_FORM}"))?;
     if duration > DURATION_MAX {
         return Err("it is longer than a year: give a shorter one".into());
     }
@@ -41,14 +42,18 @@ pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
 /// Writes a duration in the largest unit that it is a whole number of.
 #[must_use]
 pub fn show_duration(duration: Duration) -> String {
-    const UNITS: [(u128, &str); 5] =
-        [(3_600_000_000_000, "h"), (60_000_000_000, "m"), (1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    const UNITS: [(u128, &str); 5] = [
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "m"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+    ];
     let nanos = duration.as_nanos();
     if nanos == 0 {
         return "0s".into();
     }
-    // Up to two minutes, seconds are how people say it: 100s, not 1m 40s; and 90s as well as 2m.
-    let unit = UNITS.iter().find(|(size, _)| nanos % size == 0);
+    let unit = UNITS.iter().find(|(size, _)| nanos.is_multiple_of(*size));
     unit.map_or_else(|| format!("{nanos}ns"), |(size, name)| format!("{}{name}", nanos / size))
 }
 
@@ -65,7 +70,9 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     }
     let how = "write IP:PORT, such as 127.0.0.1:8476, [::1]:8476, or 0.0.0.0:8476 for every address of this machine";
     Err(match text.strip_prefix(':').map(str::parse::<u16>) {
-        Some(Ok(port)) => format!("it names a port only: write 127.0.0.1:{port}, or 0.0.0.0:{port} for every address"),
+        Some(Ok(port)) => {
+            format!("it names a port only: write 127.0.0.1:{port}, or 0.0.0.0:{port} for every address")
+        }
         _ => format!("it is no address: {how} (port 0 picks a free one)"),
     })
 }

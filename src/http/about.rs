@@ -1,6 +1,6 @@
 //! What the server says of itself.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Json;
@@ -49,6 +49,36 @@ pub struct About {
     pub http: SocketAddr,
     /// Where clients connect; the shared listener first.
     pub grpc: Vec<Listener>,
+}
+
+impl About {
+    /// The address that a task of `job` should be given. `host` is how this server was reached, for listeners that
+    /// are bound to every address of it; without one, the machine's own name stands there.
+    #[must_use]
+    pub fn coordinator_address(&self, job: &JobName, host: Option<&str>) -> Option<String> {
+        let listener = self.grpc.iter().find(|listener| listener.jobs.contains(job))?;
+        let address = listener.address;
+        let mut name = match (address.ip(), host) {
+            (ip, Some(host)) if ip.is_unspecified() => host.to_owned(),
+            (ip, None) if ip.is_unspecified() => machine_name(),
+            (IpAddr::V6(ip), _) => format!("[{ip}]"),
+            (IpAddr::V4(ip), _) => ip.to_string(),
+        };
+        // On a shared listener the name of the host says which job is meant; a bare address means the default one.
+        let meant = listener.jobs.len() == 1 || job.as_str() == JobName::DEFAULT;
+        if !meant {
+            if address.ip().is_loopback() {
+                name = "localhost".into();
+            }
+            name = format!("{job}.{name}");
+        }
+        Some(format!("{name}:{}", address.port()))
+    }
+}
+
+/// The name of this machine.
+fn machine_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// `GET /version`

@@ -92,7 +92,10 @@ pub(super) async fn list(State(site): State<Site>) -> Json<JobsPage> {
 }
 
 /// `GET /api/v1/jobs/{job}`
-pub(super) async fn show(State(site): State<Site>, Path(name): Path<String>) -> Result<Json<JobView>, Problem> {
+pub(super) async fn show(
+    State(site): State<Site>,
+    Path(name): Path<String>,
+) -> Result<Json<JobView>, Problem> {
     site.engine.look(|core, now| {
         let job = find(core, &name)?;
         core.job_view(job, now).map(Json).ok_or_else(|| Problem::no_such_job(&name, Vec::new()))
@@ -143,7 +146,6 @@ pub(super) async fn events(
 }
 
 fn find(core: &Coordinator, name: &str) -> Result<JobId, Problem> {
-    core.job_named(name).ok_or_else(|| {
-        Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect())
-    })
+    core.job_named(name)
+        .ok_or_else(|| Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect()))
 }

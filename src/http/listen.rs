@@ -70,11 +70,16 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, mut st
                 }
             },
             Some(_) = connections.join_next() => told_full = told_full && slots.available_permits() == 0,
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = told(&mut stop) => break,
         }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
+}
+
+async fn told(stop: &mut watch::Receiver<bool>) {
+    // Nobody left who could tell is as good as told.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 async fn connection(
@@ -97,7 +102,7 @@ async fn connection(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        _ = stop.wait_for(|stop| *stop) => {
+        () = told(&mut stop) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -25,23 +25,23 @@ pub struct Problem {
     /// The HTTP status.
     pub status: u16,
     /// What happened and what to do.
-    pub detail: String,
+    pub detail: Box<str>,
     /// The request that it is about.
     #[serde(default)]
-    pub instance: String,
+    pub instance: Box<str>,
     /// The jobs that exist, where the one that was asked for does not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub jobs: Vec<JobName>,
 }
 
 impl Problem {
-    fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<String>) -> Self {
+    fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<Box<str>>) -> Self {
         Self {
             kind: kind.into(),
             title: title.into(),
             status: status.as_u16(),
             detail: detail.into(),
-            instance: String::new(),
+            instance: Box::default(),
             jobs: Vec::new(),
         }
     }
@@ -63,7 +63,7 @@ impl Problem {
 
     /// The query makes no sense.
     #[must_use]
-    pub fn bad_query(detail: impl Into<String>) -> Self {
+    pub fn bad_query(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "/problems/bad-query", "Bad query", detail)
     }
 }

@@ -47,13 +47,8 @@ struct Names(HashMap<JobId, JobName>);
 
 impl Names {
     fn of(&mut self, engine: &Engine, job: JobId) -> JobName {
-        if let Some(name) = self.0.get(&job) {
-            return name.clone();
-        }
-        engine.look(|core, _| {
-            self.0.extend(core.jobs().map(|(id, name)| (id, name.clone())));
-        });
-        self.0.get(&job).cloned().unwrap_or_default()
+        let named = || engine.look(|core, _| core.job_name(job).cloned()).unwrap_or_default();
+        self.0.entry(job).or_insert_with(named).clone()
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    CallId, Claim, ConnectionId, Ending, ErrorDelivery, Input, JobSettings, Request, ServiceIncarnation, TaskId,
-    TaskIncarnation, TaskSet,
+    CallId, Claim, ConnectionId, Ending, ErrorDelivery, Input, JobSettings, Request, ServiceIncarnation,
+    TaskId, TaskIncarnation, TaskSet,
 };
 
 use crate::for_every_seed;
@@ -98,7 +98,17 @@ impl Chaos {
     }
 
     fn some_key(&mut self) -> Bytes {
-        let keys = ["", "/", "a", "/a/", "a/b", "a//c", "n", "cpu:local_topology/cpu/0", "RECEIVED_PREEMPTION_NOTICE"];
+        let keys = [
+            "",
+            "/",
+            "a",
+            "/a/",
+            "a/b",
+            "a//c",
+            "n",
+            "cpu:local_topology/cpu/0",
+            "RECEIVED_PREEMPTION_NOTICE",
+        ];
         Bytes::from_static(keys[self.rng.usize(0..keys.len())].as_bytes())
     }
 
@@ -119,7 +129,11 @@ impl Chaos {
             9 => Request::WaitForAllTasks { task, devices: vec![Bytes::from_static(b"d")] },
             10 => Request::TaskStates { tasks: vec![task] },
             11 => Request::Watch { version: self.rng.i64(-2..30) },
-            12 => Request::Insert { key: self.some_key(), value: Bytes::from_static(b"7"), overwrite: self.rng.bool() },
+            12 => Request::Insert {
+                key: self.some_key(),
+                value: Bytes::from_static(b"7"),
+                overwrite: self.rng.bool(),
+            },
             13 => Request::Get { key: self.some_key() },
             14 => Request::Increment { key: self.some_key(), by: self.rng.i64(..) },
             15 => Request::List { directory: self.some_key() },

@@ -158,7 +158,8 @@ impl World {
             match effect {
                 Effect::Reply(call, outcome) => {
                     let asked = self.asked.remove(&call);
-                    let asked = asked.unwrap_or_else(|| panic!("{call:?} is answered but nobody waits for it"));
+                    let asked =
+                        asked.unwrap_or_else(|| panic!("{call:?} is answered but nobody waits for it"));
                     answered.push((call, asked, outcome));
                 }
                 Effect::Event(event) => {
@@ -195,7 +196,8 @@ impl World {
             Change::TaskConnected { task, again, .. } => {
                 let member = self.members.entry(*task).or_default();
                 assert_eq!(member.connected, *again, "connected again is connected before");
-                *member = Membership { registered: self.order, connected: true, again: *again, synced: !*again };
+                *member =
+                    Membership { registered: self.order, connected: true, again: *again, synced: !*again };
             }
             Change::BarrierStarted { barrier, .. } => {
                 self.began.insert(barrier.to_string(), self.order);
@@ -282,7 +284,11 @@ impl World {
             assert_eq!(seen.next(), Some(&format!("{effects:?}")), "a replay has the same effects");
         }
         let end = postcard::to_stdvec(&core).expect("serialises");
-        assert_eq!(end, postcard::to_stdvec(&self.core).expect("serialises"), "a replay ends in the same state");
+        assert_eq!(
+            end,
+            postcard::to_stdvec(&self.core).expect("serialises"),
+            "a replay ends in the same state"
+        );
     }
 
     /// Everybody goes away: nothing may be left that waits.
