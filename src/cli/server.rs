@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -13,11 +13,10 @@ use crate::clock::Clock;
 use crate::config::{Config, Job};
 use crate::coordination::JobName;
 use crate::engine::Engine;
+use crate::grpc::{self, Routing};
 use crate::http::{self, About, Limits, Listener, Readiness, Site, Version};
 use crate::telemetry::events::log_events;
 
-/// How many connections may wait to be accepted: a large job's tasks all come at once. The system may allow fewer.
-const BACKLOG: u32 = 1 << 13;
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
 
@@ -95,14 +94,28 @@ impl Server {
         };
         let limits = Limits::new(config.server.http_connections);
         server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
-        for bound in listeners {
-            warn_if_open(bound.address, "gRPC");
-            let stop = server.grpc.stop.subscribe();
-            server.grpc.tasks.spawn(serve_grpc(bound.listener, bound.job, Arc::clone(&server.engine), stop));
-        }
+        server.serve_grpc(listeners, config)?;
         warn_if_open(web_address, "HTTP");
         server.readiness.started();
         Ok(server)
+    }
+
+    /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
+    fn serve_grpc(&mut self, listeners: Vec<Bound>, config: &Config) -> Result<()> {
+        let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
+        let edge = grpc::Server::new(Arc::clone(&self.engine), limits);
+        for Bound { listener, address, job } in listeners {
+            warn_if_open(address, "gRPC");
+            let routing = match job {
+                None => Routing::ByAuthority,
+                Some(name) => {
+                    let job = self.engine.look(|core, _| core.job_named(name.as_str()));
+                    Routing::Own(job.with_context(|| format!("the job {name} is not there"))?)
+                }
+            };
+            self.grpc.tasks.spawn(Arc::clone(&edge).serve(listener, routing, self.grpc.stop.subscribe()));
+        }
+        Ok(())
     }
 
     /// The state of the server.
@@ -130,24 +143,9 @@ impl Server {
     }
 }
 
-/// Serves the wire protocol on one listener: to `job`, or, on the shared one, to whichever job a caller names.
-async fn serve_grpc(
-    listener: TcpListener,
-    job: Option<JobName>,
-    engine: Arc<Engine>,
-    mut stop: watch::Receiver<bool>,
-) {
-    let _ = (&listener, job, engine);
-    let _ = stop.wait_for(|stop| *stop).await;
-}
-
 fn bind(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr)> {
     let bind = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // A port whose last connections still linger may be taken again at once.
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        let listener = socket.listen(BACKLOG)?;
+        let listener = grpc::bind(address)?;
         let bound = listener.local_addr()?;
         Ok::<_, std::io::Error>((listener, bound))
     };

@@ -110,10 +110,6 @@ impl Run {
             let task = self.own(id);
             ensure!(started || !task.is_connected(), "task {id} is connected before all have registered");
             ensure!(task.watched || !task.is_connected(), "nobody watches the heartbeats of task {id}");
-            ensure!(
-                task.poll.is_none() || task.is_connected() || task.failure().is_some(),
-                "task {id} polls but takes no part"
-            );
             let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
             let here = named.filter(|(_, i)| matches!(i.slot(id), Some(Slot::Arrived(_)))).count();
             ensure!(

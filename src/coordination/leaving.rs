@@ -39,13 +39,14 @@ impl Run {
         }
         if self.barriers.instance(&key).is_none() {
             let members = self.those_who_leave_together();
-            if !self.begin(cx, &key, 0, members, cx.settings.shutdown_timeout, id) {
-                let failure = match self.barriers.ended(&key).map(|ended| ended.result.clone()) {
-                    Some(Err(failure)) => shutdown_failure(&failure),
-                    _ => Failure::service(Code::Internal, "Shutdown barrier has failed."),
-                };
-                return cx.reply(call, Err(Arc::new(failure)));
+            if let Err(failure) = self.begin(cx, &key, 0, members, cx.settings.shutdown_timeout, id) {
+                return cx.reply(call, Err(Arc::new(shutdown_failure(&failure))));
             }
+        }
+        // One that was recoverable when the others began to leave is not of their number.
+        if self.barriers.instance(&key).is_some_and(|instance| instance.slot(id).is_none()) {
+            let outcome = self.disconnect(cx, id).map(|()| Reply::Done);
+            return cx.reply(call, outcome.map_err(Arc::new));
         }
         self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ShutDown });
     }

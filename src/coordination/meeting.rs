@@ -95,10 +95,9 @@ impl Run {
                     return refuse(cx, Code::InvalidArgument, text, counter - 1);
                 }
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
-                if self.begin(cx, &key, counter, fixed, timeout, id) {
-                    self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet });
-                } else {
-                    self.repeat(cx, call, &key);
+                match self.begin(cx, &key, counter, fixed, timeout, id) {
+                    Ok(()) => self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet }),
+                    Err(failure) => cx.reply(call, Err(failure)),
                 }
             }
             Use::Join => {
@@ -134,18 +133,24 @@ impl Run {
     }
 
     fn use_of(&self, key: &BarrierKey, id: TaskId, counter: i64) -> Use {
+        let ended = self.barriers.ended(key);
+        let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.behind.contains(&id));
         let recoverable = self.own(id).recoverable;
         if let Some(instance) = self.barriers.instance(key) {
-            // A task that came back counts from 0 again: it joins whatever is in progress.
-            let joins = counter == instance.counter || (recoverable && counter == 0);
-            return if joins { Use::Join } else { Use::Mismatch(instance.counter) };
+            // A task that came back counts from 0 again, and one that was not waited for counts behind: both join
+            // whatever is in progress.
+            let known = instance.counter;
+            let joins = counter == known || (recoverable && counter == 0) || behind(known);
+            return if joins { Use::Join } else { Use::Mismatch(known) };
         }
-        match self.barriers.ended(key).map(|ended| ended.counter) {
+        match ended.map(|ended| ended.counter) {
             None if counter == 0 => Use::Begin(0),
             // With this for an answer, the caller's next use is number 0, which begins the barrier.
             None => Use::Mismatch(-1),
             Some(last) if Some(counter) == last.checked_add(1) => Use::Begin(counter),
             Some(last) if recoverable && counter == 0 => Use::Begin(last.saturating_add(1)),
+            // Before the next: it has not taken part in the last one, and must not pass alone by its result.
+            Some(last) if behind(last) => Use::Begin(last.saturating_add(1)),
             Some(last) if counter == last => Use::Repeat,
             Some(last) => Use::Mismatch(last),
         }
@@ -158,7 +163,10 @@ impl Run {
         }
     }
 
-    /// Begins an instance. `false`: it failed at once, since a member is in error and cannot come.
+    /// Begins an instance.
+    ///
+    /// # Errors
+    /// It ends at once if a member is in error and cannot come.
     pub(super) fn begin(
         &mut self,
         cx: &mut Cx<'_>,
@@ -167,7 +175,7 @@ impl Run {
         members: Members,
         timeout: Duration,
         first: TaskId,
-    ) -> bool {
+    ) -> Result<(), Arc<Failure>> {
         let in_error = (0..members.len()).map(|position| members.at(position)).find_map(|id| {
             let task = self.own(id);
             let failure = task.failure().filter(|_| !task.recoverable)?;
@@ -179,13 +187,15 @@ impl Run {
                 "Task ({id}) is already in error before the barrier was called. Barrier Id: {wire_id}::{counter} Task \
                  error: {failure}"
             );
-            let result = Err(Arc::new(Failure::service(Code::Internal, text).of_barrier(&wire_id, counter)));
+            let failure = Arc::new(Failure::service(Code::Internal, text).of_barrier(&wire_id, counter));
+            let result = Err(Arc::clone(&failure));
             let bound = cx.settings.bounds.barrier_memory_bytes;
-            self.barriers.end(key.clone(), counter, members.clone(), result.clone(), bound);
+            let instance = Instance::new(counter, members, cx.now, cx.now, first);
+            self.barriers.end(key.clone(), &instance, result.clone(), bound);
             if *key == BarrierKey::Shutdown {
-                self.after_shutdown(cx, &members, &result);
+                self.after_shutdown(cx, &instance.members, &result);
             }
-            return false;
+            return Err(failure);
         }
         let deadline = cx.now.after(timeout);
         self.timers.set(deadline, Timer::Barrier(key.clone()));
@@ -195,7 +205,7 @@ impl Run {
             Change::BarrierStarted { barrier: wire_id, counter },
             format!("{} came first of {size}", self.describe(first)),
         );
-        true
+        Ok(())
     }
 
     /// A member has come to an instance in progress.
@@ -301,7 +311,7 @@ impl Run {
         self.timers.clear(instance.deadline, Timer::Barrier(key.clone()));
         let counter = instance.counter;
         let bound = cx.settings.bounds.barrier_memory_bytes;
-        self.barriers.end(key.clone(), counter, instance.members.clone(), result.clone(), bound);
+        self.barriers.end(key.clone(), &instance, result.clone(), bound);
         let barrier = self.wire_id(key);
         let change = match &result {
             Ok(()) => Change::BarrierPassed { barrier, counter, without: instance.absent_tasks().collect() },
@@ -490,9 +500,10 @@ impl Run {
         }
         self.exchanged.insert(id, devices);
         const PATIENCE: Duration = Duration::from_secs(60 * 60);
-        if self.barriers.instance(&key).is_none() && !self.begin(cx, &key, 0, self.everybody(), PATIENCE, id)
+        if self.barriers.instance(&key).is_none()
+            && let Err(failure) = self.begin(cx, &key, 0, self.everybody(), PATIENCE, id)
         {
-            return self.repeat(cx, call, &key);
+            return cx.reply(call, Err(failure));
         }
         self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ExchangeDevices });
     }

@@ -167,8 +167,10 @@ impl Run {
             return cx.reply(call, Ok(Reply::Service(self.incarnation)));
         }
         let key = BarrierKey::Registration;
-        if self.barriers.instance(&key).is_none() {
-            self.begin(cx, &key, 0, self.everybody(), cx.settings.register_timeout, id);
+        if self.barriers.instance(&key).is_none()
+            && let Err(failure) = self.begin(cx, &key, 0, self.everybody(), cx.settings.register_timeout, id)
+        {
+            return cx.reply(call, Err(failure));
         }
         let peer = self.own(id).peer;
         let missing = self.barriers.instance(&key).map_or(0, |i| i.missing().saturating_sub(1));

@@ -56,9 +56,9 @@ def error_code(error: Exception) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bind", metavar="HOST:PORT", help="pass coordinator_bind_address (default: leave it to the environment)")
+    parser.add_argument("--bind", metavar="HOST:PORT", help="pass this coordinator_bind_address (default: none)")
     parser.add_argument("--init-timeout", type=int, default=60, metavar="S", help="give up registering after this (default 60)")
-    parser.add_argument("--heartbeat-timeout", type=int, metavar="S", help="this client's heartbeat timeout (default: JAX's, 100)")
+    parser.add_argument("--heartbeat-timeout", type=int, metavar="S", help="the client's heartbeat timeout (default: 100)")
 
 
 def initialize(args: argparse.Namespace) -> None:

@@ -67,7 +67,8 @@ def topology():
     require_equal("process index", jax.process_index(), ME)
     require_equal("process count", jax.process_count(), COUNT)
     require_equal("local devices", jax.local_device_count(), DEVICES_PER_PROCESS)
-    require_equal("owners of all devices", sorted(d.process_index for d in jax.devices()), sorted(EVERYONE * DEVICES_PER_PROCESS))
+    owners = sorted(d.process_index for d in jax.devices())
+    require_equal("owners of all devices", owners, sorted(EVERYONE * DEVICES_PER_PROCESS))
 
 
 def psum():
@@ -111,11 +112,13 @@ def key_value_try_get():
 
 def key_value_holds_any_bytes():
     # The last is larger than a gRPC message may be by default, and than a flow-control window.
-    for name, value in [("empty", b""), ("zeros", bytes(3)), ("every", bytes(range(256))), ("large", os.urandom(6 << 20))]:
+    values = {"empty": b"", "zeros": bytes(3), "every": bytes(range(256)), "large": os.urandom(6 << 20)}
+    for name, value in values.items():
         key = f"conformance/bytes/{ME}/{name}"
         client().key_value_set_bytes(key, value)
         require(client().key_value_try_get_bytes(key) == value, f"{name}: try_get returned other bytes than were set")
-        require(client().blocking_key_value_get_bytes(key, PATIENCE_MS) == value, f"{name}: get returned other bytes than were set")
+        waited = client().blocking_key_value_get_bytes(key, PATIENCE_MS)
+        require(waited == value, f"{name}: get returned other bytes than were set")
         client().key_value_delete(key)
 
 
@@ -146,9 +149,11 @@ def key_value_dir_get():
     client().key_value_set(f"conformance/dir/{ME}", f"value {ME}")
     client().key_value_set(f"conformance/dir/deep/{ME}", f"deep {ME}")
     meet("dir written")
-    expected = [(f"conformance/dir/{i}", f"value {i}") for i in EVERYONE] + [(f"conformance/dir/deep/{i}", f"deep {i}") for i in EVERYONE]
-    require_equal("directory", client().key_value_dir_get("conformance/dir"), sorted(expected))
-    require_equal("directory asked for with slashes", client().key_value_dir_get("/conformance//dir/"), sorted(expected))
+    expected = [(f"conformance/dir/{i}", f"value {i}") for i in EVERYONE]
+    expected += [(f"conformance/dir/deep/{i}", f"deep {i}") for i in EVERYONE]
+    expected.sort()
+    require_equal("directory", client().key_value_dir_get("conformance/dir"), expected)
+    require_equal("directory asked for with slashes", client().key_value_dir_get("/conformance//dir/"), expected)
     require_equal("missing directory", client().key_value_dir_get("conformance/no such"), [])
     # A name that merely begins alike is not inside the directory.
     require_equal("prefix that is no directory", client().key_value_dir_get("conformance/di"), [])

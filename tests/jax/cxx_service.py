@@ -28,10 +28,10 @@ HOST = "127.0.0.1"
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", type=int, required=True, help="number of tasks in the job")
-    parser.add_argument("--port", type=int, default=0, help="port on the loopback interface (default: any free one)")
+    parser.add_argument("--port", type=int, default=0, help="on the loopback interface (default: any free one)")
     parser.add_argument("--heartbeat-timeout", type=int, default=100, metavar="S")
     parser.add_argument("--shutdown-timeout", type=int, default=300, metavar="S", help="how long the shutdown barrier waits")
-    parser.add_argument("--register-timeout", type=int, default=3600, metavar="S", help="how long the first tasks wait for the last")
+    parser.add_argument("--register-timeout", type=int, default=3600, metavar="S", help="how long the first wait for the last")
     parser.add_argument("--recoverable", action="store_true", help="tasks may fail and come back (jaxlib 0.9.2 and later)")
     return parser.parse_args()
 

@@ -61,9 +61,11 @@ def train_step(state, position, label):
     step = step + 1
     mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
     square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, square, gradient)
-    model = jax.tree.map(
-        lambda p, m, s: p - LEARNING_RATE * (m / (1 - 0.9**step)) / (jnp.sqrt(s / (1 - 0.999**step)) + 1e-8), model, mean, square
-    )
+
+    def move(parameter, mean, square):
+        return parameter - LEARNING_RATE * (mean / (1 - 0.9**step)) / (jnp.sqrt(square / (1 - 0.999**step)) + 1e-8)
+
+    model = jax.tree.map(move, model, mean, square)
     return (model, mean, square, step), loss
 
 

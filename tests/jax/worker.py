@@ -9,10 +9,11 @@
     rounds     recoverable: begin barrier, steps, end barrier, checkpoint; a restarted process goes on with the others
     preempt    steps until all have agreed on a step to save at, then saves and leaves
 
-Every mode prints `EVENT registered took= jax= pid=` first and `EVENT shutdown took=` last, and exits 0. SIGINT ends it early but
-in good order, as soon as the call that it waits in returns. When a call to the service fails, it prints `EVENT error code=
-message=` and exits 1; when the service or a lost connection ends the job, jaxlib aborts the process (SIGABRT), as it does
-any JAX process. A failing job does both at about the same time, so either may come first.
+Every mode prints `EVENT registered took= jax= pid=` first and `EVENT shutdown took=` last, and exits 0. SIGINT ends it
+early but in good order, as soon as the call that it waits in returns; what a mode prints between the two stands at its
+function. When a call to the service fails, it prints `EVENT error code= message=` and exits 1; when the service or a lost
+connection ends the job, jaxlib aborts the process (SIGABRT), as it does any JAX process. A failing job does both at about
+the same time, so either may come first.
 
 Whether tasks may fail and come back is for the service to say since release 0.9.2, and was for the client to ask for before:
 --recoverable does that in the releases that have it (0.7.0 to 0.8.3), and changes nothing in others.
@@ -44,7 +45,7 @@ def register(args: argparse.Namespace) -> None:
 
 
 def steps(args: argparse.Namespace) -> None:
-    """Prints `EVENT step n=` after each barrier: nobody prints n+1 before everybody has reached n+1."""
+    """Prints `EVENT step n=` after each barrier: nobody prints a step that somebody has not reached."""
     for n in itertools.count(1):
         if args.steps and n > args.steps:
             return
@@ -91,13 +92,13 @@ def last_round() -> int:
 def rounds(args: argparse.Namespace) -> None:
     """The loop of a job whose processes may restart one at a time and find their way back in.
 
-    Prints `EVENT enter barrier=ID attempt=` before each barrier; `attempt` only ever rises in one life of a process. Then
-    either `EVENT pass barrier=ID attempt= entered= left= round=`, or `EVENT fail barrier=ID attempt= code= message=`, after which
-    it starts over with the begin barrier. Also `EVENT step round= n=` and `EVENT checkpoint round=`.
+    Prints `EVENT enter barrier=ID attempt=` before each barrier, where `attempt` only ever rises in one life of a process.
+    Then either `EVENT pass barrier=ID attempt= entered= left= round=`, or `EVENT fail barrier=ID attempt= code= message=`,
+    after which it starts over with the begin barrier. Also `EVENT step round= n=` and `EVENT checkpoint round=`.
 
-    A round has one number for all, because the begin barrier comes before it is read. So among the `pass` lines of
-    all processes with the same barrier and round, the largest `entered` comes before the smallest `left`, or somebody passed
-    without another who was on the way.
+    A round has one number for all, because it is read after the begin barrier. So as long as no barrier has failed, among
+    the `pass` lines of all processes for one barrier and round the largest `entered` comes before the smallest `left`;
+    where it does not, somebody passed early, without another who was on the way.
     """
     attempts = itertools.count(1)
 
@@ -154,14 +155,14 @@ def preempt(args: argparse.Namespace) -> None:
 def parse_arguments() -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
     common.add_arguments(shared)
-    shared.add_argument("--backend", action="store_true", help="also create the CPU backend, so that the topology is exchanged")
+    shared.add_argument("--backend", action="store_true", help="also create the CPU backend, and so exchange the topology")
     shared.add_argument("--recoverable", action="store_true", help="ask to be recoverable, in releases where the client asks")
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(required=True, metavar="MODE")
 
     def mode(run) -> argparse.ArgumentParser:
-        sub = modes.add_parser(run.__name__, parents=[shared], help=(run.__doc__ or "").partition("\n")[0] or None)
+        sub = modes.add_parser(run.__name__, parents=[shared])
         sub.set_defaults(run=run)
         return sub
 

@@ -78,7 +78,7 @@ impl fmt::Display for End {
 
 /// A signal's name as people write it.
 fn name(signal: Signal) -> String {
-    format!("{signal:?}").replace("Signal::", "SIG")
+    format!("{signal:?}").trim_matches('"').to_owned()
 }
 
 struct Process {
