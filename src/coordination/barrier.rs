@@ -187,6 +187,8 @@ pub(super) struct Ended {
     pub counter: i64,
     pub members: Members,
     pub result: Result<(), Arc<Failure>>,
+    /// Members that it has passed without and that have not come to a later use since: they count behind.
+    pub behind: BTreeSet<TaskId>,
     /// Grows with every ending, so that the one that ended longest ago is found.
     order: u64,
 }
@@ -195,7 +197,8 @@ impl Ended {
     fn weight(&self, key: &BarrierKey) -> usize {
         let id = if let BarrierKey::Named(id) = key { 2 * id.len() } else { 0 };
         let error = self.result.as_ref().err().map_or(0, |e| size_of::<Failure>() + e.message.len());
-        4 * size_of::<Self>() + id + self.members.weight() + error
+        let behind = self.behind.len() * size_of::<usize>();
+        4 * size_of::<Self>() + id + self.members.weight() + error + behind
     }
 }
 
@@ -246,14 +249,18 @@ impl Barriers {
     pub fn end(
         &mut self,
         key: BarrierKey,
-        counter: i64,
-        members: Members,
+        instance: &Instance,
         result: Result<(), Arc<Failure>>,
         bound: usize,
     ) {
-        self.forget(&key);
+        let mut behind = self.forget(&key).map(|ended| ended.behind).unwrap_or_default();
+        behind.retain(|task| !matches!(instance.slot(*task), Some(Slot::Arrived(_))));
+        if result.is_ok() {
+            behind.extend(instance.absent_tasks());
+        }
         self.endings += 1;
-        let ended = Ended { counter, members, result, order: self.endings };
+        let (counter, members) = (instance.counter, instance.members.clone());
+        let ended = Ended { counter, members, result, behind, order: self.endings };
         self.weight += ended.weight(&key);
         if key.is_named() {
             self.forgettable.insert((counter > 0, ended.order, key.clone()));
@@ -265,11 +272,11 @@ impl Barriers {
         }
     }
 
-    fn forget(&mut self, key: &BarrierKey) {
-        if let Some(ended) = self.ended.remove(key) {
-            self.weight -= ended.weight(key);
-            self.forgettable.remove(&(ended.counter > 0, ended.order, key.clone()));
-        }
+    fn forget(&mut self, key: &BarrierKey) -> Option<Ended> {
+        let ended = self.ended.remove(key)?;
+        self.weight -= ended.weight(key);
+        self.forgettable.remove(&(ended.counter > 0, ended.order, key.clone()));
+        Some(ended)
     }
 
     /// Checks the account of the kept results.

@@ -133,18 +133,24 @@ impl Run {
     }
 
     fn use_of(&self, key: &BarrierKey, id: TaskId, counter: i64) -> Use {
+        let ended = self.barriers.ended(key);
+        let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.behind.contains(&id));
         let recoverable = self.own(id).recoverable;
         if let Some(instance) = self.barriers.instance(key) {
-            // A task that came back counts from 0 again: it joins whatever is in progress.
-            let joins = counter == instance.counter || (recoverable && counter == 0);
-            return if joins { Use::Join } else { Use::Mismatch(instance.counter) };
+            // A task that came back counts from 0 again, and one that was not waited for counts behind: both join
+            // whatever is in progress.
+            let known = instance.counter;
+            let joins = counter == known || (recoverable && counter == 0) || behind(known);
+            return if joins { Use::Join } else { Use::Mismatch(known) };
         }
-        match self.barriers.ended(key).map(|ended| ended.counter) {
+        match ended.map(|ended| ended.counter) {
             None if counter == 0 => Use::Begin(0),
             // With this for an answer, the caller's next use is number 0, which begins the barrier.
             None => Use::Mismatch(-1),
             Some(last) if Some(counter) == last.checked_add(1) => Use::Begin(counter),
             Some(last) if recoverable && counter == 0 => Use::Begin(last.saturating_add(1)),
+            // Before the next: it has not taken part in the last one, and must not pass alone by its result.
+            Some(last) if behind(last) => Use::Begin(last.saturating_add(1)),
             Some(last) if counter == last => Use::Repeat,
             Some(last) => Use::Mismatch(last),
         }
@@ -184,9 +190,10 @@ impl Run {
             let failure = Arc::new(Failure::service(Code::Internal, text).of_barrier(&wire_id, counter));
             let result = Err(Arc::clone(&failure));
             let bound = cx.settings.bounds.barrier_memory_bytes;
-            self.barriers.end(key.clone(), counter, members.clone(), result.clone(), bound);
+            let instance = Instance::new(counter, members, cx.now, cx.now, first);
+            self.barriers.end(key.clone(), &instance, result.clone(), bound);
             if *key == BarrierKey::Shutdown {
-                self.after_shutdown(cx, &members, &result);
+                self.after_shutdown(cx, &instance.members, &result);
             }
             return Err(failure);
         }
@@ -304,7 +311,7 @@ impl Run {
         self.timers.clear(instance.deadline, Timer::Barrier(key.clone()));
         let counter = instance.counter;
         let bound = cx.settings.bounds.barrier_memory_bytes;
-        self.barriers.end(key.clone(), counter, instance.members.clone(), result.clone(), bound);
+        self.barriers.end(key.clone(), &instance, result.clone(), bound);
         let barrier = self.wire_id(key);
         let change = match &result {
             Ok(()) => Change::BarrierPassed { barrier, counter, without: instance.absent_tasks().collect() },

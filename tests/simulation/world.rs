@@ -45,6 +45,8 @@ pub struct World {
     /// The model: registrations in the present run, and when barriers began.
     members: BTreeMap<TaskId, Membership>,
     began: BTreeMap<String, u64>,
+    /// Who has passed which use of which barrier together with the others.
+    took_part: BTreeSet<(String, i64, TaskId)>,
     order: u64,
     tasks: u32,
 }
@@ -65,6 +67,7 @@ impl World {
             incarnations: fastrand::Rng::with_seed(seed ^ 0x5eed),
             members: BTreeMap::new(),
             began: BTreeMap::new(),
+            took_part: BTreeSet::new(),
             order: 0,
             tasks: settings.tasks,
         };
@@ -182,6 +185,7 @@ impl World {
         for (change, without) in passed {
             self.check_passed(&change, &without, &answered);
         }
+        self.check_repeats(&answered);
         for (call, _, outcome) in answered {
             self.answers.insert(call, outcome);
         }
@@ -198,6 +202,7 @@ impl World {
             Change::RunOpened => {
                 self.members.clear();
                 self.began.clear();
+                self.took_part.clear();
             }
             Change::TaskConnected { task, again, .. } => {
                 let member = self.members.entry(*task).or_default();
@@ -235,7 +240,7 @@ impl World {
 
     /// A barrier passed: those who are absent were not required.
     fn check_passed(&mut self, change: &Change, without: &[TaskId], answered: &[(CallId, Asked, Outcome)]) {
-        let Change::BarrierPassed { barrier, .. } = change else { return };
+        let Change::BarrierPassed { barrier, counter, .. } = change else { return };
         let began = self.began.get(barrier.as_ref()).copied().unwrap_or_default();
         let mut came = BTreeSet::new();
         for (_, asked, outcome) in answered {
@@ -244,6 +249,7 @@ impl World {
                 && matches!(outcome, Ok(Reply::BarrierPassed(_)))
             {
                 came.insert(*task);
+                self.took_part.insert((barrier.to_string(), *counter, *task));
             }
         }
         for task in without {
@@ -264,6 +270,18 @@ impl World {
                 if let Some(member) = self.members.get_mut(&task) {
                     member.synced = true;
                 }
+            }
+        }
+    }
+
+    /// Whoever is told that a barrier has passed has passed it together with the others, now or before.
+    fn check_repeats(&self, answered: &[(CallId, Asked, Outcome)]) {
+        for (_, asked, outcome) in answered {
+            if let (Request::Barrier { id, task, .. }, Ok(Reply::BarrierPassed(counter))) =
+                (&asked.request, outcome)
+            {
+                let took_part = self.took_part.contains(&(id.clone(), *counter, *task));
+                assert!(took_part, "task {task} passes {id}::{counter} alone");
             }
         }
     }
