@@ -9,9 +9,11 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use h2::server;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::cork::{Cork, Corked, End, cork};
@@ -32,6 +34,24 @@ const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
+/// What a TLS client's first byte is; HTTP/2 begins with a P.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// What a connection needs of its socket.
+pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
+    /// Lets data go unacknowledged, or not taken by the peer's process, for as long as this.
+    fn bear_with(&self, unacknowledged: Option<Duration>);
+}
+
+impl Transport for TcpStream {
+    fn bear_with(&self, unacknowledged: Option<Duration>) {
+        // On a socket that is gone already there is nothing left to set.
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(self).set_tcp_user_timeout(unacknowledged);
+        #[cfg(not(target_os = "linux"))]
+        let _ = unacknowledged;
+    }
+}
 
 /// Finds out whether a new connection speaks HTTP/2, and opens it if so.
 pub(super) async fn greet<T>(
@@ -42,7 +62,7 @@ pub(super) async fn greet<T>(
     place: Place,
 ) -> Option<Connection<T>>
 where
-    T: AsyncRead + AsyncWrite + Unpin,
+    T: Transport,
 {
     let (corked, cork) = cork(socket);
     let greeting = builder(&server).handshake(corked);
@@ -50,7 +70,11 @@ where
         Ok(Ok(http)) => http,
         Ok(Err(error)) => {
             server.counts.strangers.add();
-            tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
+            if cork.first() == Some(TLS_HANDSHAKE) {
+                tracing::info!(%peer, "a client spoke TLS to a port without it: its mTLS settings do not belong here");
+            } else {
+                tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
+            }
             return None;
         }
         Err(_) => {
@@ -63,7 +87,7 @@ where
     let mailbox = Arc::clone(place.mailbox());
     let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
     let waker = Waker::from(Arc::clone(&mailbox));
-    Some(Connection { desk, http, cork, mailbox, waker, _place: place })
+    Some(Connection { desk, http, cork, mailbox, waker, patient: false, _place: place })
 }
 
 fn builder(server: &Server) -> server::Builder {
@@ -86,6 +110,8 @@ pub(super) struct Connection<T> {
     mailbox: Arc<Mailbox>,
     /// What HTTP/2 wakes: the mailbox.
     waker: Waker,
+    /// The peer may take its time to acknowledge.
+    patient: bool,
     _place: Place,
 }
 
@@ -99,7 +125,7 @@ enum Driven {
     Over(Ending),
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Future for Connection<T> {
+impl<T: Transport> Future for Connection<T> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -127,7 +153,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Connection<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+impl<T: Transport> Connection<T> {
     fn end(&mut self, ending: Ending) -> Poll<()> {
         self.desk.close(ending);
         Poll::Ready(())
@@ -174,11 +200,28 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         // Whether that was possible shows in how the socket is.
         let _ = self.cork.poll_send(&mut cx);
+        self.be_patient(taken > 0);
         match taken {
             // The peer's end may be known before HTTP/2 gets around to it.
             _ if self.cork.end().is_some() => Driven::Over(self.ending(None)),
             TURN => Driven::More,
             _ => Driven::Idle,
+        }
+    }
+
+    /// To the system, a process that is stopped while its host has no more room for it looks like a host that has
+    /// vanished. So after a large answer the connection is not given up for silence, until the peer speaks again and
+    /// everything is sent.
+    fn be_patient(&mut self, heard: bool) {
+        if self.mailbox.had_large() {
+            if !self.patient {
+                self.patient = true;
+                self.cork.socket(|socket| socket.bear_with(None));
+            }
+        } else if self.patient && heard && self.mailbox.unsent() == 0 {
+            self.patient = false;
+            let unacknowledged = self.desk.unacknowledged();
+            self.cork.socket(|socket| socket.bear_with(Some(unacknowledged)));
         }
     }
 

@@ -103,6 +103,11 @@ impl Desk {
         self.mailbox.unsent() > self.server.limits.unsent_bytes_per_connection
     }
 
+    /// How long data may go unacknowledged.
+    pub(super) fn unacknowledged(&self) -> Duration {
+        self.server.limits.unacknowledged
+    }
+
     /// Takes a new request.
     pub(super) fn take(&mut self, request: Request<RecvStream>, mut respond: Respond) {
         let (head, stream) = request.into_parts();

@@ -10,9 +10,9 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::connection;
+use super::connection::{self, Transport as _};
 use super::mailbox::{Mailbox, Note};
 use super::route::Routing;
 use super::server::Server;
@@ -144,7 +144,10 @@ impl Server {
                         continue;
                     }
                     tracing::warn!(%error, "no connection can be taken; trying again in {pause:?}");
-                    sleep(pause).await;
+                    let stopped = stop.wait_for(|stop| *stop);
+                    if timeout(pause, stopped).await.is_ok() {
+                        break;
+                    }
                     pause = (pause * 2).min(PAUSE.1);
                 }
             }
@@ -181,12 +184,8 @@ impl Server {
 /// Sets a socket up for small messages at once, and for noticing that the peer's host has vanished.
 fn tune(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
-    let socket = SockRef::from(socket);
-    socket.set_tcp_keepalive(&KEEPALIVE)?;
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(unacknowledged))?;
-    #[cfg(not(target_os = "linux"))]
-    let _ = unacknowledged;
+    SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)?;
+    socket.bear_with(Some(unacknowledged));
     Ok(())
 }
 

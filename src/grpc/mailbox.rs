@@ -4,7 +4,7 @@
 //! waiting calls, streams that moved, the order to stop. While the task runs nobody needs to wake
 //! it, so a batch costs one wake-up, and what the task does to itself costs none.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
@@ -37,7 +37,12 @@ struct State {
 pub(super) struct Mailbox {
     state: Mutex<State>,
     unsent: AtomicUsize,
+    /// An answer was given that the peer's host may have no room for.
+    large: AtomicBool,
 }
+
+/// Answers up to this length fit into what any host keeps for a process that does not read.
+const LARGE: usize = 16 << 10;
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -92,6 +97,14 @@ impl Mailbox {
     /// Counts answer bytes that are to be sent.
     pub(super) fn charge(&self, bytes: usize) {
         self.unsent.fetch_add(bytes, Ordering::Relaxed);
+        if bytes > LARGE {
+            self.large.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there was a large answer since this was last asked.
+    pub(super) fn had_large(&self) -> bool {
+        self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
     }
 
     /// Counts answer bytes that are sent, or never will be.
