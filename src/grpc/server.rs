@@ -23,7 +23,7 @@ impl Server {
     /// A wire edge for `engine`. It serves nobody before [`Server::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
-        let purse = Purse::new(limits.bodies_in_flight_bytes, limits.message_bytes);
+        let purse = Purse::new(limits.bodies_in_flight_bytes);
         Arc::new(Self {
             engine,
             limits,
