@@ -41,16 +41,35 @@ impl Purse {
     }
 }
 
-/// The share of the common purse that one connection may take, unless one message alone needs more.
+/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones.
+#[derive(Debug, Clone)]
+pub(super) struct Budget {
+    small: Purse,
+    large: Purse,
+}
+
+/// Bodies up to this length are small.
+const SMALL: usize = 8 << 20;
+
+impl Budget {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self { small: Purse::new(bytes / 4), large: Purse::new(bytes - bytes / 4) }
+    }
+
+    /// Bytes that are taken.
+    pub(super) fn taken(&self) -> usize {
+        self.small.taken() + self.large.taken()
+    }
+}
+
+/// The share of a common purse that one connection may take, unless one message alone needs more.
 const SHARE: u32 = 16;
 
-/// What one connection pays from: the common purse, out of which it may take no more than its share.
+/// A purse that many pay from, and how much of it one of them has taken.
 #[derive(Debug)]
-pub(super) struct Wallet {
+struct Account {
     common: Purse,
     own: OnceLock<Purse>,
-    /// The longest message.
-    message_bytes: usize,
 }
 
 /// A claim on memory, given back when it is dropped.
@@ -59,12 +78,11 @@ struct Claim {
     _own: OwnedSemaphorePermit,
 }
 
-impl Wallet {
-    pub(super) fn new(common: &Purse, message_bytes: usize) -> Self {
-        Self { common: common.clone(), own: OnceLock::new(), message_bytes }
+impl Account {
+    fn new(common: &Purse) -> Self {
+        Self { common: common.clone(), own: OnceLock::new() }
     }
 
-    /// Memory for `bytes`, once there is room.
     fn take(&self, bytes: usize) -> impl Future<Output = Option<Claim>> + Send + use<> {
         let share = (self.common.all / SHARE) as usize * UNIT;
         let (own, common) = (self.own.get_or_init(|| Purse::new(share)).clone(), self.common.clone());
@@ -73,6 +91,27 @@ impl Wallet {
             let own = own.take(bytes).await?;
             Some(Claim { _common: common.take(bytes).await?, _own: own })
         }
+    }
+}
+
+/// What one connection pays from.
+#[derive(Debug)]
+pub(super) struct Wallet {
+    small: Account,
+    large: Account,
+    /// The longest message.
+    message_bytes: usize,
+}
+
+impl Wallet {
+    pub(super) fn new(budget: &Budget, message_bytes: usize) -> Self {
+        let (small, large) = (Account::new(&budget.small), Account::new(&budget.large));
+        Self { small, large, message_bytes }
+    }
+
+    /// Memory for `bytes`, once there is room.
+    fn take(&self, bytes: usize) -> impl Future<Output = Option<Claim>> + Send + use<> {
+        if bytes > SMALL { &self.large } else { &self.small }.take(bytes)
     }
 }
 
@@ -303,23 +342,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_purse_is_shared_and_nothing_is_too_large_for_it() {
-        let purse = Purse::new(160 << 10);
-        let wallets = [(); 2].map(|()| Wallet::new(&purse, 1 << 30));
+    async fn memory_is_shared_and_nothing_is_too_large_for_it() {
+        let budget = Budget::new(160 << 20);
+        let wallets = [(); 2].map(|()| Wallet::new(&budget, 1 << 30));
         let mut cx = Context::from_waker(std::task::Waker::noop());
 
-        let first = wallets[0].take(8 << 10).await.expect("room");
-        assert_eq!(purse.taken(), 8 << 10);
-        let mut more = Box::pin(wallets[0].take(8 << 10));
+        let first = wallets[0].take(2 << 20).await.expect("room");
+        assert_eq!(budget.taken(), 2 << 20);
+        let mut more = Box::pin(wallets[0].take(2 << 20));
         assert!(more.as_mut().poll(&mut cx).is_pending(), "more than its share");
-        let other = wallets[1].take(8 << 10).await.expect("others have theirs");
+        let other = wallets[1].take(2 << 20).await.expect("others have theirs");
         drop(first);
         drop(more.await.expect("room"));
 
-        let mut all = Box::pin(wallets[0].take(1 << 30));
-        assert!(all.as_mut().poll(&mut cx).is_pending());
+        let huge = wallets[0].take(1 << 30).await.expect("all there is for large ones");
+        let mut waits = Box::pin(wallets[1].take(9 << 20));
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
         drop(other);
-        assert!(all.await.is_some());
-        assert_eq!(purse.taken(), 0);
+        drop(wallets[1].take(1).await.expect("small ones do not wait for large ones"));
+        drop(huge);
+        drop(waits.await.expect("room"));
+        assert_eq!(budget.taken(), 0);
     }
 }

@@ -90,7 +90,7 @@ impl Desk {
         let inbox: Arc<dyn Inbox> = Arc::clone(&mailbox) as Arc<dyn Inbox>;
         let side = Side::new(server.limits.side_calls_per_connection);
         let route = Route::new(routing);
-        let wallet = Wallet::new(&server.purse, server.limits.message_bytes);
+        let wallet = Wallet::new(&server.budget, server.limits.message_bytes);
         let (slots, deadlines) = (Slots::default(), Deadlines::default());
         Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, ending: None }
     }
