@@ -136,7 +136,7 @@ impl Server {
             match accepted {
                 Ok((socket, peer)) => {
                     pause = PAUSE.0;
-                    self.welcome(&room, socket, peer, routing);
+                    self.welcome(&room, socket, peer, routing, stop.clone());
                 }
                 Err(error) => {
                     self.counts.accept_errors.add();
@@ -160,7 +160,14 @@ impl Server {
         }
     }
 
-    fn welcome(self: &Arc<Self>, room: &Arc<Room>, socket: TcpStream, peer: SocketAddr, routing: Routing) {
+    fn welcome(
+        self: &Arc<Self>,
+        room: &Arc<Room>,
+        socket: TcpStream,
+        peer: SocketAddr,
+        routing: Routing,
+        mut stop: watch::Receiver<bool>,
+    ) {
         let present = self.counts.connections.fetch_add(1, Ordering::Relaxed);
         if present >= self.limits.connections {
             self.counts.connections.fetch_sub(1, Ordering::Relaxed);
@@ -173,8 +180,13 @@ impl Server {
         }
         let greeting = connection::greet(Arc::clone(self), socket, peer, routing, room.enter(self));
         tokio::spawn(async move {
+            let greeted = tokio::select! {
+                greeted = greeting => greeted,
+                // Who has not said a word yet is not waited for.
+                _ = stop.wait_for(|stop| *stop) => None,
+            };
             // The connection gets a task of its own, which is as small as can be.
-            if let Some(connection) = greeting.await {
+            if let Some(connection) = greeted {
                 tokio::spawn(connection);
             }
         });
