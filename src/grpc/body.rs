@@ -30,7 +30,7 @@ type Claim = OwnedSemaphorePermit;
 
 impl Purse {
     pub(super) fn new(bytes: usize, message_bytes: usize) -> Self {
-        let all = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).min(1 << 28).max(1);
+        let all = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).clamp(1, 1 << 28);
         Self { units: Arc::new(Semaphore::new(all as usize)), all, message_bytes }
     }
 

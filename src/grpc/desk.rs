@@ -16,7 +16,7 @@ use super::frame::Message;
 use super::head::{self, Refused, Target};
 use super::mailbox::{Mailbox, slot_waker};
 use super::respond::{self, Respond};
-use super::route::Route;
+use super::route::{Route, Routing};
 use super::server::Server;
 use super::side::Side;
 use super::slots::Slots;
@@ -82,7 +82,7 @@ impl Desk {
     pub(super) fn open(
         server: Arc<Server>,
         peer: SocketAddr,
-        routing: super::Routing,
+        routing: Routing,
         mailbox: Arc<Mailbox>,
     ) -> Self {
         let id = server.engine.connection_opened(peer);
@@ -101,6 +101,11 @@ impl Desk {
     /// Whether the peer has so many answers to take that no further calls are taken from it.
     pub(super) fn is_full(&self) -> bool {
         self.mailbox.unsent() > self.server.limits.unsent_bytes_per_connection
+    }
+
+    /// How long data may go unacknowledged.
+    pub(super) fn unacknowledged(&self) -> Duration {
+        self.server.limits.unacknowledged
     }
 
     /// Takes a new request.
