@@ -26,13 +26,17 @@ pub struct JobSettings {
     /// Tasks may fail and come back without ending the run.
     pub recoverable: bool,
     /// A connected task that gives no sign of life for this long has failed.
+    #[serde(with = "humantime_serde")]
     pub heartbeat_timeout: Duration,
     /// How long the tasks of a run wait for one another when they register.
+    #[serde(with = "humantime_serde")]
     pub register_timeout: Duration,
     /// How long they wait for one another when they shut down; zero: they do not wait.
+    #[serde(with = "humantime_serde")]
     pub shutdown_timeout: Duration,
     /// How long a task whose connection broke, with no error poll held on it, may take to be heard
     /// again; `None`: only heartbeats count.
+    #[serde(with = "humantime_serde")]
     pub disconnect_grace: Option<Duration>,
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
