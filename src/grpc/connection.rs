@@ -34,6 +34,9 @@ const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
+/// Headers are not remembered between requests: what is remembered holds on to the buffers that it was read into, some
+/// 12 KiB a connection, to save a microsecond a call.
+const HEADER_TABLE: u32 = 0;
 /// What a TLS client's first byte is; HTTP/2 begins with a P.
 const TLS_HANDSHAKE: u8 = 0x16;
 
@@ -97,6 +100,7 @@ fn builder(server: &Server) -> server::Builder {
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(HEADER_LIST)
+        .header_table_size(HEADER_TABLE)
         .max_concurrent_streams(server.limits.streams_per_connection);
     builder
 }
