@@ -193,8 +193,7 @@ impl Store {
         ensure!(bytes == self.bytes(), "the store holds {bytes} bytes, {} counted", self.bytes());
         ensure!(bytes <= settings.bounds.store_bytes, "the store is over its bound");
         ensure!(self.len() <= settings.bounds.keys, "the store has too many keys");
-        let keys: BTreeSet<&[u8]> = self.waiting().map(|(key, _)| key.as_ref()).collect();
-        let waited: usize = keys.into_iter().map(<[u8]>::len).sum();
+        let waited: usize = self.waiting().map(|(key, _)| key.len()).sum();
         ensure!(
             waited == self.waited_bytes(),
             "waited keys have {waited} bytes, {} counted",

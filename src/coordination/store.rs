@@ -15,6 +15,9 @@ use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::Bounds;
 
+/// How many bytes that do not count the spelling of a key that is waited for may have.
+const SLASHES: usize = 64;
+
 /// The form of a key under which it is stored.
 pub(super) fn normalise(key: &[u8]) -> Cow<'_, [u8]> {
     let clean =
@@ -52,7 +55,7 @@ pub(super) struct Store {
     bytes: usize,
     /// Calls that wait for a key, in the order in which they came.
     waiting: BTreeMap<Bytes, Vec<CallId>>,
-    /// The lengths of the keys in `waiting`.
+    /// The lengths of the keys in `waiting`, each as often as it is waited for.
     waited_bytes: usize,
     /// Which keys hold topology values.
     topology: BTreeMap<Bytes, TopologyKey>,
@@ -148,17 +151,14 @@ impl Store {
 
     /// Puts a call into the queue of a key; returns the key as stored.
     ///
+    /// Every waiting call counts with its key, since its caller's spelling is kept for the answer.
+    ///
     /// # Errors
     /// If the key is longer than any may be, or all keys that are waited for would pass their bound.
     pub fn wait(&mut self, key: &[u8], call: CallId, bounds: &Bounds) -> Result<Bytes, Failure> {
         let normal = normalise(key);
-        if let Some((key, _)) = self.waiting.get_key_value(normal.as_ref()) {
-            let key = key.clone();
-            self.waiting.entry(key.clone()).or_default().push(call);
-            return Ok(key);
-        }
-        if normal.len() > bounds.key_bytes {
-            return over("key", normal.len(), bounds.key_bytes, "bounds.key-bytes");
+        if key.len() > bounds.key_bytes || key.len() > normal.len() + SLASHES {
+            return over("key as it is spelled", key.len(), bounds.key_bytes, "bounds.key-bytes");
         }
         let waited = self.waited_bytes + normal.len();
         if waited > bounds.waited_key_bytes {
@@ -170,6 +170,11 @@ impl Store {
             );
         }
         self.waited_bytes = waited;
+        if let Some((key, _)) = self.waiting.get_key_value(normal.as_ref()) {
+            let key = key.clone();
+            self.waiting.entry(key.clone()).or_default().push(call);
+            return Ok(key);
+        }
         let key = Bytes::copy_from_slice(&normal);
         self.waiting.insert(key.clone(), vec![call]);
         Ok(key)
@@ -178,19 +183,19 @@ impl Store {
     /// Takes a call out of the queue of a key.
     pub fn leave(&mut self, key: &Bytes, call: CallId) {
         if let Some(queue) = self.waiting.get_mut(key) {
+            let before = queue.len();
             queue.retain(|waiting| *waiting != call);
+            self.waited_bytes -= key.len() * (before - queue.len());
             if queue.is_empty() {
-                self.forget_waited(key);
+                self.waiting.remove(key);
             }
         }
     }
 
     fn forget_waited(&mut self, key: &[u8]) -> Vec<CallId> {
-        let queue = self.waiting.remove(key);
-        if queue.is_some() {
-            self.waited_bytes -= key.len();
-        }
-        queue.unwrap_or_default()
+        let queue = self.waiting.remove(key).unwrap_or_default();
+        self.waited_bytes -= key.len() * queue.len();
+        queue
     }
 
     /// The topology values.
