@@ -19,6 +19,8 @@ use crate::telemetry::events::log_events;
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
+/// How long the wire edge may take, beyond its time, to cut what has not finished.
+const CUTTING: Duration = Duration::from_secs(2);
 
 /// A server that is running.
 pub struct Server {
@@ -134,7 +136,7 @@ impl Server {
         self.readiness.stopping();
         let began = self.engine.clock().now();
         self.engine.stop();
-        if !self.grpc.stop(within).await {
+        if !self.grpc.stop(within + CUTTING).await {
             tracing::warn!(?within, "some gRPC connections did not finish in time and are cut");
         }
         let left = within.saturating_sub(self.engine.clock().now().since(began));
