@@ -106,13 +106,15 @@ impl Server {
     fn serve_grpc(&mut self, listeners: Vec<Bound>, config: &Config) -> Result<()> {
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
         let edge = grpc::Server::new(Arc::clone(&self.engine), limits);
+        let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
+        let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
+        let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
         for Bound { listener, address, job } in listeners {
             warn_if_open(address, "gRPC");
             let routing = match job {
-                None => Routing::ByAuthority,
+                None => Routing::ByAuthority(only),
                 Some(name) => {
-                    let job = self.engine.look(|core, _| core.job_named(name.as_str()));
-                    Routing::Own(job.with_context(|| format!("the job {name} is not there"))?)
+                    Routing::Own(place(&name).with_context(|| format!("the job {name} is not there"))?)
                 }
             };
             self.grpc.tasks.spawn(Arc::clone(&edge).serve(listener, routing, self.grpc.stop.subscribe()));

@@ -44,7 +44,7 @@ impl Rig {
         let listener = bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let (stop, stopped) = watch::channel(false);
-        let serving = tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority, stopped));
+        let serving = tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority(None), stopped));
         Self { engine, server, address, stop, serving }
     }
 
