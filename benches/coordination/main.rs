@@ -52,8 +52,8 @@ struct Arguments {
     /// A fifth of the operations.
     #[arg(long)]
     quick: bool,
-    /// Threads of Muster and of the floor.
-    #[arg(long, default_value_t = 1)]
+    /// Threads of Muster and of the floor; the default is Muster's own on the smallest machines.
+    #[arg(long, default_value_t = 2)]
     threads: usize,
     /// Another build of Muster.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_muster"))]
@@ -98,9 +98,11 @@ fn main() -> Result<()> {
     if let Some(folder) = &arguments.logs {
         std::fs::create_dir_all(folder)?;
     }
-    let results = run(&arguments, &wanted, &plan)?;
-
+    let mut results = Results::new(&arguments.servers);
+    let ran = run(&arguments, &wanted, &plan, &mut results);
+    // Also what came before a failure: it may say why.
     print!("{}", results.text());
+    ran?;
     if let Some(path) = &arguments.json {
         std::fs::write(path, results.json()?).with_context(|| path.display().to_string())?;
     }
@@ -110,7 +112,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session]) -> Result<Results> {
+fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut Results) -> Result<()> {
     let launcher = Launcher {
         muster: arguments.muster.clone(),
         threads: arguments.threads,
@@ -118,7 +120,6 @@ fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session]) -> Result<Resul
     };
     // One thread: the servers are to have the rest of the machine.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut results = Results::new(&arguments.servers);
     for &session in plan {
         let repeat = session.repeat(arguments.repeat);
         for repetition in 0..repeat {
@@ -145,5 +146,5 @@ fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session]) -> Result<Resul
             }
         }
     }
-    Ok(results)
+    Ok(())
 }

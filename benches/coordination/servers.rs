@@ -68,8 +68,9 @@ impl Launcher {
 
     fn muster_command(&self, job: Job) -> Vec<OsString> {
         let mut command = words(&format!(
-            "serve --tasks {} --grpc 127.0.0.1:0 --http 127.0.0.1:0 --heartbeat-timeout {HEARTBEAT_TIMEOUT_S}s",
-            job.tasks
+            "serve --tasks {} --grpc 127.0.0.1:0 --http 127.0.0.1:0 --heartbeat-timeout {HEARTBEAT_TIMEOUT_S}s \
+             --io-threads {}",
+            job.tasks, self.threads
         ));
         if job.recoverable {
             command.push("--recoverable".into());
@@ -119,6 +120,6 @@ fn address(kind: Kind, line: &str) -> Option<SocketAddr> {
             let port = line.trim().strip_prefix("READY port=")?;
             Some(SocketAddr::from(([127, 0, 0, 1], port.parse().ok()?)))
         }
-        Kind::Muster => line.split_whitespace().find_map(|word| word.strip_prefix("grpc=")?.parse().ok()),
+        Kind::Muster => line.trim().strip_prefix("gRPC")?.trim().parse().ok(),
     }
 }

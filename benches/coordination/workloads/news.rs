@@ -14,9 +14,13 @@ use crate::wire::{self, Method, Value};
 /// Time for calls that wait to have reached their places after an answered call behind them.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Every task's connection has been served since the calls before this.
-async fn settle(cluster: &Cluster) -> Result<()> {
-    answers(cluster.call_all(Method::Heartbeat, |speaker| Ok(speaker.heartbeat())).await?).await?;
+/// The first tasks' connections have been served since the calls before this.
+async fn settle(cluster: &Cluster, tasks: u32) -> Result<()> {
+    let heartbeat = |number: u64| {
+        let speaker = cluster.speaker(number as u32);
+        Ok((speaker.task, Method::Heartbeat, speaker.heartbeat()))
+    };
+    cluster.flood(64, tasks.into(), heartbeat, |_, _| Ok(())).await?;
     tokio::time::sleep(SETTLE).await;
     Ok(())
 }
@@ -30,7 +34,7 @@ pub async fn watch(target: Target, watchers: u32, wanted: &Wanted, figures: &mut
     for life in 1..=rounds {
         for present in [false, true] {
             let waiting = watched.all_watch().await?;
-            settle(&cluster).await?;
+            settle(&cluster, watchers).await?;
             measured.begin_counted()?;
             let change = watched.change(life, present)?;
             let tables = answers(waiting).await?;
@@ -127,7 +131,7 @@ async fn all_polls_fail(polls: Vec<Call>) -> Result<()> {
 async fn polling(target: Target, tasks: u32) -> Result<(Cluster, Vec<Call>)> {
     let cluster = registered(target, tasks).await?;
     let polls = cluster.call_all(Method::PollForError, |speaker| Ok(speaker.only_who())).await?;
-    settle(&cluster).await?;
+    settle(&cluster, tasks).await?;
     Ok((cluster, polls))
 }
 
