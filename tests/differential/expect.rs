@@ -101,6 +101,11 @@ pub fn error(code: Code) -> Outcome {
     })
 }
 
+/// What a heartbeat of another life than the registered one does to a job whose tasks do not come back.
+pub fn another_life() -> Outcome {
+    error(Code::Aborted).says("Incarnation ID mismatch")
+}
+
 /// An error without payloads, which clients read like one of the transport.
 pub fn plain_error(code: Code) -> Outcome {
     ok().with(|pattern| pattern.code = code as i32)

@@ -2,6 +2,7 @@
 
 mod barriers;
 mod errors;
+mod generation_a;
 mod heartbeats;
 mod key_values;
 mod liveness;
@@ -24,6 +25,7 @@ pub fn all(release: Release) -> Vec<Script> {
         liveness::scripts(release),
         recoverable::scripts(release),
         runs::scripts(release),
+        generation_a::scripts(release),
     ]
     .concat()
 }
