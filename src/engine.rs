@@ -9,6 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast};
 
@@ -62,6 +63,9 @@ const EVENTS_KEPT: usize = 1 << 14;
 /// How many events a follower may lag behind before it loses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
+/// How late a deadline may be kept before the driver takes itself to have been away.
+const LAG_FORGIVEN: Duration = Duration::from_secs(1);
+
 /// The handle through which every edge reaches the state machine.
 pub struct Engine {
     state: Mutex<State>,
@@ -106,7 +110,7 @@ impl Engine {
     /// # Errors
     /// If there is a job of that name.
     pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, JobExists> {
-        let mut state = self.lock();
+        let state = self.lock();
         if state.core.job_named(name.as_str()).is_some() {
             return Err(JobExists(name));
         }
@@ -202,12 +206,20 @@ impl Engine {
                 Some(at) => {
                     let due = tokio::time::Instant::from_std(self.clock.instant(at));
                     tokio::select! {
-                        () = tokio::time::sleep_until(due) => self.feed(self.lock(), Input::Tick),
+                        () = tokio::time::sleep_until(due) => self.tick(at),
                         () = rearmed => {}
                     }
                 }
             }
         }
+    }
+
+    fn tick(&self, due: Timestamp) {
+        // A process that was stopped, or starved, has heard nobody in the meantime; that is not their fault.
+        if self.clock.now().since(due) > LAG_FORGIVEN {
+            self.feed(self.lock(), Input::Lagged);
+        }
+        self.feed(self.lock(), Input::Tick);
     }
 
     fn arm(&self) -> Option<Timestamp> {

@@ -1,2 +1,5 @@
-//! muster
-fn main() {}
+//! `muster`: arguments in, exit code out.
+
+fn main() -> std::process::ExitCode {
+    muster::cli::main()
+}

@@ -201,6 +201,34 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// The task that the caller says it is, where the request says so.
+    #[must_use]
+    pub fn task(&self) -> Option<TaskId> {
+        match self {
+            Self::Register { task, .. }
+            | Self::Heartbeat { task, .. }
+            | Self::PollForError { task }
+            | Self::Shutdown { task }
+            | Self::Reset { task }
+            | Self::ReportError { task, .. }
+            | Self::WaitForAllTasks { task, .. }
+            | Self::Barrier { task, .. }
+            | Self::CancelBarrier { task, .. }
+            | Self::LiveSet { task, .. } => Some(*task),
+            Self::TaskStates { .. }
+            | Self::JobState
+            | Self::Watch { .. }
+            | Self::Insert { .. }
+            | Self::Get { .. }
+            | Self::TryGet { .. }
+            | Self::Increment { .. }
+            | Self::List { .. }
+            | Self::Delete { .. } => None,
+        }
+    }
+}
+
 /// The states of tasks at one version of the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskStates {

@@ -1,29 +1,197 @@
-//! stub
-use super::*;
-/// stub
-#[derive(Default)]
-pub struct Coordinator {}
-#[allow(missing_docs, unused_variables)]
+//! The whole state: every job, and every connection that speaks to them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::failure::{Code, Failure};
+use super::ids::{ConnectionId, JobId, JobName, Timestamp};
+use super::input::{Effect, Ending, Input};
+use super::job::Job;
+use super::view::JobView;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Connection {
+    peer: SocketAddr,
+    /// The jobs that it has spoken to.
+    jobs: BTreeSet<JobId>,
+}
+
+/// The state machine. It does no IO, reads no clock and draws no randomness: the same inputs at the same times make the
+/// same state and the same effects.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Coordinator {
+    jobs: BTreeMap<JobId, Job>,
+    names: BTreeMap<JobName, JobId>,
+    next_job: u32,
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// The next deadline of every job that has one.
+    wakes: BTreeSet<(Timestamp, JobId)>,
+}
+
 impl Coordinator {
-    pub fn apply(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>) {}
+    /// Takes one input at `now` and appends what follows from it to `effects`. Total: no input is an error.
+    pub fn apply(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>) {
+        match input {
+            Input::DeclareJob { job, name, settings, incarnation } => {
+                self.next_job = self.next_job.max(job.0.saturating_add(1));
+                self.names.insert(name.clone(), job);
+                let declared = Job::new(job, name, settings, incarnation, now, effects);
+                self.jobs.insert(job, declared);
+            }
+            Input::SpareIncarnation { job, incarnation } => {
+                self.with(job, |job| job.give_spare(incarnation));
+            }
+            Input::ConnectionOpened { connection, peer } => {
+                self.connections.insert(connection, Connection { peer, jobs: BTreeSet::new() });
+            }
+            Input::ConnectionClosed { connection, ending } => {
+                self.connection_closed(now, effects, connection, &ending);
+            }
+            Input::Call { job, call, caller, request } => {
+                if let Err(failure) = self.introduce(caller.connection, job) {
+                    return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
+                }
+                self.with(job, |job| job.call(now, effects, call, caller, request));
+            }
+            Input::CallGone { job, call } => self.with(job, |job| job.call_gone(now, effects, call)),
+            Input::Tick => self.tick(now, effects),
+            Input::Stop => self.each(|job| job.stop(now, effects)),
+            Input::Lagged => self.each(|job| job.forgive_silence(now)),
+            Input::Resumed => {
+                self.connections.clear();
+                self.each(|job| job.resume(now, effects));
+            }
+        }
+    }
+
+    /// When the state machine wants a [`Input::Tick`] next.
+    #[must_use]
     pub fn next_wake(&self) -> Option<Timestamp> {
-        None
+        self.wakes.first().map(|(at, _)| *at)
     }
+
     /// The job of this name.
+    #[must_use]
     pub fn job_named(&self, name: &str) -> Option<JobId> {
-        None
+        self.names.get(name).copied()
     }
-    /// The job that callers reach who name none: `default`, or the only one declared.
+
+    /// The job that callers reach who name none: `default`, or the only one there is.
+    #[must_use]
     pub fn default_job(&self) -> Option<JobId> {
-        None
+        self.job_named(JobName::DEFAULT).or_else(|| match self.names.len() {
+            1 => self.names.values().next().copied(),
+            _ => None,
+        })
     }
-    pub fn job_view(&self, job: JobId, now: Timestamp) -> Option<JobView> {
-        None
-    }
+
+    /// Every job, by name.
     pub fn jobs(&self) -> impl Iterator<Item = (JobId, &JobName)> {
-        std::iter::empty()
+        self.names.iter().map(|(name, id)| (*id, name))
     }
+
+    /// The name of a job.
+    #[must_use]
+    pub fn job_name(&self, job: JobId) -> Option<&JobName> {
+        self.jobs.get(&job).map(|job| &job.name)
+    }
+
+    /// The number for the next job that is declared.
+    #[must_use]
     pub fn next_job(&self) -> JobId {
-        JobId(0)
+        JobId(self.next_job)
+    }
+
+    /// How many calls wait for an answer, in all jobs.
+    #[must_use]
+    pub fn waiting_calls(&self) -> usize {
+        self.jobs.values().map(|job| job.run.waiters.len()).sum()
+    }
+
+    /// A job as people see it.
+    #[must_use]
+    pub fn job_view(&self, job: JobId, now: Timestamp) -> Option<JobView> {
+        let job = self.jobs.get(&job)?;
+        Some(JobView {
+            name: job.name.clone(),
+            settings: job.settings.clone(),
+            seen_at: now,
+            run: job.run.view(),
+            history: job.history().cloned().collect(),
+        })
+    }
+
+    pub(super) fn every_job(&self) -> impl Iterator<Item = &Job> {
+        self.jobs.values()
+    }
+
+    /// The table of deadlines says what the jobs say.
+    pub(super) fn audit_wakes(&self) -> Result<(), String> {
+        let due = |(id, job): (&JobId, &Job)| job.next_wake().map(|at| (at, *id));
+        let expected: BTreeSet<(Timestamp, JobId)> = self.jobs.iter().filter_map(due).collect();
+        if expected == self.wakes { Ok(()) } else { Err("the table of deadlines is out of date".to_owned()) }
+    }
+
+    fn with(&mut self, id: JobId, act: impl FnOnce(&mut Job)) {
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let before = job.next_wake();
+        act(job);
+        let after = job.next_wake();
+        if before != after {
+            if let Some(at) = before {
+                self.wakes.remove(&(at, id));
+            }
+            if let Some(at) = after {
+                self.wakes.insert((at, id));
+            }
+        }
+    }
+
+    fn each(&mut self, mut act: impl FnMut(&mut Job)) {
+        let ids: Vec<JobId> = self.jobs.keys().copied().collect();
+        for id in ids {
+            self.with(id, &mut act);
+        }
+    }
+
+    fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        while let Some((at, id)) = self.wakes.first().copied() {
+            if at > now {
+                break;
+            }
+            self.with(id, |job| job.tick(now, effects));
+        }
+    }
+
+    /// Makes a connection known to a job that it speaks to for the first time.
+    fn introduce(&mut self, connection: ConnectionId, id: JobId) -> Result<(), Failure> {
+        let Some(job) = self.jobs.get_mut(&id) else {
+            return Err(Failure::service(Code::NotFound, "There is no such job any more."));
+        };
+        if job.knows(connection) {
+            return Ok(());
+        }
+        let Some(known) = self.connections.get_mut(&connection) else {
+            return Err(Failure::plain(Code::Unavailable, "The connection of this call is gone."));
+        };
+        known.jobs.insert(id);
+        job.meet_connection(connection, known.peer);
+        Ok(())
+    }
+
+    fn connection_closed(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        connection: ConnectionId,
+        ending: &Ending,
+    ) {
+        let Some(known) = self.connections.remove(&connection) else { return };
+        for id in known.jobs {
+            self.with(id, |job| job.connection_closed(now, effects, connection, ending));
+        }
     }
 }

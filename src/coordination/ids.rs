@@ -96,6 +96,13 @@ impl JobName {
     }
 }
 
+// So that a table by name can be asked with plain text.
+impl std::borrow::Borrow<str> for JobName {
+    fn borrow(&self) -> &str {
+        self.as_str()
+    }
+}
+
 impl Default for JobName {
     fn default() -> Self {
         Self(Self::DEFAULT.into())

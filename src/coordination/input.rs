@@ -90,6 +90,8 @@ pub enum Input {
     },
     /// Time has passed.
     Tick,
+    /// The driver itself could not run for a while: nobody is to blame for the silence since.
+    Lagged,
     /// The service stops: every waiting call is answered, polls in the way that lets clients live on.
     Stop,
     /// The state comes from before a restart of the service: every connection and waiting call of it is gone,

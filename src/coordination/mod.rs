@@ -1,16 +1,52 @@
-//! The state machine.
+//! The state machine: jobs, runs, tasks, barriers, the store, live sets, and every rule that holds between them.
+//!
+//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wake`] says when it
+//! wants a tick. Nothing in here does IO, reads a clock, draws randomness or knows of threads, and the whole state can be
+//! serialised: the same inputs at the same times make the same state and the same effects, bit for bit.
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | `coordinator.rs` | every job and connection |
+//! | `job.rs` | run after run; who may speak in the present one (fencing) |
+//! | `run.rs` | one run's state, and the calls upon it |
+//! | `task.rs` | one task: its standing, lives and health |
+//! | `registration.rs`, `leaving.rs` | coming and going |
+//! | `failing.rs` | signs of life, lost connections, the first cause, who is told |
+//! | `barrier.rs`, `meeting.rs` | the table of barriers; what happens at them |
+//! | `live.rs` | the live-set question |
+//! | `store.rs` | the key-value store |
+//! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
+//! | `devices.rs` | devices out of the topology values |
+//! | `view.rs`, `viewing.rs` | the state as people see it |
+//! | `audit.rs` | the invariants of all this, checked from scratch |
+
+mod audit;
+mod barrier;
 mod call;
+mod context;
 mod coordinator;
 mod devices;
 mod event;
+mod failing;
 mod failure;
 mod ids;
 mod input;
+mod job;
+mod leaving;
+mod live;
+mod meeting;
+mod registration;
+mod run;
 mod settings;
+mod store;
+mod task;
+mod timers;
 mod view;
+mod viewing;
+mod waiters;
 
 pub use call::*;
-pub use coordinator::*;
+pub use coordinator::Coordinator;
 pub use devices::{Device, TopologyKey};
 pub use event::*;
 pub use failure::*;

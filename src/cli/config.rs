@@ -1,0 +1,69 @@
+//! `muster config`: shows the configuration.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use super::options::ServeOptions;
+use super::print;
+use crate::config::AskedJobs;
+
+/// Show the configuration that a server would have
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Print(Print),
+}
+
+/// Print every setting with its value and where that comes from
+///
+/// Takes the flags of `muster serve`. What it prints is a configuration file that means the same: save it and
+/// give it to --config.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+struct Print {
+    #[command(flatten)]
+    jobs: Jobs,
+    #[command(flatten)]
+    options: ServeOptions,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster config print
+  muster config print --job train=8 --heartbeat-timeout 20s > muster.toml
+  MUSTER_LOG=debug muster config print --config muster.toml";
+
+/// The jobs, as `muster serve` and `muster config print` take them.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Jobs")]
+pub struct Jobs {
+    /// Declare the job `default` with this many tasks [env: MUSTER_TASKS]
+    #[arg(long, value_name = "N")]
+    tasks: Option<String>,
+
+    /// Declare a job; repeat for more. With @ADDR it gets a gRPC listener of its own [env:
+    /// MUSTER_JOBS=NAME=TASKS,...]
+    #[arg(long = "job", value_name = "NAME=TASKS[@ADDR]")]
+    jobs: Vec<String>,
+}
+
+impl From<&Jobs> for AskedJobs {
+    fn from(jobs: &Jobs) -> Self {
+        Self::Declared { tasks: jobs.tasks.clone(), jobs: jobs.jobs.clone() }
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let Command::Print(arguments) = &arguments.command;
+    let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
+    print(&config.print())?;
+    Ok(ExitCode::SUCCESS)
+}

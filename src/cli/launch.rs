@@ -1,0 +1,139 @@
+//! `muster launch`: a job on this machine, with a server of its own or with one that runs already.
+
+mod children;
+mod output;
+mod supervisor;
+mod target;
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+
+use super::limits;
+use super::options::LaunchOptions;
+use crate::config::{AskedJobs, ConfigError, parse_duration};
+use crate::coordination::JobName;
+use crate::telemetry::log;
+use supervisor::{Plan, Supervisor};
+use target::Target;
+
+pub use children::{BECOME, BecomeArguments, GUARD, run_become, run_guard};
+
+/// Run a job on this machine: N processes of one command, and a server for them
+///
+/// Starts a server in this process, at free loopback ports, and N processes of COMMAND. Each finds the server and its
+/// place by these variables:
+///   JAX_COORDINATOR_ADDRESS, JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0   read by JAX itself
+///   MUSTER_PROCESS_ID, MUSTER_NUM_PROCESSES                             for jax.distributed.initialize(...)
+/// (and PYTHONUNBUFFERED=1, unless it is set, so that their lines come when they are written).
+///
+/// Every line they write is passed on with `[i] ` before it; their standard input is empty. When one fails, the others
+/// are ended, unless the job is recoverable; --max-restarts starts again what failed. SIGINT, SIGTERM, SIGHUP,
+/// SIGUSR1 and SIGUSR2 are passed on. No process outlives the launch.
+///
+/// Ends with 0 if every process ended with 0, otherwise as the first process that failed (128+N for signal N);
+/// 128+N when ended by signal N itself; 125 if the launch could not be made, 127 if there is no such COMMAND.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES, verbatim_doc_comment)]
+pub struct Arguments {
+    /// How many processes to run
+    #[arg(short = 'n', long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    processes: u32,
+
+    /// How many times to start again what failed, in all: the one process if the job is recoverable, else all of them
+    /// as the next run
+    #[arg(long, value_name = "R", default_value_t = 0, env = "MUSTER_MAX_RESTARTS", hide_env_values = true)]
+    max_restarts: u32,
+
+    /// How long processes that were told to end may take before they are killed
+    #[arg(long, value_name = "DURATION", default_value = "10s", env = "MUSTER_KILL_AFTER", hide_env_values = true,
+          value_parser = parse_duration)]
+    kill_after: Duration,
+
+    /// Use the server at this HTTP address, instead of one of its own; its job must have N tasks
+    #[arg(long, value_name = "URL")]
+    server: Option<String>,
+
+    /// The job's name
+    #[arg(long, value_name = "NAME", default_value = JobName::DEFAULT, env = "MUSTER_JOB", hide_env_values = true)]
+    job: JobName,
+
+    #[command(flatten)]
+    options: LaunchOptions,
+
+    /// The command and its arguments, after `--`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster launch -n 2 -- python3 train.py
+
+  Start all four again, up to three times, when one fails:
+    muster launch -n 4 --max-restarts 3 -- python3 train.py
+
+  Start only the one that failed; the program must be able to take it back:
+    muster launch -n 4 --max-restarts 3 --recoverable -- python3 elastic.py
+
+  With a server that runs already (muster serve --job train=4):
+    muster launch -n 4 --server http://127.0.0.1:8477 --job train -- python3 train.py";
+
+/// The exit code when the launch itself could not be made.
+const NOT_LAUNCHED: u8 = 125;
+/// The exit code when there is no such command.
+const NO_COMMAND: u8 = 127;
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let name = arguments.command.first().map(Path::new).unwrap_or(Path::new(""));
+    if !children::is_command(name) {
+        let wrong =
+            if name.components().count() > 1 { "is no file that can be run" } else { "is not on PATH" };
+        let _ = writeln!(std::io::stderr(), "muster: cannot launch {}: it {wrong}", name.display());
+        return Ok(ExitCode::from(NO_COMMAND));
+    }
+    match launch(arguments) {
+        Err(error) if !error.is::<ConfigError>() => {
+            let _ = writeln!(std::io::stderr(), "muster: cannot launch: {error:#}");
+            Ok(ExitCode::from(NOT_LAUNCHED))
+        }
+        done => done,
+    }
+}
+
+fn launch(arguments: &Arguments) -> Result<ExitCode> {
+    let jobs = AskedJobs::Only { name: arguments.job.clone(), tasks: arguments.processes };
+    let config = arguments.options.load(jobs)?;
+    log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
+    let open_files = limits::raise_open_files();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.server.io_threads)
+        .enable_all()
+        .build()
+        .context("cannot start the threads that serve connections")?;
+    // The supervisor runs on this thread, which lives as long as the process: children are tied to the
+    // thread that started them.
+    let code = runtime.block_on(async {
+        let target = match &arguments.server {
+            Some(url) => Target::find(url, arguments, &arguments.options).await?,
+            None => Target::start(&config).await?,
+        };
+        let plan = Plan {
+            command: arguments.command.clone(),
+            tasks: arguments.processes,
+            recoverable: target.recoverable(),
+            max_restarts: arguments.max_restarts,
+            kill_after: arguments.kill_after,
+            open_files: open_files.current,
+        };
+        Supervisor::new(plan, target)?.run().await
+    });
+    runtime.shutdown_background();
+    Ok(ExitCode::from(code?))
+}

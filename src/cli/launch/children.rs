@@ -1,0 +1,159 @@
+//! Child processes that never outlive the launch, also when that is killed.
+//!
+//! Two things see to it. Each child first runs this program, which asks the system for a signal at its parent's death and
+//! then becomes the command: that needs no code between fork and exec. And one guard process, which knows the children's
+//! process groups, kills whatever they have left behind when its pipe from the launch closes.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::{self, BufRead as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::super::limits;
+
+/// The hidden subcommand that becomes a task.
+pub const BECOME: &str = "__become";
+/// The hidden subcommand that guards process groups.
+pub const GUARD: &str = "__guard";
+/// This program, also when its file was replaced meanwhile.
+pub const THIS_PROGRAM: &str = "/proc/self/exe";
+
+const CANNOT_RUN: u8 = 126;
+const NO_COMMAND: u8 = 127;
+
+/// Become a task of a launch.
+#[derive(Debug, Args)]
+pub struct BecomeArguments {
+    /// The process that launched it
+    #[arg(long)]
+    parent: i32,
+    /// The usual limit on open files
+    #[arg(long)]
+    open_files: Option<u64>,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Becomes the command.
+pub fn run_become(arguments: &BecomeArguments) -> Result<ExitCode> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot tie the task to its launch")?;
+    // The parent may have died before that was set.
+    if getppid().map(Pid::as_raw_pid) != Some(arguments.parent) {
+        return Ok(ExitCode::from(CANNOT_RUN));
+    }
+    if let Some(soft) = arguments.open_files {
+        limits::set_open_files(soft);
+    }
+    let Some((program, rest)) = arguments.command.split_first() else {
+        return Ok(ExitCode::from(NO_COMMAND));
+    };
+    let error = Command::new(program).args(rest).exec();
+    let _ = writeln!(io::stderr(), "muster: cannot run {}: {error}", Path::new(program).display());
+    let missing = error.kind() == io::ErrorKind::NotFound;
+    Ok(ExitCode::from(if missing { NO_COMMAND } else { CANNOT_RUN }))
+}
+
+/// Waits for the end of the launch, then kills what is left of its process groups.
+pub fn run_guard() -> Result<ExitCode> {
+    // Whoever ends everything at once by signals must not end the guard first: it ends with its pipe.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let entered = runtime.enter();
+    let _ignored = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    drop(entered);
+    let mut groups = BTreeSet::new();
+    for line in io::stdin().lock().lines() {
+        let Ok(line) = line else { break };
+        match (line.get(..1), line.get(1..).and_then(|number| number.parse::<i32>().ok())) {
+            (Some("+"), Some(group)) => _ = groups.insert(group),
+            (Some("-"), Some(group)) => _ = groups.remove(&group),
+            _ => {}
+        }
+    }
+    for group in groups {
+        if let Some(group) = Pid::from_raw(group) {
+            // One that is gone already is just as well.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The launch's end of the guard.
+pub struct Guard {
+    child: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Guard {
+    /// Starts the guard, in a process group of its own.
+    pub fn start() -> io::Result<Self> {
+        let mut child = Command::new(THIS_PROGRAM)
+            .arg(GUARD)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()?;
+        let pipe = child.stdin.take();
+        Ok(Self { child, pipe })
+    }
+
+    /// A process group has begun.
+    pub fn add(&mut self, group: Pid) {
+        self.tell('+', group);
+    }
+
+    /// A process group is gone.
+    pub fn remove(&mut self, group: Pid) {
+        self.tell('-', group);
+    }
+
+    fn tell(&mut self, sign: char, group: Pid) {
+        if let Some(pipe) = &mut self.pipe {
+            // Without its guard, a child is still tied to this process by its death signal.
+            let _ = pipe.write_all(format!("{sign}{}\n", group.as_raw_pid()).as_bytes());
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        drop(self.pipe.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether `name` is something that can be run: a file if it is a path, else a file on `PATH`.
+pub fn is_command(name: &Path) -> bool {
+    let runs = |path: &Path| {
+        path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    if name.components().count() != 1 || name.is_absolute() {
+        return runs(name);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| runs(&folder.join(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_found_on_the_path_or_as_paths() {
+        assert!(is_command(Path::new("sh")));
+        assert!(is_command(Path::new("/bin/sh")));
+        assert!(!is_command(Path::new("/bin")));
+        assert!(!is_command(Path::new("no-such-command-anywhere")));
+        assert!(!is_command(Path::new("")));
+    }
+}

@@ -1,0 +1,454 @@
+//! Watches over the processes of a launch.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::process::ExitStatusExt as _;
+use std::pin::Pin;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Sleep;
+
+use super::children::{BECOME, Guard, THIS_PROGRAM};
+use super::output::{Stream, pump};
+use super::target::Target;
+use crate::clock::Clock;
+use crate::config::show_duration;
+use crate::coordination::Timestamp;
+use crate::text::one_line;
+
+/// How long the others of a failed task may take to fail by themselves, with messages of their own.
+const SETTLE: Duration = Duration::from_secs(3);
+/// How long output may still arrive when its process is gone: something that left the group may hold the pipe.
+const LAST_OUTPUT: Duration = Duration::from_secs(2);
+
+/// What to run.
+pub struct Plan {
+    pub command: Vec<OsString>,
+    pub tasks: u32,
+    pub recoverable: bool,
+    pub max_restarts: u32,
+    pub kill_after: Duration,
+    /// The usual limit on open files, which the children get back.
+    pub open_files: Option<u64>,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Code(u8),
+    Signal(i32),
+}
+
+impl End {
+    fn of(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(u8::try_from(code).unwrap_or(u8::MAX)),
+            (None, Some(signal)) => Self::Signal(signal),
+            (None, None) => Self::Code(u8::MAX),
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + u8::try_from(signal).unwrap_or(127),
+        }
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(number) => match Signal::from_named_raw(*number) {
+                Some(signal) => write!(f, "{}", name(signal)),
+                None => write!(f, "signal {number}"),
+            },
+        }
+    }
+}
+
+/// A signal's name as people write it.
+fn name(signal: Signal) -> String {
+    format!("{signal:?}").replace("Signal::", "SIG")
+}
+
+struct Process {
+    pid: Pid,
+    began: Timestamp,
+}
+
+enum Slot {
+    Idle,
+    Running(Process),
+    Ended(End),
+}
+
+/// A process that failed and was not started again.
+#[derive(Clone, Copy)]
+struct Failed {
+    task: u32,
+    end: End,
+    after: Duration,
+}
+
+/// How far the ending of processes has come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// They have been given time to end by themselves.
+    Waiting,
+    /// They have been told to.
+    Told,
+    /// They have been killed.
+    Killed,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    Going,
+    /// A task failed, and with it the run.
+    Failed(Ending),
+    /// A signal ended the launch.
+    Interrupted(Signal, Ending),
+}
+
+/// Watches over the processes of a launch.
+pub struct Supervisor {
+    plan: Plan,
+    target: Target,
+    clock: Clock,
+    guard: Guard,
+    out: Stream,
+    err: Stream,
+    pumps: JoinSet<()>,
+    exits: mpsc::Receiver<Exit>,
+    exited: mpsc::Sender<Exit>,
+    slots: Vec<Slot>,
+    /// In the order of their ends.
+    failed: Vec<Failed>,
+    phase: Phase,
+    timer: Option<Pin<Box<Sleep>>>,
+    restarts: u32,
+    runs: u32,
+}
+
+struct Exit {
+    task: u32,
+    end: End,
+}
+
+impl Supervisor {
+    /// Gets ready; starts nothing yet.
+    pub fn new(plan: Plan, target: Target) -> Result<Self> {
+        let (exited, exits) = mpsc::channel(plan.tasks as usize);
+        Ok(Self {
+            slots: (0..plan.tasks).map(|_| Slot::Idle).collect(),
+            plan,
+            target,
+            clock: Clock::start(),
+            guard: Guard::start().context("cannot start the guard of the processes")?,
+            out: Stream::start(std::io::stdout()),
+            err: Stream::start(std::io::stderr()),
+            pumps: JoinSet::new(),
+            exits,
+            exited,
+            failed: Vec::new(),
+            phase: Phase::Going,
+            timer: None,
+            restarts: 0,
+            runs: 0,
+        })
+    }
+
+    /// Runs everything to its end and returns the exit code.
+    pub async fn run(mut self) -> Result<u8> {
+        let mut signals = signals()?;
+        self.err.say(&format!("{} task(s), {}", self.plan.tasks, self.target.describe())).await;
+        let watched = self.watch(&mut signals).await;
+        if watched.is_err() {
+            self.signal_all(Signal::KILL);
+        }
+        self.drain().await;
+        let code = self.exit_code();
+        let summary = self.summary().await;
+        self.err.say(&summary).await;
+        let Self { target, out, err, .. } = self;
+        target.stop().await;
+        out.finish().await;
+        err.finish().await;
+        watched.map(|()| code)
+    }
+
+    async fn watch(&mut self, signals: &mut mpsc::Receiver<Signal>) -> Result<()> {
+        self.start_all()?;
+        loop {
+            tokio::select! {
+                biased;
+                Some(exit) = self.exits.recv() => self.process_ended(exit).await?,
+                Some(signal) = signals.recv() => self.signalled(signal).await,
+                () = expired(&mut self.timer) => self.escalate().await,
+            }
+            if self.running().next().is_none() && !self.start_next_run().await? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn start_all(&mut self) -> Result<()> {
+        self.runs += 1;
+        for task in 0..self.plan.tasks {
+            self.start(task)?;
+        }
+        Ok(())
+    }
+
+    /// Starts one process. Must be called on the main thread, to whose life the child is tied.
+    fn start(&mut self, task: u32) -> Result<()> {
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg(BECOME).arg("--parent").arg(std::process::id().to_string());
+        if let Some(soft) = self.plan.open_files {
+            command.arg("--open-files").arg(soft.to_string());
+        }
+        command.arg("--").args(&self.plan.command);
+        command
+            .env("JAX_COORDINATOR_ADDRESS", self.target.coordinator())
+            .env("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:0")
+            .env("MUSTER_PROCESS_ID", task.to_string())
+            .env("MUSTER_NUM_PROCESSES", self.plan.tasks.to_string());
+        if std::env::var_os("PYTHONUNBUFFERED").is_none() {
+            command.env("PYTHONUNBUFFERED", "1");
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("cannot start task {task}"))?;
+        let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let pid = pid.with_context(|| format!("task {task} has no process id"))?;
+        self.guard.add(pid);
+        if let Some(stdout) = child.stdout.take() {
+            self.pumps.spawn(pump(stdout, task, self.out.pieces()));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            self.pumps.spawn(pump(stderr, task, self.err.pieces()));
+        }
+        let exited = self.exited.clone();
+        tokio::spawn(async move {
+            let end = child.wait().await.map_or(End::Code(u8::MAX), End::of);
+            let _ = exited.send(Exit { task, end }).await;
+        });
+        if let Some(slot) = self.slots.get_mut(task as usize) {
+            *slot = Slot::Running(Process { pid, began: self.clock.now() });
+        }
+        Ok(())
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Process> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::Running(process) => Some(process),
+            Slot::Idle | Slot::Ended(_) => None,
+        })
+    }
+
+    async fn process_ended(&mut self, Exit { task, end }: Exit) -> Result<()> {
+        let Some(slot) = self.slots.get_mut(task as usize) else { return Ok(()) };
+        let Slot::Running(process) = std::mem::replace(slot, Slot::Ended(end)) else { return Ok(()) };
+        // What it has started and left behind ends with it.
+        let _ = kill_process_group(process.pid, Signal::KILL);
+        self.guard.remove(process.pid);
+        if end == End::Code(0) {
+            return Ok(());
+        }
+        let failed = Failed { task, end, after: self.clock.now().since(process.began) };
+        self.failed.push(failed);
+        match self.phase {
+            Phase::Going if self.plan.recoverable => self.replace(failed).await,
+            Phase::Going => {
+                self.fail_run(failed).await;
+                Ok(())
+            }
+            Phase::Failed(_) | Phase::Interrupted(..) => Ok(()),
+        }
+    }
+
+    /// A task of a recoverable job failed: it alone is started again, if that is still allowed.
+    async fn replace(&mut self, failed: Failed) -> Result<()> {
+        if self.restarts == self.plan.max_restarts {
+            let others = self.running().count();
+            let no_more = self.no_more_restarts();
+            self.err.say(&format!("{failed}; {no_more}, the other {others} go on")).await;
+            return Ok(());
+        }
+        self.restarts += 1;
+        self.err.say(&format!("{failed}; starting it again ({})", self.restart_count())).await;
+        self.failed.retain(|old| old.task != failed.task);
+        self.start(failed.task)
+    }
+
+    /// A task of a job that shares one fate failed: the others have to end too.
+    async fn fail_run(&mut self, failed: Failed) {
+        self.phase = Phase::Failed(Ending::Waiting);
+        self.timer = Some(Box::pin(tokio::time::sleep(SETTLE)));
+        let others = self.running().count();
+        if others > 0 {
+            let time = show_duration(SETTLE);
+            self.err.say(&format!("{failed}; the other {others} have {time} to end by themselves")).await;
+        } else {
+            self.err.say(&failed.to_string()).await;
+        }
+    }
+
+    /// Starts the next run, if the last one failed and that is still allowed.
+    async fn start_next_run(&mut self) -> Result<bool> {
+        let Phase::Failed(_) = self.phase else { return Ok(false) };
+        if self.restarts == self.plan.max_restarts {
+            return Ok(false);
+        }
+        self.restarts += 1;
+        self.drain().await;
+        self.target.settle(SETTLE).await;
+        self.failed.clear();
+        self.phase = Phase::Going;
+        self.timer = None;
+        let (tasks, count) = (self.plan.tasks, self.restart_count());
+        self.err.say(&format!("starting all {tasks} again ({count})")).await;
+        self.start_all()?;
+        Ok(true)
+    }
+
+    fn restart_count(&self) -> String {
+        format!("restart {} of {}", self.restarts, self.plan.max_restarts)
+    }
+
+    fn no_more_restarts(&self) -> &'static str {
+        if self.plan.max_restarts == 0 { "no restarts were asked for" } else { "no restarts are left" }
+    }
+
+    async fn signalled(&mut self, signal: Signal) {
+        if matches!(signal, Signal::USR1 | Signal::USR2) {
+            // For the program, not for what it has started: that would mostly die of it.
+            self.running().for_each(|process| _ = kill_process(process.pid, signal));
+            return;
+        }
+        match self.phase {
+            Phase::Interrupted(first, _) if signal == Signal::INT => {
+                self.phase = Phase::Interrupted(first, Ending::Killed);
+                self.timer = None;
+                self.err.say("interrupted again; killing what is left").await;
+                self.signal_all(Signal::KILL);
+            }
+            Phase::Interrupted(..) => self.signal_all(signal),
+            Phase::Going | Phase::Failed(_) => {
+                self.phase = Phase::Interrupted(signal, Ending::Told);
+                self.timer = Some(Box::pin(tokio::time::sleep(self.plan.kill_after)));
+                self.signal_all(signal);
+                let (name, time) = (name(signal), show_duration(self.plan.kill_after));
+                let again = if signal == Signal::INT { " (or when interrupted again)" } else { "" };
+                let say = format!("passed {name} on; what has not ended after {time} is killed{again}");
+                self.err.say(&say).await;
+            }
+        }
+    }
+
+    /// The time that was given is over.
+    async fn escalate(&mut self) {
+        self.timer = None;
+        let left = self.running().count();
+        if let Phase::Failed(ending @ Ending::Waiting) = &mut self.phase {
+            *ending = Ending::Told;
+            self.timer = Some(Box::pin(tokio::time::sleep(self.plan.kill_after)));
+            self.err.say(&format!("ending the other {left} with SIGTERM")).await;
+            self.signal_all(Signal::TERM);
+            return;
+        }
+        match &mut self.phase {
+            Phase::Failed(ending) | Phase::Interrupted(_, ending) => *ending = Ending::Killed,
+            Phase::Going => return,
+        }
+        self.err
+            .say(&format!("killing {left} that did not end in {}", show_duration(self.plan.kill_after)))
+            .await;
+        self.signal_all(Signal::KILL);
+    }
+
+    fn signal_all(&self, signal: Signal) {
+        // One that ended just now is told in vain.
+        self.running().for_each(|process| _ = kill_process_group(process.pid, signal));
+    }
+
+    /// Waits for the rest of the output.
+    async fn drain(&mut self) {
+        let all = async { while self.pumps.join_next().await.is_some() {} };
+        if tokio::time::timeout(LAST_OUTPUT, all).await.is_err() {
+            self.pumps.shutdown().await;
+        }
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self.phase {
+            Phase::Interrupted(signal, _) => End::Signal(signal.as_raw()).code(),
+            Phase::Going | Phase::Failed(_) => self.failed.first().map_or(0, |failed| failed.end.code()),
+        }
+    }
+
+    async fn summary(&self) -> String {
+        let mut ends: BTreeMap<End, u32> = BTreeMap::new();
+        for slot in &self.slots {
+            if let Slot::Ended(end) = slot {
+                *ends.entry(*end).or_default() += 1;
+            }
+        }
+        let ends: Vec<String> = ends.iter().map(|(end, count)| format!("{count} with {end}")).collect();
+        let mut text = match (self.phase, self.failed.first()) {
+            (Phase::Interrupted(signal, _), _) => format!("interrupted by {}; ", name(signal)),
+            (_, Some(first)) => format!("{first}, first of all; "),
+            (_, None) => String::new(),
+        };
+        text.push_str(&format!("{} task(s) ended: {}", self.slots.len(), ends.join(", ")));
+        text.push_str(&format!("; {} run(s), {} restart(s)", self.runs, self.restarts));
+        if !self.failed.is_empty()
+            && let Some(cause) = self.target.first_cause().await
+        {
+            let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
+            text.push_str(&format!("; first cause: {whose}{}", one_line(&cause.error)));
+        }
+        text
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "task {} failed ({}) after {:.1} s", self.task, self.end, self.after.as_secs_f64())
+    }
+}
+
+async fn expired(timer: &mut Option<Pin<Box<Sleep>>>) {
+    match timer {
+        Some(timer) => timer.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The signals that a launch passes on, in one queue.
+fn signals() -> Result<mpsc::Receiver<Signal>> {
+    let (send, receive) = mpsc::channel(16);
+    for passed in [Signal::INT, Signal::TERM, Signal::HUP, Signal::USR1, Signal::USR2] {
+        let mut coming =
+            signal(SignalKind::from_raw(passed.as_raw())).context("cannot listen for signals")?;
+        let send = send.clone();
+        tokio::spawn(
+            async move { while coming.recv().await.is_some() && send.send(passed).await.is_ok() {} },
+        );
+    }
+    Ok(receive)
+}

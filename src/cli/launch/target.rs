@@ -1,0 +1,147 @@
+//! The server that a launch uses, and the job on it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::super::client::Client;
+use super::super::options::LaunchOptions;
+use super::super::server::Server;
+use super::Arguments;
+use crate::config::Config;
+use crate::coordination::{FirstCause, JobName, JobView, RunState, TaskStanding};
+use crate::engine::Engine;
+
+/// How long connections of tasks that are gone may take to finish.
+const STOP_WITHIN: Duration = Duration::from_secs(1);
+
+/// Where the job is coordinated.
+pub struct Target {
+    job: JobName,
+    coordinator: String,
+    http: String,
+    recoverable: bool,
+    server: Place,
+}
+
+enum Place {
+    Here(Server),
+    There(Client),
+}
+
+impl Target {
+    /// Starts a server in this process.
+    pub async fn start(config: &Config) -> Result<Self> {
+        let job = config.jobs.first().context("there is no job")?;
+        let server = Server::start(config).await?;
+        let coordinator = server.about().coordinator_address(&job.name, Some("127.0.0.1"));
+        Ok(Self {
+            job: job.name.clone(),
+            coordinator: coordinator.context("the server does not serve the job")?,
+            http: format!("http://{}", server.about().http),
+            recoverable: job.settings.recoverable,
+            server: Place::Here(server),
+        })
+    }
+
+    /// Finds a server that runs already, and checks that the job is as the launch needs it.
+    pub async fn find(url: &str, arguments: &Arguments, options: &LaunchOptions) -> Result<Self> {
+        if let Some(flag) = options.first_flag_besides(&["log", "log-format", "io-threads", "recoverable"]) {
+            bail!(
+                "--{flag} is for the server to say, and --server names one that runs already: leave --{flag} out"
+            );
+        }
+        let client = Client::find(url).await?;
+        let job = &arguments.job;
+        let view = client.job(job).await?;
+        let (tasks, asked) = (view.settings.tasks, arguments.processes);
+        if tasks != asked {
+            bail!(
+                "the job {job} at {} has {tasks} task(s), but -n says {asked}: launch with -n {tasks}, or serve a job of \
+                 {asked} with `muster serve --job NAME={asked}` and name it with --job",
+                client.url()
+            );
+        }
+        let recoverable = view.settings.recoverable;
+        if options.flag("recoverable").is_some_and(|text| text != recoverable.to_string()) {
+            bail!(
+                "the job {job} at {} was declared with recoverable = {recoverable}, which --recoverable contradicts: \
+                 leave it out, or declare the job so",
+                client.url()
+            );
+        }
+        if matches!(view.run.state, RunState::Forming | RunState::Running) && view.run.live > 0 {
+            bail!(
+                "the job {job} at {} has a run with {} connected task(s): wait for its end, or stop those processes \
+                 first (muster status --server {} --job {job} shows them)",
+                client.url(),
+                view.run.live,
+                client.url()
+            );
+        }
+        let coordinator = client.about().coordinator_address(job, Some(client.host()));
+        Ok(Self {
+            job: job.clone(),
+            coordinator: coordinator.context("the server does not say where the job's tasks connect")?,
+            http: client.url().into(),
+            recoverable,
+            server: Place::There(client),
+        })
+    }
+
+    /// The address that tasks connect to.
+    pub fn coordinator(&self) -> &str {
+        &self.coordinator
+    }
+
+    /// Whether tasks may fail and come back.
+    pub fn recoverable(&self) -> bool {
+        self.recoverable
+    }
+
+    /// What and where, in a line.
+    pub fn describe(&self) -> String {
+        format!("job {} at {}; look with: muster status --server {}", self.job, self.coordinator, self.http)
+    }
+
+    /// Waits, a little while, until the server has noticed that every process of the last run is gone, so that
+    /// the next one is not taken for its late part.
+    pub async fn settle(&self, within: Duration) {
+        // A server that runs elsewhere copes by itself: a new incarnation ends the old run.
+        let Place::Here(server) = &self.server else { return };
+        let settled = async {
+            let (_, mut events) = server.engine().follow(u64::MAX);
+            while self.is_occupied(server.engine()) && events.recv().await.is_ok() {}
+        };
+        let _ = tokio::time::timeout(within, settled).await;
+    }
+
+    fn view_here(&self, engine: &Engine) -> Option<JobView> {
+        engine.look(|core, now| core.job_view(core.job_named(self.job.as_str())?, now))
+    }
+
+    fn is_occupied(&self, engine: &Engine) -> bool {
+        let Some(view) = self.view_here(engine) else { return false };
+        let present = |standing| {
+            matches!(standing, TaskStanding::Registering | TaskStanding::Connected | TaskStanding::Suspect)
+        };
+        matches!(view.run.state, RunState::Forming | RunState::Running)
+            && view.run.tasks.iter().any(|task| present(task.standing))
+    }
+
+    /// The first error of the present run, or, where that has none, of the last one.
+    pub async fn first_cause(&self) -> Option<FirstCause> {
+        let view = match &self.server {
+            Place::Here(server) => self.view_here(server.engine())?,
+            Place::There(client) => client.job(&self.job).await.ok()?,
+        };
+        view.run.first_cause.or_else(|| view.history.into_iter().next()?.first_cause)
+    }
+
+    /// Ends the server, if it is the launch's own.
+    pub async fn stop(self) {
+        if let Place::Here(server) = self.server {
+            server.stop(STOP_WITHIN).await;
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The command line: one file for each subcommand.
+
+mod client;
+mod config;
+mod launch;
+mod limits;
+mod options;
+mod serve;
+mod server;
+mod status;
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::ConfigError;
+
+/// Coordinates multi-controller training and inference: unmodified JAX programs, one service.
+///
+/// Muster takes the place of the coordination service inside JAX's process 0. Tasks register with it, meet
+/// at its barriers and learn from it who is alive; it shows who is missing, and it outlives every one of them.
+#[derive(Debug, Parser)]
+#[command(name = "muster", version, max_term_width = 100, after_long_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Run two processes of a JAX program on this machine, with a server of their own:
+    muster launch -n 2 -- python3 train.py
+
+  Serve a job of eight tasks to a cluster, and look at it:
+    muster serve --tasks 8 --grpc 0.0.0.0:8476
+    muster status
+
+  On each host of the cluster, point JAX at it and start the program as ever:
+    export JAX_COORDINATOR_ADDRESS=HOST:8476 JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0
+    python3 train.py    # calls jax.distributed.initialize(num_processes=8, process_id=...)
+
+Every setting is a flag, an environment variable (MUSTER_...) or a key in a file, in this order of strength;
+`muster config print` shows each value with its source. `muster help COMMAND` tells more.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Arguments),
+    Launch(launch::Arguments),
+    Status(status::Arguments),
+    Config(config::Arguments),
+    #[command(name = launch::BECOME, hide = true)]
+    Become(launch::BecomeArguments),
+    #[command(name = launch::GUARD, hide = true)]
+    Guard,
+}
+
+/// Reads the arguments of this process, does what they say, and returns its exit code.
+#[must_use]
+pub fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Launch(arguments) => launch::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Config(arguments) => config::run(&arguments),
+        Command::Become(arguments) => launch::run_become(&arguments),
+        Command::Guard => launch::run_guard(),
+    };
+    done.unwrap_or_else(|error| {
+        let _ = writeln!(io::stderr(), "muster: {error:#}");
+        ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
+    })
+}
+
+/// Writes to stdout; that nobody reads it is no error.
+fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_arguments_are_well_formed() {
+        Arguments::command().debug_assert();
+    }
+}

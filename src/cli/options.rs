@@ -1,0 +1,104 @@
+//! The flags that are settings: made from the tables of the configuration, so that each is described once.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::builder::NonEmptyStringValueParser;
+use clap::{Arg, ArgAction, ArgMatches};
+
+use crate::config::{
+    Asked, AskedJobs, Config, ConfigError, JOB_KEYS, Profile, SERVER_KEYS, Server, Shown, load, variable,
+};
+use crate::coordination::JobSettings;
+
+/// The settings that `muster serve` takes as flags.
+pub type ServeOptions = Options<true>;
+/// The settings that `muster launch` takes as flags.
+pub type LaunchOptions = Options<false>;
+
+/// Settings as they were given: text that the configuration reads, so that a wrong value gets the same answer
+/// wherever it was written. `SERVE` says whose defaults the help shows.
+#[derive(Debug, Clone, Default)]
+pub struct Options<const SERVE: bool> {
+    flags: BTreeMap<&'static str, String>,
+    file: Option<PathBuf>,
+}
+
+impl<const SERVE: bool> Options<SERVE> {
+    const PROFILE: Profile = if SERVE { Profile::Serve } else { Profile::Launch };
+
+    /// Puts the configuration together for these `jobs`.
+    pub fn load(&self, jobs: AskedJobs) -> Result<Config, ConfigError> {
+        let asked =
+            Asked { profile: Self::PROFILE, file: self.file.clone(), flags: self.flags.clone(), jobs };
+        load(&asked, &|name| std::env::var(name).ok())
+    }
+
+    /// What was given for a setting as a flag.
+    pub fn flag(&self, name: &str) -> Option<&str> {
+        self.flags.get(name).map(String::as_str)
+    }
+
+    /// The name of a setting that was given as a flag and is none of `allowed`.
+    pub fn first_flag_besides(&self, allowed: &[&str]) -> Option<&'static str> {
+        self.flags.keys().copied().find(|name| !allowed.contains(name))
+    }
+}
+
+impl<const SERVE: bool> clap::FromArgMatches for Options<SERVE> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let names = SERVER_KEYS.iter().map(|key| key.name).chain(JOB_KEYS.iter().map(|key| key.name));
+        let flags = names.filter_map(|name| Some((name, matches.get_one::<String>(name)?.clone()))).collect();
+        Ok(Self { flags, file: matches.get_one::<PathBuf>("config").cloned() })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl<const SERVE: bool> clap::Args for Options<SERVE> {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let server = Server::new(Self::PROFILE);
+        let job = JobSettings::new(1);
+        let command = JOB_KEYS.iter().fold(command, |command, key| {
+            command.arg(argument(key.name, key.placeholder, key.help, &(key.show)(&job)).help_heading("Jobs"))
+        });
+        let command = SERVER_KEYS.iter().fold(command, |command, key| {
+            command.arg(
+                argument(key.name, key.placeholder, key.help, &(key.show)(&server)).help_heading("Server"),
+            )
+        });
+        command.arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .value_parser(clap::value_parser!(PathBuf))
+                .help("A TOML file with settings; `muster config print` shows one [env: MUSTER_CONFIG]")
+                .help_heading("Server"),
+        )
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+fn argument(name: &'static str, placeholder: &'static str, help: &str, default: &Shown) -> Arg {
+    let default = match default {
+        Shown::Text(text) => text.clone(),
+        Shown::Number(number) => number.to_string(),
+        Shown::Switch(switch) => switch.to_string(),
+    };
+    let argument = Arg::new(name)
+        .long(name)
+        .value_name(placeholder)
+        .value_parser(NonEmptyStringValueParser::new())
+        .action(ArgAction::Set)
+        .help(format!("{help} [default: {default}] [env: {}]", variable(name)));
+    if placeholder == "true|false" {
+        return argument.num_args(0..=1).require_equals(true).default_missing_value("true");
+    }
+    argument
+}

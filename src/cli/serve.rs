@@ -1,0 +1,153 @@
+//! `muster serve`: a server until it is told to stop.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::config::Jobs;
+use super::options::ServeOptions;
+use super::server::Server;
+use super::{limits, print};
+use crate::config::{AskedJobs, Config, LogFormat};
+use crate::http::About;
+use crate::telemetry::log;
+
+/// Serve jobs to JAX programs until stopped
+///
+/// Declare at least one job. Its tasks are JAX processes, anywhere, that find this server by two environment
+/// variables; the start prints them. The programs themselves stay as they are. When a run of a job has ended, its
+/// next run may register: the server need not be restarted.
+///
+/// SIGTERM or SIGINT stops it in good order: not ready at once, tasks are told, connections may finish for
+/// --stop-timeout. A second signal ends it at once.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    jobs: Jobs,
+
+    #[command(flatten)]
+    options: ServeOptions,
+
+    /// Check the configuration, say what is wrong with it, and serve nothing
+    #[arg(long)]
+    check_config: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  One job of eight tasks, reachable from other machines:
+    muster serve --tasks 8 --grpc 0.0.0.0:8476
+
+  Tasks that may fail and come back; broken connections are forgiven for five seconds:
+    muster serve --tasks 8 --recoverable --disconnect-grace 5s
+
+  Two jobs, the second with a port of its own:
+    muster serve --job train=64 --job eval=4@0.0.0.0:9476
+
+  The same as a file, checked and then served (flags still override it):
+    muster config print --job train=64 --job eval=4@0.0.0.0:9476 > muster.toml
+    muster serve --config muster.toml --check-config
+    muster serve --config muster.toml";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
+    config.require_jobs()?;
+    if arguments.check_config {
+        let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
+        print(&format!("The configuration is valid: {} job(s), {tasks} task(s).\n", config.jobs.len()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
+    limits::raise_open_files();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.server.io_threads)
+        .enable_all()
+        .build()
+        .context("cannot start the threads that serve connections")?;
+    let served = runtime.block_on(serve(&config));
+    // What is still running was given its time.
+    runtime.shutdown_background();
+    served
+}
+
+async fn serve(config: &Config) -> Result<ExitCode> {
+    let mut stops = Stops::listen()?;
+    let server = Server::start(config).await?;
+    announce(config, server.about())?;
+    let first = stops.next().await;
+    tracing::info!(signal = first.name, within = ?config.server.stop_timeout, "stopping; a second signal ends at once");
+    tokio::select! {
+        () = server.stop(config.server.stop_timeout) => {
+            tracing::info!("stopped");
+            Ok(ExitCode::SUCCESS)
+        }
+        second = stops.next() => {
+            tracing::warn!(signal = second.name, "ended at once");
+            Ok(ExitCode::from(128 + second.number))
+        }
+    }
+}
+
+/// The signals that stop a server.
+struct Stops {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+struct Stop {
+    name: &'static str,
+    number: u8,
+}
+
+impl Stops {
+    fn listen() -> Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> Stop {
+        tokio::select! {
+            _ = self.terminate.recv() => Stop { name: "SIGTERM", number: 15 },
+            _ = self.interrupt.recv() => Stop { name: "SIGINT", number: 2 },
+        }
+    }
+}
+
+/// Says where the server is and how to use it: a block for people, or a log line for machines.
+fn announce(config: &Config, about: &About) -> Result<()> {
+    if config.server.log_format == LogFormat::Json {
+        let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
+        tracing::info!(version = about.version.version, grpc = grpc.join(","), http = %about.http, "serving");
+        return Ok(());
+    }
+    print(&announcement(config, about)).context("cannot write to stdout")
+}
+
+fn announcement(config: &Config, about: &About) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "Muster {} serves", about.version.version);
+    for listener in &about.grpc {
+        let _ = writeln!(text, "  gRPC  {}", listener.address);
+    }
+    let _ =
+        writeln!(text, "  HTTP  http://{}   (/healthz/ready, /api/v1/jobs; or: muster status)", about.http);
+    for job in &config.jobs {
+        let settings = &job.settings;
+        let recoverable = if settings.recoverable { ", recoverable" } else { "" };
+        let _ = writeln!(
+            text,
+            "Job {}: {} task(s){recoverable}. Start each of them with",
+            job.name, settings.tasks
+        );
+        let address = about.coordinator_address(&job.name, None).unwrap_or_default();
+        let _ =
+            writeln!(text, "  JAX_COORDINATOR_ADDRESS={address} JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0");
+    }
+    text
+}

@@ -1,0 +1,165 @@
+//! A server in this process: what `muster serve` and `muster launch` start.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::clock::Clock;
+use crate::config::{Config, Job};
+use crate::coordination::JobName;
+use crate::engine::Engine;
+use crate::grpc;
+use crate::http::{self, About, Limits, Listener, Readiness, Site, Version};
+use crate::telemetry::events::log_events;
+
+/// How long the last HTTP answers may take when the time for stopping is already used up.
+const LAST_ANSWERS: Duration = Duration::from_millis(200);
+
+/// A server that is running.
+pub struct Server {
+    engine: Arc<Engine>,
+    about: Arc<About>,
+    readiness: Arc<Readiness>,
+    grpc: Part,
+    http: Part,
+    log: Part,
+    timers: JoinSet<()>,
+}
+
+/// Tasks that stop when they are told.
+struct Part {
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Part {
+    fn new() -> Self {
+        Self { stop: watch::Sender::new(false), tasks: JoinSet::new() }
+    }
+
+    /// Tells the tasks to stop and waits for them, but not longer than `within`.
+    async fn stop(&mut self, within: Duration) -> bool {
+        self.stop.send_replace(true);
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        tokio::time::timeout(within, all).await.is_ok()
+    }
+}
+
+/// A gRPC listener that is bound, and the job that it is for; `None` for the shared one.
+struct Bound {
+    listener: TcpListener,
+    address: SocketAddr,
+    job: Option<JobName>,
+}
+
+impl Server {
+    /// Binds every address of `config`, declares its jobs and serves them.
+    pub async fn start(config: &Config) -> Result<Self> {
+        let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
+        let mut listeners = Vec::new();
+        let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
+        listeners.push(Bound { listener, address, job: None });
+        for job in &config.jobs {
+            if let Some(address) = job.grpc {
+                let (listener, address) = bind(address, "gRPC", &format!("--job {}=N@ADDR", job.name))?;
+                listeners.push(Bound { listener, address, job: Some(job.name.clone()) });
+            }
+        }
+
+        let engine = Engine::new(Clock::start());
+        for job in &config.jobs {
+            engine.declare(job.name.clone(), job.settings.clone())?;
+        }
+        let about = Arc::new(describe(web_address, &listeners, &config.jobs));
+        let mut server = Self {
+            readiness: Arc::default(),
+            grpc: Part::new(),
+            http: Part::new(),
+            log: Part::new(),
+            timers: JoinSet::new(),
+            engine,
+            about,
+        };
+        server.timers.spawn(Arc::clone(&server.engine).run_timers());
+        server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
+        let site = Site {
+            engine: Arc::clone(&server.engine),
+            readiness: Arc::clone(&server.readiness),
+            about: Arc::clone(&server.about),
+        };
+        let limits = Limits::new(config.server.http_connections);
+        server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
+        let wire = grpc::Server::new(Arc::clone(&server.engine), grpc::Limits::default());
+        for bound in listeners {
+            warn_if_open(bound.address, "gRPC");
+            let stop = server.grpc.stop.subscribe();
+            let own = bound.job.and_then(|job| server.engine.look(|core, _| core.job_named(job.as_str())));
+            let routing = own.map_or(grpc::Routing::ByAuthority, grpc::Routing::Own);
+            server.grpc.tasks.spawn(Arc::clone(&wire).serve(bound.listener, routing, stop));
+        }
+        warn_if_open(web_address, "HTTP");
+        server.readiness.started();
+        Ok(server)
+    }
+
+    /// The state of the server.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// What it says of itself.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// Stops in good order: says that it is not ready, answers every waiting call, lets connections finish.
+    /// HTTP stops last, so that whoever asks meanwhile is told.
+    pub async fn stop(mut self, within: Duration) {
+        self.readiness.stopping();
+        let began = self.engine.clock().now();
+        self.engine.stop();
+        if !self.grpc.stop(within).await {
+            tracing::warn!(?within, "some gRPC connections did not finish in time and are cut");
+        }
+        let left = within.saturating_sub(self.engine.clock().now().since(began));
+        self.http.stop(left.max(LAST_ANSWERS)).await;
+        self.log.stop(LAST_ANSWERS).await;
+    }
+}
+
+fn bind(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr)> {
+    let bind = || {
+        let listener = grpc::bind(address)?;
+        let bound = listener.local_addr()?;
+        Ok::<_, std::io::Error>((listener, bound))
+    };
+    bind().with_context(|| {
+        format!("cannot listen for {what} at {address}: choose another address with {flag} (port 0 picks a free one)")
+    })
+}
+
+fn describe(http: SocketAddr, listeners: &[Bound], jobs: &[Job]) -> About {
+    let grpc = listeners.iter().map(|bound| Listener {
+        address: bound.address,
+        jobs: match &bound.job {
+            Some(job) => vec![job.clone()],
+            None => jobs.iter().filter(|job| job.grpc.is_none()).map(|job| job.name.clone()).collect(),
+        },
+    });
+    About { version: Version::this(), http, grpc: grpc.collect() }
+}
+
+fn warn_if_open(address: SocketAddr, what: &str) {
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            %address,
+            "anybody who can reach this {what} address can use it: there is no authentication; keep it inside a trusted \
+             network"
+        );
+    }
+}

@@ -1,0 +1,79 @@
+//! `muster status`: what an operator wants to know at three in the morning.
+
+mod render;
+mod style;
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use serde::Serialize;
+
+use super::client::{Client, DEFAULT_SERVER};
+use super::print;
+use crate::coordination::{JobName, JobView};
+use crate::http::About;
+use style::Style;
+
+/// Show what the jobs of a server do, and who is missing
+///
+/// For each job: its run, the first error (the cause; what followed is its consequence), tasks that failed or are
+/// suspected, barriers in progress with the tasks that have not come, since when, and when they give up. Of large jobs
+/// only the tasks that are not fine are listed.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// The HTTP address of the server
+    #[arg(long, value_name = "URL", env = "MUSTER_SERVER", default_value = DEFAULT_SERVER, hide_env_values = true)]
+    server: String,
+
+    /// Only this job
+    #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
+    job: Option<JobName>,
+
+    /// Print everything as JSON: the server, and every job as the REST API gives it
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster status
+  muster status --server http://coordinator:8477 --job train
+  muster status --json | jq '.jobs[].run.barriers[] | {id, missing}'
+  watch -c muster status";
+
+/// What is shown.
+#[derive(Debug, Serialize)]
+struct Seen {
+    server: About,
+    jobs: Vec<JobView>,
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (url, seen) = runtime.block_on(look(arguments))?;
+    let text = if arguments.json {
+        let mut text = serde_json::to_string_pretty(&seen).context("cannot write the answer as JSON")?;
+        text.push('\n');
+        text
+    } else {
+        render::render(&url, &seen.server, &seen.jobs, Style::of_stdout())
+    };
+    print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn look(arguments: &Arguments) -> Result<(String, Seen)> {
+    let client = Client::find(&arguments.server).await?;
+    let names = match &arguments.job {
+        Some(name) => vec![name.clone()],
+        None => client.jobs().await?.jobs.into_iter().map(|job| job.name).collect(),
+    };
+    let mut jobs = Vec::with_capacity(names.len());
+    for name in &names {
+        jobs.push(client.job(name).await?);
+    }
+    Ok((client.url().into(), Seen { server: client.about().clone(), jobs }))
+}

@@ -1,0 +1,306 @@
+//! One typed configuration for every subcommand that runs a server.
+//!
+//! A value comes from a flag, else from its environment variable, else from the file, else it is the default. The
+//! rule has no exception: a flag or a variable holds for every job, also for one that has its own value in the file.
+//! Jobs themselves add up: the file, the environment and the flags may each declare some, and where they
+//! declare the same one, the stronger of them says how many tasks it has.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::coordination::{Bounds, JobName, JobSettings};
+
+mod file;
+mod keys;
+mod load;
+mod print;
+mod value;
+
+pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
+pub use load::load;
+pub use value::{TASKS_MAX, parse_duration, parse_tasks, show_duration};
+
+/// Everything that a server is told.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// About the server itself.
+    pub server: Server,
+    /// Its jobs, none of a name twice.
+    pub jobs: Vec<Job>,
+    /// Every value with its source, in the order to print.
+    values: Vec<Value>,
+}
+
+/// What the server itself is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Where clients connect.
+    pub grpc: SocketAddr,
+    /// Where people and tools look.
+    pub http: SocketAddr,
+    /// How many HTTP connections are served at once.
+    pub http_connections: usize,
+    /// Threads that serve connections.
+    pub io_threads: usize,
+    /// How long open connections may take to finish when the server stops.
+    pub stop_timeout: Duration,
+    /// What is logged.
+    pub log: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+}
+
+/// What the defaults are chosen for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// A server of its own, at the well-known ports.
+    Serve,
+    /// A server beside the tasks that it serves: any free ports, and quiet, for the output is the tasks'.
+    Launch,
+}
+
+impl Server {
+    /// The defaults.
+    #[must_use]
+    pub fn new(profile: Profile) -> Self {
+        let (grpc, http, log) = match profile {
+            Profile::Serve => (8476, 8477, "info"),
+            Profile::Launch => (0, 0, "warn,muster::events=error"),
+        };
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
+            http: (Ipv4Addr::LOCALHOST, http).into(),
+            http_connections: 1024,
+            io_threads: cores.min(2),
+            stop_timeout: Duration::from_secs(10),
+            log: log.into(),
+            log_format: LogFormat::Human,
+        }
+    }
+}
+
+/// A job as it is declared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Its name.
+    pub name: JobName,
+    /// The address of a gRPC listener of its own.
+    pub grpc: Option<SocketAddr>,
+    /// Its settings.
+    pub settings: JobSettings,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogFormat {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "human" => Ok(Self::Human),
+            "json" => Ok(Self::Json),
+            _ => Err("write human or json".into()),
+        }
+    }
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Human => "human",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// Where a value comes from, weakest first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// Nobody said anything.
+    Default,
+    /// A line of the file.
+    File(Arc<Path>, usize),
+    /// An environment variable.
+    Environment(String),
+    /// A flag.
+    Flag(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+/// A value that was given, as text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// As it was written.
+    pub text: String,
+    /// Where.
+    pub source: Source,
+}
+
+/// One line of `muster config print`.
+#[derive(Debug, Clone)]
+struct Value {
+    table: String,
+    key: String,
+    shown: Shown,
+    source: Source,
+}
+
+/// What a command line asks of the configuration.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// Which defaults.
+    pub profile: Profile,
+    /// The file, if one is named.
+    pub file: Option<PathBuf>,
+    /// The settings that were given as flags, by the names of their keys.
+    pub flags: BTreeMap<&'static str, String>,
+    /// The jobs.
+    pub jobs: AskedJobs,
+}
+
+/// The jobs that a command line asks for.
+#[derive(Debug, Clone)]
+pub enum AskedJobs {
+    /// Those declared by flags, the environment and the file.
+    Declared {
+        /// `--tasks`: the job `default`.
+        tasks: Option<String>,
+        /// `--job`, once or more.
+        jobs: Vec<String>,
+    },
+    /// This one and no other; the file may still say more about it.
+    Only {
+        /// Its name.
+        name: JobName,
+        /// How many tasks it has.
+        tasks: u32,
+    },
+}
+
+/// What is wrong with a configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file is not to be read.
+    #[error("{}: cannot read the configuration file: {error}; check the path that --config or MUSTER_CONFIG names", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: String,
+    },
+    /// The file is no TOML.
+    #[error("{place}: this is not TOML: {wrong}")]
+    NotToml {
+        /// Where.
+        place: Source,
+        /// What is wrong.
+        wrong: String,
+    },
+    /// The file has a key that means nothing.
+    #[error("{place}: there is no key `{key}`: {hint}")]
+    UnknownKey {
+        /// Where.
+        place: Source,
+        /// The key, with its table.
+        key: String,
+        /// What to write instead.
+        hint: String,
+    },
+    /// A value makes no sense.
+    #[error("{place}: {key} = {value:?}: {wrong}")]
+    Value {
+        /// Where.
+        place: Source,
+        /// The key, with its table.
+        key: String,
+        /// The value.
+        value: String,
+        /// What is wrong with it and what to write instead.
+        wrong: String,
+    },
+    /// Two jobs of one name.
+    #[error(
+        "{second}: the job `{name}` is declared here and at {first}: give one of them another name, or remove it"
+    )]
+    JobTwice {
+        /// Their name.
+        name: JobName,
+        /// Where the first is.
+        first: Source,
+        /// Where the second is.
+        second: Source,
+    },
+    /// A job of the file without a number of tasks.
+    #[error(
+        "{place}: [jobs.{name}] does not say how many tasks the job has: add `tasks = N` to it, or give --job {name}=N"
+    )]
+    NoTasks {
+        /// Where.
+        place: Source,
+        /// The job.
+        name: JobName,
+    },
+    /// Two listeners at one address.
+    #[error("{place}: {key} = {address} is the address of {taken_by}: give one of them another port")]
+    AddressTwice {
+        /// Where.
+        place: Source,
+        /// The key that wants the address.
+        key: String,
+        /// The address.
+        address: SocketAddr,
+        /// The key that has it already, and where that is.
+        taken_by: String,
+    },
+    /// There is nothing to serve.
+    #[error(
+        "no job is declared: give --tasks N for one job, --job NAME=N for each of several, or [jobs.NAME] tables in a \
+         --config file"
+    )]
+    NoJobs,
+}
+
+impl Config {
+    /// Sees to it that there is something to serve.
+    ///
+    /// # Errors
+    /// If no job is declared.
+    pub fn require_jobs(&self) -> Result<(), ConfigError> {
+        if self.jobs.is_empty() { Err(ConfigError::NoJobs) } else { Ok(()) }
+    }
+
+    /// The whole configuration as a file that means the same, each value with its source as a comment.
+    #[must_use]
+    pub fn print(&self) -> String {
+        print::print(&self.values)
+    }
+}
+
+/// The bounds by the names of their keys.
+///
+/// The names come from the type itself, so that a bound is a setting by being a field.
+fn bounds_table(bounds: &Bounds) -> BTreeMap<String, u64> {
+    let table = toml::Table::try_from(bounds).unwrap_or_default();
+    let number = |value: &toml::Value| value.as_integer().and_then(|number| u64::try_from(number).ok());
+    table.iter().filter_map(|(key, value)| Some((key.clone(), number(value)?))).collect()
+}

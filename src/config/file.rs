@@ -1,0 +1,251 @@
+//! The configuration file: TOML, read into plain values that still know their line.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::coordination::JobName;
+
+use super::{ConfigError, Given, Source};
+
+/// The values of one table.
+pub type Values = BTreeMap<String, Given>;
+
+/// What a file says.
+#[derive(Debug, Default)]
+pub struct File {
+    /// The keys outside of any table.
+    pub top: Values,
+    /// `[bounds]`.
+    pub bounds: Values,
+    /// `[jobs.NAME]`.
+    pub jobs: BTreeMap<JobName, Job>,
+}
+
+/// One `[jobs.NAME]`.
+#[derive(Debug, Default)]
+pub struct Job {
+    /// Its keys.
+    pub values: Values,
+    /// `[jobs.NAME.bounds]`.
+    pub bounds: Values,
+}
+
+/// The keys that a file may have.
+pub struct Known<'a> {
+    /// Outside of any table.
+    pub top: &'a [&'a str],
+    /// In `[jobs.NAME]`.
+    pub job: &'a [&'a str],
+    /// In `[bounds]` and `[jobs.NAME.bounds]`.
+    pub bounds: &'a [&'a str],
+}
+
+/// Reads the file at `path`.
+///
+/// # Errors
+/// If it cannot be read, is no TOML, or has keys that are not known.
+pub fn read(path: &Path, known: &Known<'_>) -> Result<File, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Unreadable { path: path.into(), error: error.to_string() })?;
+    parse(path, &text, known)
+}
+
+fn parse(path: &Path, text: &str, known: &Known<'_>) -> Result<File, ConfigError> {
+    let reader = Reader { path: path.into(), text };
+    let document = DeTable::parse(text).map_err(|error| ConfigError::NotToml {
+        place: reader.place(error.span().map_or(0, |span| span.start)),
+        wrong: error.message().into(),
+    })?;
+    let mut file = File::default();
+    for (key, value) in document.get_ref() {
+        match key.get_ref().as_ref() {
+            "bounds" => file.bounds = reader.values("bounds", value, known.bounds, &[])?,
+            "jobs" => file.jobs = reader.jobs(value, known)?,
+            _ => reader.value("", key, value, known.top, &["bounds", "jobs"], &mut file.top)?,
+        }
+    }
+    Ok(file)
+}
+
+struct Reader<'a> {
+    path: Arc<Path>,
+    text: &'a str,
+}
+
+type Key<'a> = Spanned<std::borrow::Cow<'a, str>>;
+
+impl Reader<'_> {
+    fn place(&self, offset: usize) -> Source {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        Source::File(Arc::clone(&self.path), before.matches('\n').count() + 1)
+    }
+
+    fn table<'v, 'd>(
+        &self,
+        name: &str,
+        value: &'v Spanned<DeValue<'d>>,
+    ) -> Result<&'v DeTable<'d>, ConfigError> {
+        value.get_ref().as_table().ok_or_else(|| ConfigError::Value {
+            place: self.place(value.span().start),
+            key: name.into(),
+            value: value.get_ref().type_str().into(),
+            wrong: format!("it is a table: write [{name}] on a line of its own, and its keys below"),
+        })
+    }
+
+    fn jobs(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        known: &Known<'_>,
+    ) -> Result<BTreeMap<JobName, Job>, ConfigError> {
+        let mut jobs = BTreeMap::new();
+        for (key, value) in self.table("jobs", value)? {
+            let name = key.get_ref().parse::<JobName>().map_err(|error| ConfigError::Value {
+                place: self.place(key.span().start),
+                key: "jobs".into(),
+                value: key.get_ref().to_string(),
+                wrong: error.to_string(),
+            })?;
+            let path = format!("jobs.{name}");
+            let mut job = Job::default();
+            for (key, value) in self.table(&path, value)? {
+                if key.get_ref() == "bounds" {
+                    job.bounds = self.values(&format!("{path}.bounds"), value, known.bounds, &[])?;
+                } else {
+                    self.value(&path, key, value, known.job, &["bounds"], &mut job.values)?;
+                }
+            }
+            jobs.insert(name, job);
+        }
+        Ok(jobs)
+    }
+
+    fn values(
+        &self,
+        table: &str,
+        value: &Spanned<DeValue<'_>>,
+        known: &[&str],
+        tables: &[&str],
+    ) -> Result<Values, ConfigError> {
+        let mut values = Values::new();
+        for (key, value) in self.table(table, value)? {
+            self.value(table, key, value, known, tables, &mut values)?;
+        }
+        Ok(values)
+    }
+
+    fn value(
+        &self,
+        table: &str,
+        key: &Key<'_>,
+        value: &Spanned<DeValue<'_>>,
+        known: &[&str],
+        tables: &[&str],
+        values: &mut Values,
+    ) -> Result<(), ConfigError> {
+        let name = key.get_ref().as_ref();
+        if !known.contains(&name) {
+            let known: Vec<&str> = known.iter().chain(tables).copied().collect();
+            return Err(ConfigError::UnknownKey {
+                place: self.place(key.span().start),
+                key: dotted(table, name),
+                hint: hint(name, &known),
+            });
+        }
+        let text = match value.get_ref() {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().replace('_', ""),
+            DeValue::Float(number) => number.as_str().into(),
+            DeValue::Boolean(switch) => switch.to_string(),
+            other => {
+                return Err(ConfigError::Value {
+                    place: self.place(value.span().start),
+                    key: dotted(table, name),
+                    value: other.type_str().into(),
+                    wrong: "it is one value: write a quoted text, a decimal number, or true or false".into(),
+                });
+            }
+        };
+        let source = self.place(key.span().start);
+        values.insert(name.into(), Given { text, source });
+        Ok(())
+    }
+}
+
+fn dotted(table: &str, key: &str) -> String {
+    if table.is_empty() { key.into() } else { format!("{table}.{key}") }
+}
+
+/// The known key that was meant, if one is near; else all of them.
+fn hint(name: &str, known: &[&str]) -> String {
+    let nearest = known.iter().map(|known| (distance(name, known), known)).min();
+    match nearest {
+        Some((distance, known)) if distance <= 3 && distance < name.len() => {
+            format!("did you mean `{known}`?")
+        }
+        _ => format!("the keys here are {}", known.join(", ")),
+    }
+}
+
+/// How many letters must be changed, added or removed to make `a` into `b`.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let changed = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: Known<'_> = Known {
+        top: &["grpc", "heartbeat-timeout"],
+        job: &["tasks", "grpc"],
+        bounds: &["keys", "key-bytes"],
+    };
+
+    fn read(text: &str) -> Result<File, String> {
+        parse(Path::new("muster.toml"), text, &KNOWN).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn values_know_their_line() {
+        let file =
+            read("# first\ngrpc = '127.0.0.1:1'\n[jobs.a]\ntasks = 1_000\n[jobs.a.bounds]\nkeys = 3\n")
+                .unwrap();
+        assert_eq!(file.top["grpc"].source.to_string(), "muster.toml:2");
+        let job = &file.jobs["a"];
+        assert_eq!((job.values["tasks"].text.as_str(), job.bounds["keys"].text.as_str()), ("1000", "3"));
+        assert_eq!(job.bounds["keys"].source.to_string(), "muster.toml:6");
+    }
+
+    #[test]
+    fn unknown_keys_are_named_with_what_was_meant() {
+        let error = read("\nheartbeat_timeout = '5s'").unwrap_err();
+        assert!(error.contains("muster.toml:2") && error.contains("`heartbeat-timeout`"), "{error}");
+        let error = read("[jobs.a]\ncolour = 1").unwrap_err();
+        assert!(error.contains("jobs.a.colour") && error.contains("tasks, grpc, bounds"), "{error}");
+        assert!(read("[bounds]\nkees = 1").unwrap_err().contains("did you mean `keys`"));
+    }
+
+    #[test]
+    fn what_is_no_toml_or_no_table_says_where() {
+        assert!(read("a = = 1").unwrap_err().contains("muster.toml:1"));
+        assert!(read("jobs = 3").unwrap_err().contains("[jobs]"));
+        assert!(read("[jobs]\na = 3").unwrap_err().contains("[jobs.a]"));
+        assert!(read("[jobs.A]\ntasks = 3").unwrap_err().contains("lower-case"));
+        assert!(read("grpc = ['a']").unwrap_err().contains("one value"));
+    }
+}

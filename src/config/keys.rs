@@ -1,0 +1,195 @@
+//! Every setting, once: its name, how it is shown and how it is read. Flags, environment variables, the file's keys,
+//! `--help` and `muster config print` all come from these two tables.
+
+use crate::coordination::{ErrorDelivery, JobSettings};
+use crate::telemetry::log;
+
+use super::value::{
+    parse_address, parse_count, parse_duration, parse_positive_duration, parse_switch, show_duration,
+};
+use super::{LogFormat, Server};
+
+/// A value as the file spells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shown {
+    /// A quoted text.
+    Text(String),
+    /// A number.
+    Number(u64),
+    /// `true` or `false`.
+    Switch(bool),
+}
+
+/// One setting of a `T`.
+pub struct Key<T: 'static> {
+    /// Its name: the flag without its dashes, and the key in the file.
+    pub name: &'static str,
+    /// What stands for its value in help texts.
+    pub placeholder: &'static str,
+    /// What it is for.
+    pub help: &'static str,
+    /// Its value, as the file spells it.
+    pub show: fn(&T) -> Shown,
+    /// Reads its value from text; the error says what is wrong and what to write instead.
+    pub set: fn(&mut T, &str) -> Result<(), String>,
+}
+
+/// The environment variable of the setting `name`.
+#[must_use]
+pub fn variable(name: &str) -> String {
+    format!("MUSTER_{}", name.to_ascii_uppercase().replace('-', "_"))
+}
+
+fn text(value: impl ToString) -> Shown {
+    Shown::Text(value.to_string())
+}
+
+/// The settings of the server.
+pub static SERVER_KEYS: [Key<Server>; 7] = [
+    Key {
+        name: "grpc",
+        placeholder: "ADDR",
+        help: "Where JAX clients connect; port 0 picks a free one",
+        show: |server| text(server.grpc),
+        set: |server, text| parse_address(text).map(|value| server.grpc = value),
+    },
+    Key {
+        name: "http",
+        placeholder: "ADDR",
+        help: "Where people and tools look: health, version and the REST API; port 0 picks a free one",
+        show: |server| text(server.http),
+        set: |server, text| parse_address(text).map(|value| server.http = value),
+    },
+    Key {
+        name: "http-connections",
+        placeholder: "COUNT",
+        help: "How many HTTP connections are served at once; more wait their turn",
+        show: |server| Shown::Number(server.http_connections as u64),
+        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
+    },
+    Key {
+        name: "io-threads",
+        placeholder: "COUNT",
+        help: "Threads that serve connections",
+        show: |server| Shown::Number(server.io_threads as u64),
+        set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
+    },
+    Key {
+        name: "stop-timeout",
+        placeholder: "DURATION",
+        help: "How long open connections may take to finish when the server stops",
+        show: |server| text(show_duration(server.stop_timeout)),
+        set: |server, text| parse_duration(text).map(|value| server.stop_timeout = value),
+    },
+    Key {
+        name: "log",
+        placeholder: "FILTER",
+        help: "What is logged: error, warn, info, debug, trace or off, or a filter such as \
+               'info,muster::events=warn' (every change of state is an event)",
+        show: |server| text(&server.log),
+        set: |server, text| log::check_filter(text).map(|()| server.log = text.into()),
+    },
+    Key {
+        name: "log-format",
+        placeholder: "FORMAT",
+        help: "How log lines look: human or json",
+        show: |server| text(server.log_format),
+        set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
+    },
+];
+
+/// The settings of a job that may differ from job to job.
+pub static JOB_KEYS: [Key<JobSettings>; 6] = [
+    Key {
+        name: "recoverable",
+        placeholder: "true|false",
+        help: "Tasks may fail and come back without ending the run",
+        show: |job| Shown::Switch(job.recoverable),
+        set: |job, text| parse_switch(text).map(|value| job.recoverable = value),
+    },
+    Key {
+        name: "heartbeat-timeout",
+        placeholder: "DURATION",
+        help: "A task that gives no sign of life for this long has failed",
+        show: |job| text(show_duration(job.heartbeat_timeout)),
+        set: |job, text| parse_positive_duration(text).map(|value| job.heartbeat_timeout = value),
+    },
+    Key {
+        name: "register-timeout",
+        placeholder: "DURATION",
+        help: "How long tasks wait for one another when they register",
+        show: |job| text(show_duration(job.register_timeout)),
+        set: |job, text| parse_positive_duration(text).map(|value| job.register_timeout = value),
+    },
+    Key {
+        name: "shutdown-timeout",
+        placeholder: "DURATION",
+        help: "How long tasks wait for one another when they shut down; 0s: not at all",
+        show: |job| text(show_duration(job.shutdown_timeout)),
+        set: |job, text| parse_duration(text).map(|value| job.shutdown_timeout = value),
+    },
+    Key {
+        name: "disconnect-grace",
+        placeholder: "DURATION|off",
+        help: "How long a task whose connection broke may take to be heard again; off: only heartbeats count",
+        show: |job| job.disconnect_grace.map_or_else(|| text("off"), |grace| text(show_duration(grace))),
+        set: |job, text| {
+            let value = match text {
+                "off" => None,
+                text => Some(parse_duration(text).map_err(|wrong| format!("{wrong}, or off"))?),
+            };
+            job.disconnect_grace = value;
+            Ok(())
+        },
+    },
+    Key {
+        name: "error-delivery",
+        placeholder: "auto|hold|cancel",
+        help: "How errors reach tasks: hold (at once, by a held poll), cancel (with the next heartbeat; clients \
+               survive a lost connection), or auto (cancel for recoverable jobs, hold otherwise)",
+        show: |job| {
+            text(match job.error_delivery {
+                ErrorDelivery::Auto => "auto",
+                ErrorDelivery::Hold => "hold",
+                ErrorDelivery::Cancel => "cancel",
+            })
+        },
+        set: |job, text| {
+            job.error_delivery = match text {
+                "auto" => ErrorDelivery::Auto,
+                "hold" => ErrorDelivery::Hold,
+                "cancel" => ErrorDelivery::Cancel,
+                _ => return Err("write auto, hold or cancel".into()),
+            };
+            Ok(())
+        },
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Profile;
+
+    fn spelled(shown: Shown) -> String {
+        match shown {
+            Shown::Text(text) => text,
+            Shown::Number(number) => number.to_string(),
+            Shown::Switch(switch) => switch.to_string(),
+        }
+    }
+
+    #[test]
+    fn every_default_reads_back_as_it_is_shown() {
+        let mut server = Server::new(Profile::Serve);
+        for key in &SERVER_KEYS {
+            (key.set)(&mut server, &spelled((key.show)(&Server::new(Profile::Serve)))).unwrap();
+        }
+        assert_eq!(server, Server::new(Profile::Serve));
+        let mut job = JobSettings::new(1);
+        for key in &JOB_KEYS {
+            (key.set)(&mut job, &spelled((key.show)(&JobSettings::new(1)))).unwrap();
+        }
+        assert_eq!(job, JobSettings::new(1));
+    }
+}

@@ -1,0 +1,417 @@
+//! Puts the configuration together.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::Deserialize as _;
+
+use crate::coordination::{Bounds, JobName, JobSettings};
+
+use super::file::{self, File, Known, Values};
+use super::keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
+use super::value::{parse_address, parse_declared, parse_tasks};
+use super::{Asked, AskedJobs, Config, ConfigError, Given, Job, Server, Source, Value, bounds_table};
+
+/// Reads an environment variable; the process's own, except in tests.
+pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Puts the configuration together from what the command line asks, the environment, the file and the defaults.
+///
+/// # Errors
+/// The first thing that is wrong with it, with its place and what to do about it.
+pub fn load(asked: &Asked, environment: Environment<'_>) -> Result<Config, ConfigError> {
+    let bound_defaults = bounds_table(&Bounds::default());
+    let path = asked.file.clone().or_else(|| given_variable(environment, "MUSTER_CONFIG").map(PathBuf::from));
+    let file = match path {
+        Some(path) => {
+            let job_keys = JOB_KEYS.iter().map(|key| key.name);
+            let top: Vec<&str> =
+                SERVER_KEYS.iter().map(|key| key.name).chain(job_keys.clone()).chain(["tasks"]).collect();
+            let job: Vec<&str> = ["tasks", "grpc"].into_iter().chain(job_keys).collect();
+            let bounds: Vec<&str> = bound_defaults.keys().map(String::as_str).collect();
+            file::read(&path, &Known { top: &top, job: &job, bounds: &bounds })?
+        }
+        None => File::default(),
+    };
+    let loader = Loader { asked, environment, file };
+    loader.load(&bound_defaults)
+}
+
+fn given_variable(environment: Environment<'_>, name: &str) -> Option<String> {
+    // Set but empty is how a container manifest says "not set".
+    environment(name).filter(|text| !text.is_empty())
+}
+
+struct Loader<'a> {
+    asked: &'a Asked,
+    environment: Environment<'a>,
+    file: File,
+}
+
+/// A job on its way: what is known of it besides its settings.
+struct Declaration {
+    name: JobName,
+    tasks: Option<(u32, Source)>,
+    grpc: Option<(SocketAddr, Source)>,
+}
+
+impl Loader<'_> {
+    fn load(&self, bound_defaults: &BTreeMap<String, u64>) -> Result<Config, ConfigError> {
+        let mut values = Vec::new();
+        let mut server = Server::new(self.asked.profile);
+        let top = [&self.file.top];
+        self.settle(&SERVER_KEYS, &mut server, "", &top, &mut values)?;
+        let mut common = JobSettings::new(1);
+        self.settle(&JOB_KEYS, &mut common, "", &top, &mut values)?;
+        common.bounds = settle_bounds(bound_defaults, "bounds", &[&self.file.bounds], &mut values)?;
+
+        let mut jobs = Vec::new();
+        for declaration in self.declarations()? {
+            jobs.push(self.job(declaration, &common, &mut values)?);
+        }
+        check_addresses(&values)?;
+        Ok(Config { server, jobs, values })
+    }
+
+    /// Sets every key of `target` that somebody gave, the strongest source first, and notes all of them.
+    fn settle<T>(
+        &self,
+        keys: &[Key<T>],
+        target: &mut T,
+        table: &str,
+        tables: &[&Values],
+        values: &mut Vec<Value>,
+    ) -> Result<(), ConfigError> {
+        for key in keys {
+            let mut source = Source::Default;
+            if let Some(given) = self.given(key.name, tables) {
+                (key.set)(target, &given.text).map_err(|wrong| bad(&given, key.name, wrong))?;
+                source = given.source;
+            }
+            values.push(Value {
+                table: table.into(),
+                key: key.name.into(),
+                shown: (key.show)(target),
+                source,
+            });
+        }
+        Ok(())
+    }
+
+    fn given(&self, key: &str, tables: &[&Values]) -> Option<Given> {
+        if let Some(text) = self.asked.flags.get(key) {
+            return Some(Given { text: text.clone(), source: Source::Flag(format!("--{key}")) });
+        }
+        let name = variable(key);
+        if let Some(text) = given_variable(self.environment, &name) {
+            return Some(Given { text, source: Source::Environment(name) });
+        }
+        tables.iter().find_map(|table| table.get(key)).cloned()
+    }
+
+    fn job(
+        &self,
+        declaration: Declaration,
+        common: &JobSettings,
+        values: &mut Vec<Value>,
+    ) -> Result<Job, ConfigError> {
+        let Declaration { name, tasks, grpc } = declaration;
+        let nothing = file::Job::default();
+        let own = self.file.jobs.get(&name).unwrap_or(&nothing);
+        let table = format!("jobs.{name}");
+        let Some((tasks, source)) = tasks else {
+            let place = own.values.values().map(|given| given.source.clone()).min();
+            return Err(ConfigError::NoTasks { place: place.unwrap_or(Source::Default), name });
+        };
+        let mut note = |key: &str, shown, source| {
+            values.push(Value { table: table.clone(), key: key.into(), shown, source });
+        };
+        note("tasks", Shown::Number(u64::from(tasks)), source);
+        let grpc = grpc.map(|(address, source)| {
+            note("grpc", Shown::Text(address.to_string()), source);
+            address
+        });
+        let mut settings = JobSettings { tasks, ..common.clone() };
+        self.settle(&JOB_KEYS, &mut settings, &table, &[&own.values, &self.file.top], values)?;
+        if !own.bounds.is_empty() {
+            let common = bounds_table(&common.bounds);
+            let mut all = Vec::new();
+            settings.bounds = settle_bounds(&common, &format!("{table}.bounds"), &[&own.bounds], &mut all)?;
+            // The others are those of [bounds], and printed there.
+            values.extend(all.into_iter().filter(|value| value.source != Source::Default));
+        }
+        Ok(Job { name, grpc, settings })
+    }
+
+    /// The jobs that somebody declared; a stronger source comes later and overrides.
+    fn declarations(&self) -> Result<Vec<Declaration>, ConfigError> {
+        if let AskedJobs::Only { name, tasks } = &self.asked.jobs {
+            let tasks = Some((*tasks, Source::Flag("-n".into())));
+            return Ok(vec![Declaration { name: name.clone(), tasks, grpc: None }]);
+        }
+        let mut declared = Vec::new();
+        for layer in [self.declared_by_file()?, self.declared_by_environment()?, self.declared_by_flags()?] {
+            let mut seen: BTreeMap<JobName, Source> = BTreeMap::new();
+            for new in layer {
+                let source = new.tasks.as_ref().map_or(Source::Default, |(_, source)| source.clone());
+                if let Some(first) = seen.insert(new.name.clone(), source.clone()) {
+                    return Err(ConfigError::JobTwice { name: new.name, first, second: source });
+                }
+                match declared.iter_mut().find(|old: &&mut Declaration| old.name == new.name) {
+                    Some(old) => {
+                        old.tasks = new.tasks.or(old.tasks.take());
+                        old.grpc = new.grpc.or(old.grpc.take());
+                    }
+                    None => declared.push(new),
+                }
+            }
+        }
+        Ok(declared)
+    }
+
+    fn declared_by_file(&self) -> Result<Vec<Declaration>, ConfigError> {
+        let mut declared = Vec::new();
+        if let Some(given) = self.file.top.get("tasks") {
+            declared.push(default_job(given)?);
+        }
+        for (name, job) in &self.file.jobs {
+            let tasks = match job.values.get("tasks") {
+                Some(given) => {
+                    let tasks = parse_tasks(&given.text).map_err(|wrong| bad(given, "tasks", wrong))?;
+                    Some((tasks, given.source.clone()))
+                }
+                None => None,
+            };
+            let grpc = match job.values.get("grpc") {
+                Some(given) => {
+                    let address = parse_address(&given.text).map_err(|wrong| bad(given, "grpc", wrong))?;
+                    Some((address, given.source.clone()))
+                }
+                None => None,
+            };
+            declared.push(Declaration { name: name.clone(), tasks, grpc });
+        }
+        Ok(declared)
+    }
+
+    fn declared_by_environment(&self) -> Result<Vec<Declaration>, ConfigError> {
+        let mut declared = Vec::new();
+        let given = |name: &str| {
+            let source = Source::Environment(name.into());
+            given_variable(self.environment, name).map(|text| Given { text, source })
+        };
+        if let Some(given) = given("MUSTER_TASKS") {
+            declared.push(default_job(&given)?);
+        }
+        if let Some(given) = given("MUSTER_JOBS") {
+            for text in given.text.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+                declared
+                    .push(declaration(&Given { text: text.into(), source: given.source.clone() }, "jobs")?);
+            }
+        }
+        Ok(declared)
+    }
+
+    fn declared_by_flags(&self) -> Result<Vec<Declaration>, ConfigError> {
+        let AskedJobs::Declared { tasks, jobs } = &self.asked.jobs else { return Ok(Vec::new()) };
+        let mut declared = Vec::new();
+        if let Some(text) = tasks {
+            declared
+                .push(default_job(&Given { text: text.clone(), source: Source::Flag("--tasks".into()) })?);
+        }
+        for text in jobs {
+            let source = Source::Flag("--job".into());
+            declared.push(declaration(&Given { text: text.clone(), source }, "job")?);
+        }
+        Ok(declared)
+    }
+}
+
+fn default_job(given: &Given) -> Result<Declaration, ConfigError> {
+    let tasks = parse_tasks(&given.text).map_err(|wrong| bad(given, "tasks", wrong))?;
+    Ok(Declaration { name: JobName::default(), tasks: Some((tasks, given.source.clone())), grpc: None })
+}
+
+fn declaration(given: &Given, key: &str) -> Result<Declaration, ConfigError> {
+    let job = parse_declared(&given.text).map_err(|wrong| bad(given, key, wrong))?;
+    let source = given.source.clone();
+    let grpc = job.grpc.map(|address| (address, source.clone()));
+    Ok(Declaration { name: job.name, tasks: Some((job.tasks, source)), grpc })
+}
+
+fn bad(given: &Given, key: &str, wrong: String) -> ConfigError {
+    ConfigError::Value { place: given.source.clone(), key: key.into(), value: given.text.clone(), wrong }
+}
+
+fn settle_bounds(
+    defaults: &BTreeMap<String, u64>,
+    table: &str,
+    tables: &[&Values],
+    values: &mut Vec<Value>,
+) -> Result<Bounds, ConfigError> {
+    let mut settled = toml::Table::new();
+    for (key, default) in defaults {
+        let (number, source) = match tables.iter().find_map(|table| table.get(key)) {
+            Some(given) => {
+                let wrong = |wrong: &str| bad(given, &format!("{table}.{key}"), wrong.into());
+                let number = given.text.parse::<u64>().ok().filter(|number| i64::try_from(*number).is_ok());
+                let number = number.ok_or_else(|| wrong("write a whole number, such as 1048576"))?;
+                // What is kept for later may be nothing; what is needed to work may not.
+                if number == 0 && !key.ends_with("-kept") {
+                    return Err(wrong("it must be at least 1: nothing would be allowed at all"));
+                }
+                (number, given.source.clone())
+            }
+            None => (*default, Source::Default),
+        };
+        settled.insert(key.clone(), i64::try_from(number).unwrap_or(i64::MAX).into());
+        values.push(Value { table: table.into(), key: key.clone(), shown: Shown::Number(number), source });
+    }
+    Bounds::deserialize(settled).map_err(|error| ConfigError::Value {
+        place: Source::Default,
+        key: table.into(),
+        value: String::new(),
+        wrong: error.to_string(),
+    })
+}
+
+/// Two listeners cannot share an address; better said here, with both places, than by the system later.
+fn check_addresses(values: &[Value]) -> Result<(), ConfigError> {
+    let mut taken: Vec<(SocketAddr, &Value)> = Vec::new();
+    for value in values {
+        let Shown::Text(text) = &value.shown else { continue };
+        if !matches!(value.key.as_str(), "grpc" | "http") {
+            continue;
+        }
+        let Ok(address) = text.parse::<SocketAddr>() else { continue };
+        let collides = |other: &SocketAddr| {
+            let same_family = other.is_ipv4() == address.is_ipv4();
+            let everywhere = other.ip().is_unspecified() || address.ip().is_unspecified();
+            other.port() == address.port() && (other.ip() == address.ip() || (same_family && everywhere))
+        };
+        if address.port() != 0 {
+            if let Some((_, first)) = taken.iter().find(|(other, _)| collides(other)) {
+                let taken_by = format!("{} ({})", dotted(first), first.source);
+                let place = value.source.clone();
+                return Err(ConfigError::AddressTwice { place, key: dotted(value), address, taken_by });
+            }
+            taken.push((address, value));
+        }
+    }
+    Ok(())
+}
+
+fn dotted(value: &Value) -> String {
+    if value.table.is_empty() { value.key.clone() } else { format!("{}.{}", value.table, value.key) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Profile;
+    use std::time::Duration;
+
+    fn asked(flags: &[(&'static str, &str)], jobs: &[&str]) -> Asked {
+        Asked {
+            profile: Profile::Serve,
+            file: None,
+            flags: flags.iter().map(|(key, text)| (*key, (*text).into())).collect(),
+            jobs: AskedJobs::Declared { tasks: None, jobs: jobs.iter().map(|job| (*job).into()).collect() },
+        }
+    }
+
+    fn file(name: &str, text: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("muster-config-{}-{name}.toml", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn load_with(asked: &Asked, variables: &[(&str, &str)]) -> Result<Config, String> {
+        let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, text)| (*text).into());
+        load(asked, &find).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_flag_is_stronger_than_the_environment_and_that_than_the_file() {
+        let text = "heartbeat-timeout = '1s'\nshutdown-timeout = '1s'\nregister-timeout = '1s'\n\
+                    [jobs.a]\ntasks = 2\nheartbeat-timeout = '9s'\nregister-timeout = '9s'\n";
+        let mut asked = asked(&[("heartbeat-timeout", "3s")], &[]);
+        asked.file = Some(file("precedence", text));
+        let config =
+            load_with(&asked, &[("MUSTER_HEARTBEAT_TIMEOUT", "2s"), ("MUSTER_SHUTDOWN_TIMEOUT", "2s")])
+                .unwrap();
+        let settings = &config.jobs[0].settings;
+        assert_eq!(settings.heartbeat_timeout, Duration::from_secs(3));
+        assert_eq!(settings.shutdown_timeout, Duration::from_secs(2));
+        assert_eq!(settings.register_timeout, Duration::from_secs(9));
+        assert_eq!(settings.disconnect_grace, Some(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn jobs_add_up_and_the_stronger_source_counts_their_tasks() {
+        let mut asked = asked(&[], &["a=8", "c=1@127.0.0.1:9001"]);
+        asked.file =
+            Some(file("jobs", "[jobs.a]\ntasks = 2\ngrpc = '127.0.0.1:9000'\n[jobs.b]\ntasks = 3\n"));
+        let config = load_with(&asked, &[("MUSTER_JOBS", "d=4, b=5")]).unwrap();
+        let jobs: Vec<_> = config
+            .jobs
+            .iter()
+            .map(|job| (job.name.as_str(), job.settings.tasks, job.grpc.is_some()))
+            .collect();
+        assert_eq!(jobs, [("a", 8, true), ("b", 5, false), ("d", 4, false), ("c", 1, true)]);
+    }
+
+    #[test]
+    fn a_launch_knows_its_own_job_only() {
+        let mut asked = asked(&[], &[]);
+        asked.file = Some(file("only", "[jobs.a]\nrecoverable = true\n[jobs.b]\ntasks = 3\n"));
+        asked.jobs = AskedJobs::Only { name: "a".parse().unwrap(), tasks: 5 };
+        let config = load_with(&asked, &[("MUSTER_TASKS", "9")]).unwrap();
+        assert_eq!(config.jobs.len(), 1);
+        assert!(config.jobs[0].settings.recoverable && config.jobs[0].settings.tasks == 5);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_its_place() {
+        let error = load_with(&asked(&[("heartbeat-timeout", "0s")], &[]), &[]).unwrap_err();
+        assert!(error.contains("--heartbeat-timeout") && error.contains("longer than zero"), "{error}");
+        let error = load_with(&asked(&[], &[]), &[("MUSTER_ERROR_DELIVERY", "never")]).unwrap_err();
+        assert!(error.contains("MUSTER_ERROR_DELIVERY") && error.contains("hold or cancel"), "{error}");
+        let error = load_with(&asked(&[], &["a=1", "a=2"]), &[]).unwrap_err();
+        assert!(error.contains("`a`"), "{error}");
+        let error = load_with(&asked(&[("http", "0.0.0.0:8476")], &[]), &[]).unwrap_err();
+        assert!(error.contains("--http") && error.contains("grpc (default)"), "{error}");
+        let mut asked = asked(&[], &[]);
+        asked.file = Some(file("tasks", "[jobs.a]\nrecoverable = true\n"));
+        assert!(load_with(&asked, &[]).unwrap_err().contains("tasks = N"));
+        asked.file = Some(file("bounds", "[bounds]\nkeys = 0\n"));
+        assert!(load_with(&asked, &[]).unwrap_err().contains("at least 1"));
+    }
+
+    #[test]
+    fn bounds_of_a_job_override_the_common_ones() {
+        let mut asked = asked(&[], &["b=1"]);
+        asked.file = Some(file(
+            "own-bounds",
+            "[bounds]\nkeys = 7\nwaiters = 8\n[jobs.a]\ntasks = 1\n[jobs.a.bounds]\nkeys = 9\n",
+        ));
+        let config = load_with(&asked, &[]).unwrap();
+        let bounds = |n: usize| &config.jobs[n].settings.bounds;
+        assert_eq!((bounds(0).keys, bounds(0).waiters), (9, 8));
+        assert_eq!((bounds(1).keys, bounds(1).waiters), (7, 8));
+        assert_eq!(bounds(1).key_bytes, Bounds::default().key_bytes);
+    }
+
+    #[test]
+    fn what_is_printed_means_the_same_when_read() {
+        let mut first = asked(&[("disconnect-grace", "off")], &["b=2@127.0.0.1:9000"]);
+        first.file =
+            Some(file("print", "[jobs.a]\ntasks = 1\nrecoverable = true\n[jobs.a.bounds]\nkeys = 9\n"));
+        let printed = load_with(&first, &[]).unwrap();
+        let mut second = asked(&[], &[]);
+        second.file = Some(file("printed", &printed.print()));
+        let read = load_with(&second, &[]).unwrap();
+        assert_eq!((&read.server, &read.jobs), (&printed.server, &printed.jobs));
+    }
+}

@@ -1,0 +1,181 @@
+//! How values are written: one spelling for flags, the environment and the file.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use crate::coordination::JobName;
+
+/// The most tasks a job may have. Far above any cluster there is; below it every table still fits.
+pub const TASKS_MAX: u32 = 1_000_000;
+/// The longest duration that makes sense here, so that adding it to the time never overflows.
+const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+const DURATION_FORM: &str = "write a number and a unit, such as 500ms, 5s, 2m or 1h";
+
+/// Reads a duration such as `500ms`, `5s` or `1m30s`.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    if text.parse::<f64>().is_ok() {
+        return Err(format!("it has no unit: {DURATION_FORM}"));
+    }
+    let duration =
+        humantime::parse_duration(text).map_err(|_| format!("it is no duration: {DURATION_FORM}"))?;
+    if duration > DURATION_MAX {
+        return Err("it is longer than a year: give a shorter one".into());
+    }
+    Ok(duration)
+}
+
+/// Reads a duration that must not be zero.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("it must be longer than zero: give at least 1ms".into()),
+        duration => Ok(duration),
+    }
+}
+
+/// Writes a duration in the largest unit that it is a whole number of.
+#[must_use]
+pub fn show_duration(duration: Duration) -> String {
+    const UNITS: [(u128, &str); 5] = [
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "m"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+    ];
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".into();
+    }
+    let unit = UNITS.iter().find(|(size, _)| nanos.is_multiple_of(*size));
+    unit.map_or_else(|| format!("{nanos}ns"), |(size, name)| format!("{}{name}", nanos / size))
+}
+
+/// Reads an address to listen on.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    if let Some(port) = text.strip_prefix("localhost:").and_then(|port| port.parse().ok()) {
+        return Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
+    }
+    let how = "write IP:PORT, such as 127.0.0.1:8476, [::1]:8476, or 0.0.0.0:8476 for every address of this machine";
+    Err(match text.strip_prefix(':').map(str::parse::<u16>) {
+        Some(Ok(port)) => {
+            format!("it names a port only: write 127.0.0.1:{port}, or 0.0.0.0:{port} for every address")
+        }
+        _ => format!("it is no address: {how} (port 0 picks a free one)"),
+    })
+}
+
+/// Reads a number of tasks.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_tasks(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(0) => Err("a job needs at least one task".into()),
+        Ok(tasks) if tasks <= TASKS_MAX => Ok(tasks),
+        Ok(_) => Err(format!("a job has at most {TASKS_MAX} tasks")),
+        Err(_) => Err(format!("it is no number of tasks: write a whole number from 1 to {TASKS_MAX}")),
+    }
+}
+
+/// Reads a number between bounds.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_count(text: &str, least: usize, most: usize) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("write a whole number from {least} to {most}")),
+    }
+}
+
+/// Reads a yes or no.
+///
+/// # Errors
+/// How to write one.
+pub fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "yes" | "on" | "1" => Ok(true),
+        "false" | "no" | "off" | "0" => Ok(false),
+        _ => Err("write true or false".into()),
+    }
+}
+
+/// A job as it is declared in one word.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Declared {
+    /// Its name.
+    pub name: JobName,
+    /// How many tasks it has.
+    pub tasks: u32,
+    /// The address of a gRPC listener of its own.
+    pub grpc: Option<SocketAddr>,
+}
+
+/// Reads `NAME=TASKS` or `NAME=TASKS@ADDR`.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_declared(text: &str) -> Result<Declared, String> {
+    let (name, rest) = text
+        .split_once('=')
+        .ok_or("it is no job: write NAME=TASKS, or NAME=TASKS@ADDR for a gRPC listener of its own")?;
+    let name = name.parse::<JobName>().map_err(|error| error.to_string())?;
+    let (tasks, grpc) = match rest.split_once('@') {
+        Some((tasks, address)) => (tasks, Some(parse_address(address)?)),
+        None => (rest, None),
+    };
+    Ok(Declared { name, tasks: parse_tasks(tasks)?, grpc })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_back_as_they_are_written() {
+        for text in ["100s", "500ms", "2m", "1h", "90s", "1500us", "0s"] {
+            assert_eq!(show_duration(parse_duration(text).unwrap()), text);
+        }
+        assert_eq!(parse_duration("1m30s").unwrap(), Duration::from_secs(90));
+    }
+
+    #[test]
+    fn a_duration_without_a_unit_says_so() {
+        assert!(parse_duration("100").unwrap_err().contains("no unit"));
+        assert!(parse_duration("soon").unwrap_err().contains("no duration"));
+        assert!(parse_duration("500 weeks").unwrap_err().contains("longer than a year"));
+        assert!(parse_positive_duration("0s").unwrap_err().contains("longer than zero"));
+    }
+
+    #[test]
+    fn addresses_need_an_ip_and_a_port() {
+        assert_eq!(parse_address("localhost:1").unwrap(), "127.0.0.1:1".parse().unwrap());
+        assert!(parse_address(":8476").unwrap_err().contains("0.0.0.0:8476"));
+        assert!(parse_address("host:8476").unwrap_err().contains("IP:PORT"));
+        assert!(parse_address("127.0.0.1:99999").is_err());
+    }
+
+    #[test]
+    fn jobs_are_declared_in_one_word() {
+        let job = parse_declared("train=8@127.0.0.1:9000").unwrap();
+        assert_eq!((job.name.as_str(), job.tasks), ("train", 8));
+        assert_eq!(job.grpc, Some("127.0.0.1:9000".parse().unwrap()));
+        assert!(parse_declared("train").unwrap_err().contains("NAME=TASKS"));
+        assert!(parse_declared("Train=1").unwrap_err().contains("lower-case"));
+        assert!(parse_declared("train=0").unwrap_err().contains("at least one"));
+        assert!(parse_declared("train=1000001").unwrap_err().contains("at most 1000000"));
+    }
+}

@@ -1,0 +1,198 @@
+//! The invariants of the state, checked from scratch. For tests and for the curious: it costs a look at everything.
+
+use std::collections::BTreeSet;
+
+use super::barrier::{BarrierKey, Slot};
+use super::coordinator::Coordinator;
+use super::ids::{CallId, TaskId};
+use super::job::Job;
+use super::run::Run;
+use super::settings::JobSettings;
+use super::store::Store;
+use super::timers::Timer;
+use super::waiters::Place;
+
+/// What is wrong with the state, in a sentence.
+type Finding = Result<(), String>;
+
+macro_rules! ensure {
+    ($holds:expr, $($text:tt)+) => {
+        if !$holds {
+            return Err(format!($($text)+));
+        }
+    };
+}
+
+impl Coordinator {
+    /// Checks every invariant of the state.
+    ///
+    /// # Errors
+    /// With the first invariant that does not hold, in a sentence.
+    pub fn audit(&self) -> Result<(), String> {
+        self.audit_wakes()?;
+        for job in self.every_job() {
+            let name = &job.name;
+            job.audit().map_err(|found| format!("job {name}, run {}: {found}", job.run.number))?;
+        }
+        Ok(())
+    }
+}
+
+impl Job {
+    fn audit(&self) -> Finding {
+        let run = &self.run;
+        for (call, _) in run.waiters.all() {
+            let connection = run.waiters.connection(call);
+            ensure!(connection.is_some_and(|c| self.knows(c)), "{call:?} waits on a connection that is gone");
+        }
+        run.audit(&self.settings)
+    }
+}
+
+impl Run {
+    fn audit(&self, settings: &JobSettings) -> Finding {
+        self.audit_waiters(settings)?;
+        self.audit_tasks()?;
+        self.audit_barriers(settings)?;
+        self.audit_questions(settings)?;
+        self.store.audit(settings)?;
+        ensure!(self.told == self.version, "watchers were not told of version {}", self.version);
+        Ok(())
+    }
+
+    /// Who waits is found where it waits, and the other way round.
+    fn audit_waiters(&self, settings: &JobSettings) -> Finding {
+        let mut found: BTreeSet<CallId> = BTreeSet::new();
+        for (key, instance) in self.barriers.in_progress() {
+            for (task, arrival) in instance.arrivals() {
+                let place = Place::Barrier(key.clone(), task);
+                let known = self.waiters.place(arrival.call) == Some(&place);
+                ensure!(known, "{:?} of task {task} at {key:?} is not among the waiters", arrival.call);
+                found.insert(arrival.call);
+            }
+        }
+        for id in self.ids() {
+            if let Some(call) = self.own(id).poll {
+                let known = self.waiters.place(call) == Some(&Place::Poll(id));
+                ensure!(known, "the poll {call:?} of task {id} is not among the waiters");
+                found.insert(call);
+            }
+        }
+        for (set, question) in &self.questions {
+            for (task, calls) in &question.asked {
+                for call in calls {
+                    let place = Place::LiveSet(set.clone(), *task);
+                    let known = self.waiters.place(*call) == Some(&place);
+                    ensure!(known, "the live-set call {call:?} of task {task} is not among the waiters");
+                    found.insert(*call);
+                }
+            }
+        }
+        for (key, call) in self.store.waiting() {
+            let known = self.waiters.place(call) == Some(&Place::Key(key.clone()));
+            ensure!(known, "the reader {call:?} of a key is not among the waiters");
+            found.insert(call);
+        }
+        found.extend(self.waiters.watching());
+        let (all, most) = (self.waiters.len(), settings.bounds.waiters);
+        ensure!(found.len() == all, "{all} calls wait, {} of them somewhere", found.len());
+        ensure!(all <= most, "{all} calls wait, {most} are allowed");
+        Ok(())
+    }
+
+    fn audit_tasks(&self) -> Finding {
+        let connected = self.tasks.iter().filter(|task| task.is_connected()).count();
+        ensure!(connected == self.connected, "{connected} tasks are connected, {} counted", self.connected);
+        let unsynced = self.tasks.iter().filter(|task| task.unsynced).count();
+        ensure!(unsynced == self.unsynced, "{unsynced} tasks are unsynced, {} counted", self.unsynced);
+        let started = self.started_at.is_some();
+        for id in self.ids() {
+            let task = self.own(id);
+            ensure!(started || !task.is_connected(), "task {id} is connected before all have registered");
+            ensure!(task.watched || !task.is_connected(), "nobody watches the heartbeats of task {id}");
+            let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
+            let here = named.filter(|(_, i)| matches!(i.slot(id), Some(Slot::Arrived(_)))).count();
+            ensure!(
+                here == task.meetings as usize,
+                "task {id} waits at {here} barriers, {} counted",
+                task.meetings
+            );
+            if let Some(suspicion) = &task.suspicion {
+                ensure!(task.is_connected(), "task {id} is suspected but not connected");
+                let stands = self.timers.stands(suspicion.until, &Timer::Grace(id));
+                ensure!(stands, "no timer ends the grace of task {id}");
+            }
+        }
+        let most = 2 * self.tasks.len() + self.barriers.in_progress_len();
+        ensure!(self.timers.len() <= most, "{} timers stand, {most} can have a reason", self.timers.len());
+        Ok(())
+    }
+
+    fn audit_barriers(&self, settings: &JobSettings) -> Finding {
+        for (key, instance) in self.barriers.in_progress() {
+            ensure!(instance.arrived() > 0, "{key:?} is in progress and nobody waits at it");
+            ensure!(instance.missing() > 0, "{key:?} is in progress and nobody is missing");
+            let (mut missing, mut arrived) = (0, 0);
+            for position in 0..instance.members.len() {
+                let task = instance.members.at(position);
+                match instance.slot(task) {
+                    Some(Slot::Missing) => missing += 1,
+                    Some(Slot::Arrived(_)) => arrived += 1,
+                    Some(Slot::Released) => {
+                        ensure!(
+                            self.own(task).was_connected,
+                            "{key:?} released task {task}, which never came"
+                        );
+                    }
+                    None => return Err(format!("{key:?} has no slot for its member {task}")),
+                }
+            }
+            let counted = (instance.missing(), instance.arrived());
+            ensure!(
+                counted == (missing, arrived),
+                "{key:?} counts {counted:?}, has {:?}",
+                (missing, arrived)
+            );
+            let stands = self.timers.stands(instance.deadline, &Timer::Barrier(key.clone()));
+            ensure!(stands, "no timer ends {key:?}");
+            let follows = self.barriers.ended(key).is_none_or(|ended| ended.counter < instance.counter);
+            ensure!(follows, "{key:?} counts backwards");
+            ensure!(!self.blocks_for_ever(key), "{key:?} waits only for tasks that cannot come (rule 2)");
+        }
+        self.barriers.audit(settings.bounds.barrier_memory_bytes)
+    }
+
+    fn blocks_for_ever(&self, key: &BarrierKey) -> bool {
+        let stuck = |id: TaskId| {
+            let task = self.own(id);
+            task.unsynced && task.is_connected() && task.meetings > 0
+        };
+        key.is_named() && self.barriers.instance(key).is_some_and(|i| i.missing_tasks().all(stuck))
+    }
+
+    fn audit_questions(&self, settings: &JobSettings) -> Finding {
+        for (set, question) in &self.questions {
+            ensure!(!question.asked.is_empty(), "a live-set question that nobody asked");
+            ensure!(question.asked.values().all(|calls| !calls.is_empty()), "a task asked without a call");
+            let awaits = |id: &&TaskId| self.own(**id).is_connected() && !question.asked.contains_key(id);
+            let awaited = set.ids().iter().filter(awaits).count();
+            ensure!(awaited == question.awaited, "a question awaits {awaited}, counts {}", question.awaited);
+            ensure!(awaited > 0, "a live-set question that all have asked stands unanswered");
+        }
+        ensure!(self.questions.len() <= settings.bounds.live_sets_in_progress, "too many live-set questions");
+        Ok(())
+    }
+}
+
+impl Store {
+    fn audit(&self, settings: &JobSettings) -> Finding {
+        let bytes: usize = self.sizes().map(|(key, value)| key + value).sum();
+        ensure!(bytes == self.bytes(), "the store holds {bytes} bytes, {} counted", self.bytes());
+        ensure!(bytes <= settings.bounds.store_bytes, "the store is over its bound");
+        ensure!(self.len() <= settings.bounds.keys, "the store has too many keys");
+        for (key, call) in self.waiting() {
+            ensure!(self.get(key).is_none(), "{call:?} waits for a key that is there");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,300 @@
+//! The table of barriers: instances in progress, and the results and counters of those that ended.
+//!
+//! This file knows members, slots and counters; what arriving, passing and failing mean for the tasks
+//! stands in `meeting.rs`.
+//!
+//! Invariants:
+//! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is none;
+//! - an instance in progress has at least one arrival: one that everybody left is as if it had never begun.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::call::TaskSet;
+use super::failure::Failure;
+use super::ids::{CallId, TaskId, TaskIncarnation, Timestamp};
+
+/// Which barrier. The service's own barriers are apart from those that clients name, so that no client can
+/// reach them by a clever id.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum BarrierKey {
+    /// All tasks register together.
+    Registration,
+    /// All tasks shut down together.
+    Shutdown,
+    /// All tasks exchange their devices (generation A).
+    Devices,
+    /// One that clients named.
+    Named(Arc<str>),
+}
+
+impl BarrierKey {
+    /// The id by which clients know the barrier; the service's own ids are those of the C++ service.
+    pub fn wire_id(&self, service: impl fmt::Display) -> Arc<str> {
+        match self {
+            Self::Registration => "[Init]Wait_for_all_tasks_to_register".into(),
+            Self::Shutdown => format!("Shutdown::{service}").into(),
+            Self::Devices => format!("WaitForAllTasks::{service}").into(),
+            Self::Named(id) => Arc::clone(id),
+        }
+    }
+
+    pub fn is_named(&self) -> bool {
+        matches!(self, Self::Named(_))
+    }
+}
+
+/// Who takes part in a barrier.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Members {
+    /// Every task of the job; holds their number.
+    All(u32),
+    /// These tasks.
+    Some(TaskSet),
+}
+
+impl Members {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::All(n) => *n as usize,
+            Self::Some(set) => set.ids().len(),
+        }
+    }
+
+    pub fn position(&self, task: TaskId) -> Option<usize> {
+        match self {
+            Self::All(n) => usize::try_from(task.0).ok().filter(|&p| p < *n as usize),
+            Self::Some(set) => set.position(task),
+        }
+    }
+
+    pub fn at(&self, position: usize) -> TaskId {
+        match self {
+            Self::All(_) => TaskId(i32::try_from(position).unwrap_or(i32::MAX)),
+            Self::Some(set) => set.ids()[position],
+        }
+    }
+
+    fn weight(&self) -> usize {
+        match self {
+            Self::All(_) => 0,
+            Self::Some(set) => size_of_val(set.ids()),
+        }
+    }
+}
+
+/// Why a call waits at a barrier, which decides what it is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Purpose {
+    Meet,
+    Register(TaskIncarnation),
+    ShutDown,
+    ExchangeDevices,
+}
+
+/// A member's waiting call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Arrival {
+    pub call: CallId,
+    pub purpose: Purpose,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Slot {
+    /// Waited for.
+    Missing,
+    /// Not waited for: registered after the instance began, and so has missed it.
+    Released,
+    /// Here.
+    Arrived(Arrival),
+}
+
+/// One use of a barrier, in progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Instance {
+    pub counter: i64,
+    pub members: Members,
+    pub began: Timestamp,
+    pub deadline: Timestamp,
+    pub first: TaskId,
+    slots: Vec<Slot>,
+    missing: usize,
+    arrived: usize,
+}
+
+impl Instance {
+    pub fn new(counter: i64, members: Members, began: Timestamp, deadline: Timestamp, first: TaskId) -> Self {
+        let size = members.len();
+        let slots = vec![Slot::Missing; size];
+        Self { counter, members, began, deadline, first, slots, missing: size, arrived: 0 }
+    }
+
+    pub fn slot(&self, task: TaskId) -> Option<Slot> {
+        self.members.position(task).map(|p| self.slots[p])
+    }
+
+    /// Puts a member's slot into a new state; returns the old one. `None` if the task is no member.
+    pub fn put(&mut self, task: TaskId, slot: Slot) -> Option<Slot> {
+        let position = self.members.position(task)?;
+        let old = std::mem::replace(&mut self.slots[position], slot);
+        self.missing += usize::from(slot == Slot::Missing);
+        self.missing -= usize::from(old == Slot::Missing);
+        self.arrived += usize::from(matches!(slot, Slot::Arrived(_)));
+        self.arrived -= usize::from(matches!(old, Slot::Arrived(_)));
+        Some(old)
+    }
+
+    /// How many members are waited for.
+    pub fn missing(&self) -> usize {
+        self.missing
+    }
+
+    /// How many members are here.
+    pub fn arrived(&self) -> usize {
+        self.arrived
+    }
+
+    /// The members that are waited for.
+    pub fn missing_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
+        self.tasks(|slot| slot == Slot::Missing)
+    }
+
+    /// The members that are not here, waited for or not.
+    pub fn absent_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
+        self.tasks(|slot| !matches!(slot, Slot::Arrived(_)))
+    }
+
+    /// The members that are here, with their calls.
+    pub fn arrivals(&self) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
+        self.slots.iter().enumerate().filter_map(|(position, slot)| match slot {
+            Slot::Arrived(arrival) => Some((self.members.at(position), *arrival)),
+            _ => None,
+        })
+    }
+
+    fn tasks(&self, wanted: impl Fn(Slot) -> bool + 'static) -> impl Iterator<Item = TaskId> + '_ {
+        let slots = self.slots.iter().enumerate();
+        slots.filter(move |(_, slot)| wanted(**slot)).map(|(position, _)| self.members.at(position))
+    }
+}
+
+/// The last use of a barrier that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Ended {
+    pub counter: i64,
+    pub members: Members,
+    pub result: Result<(), Arc<Failure>>,
+    /// Members that it has passed without and that have not come to a later use since: they count behind.
+    pub behind: BTreeSet<TaskId>,
+    /// Grows with every ending, so that the one that ended longest ago is found.
+    order: u64,
+}
+
+impl Ended {
+    fn weight(&self, key: &BarrierKey) -> usize {
+        let id = if let BarrierKey::Named(id) = key { 2 * id.len() } else { 0 };
+        let error = self.result.as_ref().err().map_or(0, |e| size_of::<Failure>() + e.message.len());
+        let behind = self.behind.len() * size_of::<usize>();
+        4 * size_of::<Self>() + id + self.members.weight() + error + behind
+    }
+}
+
+/// All barriers of a run.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Barriers {
+    in_progress: BTreeMap<BarrierKey, Instance>,
+    ended: BTreeMap<BarrierKey, Ended>,
+    /// Ended ones in the order in which they may be forgotten: used once before used again (whose
+    /// counters their callers go on counting), then by age.
+    forgettable: BTreeSet<(bool, u64, BarrierKey)>,
+    /// What `ended` weighs, in bytes.
+    weight: usize,
+    endings: u64,
+}
+
+impl Barriers {
+    pub fn instance(&self, key: &BarrierKey) -> Option<&Instance> {
+        self.in_progress.get(key)
+    }
+
+    pub fn instance_mut(&mut self, key: &BarrierKey) -> Option<&mut Instance> {
+        self.in_progress.get_mut(key)
+    }
+
+    pub fn ended(&self, key: &BarrierKey) -> Option<&Ended> {
+        self.ended.get(key)
+    }
+
+    pub fn in_progress(&self) -> impl Iterator<Item = (&BarrierKey, &Instance)> {
+        self.in_progress.iter()
+    }
+
+    pub fn in_progress_len(&self) -> usize {
+        self.in_progress.len()
+    }
+
+    pub fn begin(&mut self, key: BarrierKey, instance: Instance) {
+        self.in_progress.insert(key, instance);
+    }
+
+    /// Takes an instance away as if it had never begun.
+    pub fn dissolve(&mut self, key: &BarrierKey) -> Option<Instance> {
+        self.in_progress.remove(key)
+    }
+
+    /// Keeps the result of a use that has ended, and forgets old ones beyond `bound` bytes.
+    pub fn end(
+        &mut self,
+        key: BarrierKey,
+        instance: &Instance,
+        result: Result<(), Arc<Failure>>,
+        bound: usize,
+    ) {
+        let mut behind = self.forget(&key).map(|ended| ended.behind).unwrap_or_default();
+        behind.retain(|task| !matches!(instance.slot(*task), Some(Slot::Arrived(_))));
+        if result.is_ok() {
+            behind.extend(instance.absent_tasks());
+        }
+        self.endings += 1;
+        let (counter, members) = (instance.counter, instance.members.clone());
+        let ended = Ended { counter, members, result, behind, order: self.endings };
+        self.weight += ended.weight(&key);
+        if key.is_named() {
+            self.forgettable.insert((counter > 0, ended.order, key.clone()));
+        }
+        self.ended.insert(key, ended);
+        while self.weight > bound {
+            let Some((_, _, oldest)) = self.forgettable.first().cloned() else { break };
+            self.forget(&oldest);
+        }
+    }
+
+    fn forget(&mut self, key: &BarrierKey) -> Option<Ended> {
+        let ended = self.ended.remove(key)?;
+        self.weight -= ended.weight(key);
+        self.forgettable.remove(&(ended.counter > 0, ended.order, key.clone()));
+        Some(ended)
+    }
+
+    /// Checks the account of the kept results.
+    pub fn audit(&self, bound: usize) -> Result<(), String> {
+        let weight: usize = self.ended.iter().map(|(key, ended)| ended.weight(key)).sum();
+        if weight != self.weight {
+            return Err(format!("ended barriers weigh {weight} bytes, {} counted", self.weight));
+        }
+        if weight > bound && !self.forgettable.is_empty() {
+            return Err(format!("ended barriers weigh {weight} bytes, {bound} are allowed"));
+        }
+        let named = self.ended.keys().filter(|key| key.is_named()).count();
+        if named != self.forgettable.len() {
+            return Err(format!(
+                "{named} ended barriers, {} in line to be forgotten",
+                self.forgettable.len()
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,27 @@
+//! What a transition works with: the time, the settings, and where its effects go.
+
+use super::call::Outcome;
+use super::event::{Change, Event};
+use super::ids::{CallId, JobId, RunNumber, Timestamp};
+use super::input::Effect;
+use super::settings::JobSettings;
+
+/// The surroundings of one transition of one run.
+pub(super) struct Cx<'a> {
+    pub now: Timestamp,
+    pub job: JobId,
+    pub run: RunNumber,
+    pub settings: &'a JobSettings,
+    pub effects: &'a mut Vec<Effect>,
+}
+
+impl Cx<'_> {
+    pub fn reply(&mut self, call: CallId, outcome: Outcome) {
+        self.effects.push(Effect::Reply(call, outcome));
+    }
+
+    pub fn event(&mut self, what: Change, reason: impl Into<String>) {
+        let (at, job, run) = (self.now, self.job, self.run);
+        self.effects.push(Effect::Event(Event { at, job, run, what, reason: reason.into() }));
+    }
+}

@@ -1,0 +1,309 @@
+//! Failure and its consequences: signs of life, lost connections, the first cause, and who is told.
+
+use std::sync::Arc;
+
+use super::call::Reply;
+use super::context::Cx;
+use super::event::{Change, RunOutcome};
+use super::failure::{Code, Failure};
+use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::input::Ending;
+use super::run::Run;
+use super::settings::{ErrorDelivery, JobSettings};
+use super::task::{Standing, Suspicion, Task};
+use super::timers::Timer;
+use super::view::FirstCause;
+use super::waiters::Place;
+
+/// What a person should do about a lost task; the words are those that people search for.
+const LOOK_FURTHER: &str = "Check the task logs for an earlier error or scheduler events (e.g. preemption, eviction) to \
+                            debug further.";
+
+impl Failure {
+    /// The task was lost, rather than reporting an error of its own or breaking a rule: it may come back.
+    pub(super) fn is_loss(&self) -> bool {
+        self.code == Code::Unavailable && self.service_error.is_some_and(|e| !e.reported)
+    }
+}
+
+/// Whether the task's polls wait for an error.
+fn holds_poll(settings: &JobSettings, task: &Task) -> bool {
+    match settings.error_delivery {
+        ErrorDelivery::Auto => !task.recoverable,
+        ErrorDelivery::Hold => true,
+        ErrorDelivery::Cancel => false,
+    }
+}
+
+impl Run {
+    pub(super) fn heartbeat(
+        &mut self,
+        cx: &mut Cx<'_>,
+        connection: ConnectionId,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+    ) -> Result<(), Arc<Failure>> {
+        let Some(task) = self.task(id) else {
+            let text = format!(
+                "Unexpected heartbeat request from task: {id}. This usually implies a configuration error: this job \
+                 has {} tasks.",
+                self.tasks.len()
+            );
+            return Err(Arc::new(Failure::service(Code::InvalidArgument, text)));
+        };
+        if let Some(failure) = task.failure() {
+            let text = format!(
+                "Unexpected heartbeat request from an already-in-error task: {id} with existing error: {failure}"
+            );
+            return Err(Arc::new(Failure::service(Code::Aborted, text)));
+        }
+        if task.is_beyond_grace(cx.now) {
+            let text = format!(
+                "Task with task={id} must be registered before sending heartbeat messages. The service might have \
+                 restarted, please restart / reset and register again."
+            );
+            return Err(Arc::new(Failure::service(Code::InvalidArgument, text)));
+        }
+        if task.incarnation != Some(incarnation) {
+            return self.strange_heartbeat(cx, id, incarnation);
+        }
+        // Those whose polls are not held learn of the run's first error here.
+        if let Some(sticky) = &self.sticky
+            && !holds_poll(cx.settings, task)
+        {
+            let text = format!("The run has failed: {sticky}");
+            return Err(Arc::new(Failure::service(Code::Aborted, text)));
+        }
+        self.hear(cx, connection, id);
+        let task = self.own_mut(id);
+        task.last_heartbeat = Some(cx.now);
+        Ok(())
+    }
+
+    /// A heartbeat of a life that this run does not know.
+    fn strange_heartbeat(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+    ) -> Result<(), Arc<Failure>> {
+        let task = self.own(id);
+        if task.recoverable {
+            return Ok(());
+        }
+        let expected = task.incarnation.map_or_else(|| "none".to_owned(), |known| known.to_string());
+        let text = format!(
+            "{id} Heartbeat: Incarnation ID mismatch: expecting {expected} but got {incarnation}. The task has \
+             restarted and likely crashed earlier. {LOOK_FURTHER}"
+        );
+        let failure = Arc::new(Failure::service(Code::Aborted, text));
+        self.fail_task(cx, id, &failure, "a heartbeat came from another life of it");
+        self.propagate(cx, Some(id), &failure);
+        Err(failure)
+    }
+
+    /// The task has spoken, with the incarnation that counts, on this connection.
+    pub(super) fn hear(&mut self, cx: &mut Cx<'_>, connection: ConnectionId, id: TaskId) {
+        let task = self.own_mut(id);
+        if task.connection == Some(connection) && task.suspicion.is_none() {
+            return;
+        }
+        task.connection = Some(connection);
+        let returned = task.suspicion.is_some();
+        self.clear_suspicion(id);
+        if returned {
+            cx.event(Change::TaskReturned { task: id }, "it was heard on another connection in time");
+        }
+    }
+
+    pub(super) fn clear_suspicion(&mut self, id: TaskId) {
+        if let Some(suspicion) = self.own_mut(id).suspicion.take() {
+            self.timers.clear(suspicion.until, Timer::Grace(id));
+        }
+    }
+
+    /// The heartbeat timer of a task has fired: it is dead, or the timer stands again where it belongs.
+    pub(super) fn check_heartbeat(&mut self, cx: &mut Cx<'_>, id: TaskId) {
+        let task = self.own_mut(id);
+        if !task.is_connected() {
+            task.watched = false;
+            return;
+        }
+        let heard = task.last_heartbeat.unwrap_or_default();
+        let due = heard.after(cx.settings.heartbeat_timeout);
+        if due > cx.now {
+            self.timers.set(due, Timer::Heartbeat(id));
+            return;
+        }
+        task.watched = false;
+        let silent = humantime::format_duration(cx.settings.heartbeat_timeout);
+        let text = format!(
+            "Task {id} heartbeat timeout: nothing was heard of {} for {silent}. This indicates that the remote task has \
+             failed, got preempted, or crashed unexpectedly. {LOOK_FURTHER}",
+            self.describe(id)
+        );
+        let told = format!(
+            "The following tasks are unhealthy (stopped sending heartbeats):\n{id}\nNothing was heard of {} for \
+             {silent}. {LOOK_FURTHER}",
+            self.describe(id)
+        );
+        self.lose(cx, id, text, told, &format!("no heartbeat for {silent}"));
+    }
+
+    /// Everything that a broken connection means for the task that spoke on it.
+    pub(super) fn connection_lost(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: TaskId,
+        poll_was_held: bool,
+        ending: &Ending,
+    ) {
+        let Some(grace) = cx.settings.disconnect_grace else { return };
+        if poll_was_held {
+            // A client whose connection breaks under a held poll aborts its own process.
+            return self.lose_connection(cx, id, ending, "with its error poll held on it");
+        }
+        let until = cx.now.after(grace);
+        self.clear_suspicion(id);
+        let suspicion = Suspicion { since: cx.now, until, evidence: ending.clone() };
+        self.own_mut(id).suspicion = Some(suspicion);
+        self.timers.set(until, Timer::Grace(id));
+        let reason = format!(
+            "the connection of {} {ending}; it has {} to be heard again",
+            self.describe(id),
+            humantime::format_duration(grace)
+        );
+        cx.event(Change::TaskSuspected { task: id }, reason);
+    }
+
+    pub(super) fn grace_is_over(&mut self, cx: &mut Cx<'_>, id: TaskId) {
+        let Some(suspicion) = self.own_mut(id).suspicion.take() else { return };
+        if self.own(id).is_connected() {
+            self.lose_connection(cx, id, &suspicion.evidence, "and it was not heard again");
+        }
+    }
+
+    fn lose_connection(&mut self, cx: &mut Cx<'_>, id: TaskId, ending: &Ending, how: &str) {
+        let task = self.describe(id);
+        let text = format!(
+            "Task {id} connection lost: the connection of {task} {ending}, {how}. This indicates that the remote task \
+             has failed, got preempted, or crashed unexpectedly. {LOOK_FURTHER}"
+        );
+        let told = format!(
+            "The following tasks are unhealthy (connection lost):\n{id}\nThe connection of {task} {ending}, {how}. \
+             {LOOK_FURTHER}"
+        );
+        let why = format!("the connection of {task} {ending}, {how}");
+        self.lose(cx, id, text, told, &why);
+    }
+
+    /// A task is lost: `text` is its own error, `told` what the others are told.
+    fn lose(&mut self, cx: &mut Cx<'_>, id: TaskId, text: String, told: String, why: &str) {
+        let failure = Arc::new(Failure::service(Code::Unavailable, text));
+        self.fail_task(cx, id, &failure, why);
+        self.propagate(cx, Some(id), &Arc::new(Failure::service(Code::Unavailable, told)));
+    }
+
+    /// Puts a task into error, with everything that follows for what it takes part in. The first error stays.
+    pub(super) fn fail_task(&mut self, cx: &mut Cx<'_>, id: TaskId, failure: &Arc<Failure>, why: &str) {
+        let task = self.own_mut(id);
+        if task.failure().is_some() {
+            return;
+        }
+        let was_connected = task.is_connected();
+        task.standing = Standing::Failed(Arc::clone(failure));
+        task.since = cx.now;
+        self.connected -= usize::from(was_connected);
+        self.clear_suspicion(id);
+        self.touch();
+        cx.event(Change::TaskFailed { task: id }, why);
+        self.leave_all_barriers(cx, id, &format!("task is set to ERROR: {failure}"));
+        if was_connected {
+            self.leave_questions(cx, id);
+        }
+        if self.is_deserted() && self.ended.is_none() && self.own(id).recoverable {
+            self.end(cx, RunOutcome::Abandoned, format!("its last live task was lost: {why}"));
+        }
+    }
+
+    /// Tells everybody of an error that came from `source`, unless that task may fail. The first one told is the one
+    /// that every later poll gets too, and the end of the run.
+    pub(super) fn propagate(&mut self, cx: &mut Cx<'_>, source: Option<TaskId>, failure: &Arc<Failure>) {
+        if source.map_or(cx.settings.recoverable, |id| self.own(id).recoverable) {
+            return;
+        }
+        self.note_first_cause(cx, source, failure);
+        self.end(cx, RunOutcome::Failed, failure.to_string());
+        if !self.polled {
+            // Nobody listens: all there is left to do is to be found in error.
+            let text = format!(
+                "All tasks were set to error because coordination service encountered an error, but was unable to \
+                 inform clients. Error: {failure}"
+            );
+            return self.fail_all(cx, &Arc::new(Failure::service(Code::Internal, text)));
+        }
+        if self.sticky.is_some() {
+            return;
+        }
+        self.sticky = Some(Arc::clone(failure));
+        for id in self.ids() {
+            self.answer_poll(cx, id, failure);
+        }
+    }
+
+    pub(super) fn note_first_cause(&mut self, cx: &mut Cx<'_>, source: Option<TaskId>, failure: &Failure) {
+        if self.first_cause.is_none() {
+            self.first_cause = Some(FirstCause { at: cx.now, task: source, error: failure.to_string() });
+            cx.event(Change::FirstCause { task: source }, failure.to_string());
+        }
+    }
+
+    pub(super) fn fail_all(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>) {
+        for id in self.ids() {
+            self.fail_task(cx, id, failure, "the run has failed");
+        }
+    }
+
+    pub(super) fn answer_poll(&mut self, cx: &mut Cx<'_>, id: TaskId, failure: &Arc<Failure>) {
+        if let Some(call) = self.own_mut(id).poll.take() {
+            self.waiters.remove(call);
+            cx.reply(call, Err(Arc::clone(failure)));
+        }
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId, id: TaskId) {
+        self.polled = true;
+        let refuse = |code, text: String| Err(Arc::new(Failure::service(code, text)));
+        let Some(task) = self.task(id) else {
+            let text = format!("Unexpected task ({id}) that is not in the cluster polling for errors.");
+            return cx.reply(call, refuse(Code::InvalidArgument, text));
+        };
+        let holds = holds_poll(cx.settings, task);
+        let outcome = if task.is_beyond_grace(cx.now) {
+            let text =
+                format!("Task ({id}) that has not been registered or has disconnected polling for errors.");
+            refuse(Code::FailedPrecondition, text)
+        } else if let Some(failure) = task.failure() {
+            let text = format!(
+                "Task ({id}) that is already in error state polling for errors. Current error: {failure}"
+            );
+            refuse(Code::FailedPrecondition, text)
+        } else if let Some(sticky) = &self.sticky {
+            Err(Arc::clone(sticky))
+        } else if holds {
+            if !self.has_room(cx, call) {
+                return;
+            }
+            let text = "Cancelled error polling because: new request from the same task";
+            self.answer_poll(cx, id, &Arc::new(Failure::service(Code::Cancelled, text)));
+            self.own_mut(id).poll = Some(call);
+            self.waiters.insert(call, connection, Place::Poll(id));
+            return;
+        } else {
+            let text = "Errors of this job are delivered with heartbeats; no need to poll.";
+            Err(Arc::new(Failure::plain(Code::Cancelled, text)))
+        };
+        let outcome: Result<Reply, _> = outcome;
+        cx.reply(call, outcome);
+    }
+}

@@ -1,0 +1,415 @@
+//! A job: run after run, who may speak in the present one, and what is remembered of those before.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::call::{Caller, Claim, Request};
+use super::context::Cx;
+use super::event::{Change, RunOutcome};
+use super::failure::{Code, Failure};
+use super::ids::{
+    CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
+};
+use super::input::{Effect, Ending};
+use super::run::Run;
+use super::settings::JobSettings;
+use super::view::RunSummary;
+use super::waiters::Place;
+
+/// Of how many ended runs the incarnations of the tasks are remembered, so that their zombies are known.
+const RUNS_WITH_LIVES: usize = 8;
+
+/// What is known of a connection in this job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Presence {
+    peer: SocketAddr,
+    /// The lives that have spoken on it, and in which run.
+    lives: BTreeMap<TaskId, (RunNumber, TaskIncarnation)>,
+    /// It has been reported that this connection was turned away.
+    fenced: bool,
+}
+
+/// What is remembered of an ended run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct PastRun {
+    summary: RunSummary,
+    incarnation: ServiceIncarnation,
+    /// Every incarnation that a task had in it, ascending; empty once it is long past.
+    lives: Vec<TaskIncarnation>,
+}
+
+/// One job and its present run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Job {
+    id: JobId,
+    pub name: JobName,
+    pub settings: JobSettings,
+    pub run: Run,
+    /// Ended runs, newest first.
+    past: VecDeque<PastRun>,
+    /// The identity of the next run.
+    spare: Option<ServiceIncarnation>,
+    connections: BTreeMap<ConnectionId, Presence>,
+}
+
+/// Runs `body` with the present run and its surroundings, then tells watchers of what it changed.
+macro_rules! within {
+    ($job:expr, $now:expr, $effects:expr, |$run:ident, $cx:ident| $body:expr) => {{
+        let Job { id, settings, run: $run, .. } = $job;
+        let $cx = &mut Cx { now: $now, job: *id, run: $run.number, settings, effects: $effects };
+        let value = $body;
+        $run.tell_watchers($cx);
+        value
+    }};
+}
+
+impl Job {
+    pub fn new(
+        id: JobId,
+        name: JobName,
+        settings: JobSettings,
+        incarnation: ServiceIncarnation,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Self {
+        let run = Run::new(RunNumber(1), incarnation, &settings, now);
+        let (past, connections) = (VecDeque::new(), BTreeMap::new());
+        let mut job = Self { id, name, settings, run, past, spare: None, connections };
+        within!(&mut job, now, effects, |_run, cx| {
+            cx.event(Change::JobDeclared, format!("a job of {} tasks", cx.settings.tasks));
+            cx.event(Change::RunOpened, "the job was declared");
+        });
+        effects.push(Effect::WantIncarnation(id));
+        job
+    }
+
+    pub fn give_spare(&mut self, incarnation: ServiceIncarnation) {
+        self.spare = Some(incarnation);
+    }
+
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        self.run.timers.next()
+    }
+
+    pub fn knows(&self, connection: ConnectionId) -> bool {
+        self.connections.contains_key(&connection)
+    }
+
+    pub fn meet_connection(&mut self, connection: ConnectionId, peer: SocketAddr) {
+        self.connections.insert(connection, Presence { peer, lives: BTreeMap::new(), fenced: false });
+    }
+
+    /// Ended runs, newest first.
+    pub fn history(&self) -> impl Iterator<Item = &RunSummary> {
+        self.past.iter().map(|past| &past.summary)
+    }
+
+    pub fn call(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        call: CallId,
+        caller: Caller,
+        request: Request,
+    ) {
+        if let Request::Register { task, incarnation, .. } = &request {
+            let (task, incarnation) = (*task, *incarnation);
+            if let Err(failure) = self.admit_registration(now, effects, task, incarnation) {
+                return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
+            }
+            // Known from now on, so that the end of the connection is the end of the task, even if it still waits.
+            self.speak(caller.connection, task, incarnation);
+        } else if let Err(failure) = self.admit(now, effects, caller, &request) {
+            return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
+        }
+        let presence = self.connections.get(&caller.connection);
+        let peer = presence.map(|presence| presence.peer);
+        let writer = presence
+            .filter(|presence| presence.lives.len() == 1)
+            .and_then(|presence| presence.lives.keys().next().copied());
+        within!(self, now, effects, |run, cx| run.call(cx, call, caller, peer, writer, request));
+    }
+
+    pub fn call_gone(&mut self, now: Timestamp, effects: &mut Vec<Effect>, call: CallId) {
+        within!(self, now, effects, |run, cx| run.withdraw(cx, call));
+    }
+
+    pub fn connection_closed(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        connection: ConnectionId,
+        ending: &Ending,
+    ) {
+        let Some(presence) = self.connections.remove(&connection) else { return };
+        within!(self, now, effects, |run, cx| {
+            let calls = run.waiters.on(connection);
+            let mut polling = Vec::new();
+            for call in calls {
+                if let Some(Place::Poll(task)) = run.waiters.place(call) {
+                    polling.push(*task);
+                }
+                run.withdraw(cx, call);
+            }
+            for (task, (number, incarnation)) in presence.lives {
+                let Some(known) = run.task(task) else { continue };
+                let concerns = number == run.number
+                    && known.incarnation == Some(incarnation)
+                    && known.is_connected()
+                    && (known.connection == Some(connection) || polling.contains(&task));
+                if concerns {
+                    run.connection_lost(cx, task, polling.contains(&task), ending);
+                }
+            }
+        });
+    }
+
+    pub fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        within!(self, now, effects, |run, cx| run.fire(cx));
+    }
+
+    /// The service itself was away: nobody is to blame for the silence.
+    pub fn forgive_silence(&mut self, now: Timestamp) {
+        for id in self.run.ids() {
+            let task = self.run.own_mut(id);
+            if task.is_connected() {
+                task.last_heartbeat = Some(now);
+            }
+        }
+    }
+
+    /// Every connection and every waiting call is gone with the service's former life.
+    pub fn resume(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.connections.clear();
+        within!(self, now, effects, |run, cx| {
+            let calls: Vec<CallId> = run.waiters.all().map(|(call, _)| call).collect();
+            for call in calls {
+                run.withdraw(cx, call);
+            }
+            for id in run.ids() {
+                run.clear_suspicion(id);
+                run.own_mut(id).connection = None;
+            }
+        });
+        self.forgive_silence(now);
+    }
+
+    pub fn stop(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        // Without the service's own mark: clients that register take it for the transport's word and try again.
+        let stopping = Arc::new(Failure::plain(Code::Unavailable, "The coordination service is stopping."));
+        let text = "The coordination service is stopping. Cancelling PollForError.";
+        let poll = Arc::new(Failure::plain(Code::Cancelled, text));
+        within!(self, now, effects, |run, cx| run.dismiss_all(cx, &stopping, &poll));
+    }
+
+    /// The life has spoken in the present run on this connection.
+    fn speak(&mut self, connection: ConnectionId, task: TaskId, incarnation: TaskIncarnation) {
+        let life = (self.run.number, incarnation);
+        if let Some(presence) = self.connections.get_mut(&connection)
+            && presence.lives.get(&task) != Some(&life)
+            && self.run.task(task).is_some()
+        {
+            presence.lives.insert(task, life);
+        }
+    }
+
+    /// Turns away lives of ended runs, and opens the next run for a new life when the present one has ended.
+    fn admit_registration(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+    ) -> Result<(), Failure> {
+        if let Some(past) = self.past_run_of(incarnation) {
+            return Err(self.fenced(Code::FailedPrecondition, &format!("incarnation {incarnation}"), past));
+        }
+        // An id that the job does not have is refused by the run, whatever its state.
+        let Some(task) = self.run.task(id) else { return Ok(()) };
+        let Some((outcome, _)) = self.run.ended else { return Ok(()) };
+        let known = task.incarnation == Some(incarnation) || task.has_outlived(incarnation);
+        match (known, outcome) {
+            (false, _) => self.open_next_run(now, effects),
+            (true, RunOutcome::Failed) => Ok(()),
+            (true, _) => {
+                let text = format!(
+                    "Run {} of job {}, in which task {id} had incarnation {incarnation}, is over. A new process of the task \
+                     opens the next run.",
+                    self.run.number, self.name
+                );
+                Err(Failure::service(Code::FailedPrecondition, text))
+            }
+        }
+    }
+
+    fn open_next_run(&mut self, now: Timestamp, effects: &mut Vec<Effect>) -> Result<(), Failure> {
+        let Some(incarnation) = self.spare.take() else {
+            let text = format!(
+                "Run {} of job {} has ended and the next is being prepared.",
+                self.run.number, self.name
+            );
+            return Err(Failure::service(Code::Aborted, text));
+        };
+        let number = RunNumber(self.run.number.0 + 1);
+        let text = format!(
+            "Run {} of job {} has ended ({}), and run {number} has begun. This call belongs to the ended run.",
+            self.run.number,
+            self.name,
+            self.first_cause_text(),
+        );
+        let over = Arc::new(Failure::service(Code::Aborted, text));
+        within!(self, now, effects, |run, cx| run.dismiss_all(cx, &over, &over));
+        let next = Run::new(number, incarnation, &self.settings, now);
+        let ended = std::mem::replace(&mut self.run, next);
+        self.remember(&ended);
+        within!(self, now, effects, |_run, cx| {
+            cx.event(Change::RunOpened, "a new process registered after the last run had ended");
+        });
+        effects.push(Effect::WantIncarnation(self.id));
+        Ok(())
+    }
+
+    fn remember(&mut self, run: &Run) {
+        let mut lives: Vec<TaskIncarnation> = run
+            .tasks
+            .iter()
+            .flat_map(|task| {
+                task.incarnation.into_iter().chain(task.past.iter().map(|life| life.incarnation))
+            })
+            .collect();
+        lives.sort_unstable();
+        self.past.push_front(PastRun { summary: run.summary(), incarnation: run.incarnation, lives });
+        self.past.truncate(self.settings.bounds.runs_kept);
+        if let Some(old) = self.past.get_mut(RUNS_WITH_LIVES) {
+            old.lives = Vec::new();
+        }
+    }
+
+    fn first_cause_text(&self) -> String {
+        match (&self.run.first_cause, self.run.ended) {
+            (Some(cause), _) => cause.error.clone(),
+            (None, Some((RunOutcome::Completed, _))) => "all its tasks had shut down".to_owned(),
+            (None, _) => "all its live tasks were lost".to_owned(),
+        }
+    }
+
+    fn past_run_of(&self, incarnation: TaskIncarnation) -> Option<&RunSummary> {
+        let past = self.past.iter().find(|past| past.lives.binary_search(&incarnation).is_ok())?;
+        Some(&past.summary)
+    }
+
+    /// What a life of an ended run is told.
+    fn fenced(&self, code: Code, who: &str, past: &RunSummary) -> Failure {
+        let why = match &past.first_cause {
+            Some(cause) => format!("it failed first with: {}", cause.error),
+            None => "it had come to its end".to_owned(),
+        };
+        let text = format!(
+            "Fenced: {who} belongs to run {} of job {}, which is over ({why}). The job is in run {} now; end this process.",
+            past.number, self.name, self.run.number,
+        );
+        Failure::service(code, text)
+    }
+
+    /// Whether a call other than registration may be performed in the present run.
+    fn admit(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        caller: Caller,
+        request: &Request,
+    ) -> Result<(), Failure> {
+        let task = request.task();
+        let refusal = match caller.claim {
+            Some(claim) => self.refuse_claim(claim, task),
+            None => self.refuse_unclaimed(caller.connection, request),
+        };
+        if let Some(failure) = refusal {
+            self.report_fenced(now, effects, caller.connection, task, &failure);
+            return Err(failure);
+        }
+        // Who speaks with the incarnation that counts is heard.
+        let said = match (caller.claim, request) {
+            (_, Request::Heartbeat { incarnation, .. }) => Some(*incarnation),
+            (Some(claim), _) => Some(claim.task),
+            (None, _) => None,
+        };
+        if let (Some(id), Some(incarnation)) = (task, said)
+            && self.run.task(id).is_some_and(|t| t.incarnation == Some(incarnation) && t.is_connected())
+        {
+            self.speak(caller.connection, id, incarnation);
+            within!(self, now, effects, |run, cx| run.hear(cx, caller.connection, id));
+        }
+        Ok(())
+    }
+
+    /// Generation C says which service and which life of the task it is.
+    fn refuse_claim(&self, claim: Claim, task: Option<TaskId>) -> Option<Failure> {
+        let current = self.run.incarnation;
+        if claim.service != current {
+            let mut text =
+                format!("wrong service incarnation: requested {}, currently {}", claim.service.0, current.0);
+            if let Some(past) = self.past.iter().find(|past| past.incarnation == claim.service) {
+                let who = "this process";
+                text = format!("{text}. {}", self.fenced(Code::Internal, who, &past.summary).message);
+            }
+            let mut failure = Failure::service(Code::Internal, text);
+            failure.mismatch = Some(current);
+            return Some(failure);
+        }
+        self.refuse_outlived(task?, claim.task)
+    }
+
+    /// Generation A says nothing: what its connection has said before must do.
+    fn refuse_unclaimed(&self, connection: ConnectionId, request: &Request) -> Option<Failure> {
+        if let Request::Heartbeat { task, incarnation } = request {
+            if let Some(past) = self.past_run_of(*incarnation) {
+                return Some(self.fenced(Code::Aborted, &format!("incarnation {incarnation}"), past));
+            }
+            return self.refuse_outlived(*task, *incarnation);
+        }
+        let lives = &self.connections.get(&connection)?.lives;
+        let number = match request.task() {
+            Some(task) => {
+                let (number, incarnation) = lives.get(&task)?;
+                if *number == self.run.number {
+                    return self.refuse_outlived(task, *incarnation);
+                }
+                *number
+            }
+            // No task is named: whoever has a life in the present run on this connection may ask.
+            None => lives.values().map(|(number, _)| *number).max().filter(|last| *last < self.run.number)?,
+        };
+        let past = self.past.iter().find(|past| past.summary.number == number)?;
+        Some(self.fenced(Code::Aborted, "this connection", &past.summary))
+    }
+
+    fn refuse_outlived(&self, id: TaskId, incarnation: TaskIncarnation) -> Option<Failure> {
+        let task = self.run.task(id).filter(|task| task.has_outlived(incarnation))?;
+        let newer = task.incarnation.map_or_else(String::new, |newer| newer.to_string());
+        let text = format!(
+            "Fenced: incarnation {incarnation} of task {id} was taken over by incarnation {newer} ({}). End this process.",
+            self.run.describe(id)
+        );
+        Some(Failure::service(Code::Aborted, text))
+    }
+
+    fn report_fenced(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        connection: ConnectionId,
+        task: Option<TaskId>,
+        failure: &Failure,
+    ) {
+        let Some(presence) = self.connections.get_mut(&connection) else { return };
+        if std::mem::replace(&mut presence.fenced, true) {
+            return;
+        }
+        let reason = format!("a call from {} was turned away: {}", presence.peer, failure.message);
+        within!(self, now, effects, |_run, cx| cx.event(Change::Fenced { task }, reason));
+    }
+}

@@ -1,0 +1,130 @@
+//! Leaving in good order: the shutdown barrier, and leaving alone.
+
+use std::sync::Arc;
+
+use super::barrier::{Arrival, BarrierKey, Members, Purpose};
+use super::call::{Reply, TaskSet};
+use super::context::Cx;
+use super::event::{Change, RunOutcome};
+use super::failure::{Code, Failure};
+use super::ids::{CallId, ConnectionId, TaskId};
+use super::run::Run;
+use super::task::Standing;
+
+/// What callers of a failed shutdown, and everybody who polls, are told.
+fn shutdown_failure(cause: &Failure) -> Failure {
+    Failure::service(Code::Internal, format!("Shutdown barrier has failed.\nBarrier result: '{cause}'"))
+}
+
+impl Run {
+    pub(super) fn shut_down(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId, id: TaskId) {
+        let Some(task) = self.task(id) else {
+            let failure = shutdown_failure(&self.unknown("shut down", id));
+            return cx.reply(call, Err(Arc::new(failure)));
+        };
+        // Tasks that may come and go leave alone: one restart would fail the barrier for all.
+        if task.recoverable || cx.settings.shutdown_timeout.is_zero() {
+            let outcome = self.disconnect(cx, id).map(|()| Reply::Done);
+            return cx.reply(call, outcome.map_err(Arc::new));
+        }
+        let key = BarrierKey::Shutdown;
+        if let Some(ended) = self.barriers.ended(&key) {
+            let result = ended.result.clone();
+            let outcome = match (self.disconnect(cx, id), result) {
+                (Err(failure), _) => Err(Arc::new(shutdown_failure(&failure))),
+                (Ok(()), Err(failure)) => Err(Arc::new(shutdown_failure(&failure))),
+                (Ok(()), Ok(())) => Ok(Reply::Done),
+            };
+            return cx.reply(call, outcome);
+        }
+        if self.barriers.instance(&key).is_none() {
+            let members = self.those_who_leave_together();
+            if let Err(failure) = self.begin(cx, &key, 0, members, cx.settings.shutdown_timeout, id) {
+                return cx.reply(call, Err(Arc::new(shutdown_failure(&failure))));
+            }
+        }
+        // One that was recoverable when the others began to leave is not of their number.
+        if self.barriers.instance(&key).is_some_and(|instance| instance.slot(id).is_none()) {
+            let outcome = self.disconnect(cx, id).map(|()| Reply::Done);
+            return cx.reply(call, outcome.map_err(Arc::new));
+        }
+        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ShutDown });
+    }
+
+    fn those_who_leave_together(&self) -> Members {
+        if self.tasks.iter().all(|task| !task.recoverable) {
+            return self.everybody();
+        }
+        let ids = self.ids().filter(|id| !self.own(*id).recoverable).collect();
+        Members::Some(TaskSet::new(ids))
+    }
+
+    /// Concludes a caller of the shutdown barrier.
+    pub(super) fn conclude_shutdown(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        result: &Result<(), Arc<Failure>>,
+    ) {
+        let outcome = match result {
+            Ok(()) => Ok(Reply::Done),
+            Err(failure) => Err(Arc::new(shutdown_failure(failure))),
+        };
+        cx.reply(call, outcome);
+    }
+
+    /// What follows once every caller of the shutdown barrier has been answered.
+    pub(super) fn after_shutdown(
+        &mut self,
+        cx: &mut Cx<'_>,
+        members: &Members,
+        result: &Result<(), Arc<Failure>>,
+    ) {
+        match result {
+            Ok(()) => {
+                for position in 0..members.len() {
+                    // One that has left already is no error here.
+                    let _ = self.disconnect(cx, members.at(position));
+                }
+            }
+            Err(failure) => {
+                let failure = Arc::new(shutdown_failure(failure));
+                self.propagate(cx, None, &failure);
+                self.fail_all(cx, &failure);
+            }
+        }
+    }
+
+    /// Takes a task out of the run in good order.
+    ///
+    /// # Errors
+    /// If there is no such task, or it is not in the run.
+    pub(super) fn disconnect(&mut self, cx: &mut Cx<'_>, id: TaskId) -> Result<(), Failure> {
+        let Some(task) = self.task(id) else {
+            return Err(self.unknown("disconnected", id));
+        };
+        if matches!(task.standing, Standing::Disconnected(_)) {
+            let text = format!("The task is already disconnected: {id}");
+            return Err(Failure::service(Code::FailedPrecondition, text));
+        }
+        let was_connected = task.is_connected();
+        let until = cx.now.after(cx.settings.heartbeat_timeout);
+        let task = self.own_mut(id);
+        task.standing = Standing::Disconnected(until);
+        task.since = cx.now;
+        self.connected -= usize::from(was_connected);
+        self.clear_suspicion(id);
+        self.touch();
+        cx.event(Change::TaskDisconnected { task: id }, "it shut down");
+        self.leave_all_barriers(cx, id, "task disconnected");
+        if was_connected {
+            self.leave_questions(cx, id);
+        }
+        let text = "Cancelled error polling because: task has disconnected.";
+        self.answer_poll(cx, id, &Arc::new(Failure::service(Code::Cancelled, text)));
+        if self.is_deserted() && self.ended.is_none() {
+            self.end(cx, RunOutcome::Completed, "every task that was left has shut down");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! The live-set question: every live task of a set asks, and all get the same answer.
+//!
+//! A question counts down: it holds how many live members have not asked yet, so that an arrival costs no look at the
+//! others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::call::{LiveSet, Reply, Shared, TaskSet};
+use super::context::Cx;
+use super::failure::{Code, Failure};
+use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation, Timestamp};
+use super::registration::taken_over;
+use super::run::Run;
+use super::waiters::Place;
+
+/// One question in progress, about one set of tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Question {
+    pub since: Timestamp,
+    /// Who has asked, with the calls to answer (one task may have asked more than once).
+    pub asked: BTreeMap<TaskId, Vec<CallId>>,
+    /// How many live members have not asked.
+    pub awaited: usize,
+}
+
+impl Run {
+    pub(super) fn ask_live_set(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        id: TaskId,
+        set: TaskSet,
+    ) {
+        if !set.contains(id) {
+            let text =
+                format!("Requesting task {id} is not one of the tasks specified in a GetAliveTasks request.");
+            return cx.reply(call, Err(Arc::new(Failure::plain(Code::InvalidArgument, text))));
+        }
+        let set = self.without_strangers(set);
+        if !self.questions.contains_key(&set)
+            && self.questions.len() >= cx.settings.bounds.live_sets_in_progress
+        {
+            let text = format!(
+                "{} live-set questions are in progress, the most allowed (setting bounds.live-sets-in-progress).",
+                self.questions.len()
+            );
+            return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+        }
+        if !self.has_room(cx, call) {
+            return;
+        }
+        let live = self.task(id).is_some_and(|task| task.is_connected());
+        if !self.questions.contains_key(&set) {
+            let awaited = set.ids().iter().filter(|id| self.own(**id).is_connected()).count();
+            let question = Question { since: cx.now, asked: BTreeMap::new(), awaited };
+            self.questions.insert(set.clone(), question);
+        }
+        let Some(question) = self.questions.get_mut(&set) else { return };
+        let calls = question.asked.entry(id).or_default();
+        if calls.is_empty() && live {
+            question.awaited -= 1;
+        }
+        calls.push(call);
+        self.waiters.insert(call, connection, Place::LiveSet(set.clone(), id));
+        self.answer_if_agreed(cx, &set);
+    }
+
+    /// Ids that the job does not have are not alive, and so of no weight.
+    fn without_strangers(&self, set: TaskSet) -> TaskSet {
+        let ends = [set.ids().first(), set.ids().last()];
+        if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
+            return set;
+        }
+        TaskSet::new(set.ids().iter().copied().filter(|id| self.task(*id).is_some()).collect())
+    }
+
+    fn answer_if_agreed(&mut self, cx: &mut Cx<'_>, set: &TaskSet) {
+        if self.questions.get(set).is_none_or(|question| question.awaited > 0) {
+            return;
+        }
+        let Some(question) = self.questions.remove(set) else { return };
+        let live: LiveSet = set
+            .ids()
+            .iter()
+            .filter(|id| self.own(**id).is_connected())
+            .map(|id| (*id, self.own(*id).incarnation.unwrap_or(TaskIncarnation(0))))
+            .collect();
+        let live = Shared::new(live);
+        for call in question.asked.into_values().flatten() {
+            self.waiters.remove(call);
+            cx.reply(call, Ok(Reply::LiveSet(Arc::clone(&live))));
+        }
+    }
+
+    /// A task has become live: questions about it wait for it too, unless it has asked.
+    pub(super) fn enter_questions(&mut self, id: TaskId) {
+        for (set, question) in &mut self.questions {
+            if set.contains(id) && !question.asked.contains_key(&id) {
+                question.awaited += 1;
+            }
+        }
+    }
+
+    /// A task is live no more: questions do not wait for it.
+    pub(super) fn leave_questions(&mut self, cx: &mut Cx<'_>, id: TaskId) {
+        let mut agreed = Vec::new();
+        for (set, question) in &mut self.questions {
+            if set.contains(id) && !question.asked.contains_key(&id) {
+                question.awaited -= 1;
+                if question.awaited == 0 {
+                    agreed.push(set.clone());
+                }
+            }
+        }
+        for set in agreed {
+            self.answer_if_agreed(cx, &set);
+        }
+    }
+
+    /// A new life of the task takes over: what the old one asked does not count for it.
+    pub(super) fn drop_questions_of(&mut self, cx: &mut Cx<'_>, id: TaskId, incarnation: TaskIncarnation) {
+        let asked = |(set, question): (&TaskSet, &Question)| {
+            question.asked.get(&id).map(|calls| (set.clone(), calls.clone()))
+        };
+        let stale: Vec<(TaskSet, Vec<CallId>)> = self.questions.iter().filter_map(asked).collect();
+        for (set, calls) in stale {
+            for call in calls {
+                self.waiters.remove(call);
+                self.leave_question(cx, &set, id, call);
+                cx.reply(call, Err(taken_over(id, incarnation)));
+            }
+        }
+    }
+
+    /// A caller does not wait for its answer any more: it has not asked.
+    pub(super) fn leave_question(&mut self, cx: &mut Cx<'_>, set: &TaskSet, id: TaskId, call: CallId) {
+        let live = self.task(id).is_some_and(|task| task.is_connected());
+        let Some(question) = self.questions.get_mut(set) else { return };
+        let Some(calls) = question.asked.get_mut(&id) else { return };
+        calls.retain(|waiting| *waiting != call);
+        if calls.is_empty() {
+            question.asked.remove(&id);
+            question.awaited += usize::from(live);
+        }
+        if question.asked.is_empty() {
+            self.questions.remove(set);
+        } else {
+            self.answer_if_agreed(cx, set);
+        }
+    }
+}

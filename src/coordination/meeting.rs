@@ -1,0 +1,554 @@
+//! Barriers: arriving, passing, failing, and the rules that keep restarted tasks from blocking the others.
+//!
+//! A barrier id is used again and again; each use is an instance with a counter. The members of the first instance are
+//! those of all later ones. The rules on counters are the C++ service's, since clients count along; where it lets
+//! one caller's mistake poison an id for others, only that caller is refused here.
+//!
+//! Restarted tasks (recoverable ones that registered again in this run):
+//! 1. an instance that began before a task's present registration does not wait for that task;
+//! 2. an instance whose only missing members are unsynced tasks that wait at another instance passes without them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::barrier::{Arrival, BarrierKey, Instance, Members, Purpose, Slot};
+use super::call::{Reply, Shared, TaskSet};
+use super::context::Cx;
+use super::event::{Change, RunOutcome};
+use super::failure::{Code, Failure};
+use super::ids::{CallId, ConnectionId, TaskId};
+use super::run::Run;
+use super::timers::Timer;
+use super::waiters::Place;
+
+/// What becomes of a call upon a barrier with a given counter.
+enum Use {
+    /// It begins an instance with this counter.
+    Begin(i64),
+    /// It takes part in the instance in progress.
+    Join,
+    /// It asks again for the result of the last instance.
+    Repeat,
+    /// Its caller counts otherwise than the service, whose counter is given. The instance in progress, if there is
+    /// one, fails for all: they are out of step.
+    Mismatch(i64),
+}
+
+impl Run {
+    pub(super) fn everybody(&self) -> Members {
+        Members::All(u32::try_from(self.tasks.len()).unwrap_or(u32::MAX))
+    }
+
+    fn wire_id(&self, key: &BarrierKey) -> Arc<str> {
+        key.wire_id(self.incarnation.0)
+    }
+
+    /// A client's call upon a barrier.
+    #[expect(clippy::too_many_arguments, reason = "what a barrier call is made of")]
+    pub(super) fn meet(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        id: TaskId,
+        name: String,
+        counter: i64,
+        timeout_ms: i64,
+        members: Option<TaskSet>,
+    ) {
+        let bound = cx.settings.bounds.barrier_id_bytes;
+        let name: Arc<str> = name.into();
+        let refuse = |cx: &mut Cx<'_>, code, text: String, last: i64| {
+            cx.reply(call, Err(Arc::new(Failure::service(code, text).of_barrier(&name, last))));
+        };
+        if name.len() > bound {
+            let text = format!("The barrier id has {} bytes; at most {bound} are allowed.", name.len());
+            return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+        }
+        if self.task(id).is_none() {
+            let text =
+                format!("A non-participating task ({id}) called the barrier: {name}. It is not in this job.");
+            return refuse(cx, Code::InvalidArgument, text, counter);
+        }
+        if let Some(stranger) = members.as_ref().and_then(|set| self.first_stranger(set)) {
+            let text = format!(
+                "Unexpected task ({stranger}) that is not in the cluster called the barrier. Barrier Id: {name}"
+            );
+            return refuse(cx, Code::InvalidArgument, text, counter);
+        }
+        let members = members
+            .filter(|set| set.ids().len() < self.tasks.len())
+            .map_or_else(|| self.everybody(), Members::Some);
+        let key = BarrierKey::Named(Arc::clone(&name));
+        match self.use_of(&key, id, counter) {
+            Use::Begin(counter) => {
+                if self.barriers.in_progress_len() >= cx.settings.bounds.barriers_in_progress {
+                    let text = format!(
+                        "{} barriers are in progress, the most allowed (setting bounds.barriers-in-progress).",
+                        self.barriers.in_progress_len()
+                    );
+                    return refuse(cx, Code::ResourceExhausted, text, counter - 1);
+                }
+                let kept = self.barriers.ended(&key).map(|ended| ended.members.clone());
+                let fixed = kept.unwrap_or_else(|| members.clone());
+                if let Some(text) = misuse(&key, &fixed, id, &members) {
+                    return refuse(cx, Code::InvalidArgument, text, counter - 1);
+                }
+                let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
+                match self.begin(cx, &key, counter, fixed, timeout, id) {
+                    Ok(()) => self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet }),
+                    Err(failure) => cx.reply(call, Err(failure)),
+                }
+            }
+            Use::Join => {
+                let fixed = self.barriers.instance(&key).map(|instance| instance.members.clone());
+                if let Some(text) = fixed.and_then(|fixed| misuse(&key, &fixed, id, &members)) {
+                    self.fail_instance(cx, &key, Code::InvalidArgument, text.clone());
+                    let counter = self.barriers.ended(&key).map_or(counter, |ended| ended.counter);
+                    return refuse(cx, Code::InvalidArgument, text, counter);
+                }
+                self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet });
+            }
+            Use::Repeat => {
+                let fixed = self.barriers.ended(&key).map(|ended| ended.members.clone());
+                if let Some(text) = fixed.and_then(|fixed| misuse(&key, &fixed, id, &members)) {
+                    return refuse(cx, Code::InvalidArgument, text, counter);
+                }
+                self.repeat(cx, call, &key);
+            }
+            Use::Mismatch(known) => {
+                let text = mismatch(&name, counter, known);
+                if counter >= 0 && known >= 0 && self.barriers.instance(&key).is_some() {
+                    self.fail_instance(cx, &key, Code::Internal, text.clone());
+                }
+                refuse(cx, Code::Internal, text, known);
+            }
+        }
+    }
+
+    fn first_stranger(&self, set: &TaskSet) -> Option<TaskId> {
+        // Ascending, so that strangers stand at the ends.
+        let (first, last) = (set.ids().first()?, set.ids().last()?);
+        [*first, *last].into_iter().find(|task| self.task(*task).is_none())
+    }
+
+    fn use_of(&self, key: &BarrierKey, id: TaskId, counter: i64) -> Use {
+        let ended = self.barriers.ended(key);
+        let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.behind.contains(&id));
+        let recoverable = self.own(id).recoverable;
+        if let Some(instance) = self.barriers.instance(key) {
+            // A task that came back counts from 0 again, and one that was not waited for counts behind: both join
+            // whatever is in progress.
+            let known = instance.counter;
+            let joins = counter == known || (recoverable && counter == 0) || behind(known);
+            return if joins { Use::Join } else { Use::Mismatch(known) };
+        }
+        match ended.map(|ended| ended.counter) {
+            None if counter == 0 => Use::Begin(0),
+            // With this for an answer, the caller's next use is number 0, which begins the barrier.
+            None => Use::Mismatch(-1),
+            Some(last) if Some(counter) == last.checked_add(1) => Use::Begin(counter),
+            Some(last) if recoverable && counter == 0 => Use::Begin(last.saturating_add(1)),
+            // Before the next: it has not taken part in the last one, and must not pass alone by its result.
+            Some(last) if behind(last) => Use::Begin(last.saturating_add(1)),
+            Some(last) if counter == last => Use::Repeat,
+            Some(last) => Use::Mismatch(last),
+        }
+    }
+
+    fn repeat(&mut self, cx: &mut Cx<'_>, call: CallId, key: &BarrierKey) {
+        if let Some(ended) = self.barriers.ended(key) {
+            let outcome = ended.result.clone().map(|()| Reply::BarrierPassed(ended.counter));
+            cx.reply(call, outcome);
+        }
+    }
+
+    /// Begins an instance.
+    ///
+    /// # Errors
+    /// It ends at once if a member is in error and cannot come.
+    pub(super) fn begin(
+        &mut self,
+        cx: &mut Cx<'_>,
+        key: &BarrierKey,
+        counter: i64,
+        members: Members,
+        timeout: Duration,
+        first: TaskId,
+    ) -> Result<(), Arc<Failure>> {
+        let in_error = (0..members.len()).map(|position| members.at(position)).find_map(|id| {
+            let task = self.own(id);
+            let failure = task.failure().filter(|_| !task.recoverable)?;
+            Some((id, Arc::clone(failure)))
+        });
+        let wire_id = self.wire_id(key);
+        if let Some((id, failure)) = in_error {
+            let text = format!(
+                "Task ({id}) is already in error before the barrier was called. Barrier Id: {wire_id}::{counter} Task \
+                 error: {failure}"
+            );
+            let failure = Arc::new(Failure::service(Code::Internal, text).of_barrier(&wire_id, counter));
+            let result = Err(Arc::clone(&failure));
+            let bound = cx.settings.bounds.barrier_memory_bytes;
+            let instance = Instance::new(counter, members, cx.now, cx.now, first);
+            self.barriers.end(key.clone(), &instance, result.clone(), bound);
+            if *key == BarrierKey::Shutdown {
+                self.after_shutdown(cx, &instance.members, &result);
+            }
+            return Err(failure);
+        }
+        let deadline = cx.now.after(timeout);
+        self.timers.set(deadline, Timer::Barrier(key.clone()));
+        let size = members.len();
+        self.barriers.begin(key.clone(), Instance::new(counter, members, cx.now, deadline, first));
+        cx.event(
+            Change::BarrierStarted { barrier: wire_id, counter },
+            format!("{} came first of {size}", self.describe(first)),
+        );
+        Ok(())
+    }
+
+    /// A member has come to an instance in progress.
+    pub(super) fn arrive(
+        &mut self,
+        cx: &mut Cx<'_>,
+        key: &BarrierKey,
+        id: TaskId,
+        connection: ConnectionId,
+        arrival: Arrival,
+    ) {
+        let replaces = matches!(self.barriers.instance(key).and_then(|i| i.slot(id)), Some(Slot::Arrived(_)));
+        if !replaces && !self.has_room(cx, arrival.call) {
+            return self.dissolve_if_empty(key);
+        }
+        let Some(instance) = self.barriers.instance_mut(key) else { return };
+        let counter = instance.counter;
+        match instance.put(id, Slot::Arrived(arrival)) {
+            // A task that is no member; callers have seen to it that there is none.
+            None => return,
+            Some(Slot::Arrived(old)) => self.displace(cx, key, counter, id, old),
+            Some(_) if key.is_named() => self.own_mut(id).meetings += 1,
+            Some(_) => {}
+        }
+        self.waiters.insert(arrival.call, connection, Place::Barrier(key.clone(), id));
+        self.pass_if_complete(cx, key);
+        self.pass_without_unsynced(cx);
+    }
+
+    /// A newer call of the same task takes the place of one that waits.
+    fn displace(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, counter: i64, id: TaskId, old: Arrival) {
+        self.waiters.remove(old.call);
+        let failure = match old.purpose {
+            Purpose::Register(incarnation) => self.superseded(id, incarnation, None),
+            _ => {
+                let text = format!(
+                    "Cancelled because there's a more recent barrier call for {}::{counter} from the same task.",
+                    self.wire_id(key)
+                );
+                Arc::new(Failure::plain(Code::Cancelled, text))
+            }
+        };
+        cx.reply(old.call, Err(failure));
+    }
+
+    fn pass_if_complete(&mut self, cx: &mut Cx<'_>, key: &BarrierKey) {
+        if let Some(instance) = self.barriers.instance(key)
+            && instance.missing() == 0
+            && instance.arrived() > 0
+        {
+            let reason = if instance.arrived() == instance.members.len() {
+                "every member has come"
+            } else {
+                "every member has come but those that registered again after it began, and so missed it"
+            };
+            self.pass(cx, key, Ok(()), reason);
+        }
+    }
+
+    /// Rule 2. Looks at every instance, since one arrival may be what several others waited to see.
+    fn pass_without_unsynced(&mut self, cx: &mut Cx<'_>) {
+        if self.unsynced == 0 {
+            return;
+        }
+        let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
+        let keys: Vec<BarrierKey> = named.map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            let Some(instance) = self.barriers.instance(&key) else { continue };
+            if instance.missing() > self.unsynced || instance.missing() == 0 {
+                continue;
+            }
+            let waits_elsewhere = |id: TaskId| {
+                let task = self.own(id);
+                task.unsynced && task.is_connected() && task.meetings > 0
+            };
+            if instance.missing_tasks().all(waits_elsewhere) {
+                let reason = "the members that are missing came back in this run and wait at another barrier: waiting for them \
+                     would be for ever";
+                self.pass(cx, &key, Ok(()), reason);
+            }
+        }
+    }
+
+    /// Rule 1: the task has registered again; what began before does not wait for it.
+    pub(super) fn release_from_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId) {
+        let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
+        let keys: Vec<BarrierKey> = named
+            .filter(|(_, instance)| instance.slot(id) == Some(Slot::Missing))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in keys {
+            if let Some(instance) = self.barriers.instance_mut(&key) {
+                instance.put(id, Slot::Released);
+            }
+            self.pass_if_complete(cx, &key);
+        }
+        self.pass_without_unsynced(cx);
+    }
+
+    /// An instance has ended: answers all who came to it and keeps the result.
+    fn pass(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, result: Result<(), Arc<Failure>>, reason: &str) {
+        let Some(instance) = self.barriers.dissolve(key) else { return };
+        self.timers.clear(instance.deadline, Timer::Barrier(key.clone()));
+        let counter = instance.counter;
+        let bound = cx.settings.bounds.barrier_memory_bytes;
+        self.barriers.end(key.clone(), &instance, result.clone(), bound);
+        let barrier = self.wire_id(key);
+        let change = match &result {
+            Ok(()) => Change::BarrierPassed { barrier, counter, without: instance.absent_tasks().collect() },
+            Err(_) => Change::BarrierFailed { barrier, counter },
+        };
+        cx.event(change, reason);
+        if *key == BarrierKey::Registration && result.is_ok() {
+            self.started_at = Some(cx.now);
+        }
+        let all_came = instance.arrived() == instance.members.len();
+        let devices = self.take_exchanged(key, &result);
+        for (id, arrival) in instance.arrivals() {
+            self.waiters.remove(arrival.call);
+            if key.is_named() {
+                let task = self.own_mut(id);
+                task.meetings -= 1;
+                if all_came && result.is_ok() && std::mem::take(&mut task.unsynced) {
+                    self.unsynced -= 1;
+                }
+            }
+            match arrival.purpose {
+                Purpose::Meet => {
+                    cx.reply(arrival.call, result.clone().map(|()| Reply::BarrierPassed(counter)));
+                }
+                Purpose::Register(incarnation) => {
+                    self.conclude_registration(cx, arrival.call, id, incarnation, &result);
+                }
+                Purpose::ShutDown => self.conclude_shutdown(cx, arrival.call, &result),
+                Purpose::ExchangeDevices => {
+                    let reply = Reply::Devices(self.incarnation, Arc::clone(&devices));
+                    cx.reply(arrival.call, result.clone().map(|()| reply));
+                }
+            }
+        }
+        match (key, &result) {
+            (BarrierKey::Shutdown, _) => self.after_shutdown(cx, &instance.members, &result),
+            (BarrierKey::Registration, Err(failure)) => self.registration_failed(cx, failure),
+            _ => {}
+        }
+    }
+
+    fn registration_failed(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>) {
+        let text = format!("Cluster registration failed with error: {failure}");
+        self.fail_all(cx, &Arc::new(Failure::service(Code::Internal, text)));
+        self.note_first_cause(cx, None, failure);
+        self.end(cx, RunOutcome::Failed, failure.to_string());
+    }
+
+    fn fail_instance(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, code: Code, text: String) {
+        let Some(counter) = self.barriers.instance(key).map(|instance| instance.counter) else { return };
+        let failure = Failure::service(code, text.clone()).of_barrier(&self.wire_id(key), counter);
+        self.pass(cx, key, Err(Arc::new(failure)), &text);
+    }
+
+    /// The deadline of an instance has come.
+    pub(super) fn time_out(&mut self, cx: &mut Cx<'_>, key: &BarrierKey) {
+        let Some(instance) = self.barriers.instance(key) else { return };
+        let text = format!(
+            "Barrier timed out. Id: {}::{}. This usually happens because a task triggered the barrier too early or too \
+             slowly. Please look at the task logs (both timed out and first task) to debug further.\n# of tasks that \
+             reached the barrier: {}/{}.\nThe first task at the barrier: {}. Some timed out task names:\n{}",
+            self.wire_id(key),
+            instance.counter,
+            instance.arrived(),
+            instance.members.len(),
+            self.describe(instance.first),
+            self.describe_all(instance.missing_tasks()),
+        );
+        self.fail_instance(cx, key, Code::DeadlineExceeded, text);
+    }
+
+    /// Takes part no more in anything that is in progress: a recoverable task is waited for again, without
+    /// another one nothing can complete.
+    pub(super) fn leave_all_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId, reason: &str) {
+        let keys: Vec<BarrierKey> = self
+            .barriers
+            .in_progress()
+            .filter(|(_, instance)| instance.members.position(id).is_some())
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in keys {
+            let barrier = self.wire_id(&key);
+            if !self.own(id).recoverable {
+                let text = format!(
+                    "Barrier failed because: {reason}. Barrier Id: {barrier}, Task: {}",
+                    self.describe(id)
+                );
+                self.fail_instance(cx, &key, Code::Internal, text);
+                continue;
+            }
+            let Some(instance) = self.barriers.instance(&key) else { continue };
+            let counter = instance.counter;
+            if let Some(Slot::Arrived(arrival)) = instance.slot(id) {
+                self.leave_barrier(cx, &key, id);
+                self.waiters.remove(arrival.call);
+                let text = format!(
+                    "Stale barrier invocation is cancelled because: {reason}. Barrier: {barrier}::{counter} Task {id}"
+                );
+                let failure = Failure::service(Code::Cancelled, text).of_barrier(&barrier, counter);
+                cx.reply(arrival.call, Err(Arc::new(failure)));
+            }
+        }
+    }
+
+    /// The task's arrival does not count any more; its call has been dealt with by the caller.
+    pub(super) fn leave_barrier(&mut self, _cx: &mut Cx<'_>, key: &BarrierKey, id: TaskId) {
+        let Some(instance) = self.barriers.instance_mut(key) else { return };
+        if let Some(Slot::Arrived(_)) = instance.put(id, Slot::Missing)
+            && key.is_named()
+        {
+            self.own_mut(id).meetings -= 1;
+        }
+        self.dissolve_if_empty(key);
+    }
+
+    /// An instance that nobody waits at is as if it had never begun.
+    fn dissolve_if_empty(&mut self, key: &BarrierKey) {
+        if self.barriers.instance(key).is_some_and(|instance| instance.arrived() == 0)
+            && let Some(instance) = self.barriers.dissolve(key)
+        {
+            self.timers.clear(instance.deadline, Timer::Barrier(key.clone()));
+        }
+    }
+
+    pub(super) fn cancel_barrier(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: TaskId,
+        name: String,
+        counter: i64,
+    ) -> Result<(), Failure> {
+        let name: Arc<str> = name.into();
+        let key = BarrierKey::Named(Arc::clone(&name));
+        let refuse = |text: String, known| {
+            Err(Failure::service(Code::FailedPrecondition, text).of_barrier(&name, known))
+        };
+        if self.task(id).is_none() {
+            return Err(self.unknown("cancelled a barrier", id));
+        }
+        let running = self.barriers.instance(&key).map(|instance| instance.counter);
+        let ended = self.barriers.ended(&key).map(|ended| (ended.counter, ended.result.is_ok()));
+        match (running, ended) {
+            (Some(known), _) if known == counter => {
+                let text = format!("Barrier ({name}::{counter}) is cancelled by task: {}", self.describe(id));
+                self.fail_instance(cx, &key, Code::Cancelled, text);
+                Ok(())
+            }
+            (Some(known), _) => refuse(not_the_instance(&name, counter, known), known),
+            (None, Some((known, ok))) if known == counter => {
+                let how = if ok { "has passed" } else { "has failed" };
+                refuse(format!("Barrier ({name}::{counter}) has already been passed: it {how}."), known)
+            }
+            (None, Some((known, _))) => refuse(not_the_instance(&name, counter, known), known),
+            (None, None) => refuse(
+                format!("Barrier ({name}::{counter}) cannot be cancelled: nobody has begun it."),
+                counter,
+            ),
+        }
+    }
+
+    pub(super) fn exchange_devices(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        id: TaskId,
+        devices: Vec<bytes::Bytes>,
+    ) {
+        if self.task(id).is_none() {
+            let failure = self.unknown("exchanged devices", id);
+            return cx.reply(call, Err(Arc::new(failure)));
+        }
+        let key = BarrierKey::Devices;
+        if let Some(ended) = self.barriers.ended(&key) {
+            let devices = self.exchanged.values().flatten().cloned().collect();
+            let reply = Reply::Devices(self.incarnation, Shared::new(devices));
+            return cx.reply(call, ended.result.clone().map(|()| reply));
+        }
+        let bytes: usize = devices.iter().map(bytes::Bytes::len).sum();
+        if bytes > cx.settings.bounds.key_bytes {
+            let text = format!(
+                "The devices take {bytes} bytes; at most {} are allowed.",
+                cx.settings.bounds.key_bytes
+            );
+            return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+        }
+        self.exchanged.insert(id, devices);
+        const PATIENCE: Duration = Duration::from_secs(60 * 60);
+        if self.barriers.instance(&key).is_none()
+            && let Err(failure) = self.begin(cx, &key, 0, self.everybody(), PATIENCE, id)
+        {
+            return cx.reply(call, Err(failure));
+        }
+        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ExchangeDevices });
+    }
+
+    fn take_exchanged(
+        &self,
+        key: &BarrierKey,
+        result: &Result<(), Arc<Failure>>,
+    ) -> Arc<Shared<Vec<bytes::Bytes>>> {
+        let wanted = *key == BarrierKey::Devices && result.is_ok();
+        let devices = self.exchanged.values().filter(|_| wanted).flatten().cloned();
+        Shared::new(devices.collect())
+    }
+}
+
+/// What is wrong with a caller's idea of who takes part, if anything is.
+fn misuse(key: &BarrierKey, fixed: &Members, caller: TaskId, given: &Members) -> Option<String> {
+    let BarrierKey::Named(name) = key else { return None };
+    if fixed != given {
+        return Some(format!(
+            "Conflicting tasks specified by different processes for the same barrier: {name}. Check that the callers are \
+             invoking the barrier with the same arguments."
+        ));
+    }
+    if fixed.position(caller).is_none() {
+        return Some(format!("A non-participating task ({caller}) called the barrier: {name}"));
+    }
+    None
+}
+
+fn not_the_instance(name: &str, counter: i64, known: i64) -> String {
+    format!(
+        "Barrier ({name}::{counter}) is cancelled by task, but the service thinks it is the {known}-th instance. This \
+         is likely due to a restart in the task or service."
+    )
+}
+
+fn mismatch(name: &str, counter: i64, known: i64) -> String {
+    let reason = if counter == 0 || known <= 0 {
+        "The service or task probably restarted, check the earlier logs to debug further."
+    } else {
+        "One task is probably way too quick / slow in its execution: for example, its last use of this barrier timed out \
+         before another task came to it even once."
+    };
+    format!(
+        "Barrier ({name}::{counter}) is invoked by the task, but the service thinks it is the {known}-th instance. {reason}"
+    )
+}

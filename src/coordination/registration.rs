@@ -1,0 +1,239 @@
+//! Registration: no task takes part before all have come; the newest life of a task wins.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::barrier::{Arrival, BarrierKey, Purpose};
+use super::call::Reply;
+use super::context::Cx;
+use super::event::Change;
+use super::failure::{Code, Failure};
+use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::run::Run;
+use super::task::Standing;
+use super::timers::Timer;
+
+/// What the waiting calls of a life end with when a newer one takes its place.
+pub(super) fn taken_over(id: TaskId, incarnation: TaskIncarnation) -> Arc<Failure> {
+    let text = format!("Task {id} was taken over by its newer incarnation {incarnation}. End this process.");
+    Arc::new(Failure::service(Code::Aborted, text))
+}
+
+impl Run {
+    #[expect(clippy::too_many_arguments, reason = "what a registration is made of")]
+    pub(super) fn register(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        peer: Option<SocketAddr>,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+        recoverable: bool,
+    ) {
+        let Some(task) = self.task(id) else {
+            let failure = self.unknown("registered", id);
+            return cx.reply(call, Err(Arc::new(failure)));
+        };
+        if task.has_outlived(incarnation) {
+            let failure = self.superseded(id, incarnation, peer);
+            return cx.reply(call, Err(failure));
+        }
+        let recoverable = cx.settings.recoverable || recoverable;
+        let same = task.incarnation == Some(incarnation);
+        match &task.standing {
+            Standing::Disconnected(_) => {
+                self.take_up(cx, connection, peer, id, incarnation, recoverable);
+                self.await_registration(cx, call, connection, id, incarnation);
+            }
+            // Lost, and back: only an error that the task reported itself never heals.
+            Standing::Failed(failure) if recoverable && failure.is_loss() => {
+                self.take_up(cx, connection, peer, id, incarnation, recoverable);
+                self.await_registration(cx, call, connection, id, incarnation);
+            }
+            Standing::Connected if same || recoverable => {
+                let again = !same;
+                self.take_up(cx, connection, peer, id, incarnation, recoverable);
+                if recoverable {
+                    self.leave_all_barriers(cx, id, "the task registered again");
+                }
+                self.connect(cx, id, again);
+                cx.reply(call, Ok(Reply::Service(self.incarnation)));
+            }
+            Standing::Connected => {
+                let text = format!(
+                    "{id} unexpectedly tried to connect with a different incarnation. It has likely restarted: {} came \
+                     from {}, {} is the one that this run knows ({}).",
+                    incarnation,
+                    peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string()),
+                    task.incarnation.map_or_else(String::new, |old| old.to_string()),
+                    self.describe(id),
+                );
+                self.refuse_for_good(cx, call, id, text, "the task restarted");
+            }
+            Standing::Failed(failure) => {
+                let text = format!(
+                    "{id} unexpectedly tried to connect while it is already in error. ResetTask() should be called \
+                     before a subsequent connect attempt. Existing error: {failure}"
+                );
+                self.refuse_for_good(cx, call, id, text, "the task came back while in error");
+            }
+        }
+    }
+
+    /// A registration that says that the run is broken: the caller and everybody else is told.
+    fn refuse_for_good(&mut self, cx: &mut Cx<'_>, call: CallId, id: TaskId, text: String, why: &str) {
+        let failure = Arc::new(Failure::service(Code::Aborted, text).from_task(id));
+        self.fail_task(cx, id, &failure, why);
+        self.propagate(cx, Some(id), &failure);
+        cx.reply(call, Err(failure));
+    }
+
+    /// What a life that another has taken the place of is told. Final for its client.
+    pub(super) fn superseded(
+        &self,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+        peer: Option<SocketAddr>,
+    ) -> Arc<Failure> {
+        let newer = self.task(id).and_then(|task| task.incarnation);
+        let text = format!(
+            "Aborted connect attempt as there is a request from a newer incarnation. Two processes claim task {id}: \
+             incarnation {incarnation} from {}, and incarnation {} ({}), which holds it now. Check that every process \
+             has its own process id.",
+            peer.map_or_else(|| "an unknown address".to_owned(), |peer| peer.to_string()),
+            newer.map_or_else(String::new, |newer| newer.to_string()),
+            self.describe(id),
+        );
+        Arc::new(Failure::service(Code::AlreadyExists, text))
+    }
+
+    /// Makes `incarnation` the life of the task that counts, and turns the one before it away.
+    fn take_up(
+        &mut self,
+        cx: &mut Cx<'_>,
+        connection: ConnectionId,
+        peer: Option<SocketAddr>,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+        recoverable: bool,
+    ) {
+        let kept = cx.settings.bounds.incarnations_kept;
+        let task = self.own_mut(id);
+        let old = task.incarnation.filter(|old| *old != incarnation);
+        let old_peer = task.peer;
+        let was_failed = task.failure().is_some();
+        let old_poll = if old.is_some() { task.poll.take() } else { None };
+        let ended = match &task.standing {
+            Standing::Failed(failure) => failure.message.clone(),
+            Standing::Connected => "replaced by a newer life".to_owned(),
+            Standing::Disconnected(_) if task.was_connected => "left in good order".to_owned(),
+            Standing::Disconnected(_) => "replaced by a newer life before all had registered".to_owned(),
+        };
+        task.begin_life(incarnation, peer, cx.now, &ended, kept);
+        task.connection = Some(connection);
+        task.recoverable = recoverable;
+        self.clear_suspicion(id);
+        if old.is_some() {
+            self.drop_questions_of(cx, id, incarnation);
+        }
+        if let Some(call) = old_poll {
+            self.waiters.remove(call);
+            cx.reply(call, Err(taken_over(id, incarnation)));
+        }
+        let waits = self.barriers.instance(&BarrierKey::Registration).and_then(|i| i.slot(id));
+        let rival = matches!(waits, Some(super::barrier::Slot::Arrived(_)));
+        if let Some(old) = old
+            && (rival || (self.own(id).is_connected() && !was_failed))
+        {
+            let change = Change::TaskSuperseded { task: id, old, old_peer, new: incarnation, new_peer: peer };
+            let reason = format!("a newer process registered as task {id}; the newest wins");
+            cx.event(change, reason);
+        }
+    }
+
+    fn await_registration(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+    ) {
+        self.touch();
+        if self.started_at.is_some() {
+            // All have come once; nobody waits for the rest again.
+            self.connect(cx, id, true);
+            return cx.reply(call, Ok(Reply::Service(self.incarnation)));
+        }
+        let key = BarrierKey::Registration;
+        if self.barriers.instance(&key).is_none()
+            && let Err(failure) = self.begin(cx, &key, 0, self.everybody(), cx.settings.register_timeout, id)
+        {
+            return cx.reply(call, Err(failure));
+        }
+        let peer = self.own(id).peer;
+        let missing = self.barriers.instance(&key).map_or(0, |i| i.missing().saturating_sub(1));
+        cx.event(
+            Change::TaskRegistering { task: id, incarnation, peer },
+            format!("{} registered; {missing} tasks are still missing", self.describe(id)),
+        );
+        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Register(incarnation) });
+    }
+
+    /// Concludes a registration that waited for the others.
+    pub(super) fn conclude_registration(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        id: TaskId,
+        incarnation: TaskIncarnation,
+        result: &Result<(), Arc<Failure>>,
+    ) {
+        let outcome = match result {
+            Err(failure) => Err(Arc::clone(failure)),
+            Ok(()) if self.own(id).incarnation == Some(incarnation) => {
+                self.connect(cx, id, false);
+                Ok(Reply::Service(self.incarnation))
+            }
+            Ok(()) => Err(self.superseded(id, incarnation, None)),
+        };
+        cx.reply(call, outcome);
+    }
+
+    /// The task takes part from now on. `again`: it is another time in this run.
+    pub(super) fn connect(&mut self, cx: &mut Cx<'_>, id: TaskId, again: bool) {
+        let timeout = cx.settings.heartbeat_timeout;
+        let now = cx.now;
+        let again = again && self.own(id).was_connected;
+        let task = self.own_mut(id);
+        let entered = !task.is_connected();
+        let unsynced = again && !task.unsynced;
+        let watch = !task.watched;
+        task.standing = Standing::Connected;
+        task.last_heartbeat = Some(now);
+        task.watched = true;
+        task.was_connected = true;
+        task.unsynced |= again;
+        if entered || again {
+            task.since = now;
+        }
+        let incarnation = task.incarnation.unwrap_or(TaskIncarnation(0));
+        self.connected += usize::from(entered);
+        self.unsynced += usize::from(unsynced);
+        if watch {
+            self.timers.set(now.after(timeout), Timer::Heartbeat(id));
+        }
+        self.touch();
+        if entered {
+            self.enter_questions(id);
+        }
+        if entered || again {
+            let reason = if again { "it registered again" } else { "every task has registered" };
+            cx.event(Change::TaskConnected { task: id, incarnation, again }, reason);
+        }
+        if again {
+            self.release_from_barriers(cx, id);
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! One life of a job: its tasks, store, barriers and everything that waits, and the calls upon them.
+//!
+//! The rules stand by subject: registration in `registration.rs`, barriers in `meeting.rs`, failure and its
+//! consequences in `failing.rs`, live sets in `live.rs`, leaving in `leaving.rs`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::barrier::Barriers;
+use super::call::{Caller, Reply, Request, Shared, TaskInfo, TaskSet, TaskStates};
+use super::context::Cx;
+use super::event::{Change, RunOutcome};
+use super::failure::{Code, Failure, ServiceError};
+use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
+use super::live::Question;
+use super::settings::JobSettings;
+use super::store::{Entry, Store, shown};
+use super::task::Task;
+use super::timers::{Timer, Timers};
+use super::view::FirstCause;
+use super::waiters::{Place, Waiters};
+
+/// The key under which a preemption notice is left for all tasks.
+pub(super) const PREEMPTION_NOTICE: &[u8] = b"RECEIVED_PREEMPTION_NOTICE";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Run {
+    pub number: RunNumber,
+    pub incarnation: ServiceIncarnation,
+    pub opened_at: Timestamp,
+    /// When the registration barrier passed.
+    pub started_at: Option<Timestamp>,
+    pub ended: Option<(RunOutcome, Timestamp)>,
+    pub first_cause: Option<FirstCause>,
+    /// When the preemption notice was left.
+    pub noticed_at: Option<Timestamp>,
+    pub tasks: Vec<Task>,
+    pub connected: usize,
+    pub unsynced: usize,
+    /// Grows with every change of a task's state.
+    pub version: i64,
+    /// The version that watchers have been told.
+    pub told: i64,
+    pub barriers: Barriers,
+    pub store: Store,
+    pub questions: BTreeMap<TaskSet, Question>,
+    /// What the tasks brought to the exchange of devices (generation A).
+    pub exchanged: BTreeMap<TaskId, Vec<Bytes>>,
+    /// Some task has polled for errors.
+    pub polled: bool,
+    /// The first error that was propagated; every later poll gets it too.
+    pub sticky: Option<Arc<Failure>>,
+    pub waiters: Waiters,
+    pub timers: Timers,
+}
+
+impl Run {
+    pub fn new(
+        number: RunNumber,
+        incarnation: ServiceIncarnation,
+        settings: &JobSettings,
+        now: Timestamp,
+    ) -> Self {
+        let task = Task::new(now, settings.recoverable);
+        Self {
+            number,
+            incarnation,
+            opened_at: now,
+            started_at: None,
+            ended: None,
+            first_cause: None,
+            noticed_at: None,
+            tasks: vec![task; settings.tasks as usize],
+            connected: 0,
+            unsynced: 0,
+            version: 0,
+            told: 0,
+            barriers: Barriers::default(),
+            store: Store::default(),
+            questions: BTreeMap::new(),
+            exchanged: BTreeMap::new(),
+            polled: false,
+            sticky: None,
+            waiters: Waiters::default(),
+            timers: Timers::default(),
+        }
+    }
+
+    pub fn task(&self, task: TaskId) -> Option<&Task> {
+        self.tasks.get(usize::try_from(task.0).ok()?)
+    }
+
+    /// A task that is known to exist, since its id came out of this run's own tables.
+    pub fn own(&self, task: TaskId) -> &Task {
+        &self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
+    }
+
+    pub fn own_mut(&mut self, task: TaskId) -> &mut Task {
+        &mut self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = TaskId> + use<> {
+        (0..i32::try_from(self.tasks.len()).unwrap_or(i32::MAX)).map(TaskId)
+    }
+
+    /// A task for people: its number and where it is.
+    pub fn describe(&self, task: TaskId) -> String {
+        match self.task(task).and_then(|t| t.peer) {
+            Some(peer) => format!("task {task} at {peer}"),
+            None => format!("task {task}"),
+        }
+    }
+
+    /// Some tasks for people: a few by name and address, the rest as a number.
+    pub fn describe_all(&self, tasks: impl Iterator<Item = TaskId>) -> String {
+        const SHOWN: usize = 8;
+        let mut tasks = tasks.peekable();
+        let mut text: Vec<String> = tasks.by_ref().take(SHOWN).map(|task| self.describe(task)).collect();
+        let rest = tasks.count();
+        if rest > 0 {
+            text.push(format!("and {rest} more"));
+        }
+        if text.is_empty() { "none".to_owned() } else { text.join(", ") }
+    }
+
+    /// A task's state changed: watchers will be told.
+    pub fn touch(&mut self) {
+        self.version += 1;
+    }
+
+    /// Performs a call that has been admitted.
+    pub fn call(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        caller: Caller,
+        peer: Option<SocketAddr>,
+        writer: Option<TaskId>,
+        request: Request,
+    ) {
+        let connection = caller.connection;
+        match request {
+            Request::Register { task, incarnation, recoverable } => {
+                self.register(cx, call, connection, peer, task, incarnation, recoverable);
+            }
+            Request::Heartbeat { task, incarnation } => {
+                let outcome = self.heartbeat(cx, connection, task, incarnation);
+                cx.reply(call, outcome.map(|()| Reply::Service(self.incarnation)));
+            }
+            Request::PollForError { task } => self.poll(cx, call, connection, task),
+            Request::Shutdown { task } => self.shut_down(cx, call, connection, task),
+            Request::Reset { task } => {
+                let outcome = self.disconnect(cx, task).map(|()| Reply::Done);
+                cx.reply(call, outcome.map_err(Arc::new));
+            }
+            Request::ReportError { task, code, message } => {
+                let outcome = self.report_error(cx, task, code, message).map(|()| Reply::Done);
+                cx.reply(call, outcome.map_err(Arc::new));
+            }
+            Request::WaitForAllTasks { task, devices } => {
+                self.exchange_devices(cx, call, connection, task, devices);
+            }
+            Request::TaskStates { tasks } => {
+                let outcome = self.task_states(&tasks).map_err(Arc::new);
+                cx.reply(call, outcome);
+            }
+            Request::JobState => cx.reply(call, Ok(Reply::States(Shared::new(self.states())))),
+            Request::Watch { version } => self.watch(cx, call, connection, version),
+            Request::Barrier { id, counter, timeout_ms, members, task } => {
+                self.meet(cx, call, connection, task, id, counter, timeout_ms, members);
+            }
+            Request::CancelBarrier { id, counter, task } => {
+                let outcome = self.cancel_barrier(cx, task, id, counter).map(|()| Reply::Done);
+                cx.reply(call, outcome.map_err(Arc::new));
+            }
+            Request::LiveSet { task, tasks } => self.ask_live_set(cx, call, connection, task, tasks),
+            of_store => self.call_store(cx, call, connection, writer, of_store),
+        }
+    }
+
+    fn call_store(
+        &mut self,
+        cx: &mut Cx<'_>,
+        call: CallId,
+        connection: ConnectionId,
+        writer: Option<TaskId>,
+        request: Request,
+    ) {
+        let outcome = match request {
+            Request::Insert { key, value, overwrite } => self.insert(cx, &key, value, overwrite, writer),
+            Request::Increment { key, by } => {
+                let result = self.store.increment(&key, by, cx.now, writer, &cx.settings.bounds);
+                result.map(|(sum, woken)| {
+                    self.wake_readers(cx, woken, &sum);
+                    Reply::Value(sum)
+                })
+            }
+            Request::Get { key } => match self.store.get(&key) {
+                Some(entry) => Ok(Reply::Value(entry.value.clone())),
+                None if key.len() > cx.settings.bounds.key_bytes => {
+                    Err(Failure::service(Code::ResourceExhausted, "The key is longer than any key may be."))
+                }
+                None => {
+                    if self.has_room(cx, call) {
+                        let key = self.store.wait(&key, call);
+                        self.waiters.insert(call, connection, Place::Key(key));
+                    }
+                    return;
+                }
+            },
+            Request::TryGet { key } => match self.store.get(&key) {
+                Some(entry) => Ok(Reply::Value(entry.value.clone())),
+                None => {
+                    Err(Failure::service(Code::NotFound, format!("Config key {} not found.", shown(&key))))
+                }
+            },
+            Request::List { directory } => Ok(Reply::Directory(self.store.list(&directory))),
+            Request::Delete { key } => {
+                self.store.delete(&key);
+                Ok(Reply::Done)
+            }
+            _ => Err(Failure::service(Code::Internal, "Not a call upon the store.")),
+        };
+        cx.reply(call, outcome.map_err(Arc::new));
+    }
+
+    fn insert(
+        &mut self,
+        cx: &mut Cx<'_>,
+        key: &[u8],
+        value: Bytes,
+        overwrite: bool,
+        by: Option<TaskId>,
+    ) -> Result<Reply, Failure> {
+        let entry = Entry { value: value.clone(), at: cx.now, by };
+        let woken = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
+        self.wake_readers(cx, woken, &value);
+        if super::store::normalise(key).as_ref() == PREEMPTION_NOTICE {
+            self.noticed_at = Some(cx.now);
+            let text = String::from_utf8_lossy(&value[..value.len().min(64)]);
+            cx.event(
+                Change::PreemptionNoticed,
+                format!("a preemption notice ({text}) is in the store: all tasks agree on a step and save"),
+            );
+        }
+        Ok(Reply::Done)
+    }
+
+    fn wake_readers(&mut self, cx: &mut Cx<'_>, woken: Vec<CallId>, value: &Bytes) {
+        for call in woken {
+            self.waiters.remove(call);
+            cx.reply(call, Ok(Reply::Value(value.clone())));
+        }
+    }
+
+    /// Whether one more call may wait; refuses it otherwise.
+    pub fn has_room(&mut self, cx: &mut Cx<'_>, call: CallId) -> bool {
+        let bound = cx.settings.bounds.waiters;
+        if self.waiters.len() < bound {
+            return true;
+        }
+        let text =
+            format!("{bound} calls of this job wait already, the most allowed (setting bounds.waiters).");
+        cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+        false
+    }
+
+    fn watch(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId, version: i64) {
+        // A version from the future is one of a service before this one: its holder is told what is now.
+        if version == self.version {
+            if self.has_room(cx, call) {
+                self.waiters.insert(call, connection, Place::Watch);
+            }
+            return;
+        }
+        cx.reply(call, Ok(Reply::States(Shared::new(self.states()))));
+    }
+
+    /// Tells watchers of what has changed since they were told last: one answer for all of them.
+    pub fn tell_watchers(&mut self, cx: &mut Cx<'_>) {
+        if self.told == self.version {
+            return;
+        }
+        self.told = self.version;
+        let watching: Vec<CallId> = self.waiters.watching().collect();
+        if watching.is_empty() {
+            return;
+        }
+        let states = Shared::new(self.states());
+        for call in watching {
+            self.waiters.remove(call);
+            cx.reply(call, Ok(Reply::States(Arc::clone(&states))));
+        }
+    }
+
+    fn states(&self) -> TaskStates {
+        let tasks = self.ids().map(|task| self.state_of(task)).collect();
+        TaskStates { version: self.version, tasks }
+    }
+
+    fn state_of(&self, id: TaskId) -> TaskInfo {
+        let task = self.own(id);
+        TaskInfo {
+            task: id,
+            state: task.wire_state(),
+            incarnation: task.incarnation.unwrap_or(TaskIncarnation(0)),
+            error: task.failure().cloned(),
+        }
+    }
+
+    fn task_states(&self, tasks: &[TaskId]) -> Result<Reply, Failure> {
+        if let Some(unknown) = tasks.iter().find(|task| self.task(**task).is_none()) {
+            return Err(self.unknown("asked about", *unknown));
+        }
+        let tasks = tasks.iter().map(|task| self.state_of(*task)).collect();
+        Ok(Reply::States(Shared::new(TaskStates { version: self.version, tasks })))
+    }
+
+    /// The refusal of a task id that the job does not have.
+    pub fn unknown(&self, did: &str, task: TaskId) -> Failure {
+        let last = self.tasks.len().saturating_sub(1);
+        let text = format!(
+            "Unexpected task {did} with task={task}: this job has the tasks 0 to {last}. Check the process ids and the \
+             number of processes that the job was declared with."
+        );
+        Failure::service(Code::InvalidArgument, text)
+    }
+
+    fn report_error(
+        &mut self,
+        cx: &mut Cx<'_>,
+        task: TaskId,
+        code: i32,
+        mut message: String,
+    ) -> Result<(), Failure> {
+        let Some(reporter) = self.task(task) else {
+            return Err(Failure::service(
+                Code::InvalidArgument,
+                format!("Unexpected request from task {task}: it is not in this job."),
+            ));
+        };
+        if !reporter.is_connected() {
+            let text = "The task is not connected or already has an error.";
+            return Err(Failure::service(Code::FailedPrecondition, text));
+        }
+        let Some(code) = Code::from_number(code) else {
+            return Err(Failure::service(
+                Code::InvalidArgument,
+                "An error cannot be reported with code 0, which is OK.",
+            ));
+        };
+        let most = (0..=cx.settings.bounds.error_message_bytes.min(message.len()))
+            .rev()
+            .find(|&length| message.is_char_boundary(length));
+        message.truncate(most.unwrap_or(0));
+        let mut failure = Failure::plain(code, message);
+        failure.service_error = Some(ServiceError { reported: true, source: Some(task) });
+        let failure = Arc::new(failure);
+        self.fail_task(cx, task, &failure, "the task reported it");
+        self.propagate(cx, Some(task), &failure);
+        Ok(())
+    }
+
+    /// Takes a call out of wherever it waits; its caller is gone.
+    pub fn withdraw(&mut self, cx: &mut Cx<'_>, call: CallId) {
+        match self.waiters.remove(call) {
+            None | Some(Place::Watch) => {}
+            Some(Place::Key(key)) => self.store.leave(&key, call),
+            Some(Place::Poll(task)) => {
+                let task = self.own_mut(task);
+                if task.poll == Some(call) {
+                    task.poll = None;
+                }
+            }
+            Some(Place::LiveSet(set, task)) => self.leave_question(cx, &set, task, call),
+            Some(Place::Barrier(key, task)) => self.leave_barrier(cx, &key, task),
+        }
+    }
+
+    /// Performs every deadline that has come.
+    pub fn fire(&mut self, cx: &mut Cx<'_>) {
+        while let Some(timer) = self.timers.take_due(cx.now) {
+            match timer {
+                Timer::Heartbeat(task) => self.check_heartbeat(cx, task),
+                Timer::Grace(task) => self.grace_is_over(cx, task),
+                Timer::Barrier(key) => self.time_out(cx, &key),
+            }
+        }
+    }
+
+    /// Answers everything that waits with `failure`, except polls, which end with `poll`.
+    pub fn dismiss_all(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>, poll: &Arc<Failure>) {
+        let waiting: Vec<(CallId, bool)> =
+            self.waiters.all().map(|(call, place)| (call, matches!(place, Place::Poll(_)))).collect();
+        for (call, is_poll) in waiting {
+            self.withdraw(cx, call);
+            cx.reply(call, Err(Arc::clone(if is_poll { poll } else { failure })));
+        }
+    }
+
+    /// The run is over. Keeps the first outcome.
+    pub fn end(&mut self, cx: &mut Cx<'_>, outcome: RunOutcome, reason: impl Into<String>) {
+        if self.ended.is_none() {
+            self.ended = Some((outcome, cx.now));
+            cx.event(Change::RunEnded { outcome }, reason);
+        }
+    }
+
+    /// Whether nobody takes part any more, though somebody did.
+    pub fn is_deserted(&self) -> bool {
+        self.started_at.is_some() && self.connected == 0
+    }
+}

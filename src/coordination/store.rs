@@ -1,0 +1,279 @@
+//! The key-value store of a run.
+//!
+//! Keys are paths: leading, trailing and repeated slashes do not count. A key can hold a value and be a directory at
+//! the same time.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::devices::TopologyKey;
+use super::failure::{Code, Failure};
+use super::ids::{CallId, TaskId, Timestamp};
+use super::settings::Bounds;
+
+/// The form of a key under which it is stored.
+pub(super) fn normalise(key: &[u8]) -> Cow<'_, [u8]> {
+    let clean =
+        key.first() != Some(&b'/') && key.last() != Some(&b'/') && !key.windows(2).any(|pair| pair == b"//");
+    if clean {
+        return Cow::Borrowed(key);
+    }
+    let parts: Vec<&[u8]> = key.split(|&b| b == b'/').filter(|part| !part.is_empty()).collect();
+    Cow::Owned(parts.join(&b'/'))
+}
+
+/// A key as text, for messages: never more of it than a line holds.
+pub(super) fn shown(key: &[u8]) -> Cow<'_, str> {
+    const MOST: usize = 256;
+    if key.len() <= MOST {
+        return String::from_utf8_lossy(key);
+    }
+    Cow::Owned(format!("{}… ({} bytes)", String::from_utf8_lossy(&key[..MOST]), key.len()))
+}
+
+/// One value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub value: Bytes,
+    /// When it was written last.
+    pub at: Timestamp,
+    /// Who wrote it last, where the connection told.
+    pub by: Option<TaskId>,
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Store {
+    entries: BTreeMap<Bytes, Entry>,
+    /// Keys and values together.
+    bytes: usize,
+    /// Calls that wait for a key, in the order in which they came.
+    waiting: BTreeMap<Bytes, Vec<CallId>>,
+    /// Which keys hold topology values.
+    topology: BTreeMap<Bytes, TopologyKey>,
+}
+
+impl Store {
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn get(&self, key: &[u8]) -> Option<&Entry> {
+        self.entries.get(normalise(key).as_ref())
+    }
+
+    /// Writes a value; returns the calls that waited for it.
+    pub fn insert(
+        &mut self,
+        key: &[u8],
+        entry: Entry,
+        overwrite: bool,
+        bounds: &Bounds,
+    ) -> Result<Vec<CallId>, Failure> {
+        let normal = normalise(key);
+        let old = self.entries.get(normal.as_ref());
+        if old.is_some() && !overwrite {
+            // Without details, as clients since 0.6.2 have known it.
+            let text = format!("key {} already exists.", shown(key));
+            return Err(Failure::plain(Code::AlreadyExists, text));
+        }
+        self.check(&normal, old.map(|entry| entry.value.len()), entry.value.len(), bounds)?;
+        Ok(self.put(&normal, entry))
+    }
+
+    /// Adds to a decimal number, 0 where there is none yet; returns the sum and the calls that waited for it.
+    pub fn increment(
+        &mut self,
+        key: &[u8],
+        by: i64,
+        at: Timestamp,
+        writer: Option<TaskId>,
+        bounds: &Bounds,
+    ) -> Result<(Bytes, Vec<CallId>), Failure> {
+        let normal = normalise(key);
+        let old = self.entries.get(normal.as_ref());
+        let present = match old {
+            None => 0,
+            Some(entry) => std::str::from_utf8(&entry.value)
+                .ok()
+                .and_then(|text| text.trim().parse::<i64>().ok())
+                .ok_or_else(|| {
+                    let text = format!("Failed to parse value \"{}\" as an integer.", shown(&entry.value));
+                    Failure::service(Code::FailedPrecondition, text)
+                })?,
+        };
+        let sum = present.checked_add(by).ok_or_else(|| {
+            let text = format!("Adding {by} to key {} ({present}) passes the range of 64 bits.", shown(key));
+            Failure::service(Code::OutOfRange, text)
+        })?;
+        let value = Bytes::from(sum.to_string());
+        self.check(&normal, old.map(|entry| entry.value.len()), value.len(), bounds)?;
+        let woken = self.put(&normal, Entry { value: value.clone(), at, by: writer });
+        Ok((value, woken))
+    }
+
+    /// Every entry strictly below a directory, in byte order. The root has no name: nothing lists all.
+    pub fn list(&self, directory: &[u8]) -> Vec<(Bytes, Bytes)> {
+        let prefix = prefix(&normalise(directory));
+        self.below(&prefix).map(|(key, entry)| (key.clone(), entry.value.clone())).collect()
+    }
+
+    /// Removes a key and everything below it.
+    pub fn delete(&mut self, key: &[u8]) {
+        let normal = normalise(key);
+        let prefix = prefix(&normal);
+        let below: Vec<Bytes> = self.below(&prefix).map(|(key, _)| key.clone()).collect();
+        for key in below {
+            self.remove(&key);
+        }
+        self.remove(&normal);
+    }
+
+    /// Puts a call into the queue of a key; returns the key as stored.
+    pub fn wait(&mut self, key: &[u8], call: CallId) -> Bytes {
+        let key = Bytes::copy_from_slice(&normalise(key));
+        self.waiting.entry(key.clone()).or_default().push(call);
+        key
+    }
+
+    /// Takes a call out of the queue of a key.
+    pub fn leave(&mut self, key: &Bytes, call: CallId) {
+        if let Some(queue) = self.waiting.get_mut(key) {
+            queue.retain(|waiting| *waiting != call);
+            if queue.is_empty() {
+                self.waiting.remove(key);
+            }
+        }
+    }
+
+    /// The topology values.
+    pub fn topology(&self) -> impl Iterator<Item = (&TopologyKey, &[u8])> {
+        self.topology.iter().filter_map(|(key, what)| Some((what, self.entries.get(key)?.value.as_ref())))
+    }
+
+    /// Every call that waits for a key.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Bytes, CallId)> {
+        self.waiting.iter().flat_map(|(key, calls)| calls.iter().map(move |call| (key, *call)))
+    }
+
+    /// The lengths of every key and its value.
+    pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
+    }
+
+    fn put(&mut self, key: &[u8], entry: Entry) -> Vec<CallId> {
+        let woken = self.waiting.remove(key).unwrap_or_default();
+        self.bytes += entry.value.len();
+        if let Some(old) = self.entries.get_mut(key) {
+            self.bytes -= old.value.len();
+            *old = entry;
+            return woken;
+        }
+        let key = Bytes::copy_from_slice(key);
+        self.bytes += key.len();
+        if let Some(what) = TopologyKey::parse(&key) {
+            self.topology.insert(key.clone(), what);
+        }
+        self.entries.insert(key, entry);
+        woken
+    }
+
+    fn remove(&mut self, key: &[u8]) {
+        if let Some(entry) = self.entries.remove(key) {
+            self.bytes -= key.len() + entry.value.len();
+            self.topology.remove(key);
+        }
+    }
+
+    fn below(&self, prefix: &[u8]) -> impl Iterator<Item = (&Bytes, &Entry)> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        let prefix = prefix.to_vec();
+        self.entries.range::<[u8], _>(from).take_while(move |(key, _)| key.starts_with(&prefix))
+    }
+
+    fn check(&self, key: &[u8], old: Option<usize>, new: usize, bounds: &Bounds) -> Result<(), Failure> {
+        let over = |what: &str, is: usize, bound: usize, setting: &str| {
+            let text = format!(
+                "The {what} would have {is} bytes; at most {bound} are allowed here (setting {setting})."
+            );
+            Err(Failure::service(Code::ResourceExhausted, text))
+        };
+        if key.len() > bounds.key_bytes {
+            return over("key", key.len(), bounds.key_bytes, "bounds.key-bytes");
+        }
+        if new > bounds.value_bytes {
+            return over("value", new, bounds.value_bytes, "bounds.value-bytes");
+        }
+        let total = self.bytes + new + old.map_or(key.len(), |_| 0) - old.unwrap_or(0);
+        if total > bounds.store_bytes {
+            return over("key-value store", total, bounds.store_bytes, "bounds.store-bytes");
+        }
+        if old.is_none() && self.entries.len() >= bounds.keys {
+            let text = format!("The run has {} keys, the most allowed (setting bounds.keys).", bounds.keys);
+            return Err(Failure::service(Code::ResourceExhausted, text));
+        }
+        Ok(())
+    }
+}
+
+/// The prefix that every key below a directory has.
+fn prefix(directory: &[u8]) -> Vec<u8> {
+    [directory, b"/"].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(keys: &[&str]) -> Store {
+        let mut store = Store::default();
+        for key in keys {
+            let entry = Entry { value: Bytes::from_static(b"v"), at: Timestamp(0), by: None };
+            store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
+        }
+        store
+    }
+
+    #[test]
+    fn slashes_at_the_ends_and_repeated_ones_do_not_count() {
+        for (raw, normal) in [("///a//b/c//", "a/b/c"), ("", ""), ("/", ""), ("a", "a"), ("a/b", "a/b")] {
+            assert_eq!(normalise(raw.as_bytes()).as_ref(), normal.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_directory_lists_its_strict_descendants_in_byte_order_and_the_root_lists_nothing() {
+        let store = filled(&["d/b", "d", "d/a/x", "da", "e"]);
+        let keys: Vec<Bytes> = store.list(b"/d/").into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["d/a/x", "d/b"]);
+        assert!(store.list(b"").is_empty() && store.list(b"/").is_empty());
+    }
+
+    #[test]
+    fn deleting_a_key_takes_everything_below_it_and_nothing_beside_it() {
+        let mut store = filled(&["d/b", "d", "d/a/x", "da"]);
+        store.delete(b"d/");
+        assert_eq!(store.len(), 1);
+        assert_eq!(store.bytes(), "da".len() + 1);
+        assert!(store.get(b"da").is_some());
+    }
+
+    #[test]
+    fn numbers_are_decimal_text_and_what_is_none_is_refused() {
+        let mut store = filled(&["word"]);
+        let bounds = Bounds::default();
+        let mut add =
+            |key: &[u8], by| store.increment(key, by, Timestamp(0), None, &bounds).map(|(sum, _)| sum);
+        assert_eq!(add(b"n", 5).expect("a number"), "5");
+        assert_eq!(add(b"n", -7).expect("a number"), "-2");
+        assert_eq!(add(b"n", i64::MIN).expect_err("out of range").code, Code::OutOfRange);
+        assert_eq!(add(b"word", 1).expect_err("no number").code, Code::FailedPrecondition);
+    }
+}

@@ -1,0 +1,139 @@
+//! One task of a run: its standing, its lives, and what is known of its health.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::call::WireState;
+use super::failure::Failure;
+use super::ids::{CallId, ConnectionId, TaskIncarnation, Timestamp};
+use super::input::Ending;
+
+/// Where a task stands, as far as the protocol goes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Standing {
+    /// Not registered yet, or shut down. Signs of life are still taken until the moment given, since a client
+    /// stops its heartbeats a little after it has left.
+    Disconnected(Timestamp),
+    Connected,
+    Failed(Arc<Failure>),
+}
+
+/// One life of a task that is over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PastLife {
+    pub incarnation: TaskIncarnation,
+    pub peer: Option<SocketAddr>,
+    pub registered_at: Timestamp,
+    pub ended: String,
+}
+
+/// A connection broke, and the task may still come back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Suspicion {
+    pub since: Timestamp,
+    pub until: Timestamp,
+    pub evidence: Ending,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Task {
+    pub standing: Standing,
+    /// Since when it stands there.
+    pub since: Timestamp,
+    /// Its present or last life.
+    pub incarnation: Option<TaskIncarnation>,
+    /// Where that life registered from.
+    pub peer: Option<SocketAddr>,
+    pub registered_at: Timestamp,
+    /// The connection that it was last heard on.
+    pub connection: Option<ConnectionId>,
+    pub recoverable: bool,
+    /// It has been connected in this run before.
+    pub was_connected: bool,
+    /// It registered again in this run and has not taken part in a barrier with all its members since.
+    pub unsynced: bool,
+    /// At how many barriers that clients named it waits.
+    pub meetings: u32,
+    pub last_heartbeat: Option<Timestamp>,
+    /// A heartbeat timer stands for it.
+    pub watched: bool,
+    pub suspicion: Option<Suspicion>,
+    /// Its held error poll.
+    pub poll: Option<CallId>,
+    pub past: VecDeque<PastLife>,
+}
+
+impl Task {
+    pub fn new(now: Timestamp, recoverable: bool) -> Self {
+        Self {
+            standing: Standing::Disconnected(Timestamp::default()),
+            since: now,
+            incarnation: None,
+            peer: None,
+            registered_at: now,
+            connection: None,
+            recoverable,
+            was_connected: false,
+            unsynced: false,
+            meetings: 0,
+            last_heartbeat: None,
+            watched: false,
+            suspicion: None,
+            poll: None,
+            past: VecDeque::new(),
+        }
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.standing == Standing::Connected
+    }
+
+    pub fn failure(&self) -> Option<&Arc<Failure>> {
+        match &self.standing {
+            Standing::Failed(failure) => Some(failure),
+            _ => None,
+        }
+    }
+
+    /// Never registered in this run, or shut down for so long that its client must know.
+    pub fn is_beyond_grace(&self, now: Timestamp) -> bool {
+        matches!(self.standing, Standing::Disconnected(until) if now > until)
+    }
+
+    /// `incarnation` is an earlier life of this task.
+    pub fn has_outlived(&self, incarnation: TaskIncarnation) -> bool {
+        self.incarnation != Some(incarnation) && self.past.iter().any(|life| life.incarnation == incarnation)
+    }
+
+    pub fn wire_state(&self) -> WireState {
+        match self.standing {
+            Standing::Disconnected(_) => WireState::Disconnected,
+            Standing::Connected => WireState::Connected,
+            Standing::Failed(_) => WireState::Error,
+        }
+    }
+
+    /// Begins a new life: the present one, if there was one, is over for the reason given.
+    pub fn begin_life(
+        &mut self,
+        incarnation: TaskIncarnation,
+        peer: Option<SocketAddr>,
+        now: Timestamp,
+        ended: &str,
+        kept: usize,
+    ) {
+        if let Some(old) = self.incarnation
+            && old != incarnation
+        {
+            let (peer, registered_at) = (self.peer, self.registered_at);
+            self.past.push_front(PastLife { incarnation: old, peer, registered_at, ended: ended.to_owned() });
+            self.past.truncate(kept);
+        }
+        self.incarnation = Some(incarnation);
+        self.peer = peer;
+        self.registered_at = now;
+    }
+}

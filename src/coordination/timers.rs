@@ -1,0 +1,54 @@
+//! What a run waits for the clock to do.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::barrier::BarrierKey;
+use super::ids::{TaskId, Timestamp};
+
+/// One deadline.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Timer {
+    /// A connected task may have been silent for too long. One stands for each connected task; signs of life do
+    /// not move it: when it fires it looks at the last one and, if that was later, stands again at the exact moment.
+    Heartbeat(TaskId),
+    /// A suspected task's grace runs out.
+    Grace(TaskId),
+    /// A barrier instance has not completed in time.
+    Barrier(BarrierKey),
+}
+
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Timers(BTreeSet<(Timestamp, Timer)>);
+
+impl Timers {
+    pub fn set(&mut self, at: Timestamp, timer: Timer) {
+        self.0.insert((at, timer));
+    }
+
+    pub fn clear(&mut self, at: Timestamp, timer: Timer) {
+        self.0.remove(&(at, timer));
+    }
+
+    pub fn next(&self) -> Option<Timestamp> {
+        self.0.first().map(|(at, _)| *at)
+    }
+
+    /// Takes the first timer that is due.
+    pub fn take_due(&mut self, now: Timestamp) -> Option<Timer> {
+        if self.next()? > now {
+            return None;
+        }
+        self.0.pop_first().map(|(_, timer)| timer)
+    }
+
+    /// Whether `timer` will fire at `at`.
+    pub fn stands(&self, at: Timestamp, timer: &Timer) -> bool {
+        self.0.contains(&(at, timer.clone()))
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}

@@ -1,0 +1,180 @@
+//! Makes the views of a run out of its state.
+
+use std::sync::Arc;
+
+use super::barrier::{BarrierKey, Slot};
+use super::devices::{self, Device};
+use super::event::RunOutcome;
+use super::ids::TaskId;
+use super::run::{PREEMPTION_NOTICE, Run};
+use super::task::{Standing, Task};
+use super::view::{
+    BarrierView, LifeView, LiveSetView, PreemptionView, RunState, RunSummary, RunView, TaskStanding, TaskView,
+};
+
+/// The directory in which tasks leave the step that they were at when they learned of a preemption.
+const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
+/// The barrier at which they wait until all have.
+const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
+
+impl Run {
+    pub(super) fn view(&self) -> RunView {
+        let state = match (self.ended, self.started_at) {
+            (Some((outcome, _)), _) => RunState::ended(outcome),
+            (None, Some(_)) => RunState::Running,
+            (None, None) => RunState::Forming,
+        };
+        RunView {
+            number: self.number,
+            incarnation: self.incarnation.to_string(),
+            state,
+            opened_at: self.opened_at,
+            started_at: self.started_at,
+            ended_at: self.ended.map(|(_, at)| at),
+            live: self.connected,
+            first_cause: self.first_cause.clone(),
+            tasks: self.task_views(),
+            barriers: self.barrier_views(),
+            live_sets: self.live_set_views(),
+            keys: self.store.len(),
+            store_bytes: self.store.bytes(),
+            preemption: self.preemption(),
+            devices: self.devices(),
+        }
+    }
+
+    pub(super) fn summary(&self) -> RunSummary {
+        let (outcome, ended_at) = self.ended.unwrap_or((RunOutcome::Abandoned, self.opened_at));
+        RunSummary {
+            number: self.number,
+            incarnation: self.incarnation.to_string(),
+            outcome,
+            opened_at: self.opened_at,
+            started_at: self.started_at,
+            ended_at,
+            first_cause: self.first_cause.clone(),
+            devices: self.devices(),
+        }
+    }
+
+    fn devices(&self) -> Vec<Device> {
+        devices::decode(self.store.topology())
+    }
+
+    fn task_views(&self) -> Vec<TaskView> {
+        let mut waits: Vec<Vec<String>> = vec![Vec::new(); self.tasks.len()];
+        let mut note = |task: TaskId, what: &str| {
+            if let Some(list) = usize::try_from(task.0).ok().and_then(|t| waits.get_mut(t)) {
+                list.push(what.to_owned());
+            }
+        };
+        for (key, instance) in self.barriers.in_progress() {
+            let id = key.wire_id(self.incarnation);
+            for (task, _) in instance.arrivals() {
+                note(task, &id);
+            }
+        }
+        for question in self.questions.values() {
+            for task in question.asked.keys() {
+                note(*task, "live-set question");
+            }
+        }
+        self.ids().zip(waits).map(|(id, waits_at)| self.task_view(id, waits_at)).collect()
+    }
+
+    fn task_view(&self, id: TaskId, waits_at: Vec<String>) -> TaskView {
+        let task = self.own(id);
+        let present = task.incarnation.map(|incarnation| LifeView {
+            incarnation: incarnation.to_string(),
+            peer: task.peer,
+            registered_at: task.registered_at,
+            ended: task.failure().map(|failure| failure.message.clone()),
+        });
+        let past = task.past.iter().map(|life| LifeView {
+            incarnation: life.incarnation.to_string(),
+            peer: life.peer,
+            registered_at: life.registered_at,
+            ended: Some(life.ended.clone()),
+        });
+        TaskView {
+            task: id,
+            standing: self.standing(id, task),
+            since: task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
+            lives: present.into_iter().chain(past).collect(),
+            last_heartbeat: task.last_heartbeat,
+            recoverable: task.recoverable,
+            unsynced: task.unsynced,
+            waits_at,
+            error: task.failure().map(ToString::to_string),
+        }
+    }
+
+    fn standing(&self, id: TaskId, task: &Task) -> TaskStanding {
+        match &task.standing {
+            Standing::Failed(_) => TaskStanding::Failed,
+            Standing::Connected if task.suspicion.is_some() => TaskStanding::Suspect,
+            Standing::Connected => TaskStanding::Connected,
+            Standing::Disconnected(_) if task.was_connected => TaskStanding::Disconnected,
+            Standing::Disconnected(_) => {
+                let registration = self.barriers.instance(&BarrierKey::Registration);
+                match registration.and_then(|instance| instance.slot(id)) {
+                    Some(Slot::Arrived(_)) => TaskStanding::Registering,
+                    _ => TaskStanding::Missing,
+                }
+            }
+        }
+    }
+
+    fn barrier_views(&self) -> Vec<BarrierView> {
+        let view = |(key, instance): (&BarrierKey, &super::barrier::Instance)| BarrierView {
+            id: key.wire_id(self.incarnation).as_ref().to_owned(),
+            counter: instance.counter,
+            members: instance.members.len(),
+            arrived: instance.arrived(),
+            missing: instance.missing_tasks().collect(),
+            first: instance.first,
+            since: instance.began,
+            deadline: instance.deadline,
+        };
+        self.barriers.in_progress().map(view).collect()
+    }
+
+    fn live_set_views(&self) -> Vec<LiveSetView> {
+        let views = self.questions.iter().map(|(set, question)| LiveSetView {
+            members: set.ids().len(),
+            arrived: question.asked.len(),
+            missing: set
+                .ids()
+                .iter()
+                .copied()
+                .filter(|id| self.own(*id).is_connected() && !question.asked.contains_key(id))
+                .collect(),
+            since: question.since,
+        });
+        views.collect()
+    }
+
+    fn preemption(&self) -> Option<PreemptionView> {
+        let notice = self.store.get(PREEMPTION_NOTICE)?;
+        let mut acknowledged: Vec<(TaskId, i64)> = self
+            .store
+            .list(PREEMPTION_STEPS)
+            .into_iter()
+            .filter_map(|(key, value)| {
+                let key = std::str::from_utf8(&key).ok()?;
+                let task = key.rsplit_once("task:")?.1.parse().ok()?;
+                Some((TaskId(task), std::str::from_utf8(&value).ok()?.parse().ok()?))
+            })
+            .collect();
+        acknowledged.sort_unstable();
+        let barrier = BarrierKey::Named(Arc::from(PREEMPTION_BARRIER));
+        let agreed = self.barriers.ended(&barrier).is_some_and(|ended| ended.result.is_ok());
+        let last = acknowledged.iter().map(|(_, step)| *step).max();
+        Some(PreemptionView {
+            notice: String::from_utf8_lossy(&notice.value).into_owned(),
+            since: notice.at,
+            acknowledged,
+            agreed_step: last.filter(|_| agreed).map(|step| step.saturating_add(1)),
+        })
+    }
+}

@@ -1,0 +1,287 @@
+//! Receiving the one message of a request.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use h2::RecvStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::frame::{Message, PREFIX, Prefix, too_long};
+use super::gzip::Gzip;
+use crate::coordination::{Code, Failure};
+
+/// Memory for requests that are not there in one piece: taken for all connections from one purse.
+#[derive(Debug, Clone)]
+pub(super) struct Purse {
+    units: Arc<Semaphore>,
+    /// How many there are in all.
+    all: u32,
+    /// The longest message.
+    pub(super) message_bytes: usize,
+}
+
+/// The purse counts in units of this many bytes.
+const UNIT: usize = 1 << 10;
+
+/// A claim on memory, given back when it is dropped.
+type Claim = OwnedSemaphorePermit;
+
+impl Purse {
+    pub(super) fn new(bytes: usize, message_bytes: usize) -> Self {
+        let all = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).min(1 << 28).max(1);
+        Self { units: Arc::new(Semaphore::new(all as usize)), all, message_bytes }
+    }
+
+    /// Bytes that are taken.
+    pub(super) fn taken(&self) -> usize {
+        (self.all as usize).saturating_sub(self.units.available_permits()) * UNIT
+    }
+
+    /// Memory for `bytes`, once there is room. What is larger than all there is waits for all of it.
+    async fn take(&self, bytes: usize) -> Option<Claim> {
+        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.all);
+        Arc::clone(&self.units).acquire_many_owned(units).await.ok()
+    }
+}
+
+/// Messages that inflate to no more than this are inflated by the connection itself.
+const INFLATED_INLINE: usize = 1 << 20;
+
+/// Why there is no message.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The peer has given up the call: there is nobody to answer.
+    Gone,
+    /// The request is not in order.
+    Bad(Failure),
+}
+
+impl From<Failure> for Broken {
+    fn from(failure: Failure) -> Self {
+        Self::Bad(failure)
+    }
+}
+
+type Work = Pin<Box<dyn Future<Output = Result<Message, Failure>> + Send>>;
+type Payment = Pin<Box<dyn Future<Output = Option<Claim>> + Send>>;
+
+enum Stage {
+    /// The prefix is not complete.
+    Prefix([u8; PREFIX], usize),
+    /// Nothing of the message itself is there.
+    Head(Prefix),
+    /// A part of the message is there, and waits for memory for the whole.
+    Paying(Prefix, Bytes, Payment),
+    /// Parts of the message are put together.
+    Assembling(Prefix, Vec<u8>, Claim),
+    /// The message is there; its stream has not ended.
+    Whole(Prefix, Message, Option<Claim>),
+    /// The message is being inflated.
+    Working(Work),
+    /// All is done.
+    Done,
+}
+
+/// A request's body on its way in.
+pub(super) struct Body {
+    stream: RecvStream,
+    stage: Stage,
+    /// Whether compressed messages are announced.
+    compresses: bool,
+    received: usize,
+    /// What had been received when progress was last looked for.
+    seen: usize,
+}
+
+fn bad(text: impl Into<String>) -> Broken {
+    Broken::Bad(Failure::plain(Code::Internal, text))
+}
+
+impl Body {
+    pub(super) fn new(stream: RecvStream, compresses: bool) -> Self {
+        Self { stream, stage: Stage::Prefix([0; PREFIX], 0), compresses, received: 0, seen: 0 }
+    }
+
+    /// Receives the message.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, purse: &Purse) -> Poll<Result<Message, Broken>> {
+        loop {
+            match &mut self.stage {
+                Stage::Working(work) => return Poll::Ready(Ok(ready!(work.as_mut().poll(cx))?)),
+                Stage::Paying(prefix, first, payment) => {
+                    let prefix = *prefix;
+                    let Some(claim) = ready!(payment.as_mut().poll(cx)) else {
+                        return Poll::Ready(Err(no_memory()));
+                    };
+                    let first = std::mem::take(first);
+                    self.assemble(prefix, &first, claim)?;
+                    self.release(first.len());
+                }
+                _ => {}
+            }
+            if !self.stream.is_end_stream() {
+                match ready!(self.stream.poll_data(cx)) {
+                    Some(Ok(next)) => {
+                        self.received += next.len();
+                        self.take(next, purse)?;
+                        continue;
+                    }
+                    Some(Err(_)) => return Poll::Ready(Err(Broken::Gone)),
+                    None => {}
+                }
+            }
+            if let Some(message) = self.finish(purse)? {
+                return Poll::Ready(Ok(message));
+            }
+        }
+    }
+
+    /// Lets the peer send as much more. Failing, the stream is gone, which shows elsewhere.
+    fn release(&mut self, length: usize) {
+        if length > 0 {
+            let _ = self.stream.flow_control().release_capacity(length);
+        }
+    }
+
+    /// Takes in what has arrived.
+    fn take(&mut self, mut next: Bytes, purse: &Purse) -> Result<(), Broken> {
+        if let Stage::Prefix(prefix, filled) = &mut self.stage {
+            let rest = prefix.get_mut(*filled..).unwrap_or_default();
+            let count = rest.len().min(next.len());
+            if let Some(rest) = rest.get_mut(..count) {
+                next.copy_to_slice(rest);
+            }
+            *filled += count;
+            let (prefix, filled) = (*prefix, *filled);
+            self.release(count);
+            if filled < PREFIX {
+                return Ok(());
+            }
+            let prefix = Prefix::read(prefix, purse.message_bytes)?;
+            if prefix.compressed && !self.compresses {
+                return Err(bad("the message is compressed, but no grpc-encoding says how"));
+            }
+            self.stage = Stage::Head(prefix);
+        }
+        self.take_message(next, purse)
+    }
+
+    fn take_message(&mut self, next: Bytes, purse: &Purse) -> Result<(), Broken> {
+        let length = next.len();
+        match &mut self.stage {
+            Stage::Head(prefix) if prefix.length == length => {
+                self.stage = Stage::Whole(*prefix, Message::borrowed(next), None);
+            }
+            _ if next.is_empty() => {}
+            Stage::Head(prefix) if length < prefix.length => {
+                let (purse, wanted) = (purse.clone(), prefix.length);
+                // What is held back here is not released before it is paid for.
+                self.stage = Stage::Paying(*prefix, next, Box::pin(async move { purse.take(wanted).await }));
+                return Ok(());
+            }
+            Stage::Assembling(prefix, message, _) if message.len() + length <= prefix.length => {
+                message.extend_from_slice(&next);
+                if message.len() == prefix.length
+                    && let Stage::Assembling(prefix, message, claim) =
+                        std::mem::replace(&mut self.stage, Stage::Done)
+                {
+                    self.stage = Stage::Whole(prefix, Message::owned(message), Some(claim));
+                }
+            }
+            _ => return Err(bad("the request goes on after its message: calls have one message each way")),
+        }
+        self.release(length);
+        Ok(())
+    }
+
+    fn assemble(&mut self, prefix: Prefix, first: &[u8], claim: Claim) -> Result<(), Broken> {
+        let mut message = Vec::new();
+        if message.try_reserve_exact(prefix.length).is_err() {
+            return Err(no_memory());
+        }
+        message.extend_from_slice(first);
+        self.stage = Stage::Assembling(prefix, message, claim);
+        Ok(())
+    }
+
+    /// The stream has ended: gives the message, if it is complete and not yet to be inflated.
+    fn finish(&mut self, purse: &Purse) -> Result<Option<Message>, Broken> {
+        match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Whole(prefix, message, claim) if prefix.compressed => {
+                self.stage = Stage::Working(inflate(message, claim, purse.clone())?);
+                Ok(None)
+            }
+            Stage::Whole(_, message, _) => Ok(Some(message)),
+            Stage::Prefix(_, 0) => Err(bad("the request has no message")),
+            Stage::Prefix(..) => Err(bad("the request ends within the prefix of its message")),
+            Stage::Head(prefix) | Stage::Assembling(prefix, ..) | Stage::Paying(prefix, ..) => {
+                let text =
+                    format!("the request ends before the {} bytes of its message are there", prefix.length);
+                Err(bad(text))
+            }
+            Stage::Working(_) | Stage::Done => Err(Broken::Gone),
+        }
+    }
+
+    /// Whether there has been progress worth the name since this was last asked. While the server itself is what
+    /// the request waits for, that counts as progress.
+    pub(super) fn has_moved(&mut self) -> bool {
+        let step = match &self.stage {
+            Stage::Paying(..) | Stage::Working(_) => 0,
+            Stage::Assembling(prefix, ..) => (prefix.length / 64).max(1),
+            _ => 1,
+        };
+        let moved = self.received - self.seen >= step;
+        self.seen = self.received;
+        moved
+    }
+}
+
+fn no_memory() -> Broken {
+    Broken::Bad(Failure::plain(Code::ResourceExhausted, "there is no memory for the request"))
+}
+
+/// Inflates a message: at once if it is short, otherwise on a thread of its own when it is its turn.
+fn inflate(message: Message, claim: Option<Claim>, purse: Purse) -> Result<Work, Broken> {
+    let file = message.bytes();
+    let length = Gzip::open(&file)?.length;
+    if length > purse.message_bytes {
+        return Err(too_long(length, purse.message_bytes).into());
+    }
+    if length <= INFLATED_INLINE {
+        let inflated = Gzip::open(&file)?.inflate()?;
+        return Ok(Box::pin(std::future::ready(Ok(Message::owned(inflated)))));
+    }
+    Ok(Box::pin(async move {
+        // The claim on the compressed bytes is given up first: holding one while waiting for
+        // another could stop everybody.
+        drop(claim);
+        let claim = purse.take(length).await;
+        let inflated = tokio::task::spawn_blocking(move || {
+            let _claim = claim;
+            Gzip::open(&file)?.inflate()
+        });
+        let inflated = inflated.await;
+        let stopped = |_| Failure::plain(Code::Internal, "the inflating thread was stopped");
+        inflated.map_err(stopped)?.map(Message::owned)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_purse_is_shared_and_nothing_is_too_large_for_it() {
+        let purse = Purse::new(10 << 10, 1 << 30);
+        let first = purse.take(8 << 10).await.expect("room");
+        assert_eq!(purse.taken(), 8 << 10);
+        let mut second = Box::pin(purse.take(1 << 30));
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        drop(first);
+        assert!(second.await.is_some());
+        assert_eq!(purse.taken(), 0);
+    }
+}

@@ -1,0 +1,75 @@
+//! The deadlines of one connection's calls: one timer for all of them, and none while there are none.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// Deadlines of slots. Most calls end before theirs; what is left of those is swept out in bulk.
+#[derive(Default)]
+pub(super) struct Deadlines {
+    all: BinaryHeap<Reverse<(Instant, u64)>>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+/// So many dead deadlines are carried along before anybody sweeps.
+const CARRIED: usize = 64;
+
+impl Deadlines {
+    /// Adds a deadline.
+    pub(super) fn add(&mut self, at: Instant, slot: u64) {
+        self.all.push(Reverse((at, slot)));
+    }
+
+    /// Sweeps out deadlines of slots that are gone, if they are many against the `live` ones.
+    pub(super) fn forget_dead(&mut self, live: usize, mut is_live: impl FnMut(u64) -> bool) {
+        if self.all.len() > 4 * live + CARRIED {
+            self.all.retain(|Reverse((_, slot))| is_live(*slot));
+        }
+    }
+
+    /// The next slot whose deadline has come, and the time now.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(u64, Instant)> {
+        let Some(&Reverse((at, slot))) = self.all.peek() else {
+            self.timer = None;
+            return Poll::Pending;
+        };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(at)));
+        if timer.deadline() != at {
+            timer.as_mut().reset(at);
+        }
+        if timer.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.all.pop();
+        Poll::Ready((slot, Instant::now()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn deadlines_come_in_order_and_the_dead_are_swept_out() {
+        let start = Instant::now();
+        let mut deadlines = Deadlines::default();
+        for slot in (0..100).rev() {
+            deadlines.add(start + Duration::from_secs(slot), slot);
+        }
+        deadlines.forget_dead(0, |slot| slot % 2 == 1);
+        for expected in (1..100).step_by(2) {
+            let (slot, now) = std::future::poll_fn(|cx| deadlines.poll(cx)).await;
+            assert_eq!(slot, expected);
+            assert!(now >= start + Duration::from_secs(slot));
+        }
+        assert!(deadlines.timer.is_some());
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        assert!(deadlines.poll(&mut cx).is_pending());
+        assert!(deadlines.timer.is_none());
+    }
+}

@@ -1,0 +1,185 @@
+//! gRPC's framing: one message to a body, behind a prefix of five bytes.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::coordination::{Code, Failure};
+
+/// Length of the prefix: a flag for compression and the message's length.
+pub(super) const PREFIX: usize = 5;
+
+/// How much memory one slice of the transport's own buffers may keep from being used again.
+const TRANSPORT_BUFFER: usize = 1 << 20;
+
+/// One request message.
+#[derive(Debug, Clone)]
+pub(super) struct Message {
+    bytes: Bytes,
+    /// Whether the bytes are a slice of what the transport reads into.
+    borrowed: bool,
+}
+
+impl Message {
+    /// A message within the transport's buffer.
+    pub(super) fn borrowed(bytes: Bytes) -> Self {
+        Self { bytes, borrowed: true }
+    }
+
+    /// A message in memory of its own.
+    pub(super) fn owned(bytes: Vec<u8>) -> Self {
+        Self { bytes: bytes.into(), borrowed: false }
+    }
+
+    /// The message.
+    pub(super) fn bytes(&self) -> Bytes {
+        self.bytes.clone()
+    }
+
+    /// A part of the message, to be kept: as it is if most of the memory that it keeps is its own, copied otherwise.
+    pub(super) fn own(&self, part: Bytes) -> Bytes {
+        let pinned = if self.borrowed { TRANSPORT_BUFFER } else { self.bytes.len() };
+        if part.len() >= pinned / 4 { part } else { Bytes::copy_from_slice(&part) }
+    }
+}
+
+/// What a prefix says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Prefix {
+    pub(super) compressed: bool,
+    pub(super) length: usize,
+}
+
+impl Prefix {
+    /// Reads a prefix; the message may have `most` bytes.
+    pub(super) fn read(prefix: [u8; PREFIX], most: usize) -> Result<Self, Failure> {
+        let [flag, l0, l1, l2, l3] = prefix;
+        let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
+        if flag > 1 {
+            let text = format!("the request's first byte must be 0 or 1 (compressed), it is {flag}");
+            return Err(Failure::plain(Code::Internal, text));
+        }
+        if length > most {
+            return Err(too_long(length, most));
+        }
+        Ok(Self { compressed: flag == 1, length })
+    }
+}
+
+/// The failure of a message that is longer than messages may be.
+pub(super) fn too_long(length: usize, most: usize) -> Failure {
+    let text = format!("the message has {length} bytes, this server takes {most} at most");
+    Failure::plain(Code::ResourceExhausted, text)
+}
+
+/// An answer in the making: small parts are gathered, large ones are passed on as they are.
+pub(super) struct Answer {
+    done: Vec<Bytes>,
+    gathering: BytesMut,
+}
+
+/// Parts longer than this are not copied.
+const COPIED: usize = 8 << 10;
+
+impl Answer {
+    /// An answer that is a message of `length` bytes.
+    pub(super) fn new(length: usize) -> Self {
+        let mut gathering = BytesMut::with_capacity(PREFIX + length.min(COPIED));
+        gathering.put_u8(0);
+        // No message is let through that is as long as this could not say.
+        gathering.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+        Self { done: Vec::new(), gathering }
+    }
+
+    /// Where small parts are written.
+    pub(super) fn small(&mut self) -> &mut BytesMut {
+        &mut self.gathering
+    }
+
+    /// Adds bytes.
+    pub(super) fn put(&mut self, part: &Bytes) {
+        if part.len() <= COPIED {
+            self.gathering.extend_from_slice(part);
+        } else {
+            self.done.push(self.gathering.split().freeze());
+            self.done.push(part.clone());
+        }
+    }
+
+    /// The parts, in order.
+    pub(super) fn finish(mut self) -> Parts {
+        if self.done.is_empty() {
+            return Parts::One(self.gathering.freeze());
+        }
+        if !self.gathering.is_empty() {
+            self.done.push(self.gathering.freeze());
+        }
+        Parts::Many(self.done)
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub(super) enum Parts {
+    /// In one piece.
+    One(Bytes),
+    /// In several.
+    Many(Vec<Bytes>),
+}
+
+/// A whole message as a body in one piece.
+pub(super) fn framed(message: &impl prost::Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut framed = BytesMut::with_capacity(PREFIX + length);
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message.encode_raw(&mut framed);
+    framed.freeze()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes() {
+        assert_eq!(Prefix::read([0; 5], 0), Ok(Prefix { compressed: false, length: 0 }));
+        assert_eq!(
+            Prefix::read([1, 0, 1, 2, 3], 1 << 20),
+            Ok(Prefix { compressed: true, length: 0x01_02_03 })
+        );
+        assert_eq!(Prefix::read([2, 0, 0, 0, 0], 9).map_err(|f| f.code), Err(Code::Internal));
+        assert_eq!(Prefix::read([0, 0, 0, 0, 10], 9).map_err(|f| f.code), Err(Code::ResourceExhausted));
+        assert_eq!(
+            Prefix::read([0, 255, 255, 255, 255], 9).map_err(|f| f.code),
+            Err(Code::ResourceExhausted)
+        );
+    }
+
+    #[test]
+    fn small_parts_are_gathered_and_large_ones_passed_on() {
+        let large = Bytes::from(vec![1; COPIED + 1]);
+        let mut answer = Answer::new(4 + large.len());
+        answer.small().extend_from_slice(b"ab");
+        answer.put(&Bytes::from_static(b"c"));
+        answer.put(&large);
+        answer.put(&Bytes::from_static(b"d"));
+        let Parts::Many(parts) = answer.finish() else { panic!("in one piece") };
+        assert_eq!(parts.len(), 3);
+        assert_eq!(parts[0][PREFIX..], *b"abc");
+        assert_eq!(parts[1].as_ptr(), large.as_ptr());
+        assert_eq!(parts[2], b"d"[..]);
+        let length = u32::from_be_bytes(parts[0][1..PREFIX].try_into().unwrap()) as usize;
+        assert_eq!(length + PREFIX, parts.iter().map(Bytes::len).sum::<usize>());
+    }
+
+    #[test]
+    fn a_value_is_copied_where_it_would_pin_much_more_than_itself() {
+        let buffer = Bytes::from(vec![0; 2 << 20]);
+        let borrowed = Message::borrowed(buffer.clone());
+        let same = |kept: &Bytes| buffer.as_ptr_range().contains(&kept.as_ptr());
+        assert!(!same(&borrowed.own(buffer.slice(0..1000))));
+        assert!(same(&borrowed.own(buffer.slice(0..1 << 20))));
+        let owned = Message::owned(vec![0; 1000]);
+        assert_eq!(owned.own(owned.bytes().slice(0..900)).as_ptr(), owned.bytes().as_ptr());
+        assert_ne!(owned.own(owned.bytes().slice(0..100)).as_ptr(), owned.bytes().as_ptr());
+    }
+}

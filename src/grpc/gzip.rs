@@ -1,0 +1,153 @@
+//! Inflating compressed messages, within bounds that are known before the first byte is inflated.
+
+use std::cell::RefCell;
+
+use flate2::{Crc, Decompress, FlushDecompress, Status};
+
+use crate::coordination::{Code, Failure};
+
+thread_local! {
+    /// The decompressor's tables are large against the usual message: they are set up once a thread.
+    static INFLATER: RefCell<Decompress> = RefCell::new(Decompress::new(false));
+}
+
+const TEXT: u8 = 1;
+const HEADER_CHECKSUM: u8 = 2;
+const EXTRA: u8 = 4;
+const NAME: u8 = 8;
+const COMMENT: u8 = 16;
+const TRAILER: usize = 8;
+/// Nothing inflates to more than about this many times its length.
+const RATIO: usize = 1040;
+
+/// A gzip file with a header that makes sense.
+#[derive(Debug)]
+pub(super) struct Gzip<'a> {
+    deflated: &'a [u8],
+    checksum: u32,
+    /// How long the message is, inflated. The file says so itself, and it is not believed if more comes out.
+    pub(super) length: usize,
+}
+
+fn corrupt(what: &str) -> Failure {
+    Failure::plain(Code::Internal, format!("the request's gzip compression is broken: {what}"))
+}
+
+impl<'a> Gzip<'a> {
+    /// Reads the frame of a gzip file.
+    pub(super) fn open(file: &'a [u8]) -> Result<Self, Failure> {
+        let short = || corrupt("it is cut short");
+        let [0x1f, 0x8b, 8, flags, _, _, _, _, _, _, rest @ ..] = file else {
+            return Err(corrupt("it does not begin like gzip"));
+        };
+        if flags & !(TEXT | HEADER_CHECKSUM | EXTRA | NAME | COMMENT) != 0 {
+            return Err(corrupt("its header has unknown flags"));
+        }
+        let mut rest = rest;
+        if flags & EXTRA != 0 {
+            let [low, high, after @ ..] = rest else { return Err(short()) };
+            let length = usize::from(u16::from_le_bytes([*low, *high]));
+            rest = after.get(length..).ok_or_else(short)?;
+        }
+        for text in [NAME, COMMENT] {
+            if flags & text != 0 {
+                let end = rest.iter().position(|&byte| byte == 0).ok_or_else(short)?;
+                rest = rest.get(end + 1..).ok_or_else(short)?;
+            }
+        }
+        if flags & HEADER_CHECKSUM != 0 {
+            rest = rest.get(2..).ok_or_else(short)?;
+        }
+        let Some((deflated, trailer)) = rest.split_last_chunk::<TRAILER>() else { return Err(short()) };
+        let [c0, c1, c2, c3, l0, l1, l2, l3] = *trailer;
+        let checksum = u32::from_le_bytes([c0, c1, c2, c3]);
+        let length = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        if length / RATIO > deflated.len() {
+            return Err(corrupt("it states a length that nothing so short inflates to"));
+        }
+        Ok(Self { deflated, checksum, length })
+    }
+
+    /// Inflates it.
+    pub(super) fn inflate(&self) -> Result<Vec<u8>, Failure> {
+        let mut message = Vec::new();
+        // One byte of room more than is promised shows whether more comes.
+        if message.try_reserve_exact(self.length + 1).is_err() {
+            return Err(Failure::plain(
+                Code::ResourceExhausted,
+                "there is no memory to inflate the request in",
+            ));
+        }
+        let status = INFLATER.with_borrow_mut(|inflater| {
+            inflater.reset(false);
+            inflater.decompress_vec(self.deflated, &mut message, FlushDecompress::Finish).map(|status| {
+                let read = usize::try_from(inflater.total_in()).unwrap_or(usize::MAX);
+                (status, read == self.deflated.len())
+            })
+        });
+        match status {
+            Ok((Status::StreamEnd, true)) if message.len() == self.length => {}
+            Ok(_) => return Err(corrupt("its length is not the one it states")),
+            Err(_) => return Err(corrupt("its contents do not inflate")),
+        }
+        let mut checksum = Crc::new();
+        checksum.update(&message);
+        if checksum.sum() != self.checksum {
+            return Err(corrupt("its checksum does not match"));
+        }
+        Ok(message)
+    }
+}
+
+#[cfg(test)]
+pub(super) fn compress(message: &[u8]) -> Vec<u8> {
+    use std::io::Write as _;
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(message).expect("memory takes it all");
+    encoder.finish().expect("memory takes it all")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_compressed_comes_back() {
+        for message in [&b""[..], b"a", &[7; 100_000], &(0..=255).cycle().take(70_000).collect::<Vec<u8>>()] {
+            let file = compress(message);
+            let gzip = Gzip::open(&file).unwrap();
+            assert_eq!(gzip.length, message.len());
+            assert_eq!(gzip.inflate().unwrap(), message);
+        }
+        let mut named = flate2::GzBuilder::new()
+            .filename("n")
+            .comment("c")
+            .extra(vec![1, 2, 3])
+            .write(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut named, b"text").unwrap();
+        assert_eq!(Gzip::open(&named.finish().unwrap()).unwrap().inflate().unwrap(), b"text");
+    }
+
+    #[test]
+    fn lies_and_damage_are_noticed() {
+        let good = compress(&[1; 5_000]);
+        let at = |i: usize, to: u8| {
+            let mut file = good.clone();
+            let i = if i < 100 { i } else { file.len() - (200 - i) };
+            file[i] = to;
+            Gzip::open(&file).map(|gzip| gzip.inflate()).and_then(|inner| inner)
+        };
+        assert!(at(0, 1).is_err(), "no gzip");
+        assert!(at(3, 0x80).is_err(), "unknown flag");
+        assert!(at(196, 1).is_err(), "length too small");
+        assert!(at(197, 0x70).is_err(), "length too large");
+        assert!(at(192, good[good.len() - 8] ^ 1).is_err(), "checksum");
+        for length in 0..good.len() {
+            let cut = Gzip::open(&good[..length])
+                .and_then(|gzip| if gzip.length < 1 << 20 { gzip.inflate() } else { Err(corrupt("")) });
+            assert!(cut.is_err(), "cut to {length}");
+        }
+        let twice = [good.clone(), good].concat();
+        assert!(Gzip::open(&twice).unwrap().inflate().is_err(), "one message a file");
+    }
+}

@@ -1,0 +1,47 @@
+//! What the wire edge allows, and for how long it waits.
+
+use std::time::Duration;
+
+/// The bounds of the wire edge. What a job may hold is bounded by its own settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at once, over all listeners. Those that come on top are closed at once.
+    pub connections: usize,
+    /// Calls in progress at once on one connection.
+    pub streams_per_connection: u32,
+    /// Calls to the other services of the port (health, reflection) in progress at once on one connection.
+    pub side_calls_per_connection: usize,
+    /// Length of one message, in either direction and after inflation, in bytes.
+    pub message_bytes: usize,
+    /// Memory for requests that arrive in pieces or are being inflated, over all connections, in
+    /// bytes. Those for which there is no room wait their turn, held back by flow control.
+    pub bodies_in_flight_bytes: usize,
+    /// Answers that the peer of one connection has not taken yet, in bytes. With more than this no
+    /// further calls are taken from it.
+    pub unsent_bytes_per_connection: usize,
+    /// How long a new connection may take to show that it speaks HTTP/2.
+    pub handshake: Duration,
+    /// How long a request's body may take to make progress.
+    pub body_stall: Duration,
+    /// How long connections may take to finish what they are at when the server stops.
+    pub drain: Duration,
+    /// A host that leaves data unacknowledged for this long is gone.
+    pub unacknowledged: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 65_536,
+            streams_per_connection: 16_384,
+            side_calls_per_connection: 32,
+            message_bytes: 512 << 20,
+            bodies_in_flight_bytes: 1 << 30,
+            unsent_bytes_per_connection: 16 << 20,
+            handshake: Duration::from_secs(10),
+            body_stall: Duration::from_secs(60),
+            drain: Duration::from_secs(5),
+            unacknowledged: Duration::from_secs(20),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Taking connections, and letting go of them.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::connection;
+use super::mailbox::{Mailbox, Note};
+use super::route::Routing;
+use super::server::Server;
+
+/// How many connections may wait to be taken. A whole cluster connects at once; the system may hold it lower.
+const BACKLOG: i32 = 1 << 16;
+/// An idle peer is asked for a sign of life after so long, then every so often, so many times.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(5))
+    .with_interval(Duration::from_secs(5))
+    .with_retries(3);
+/// Pauses after failures to take a connection: from the first to the last.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// How long closing takes once it is ordered and not merely asked for.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// Binds a listening socket with room for a whole cluster that connects at once.
+///
+/// # Errors
+/// If the address cannot be had.
+pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.ip().is_ipv6() && address.ip().is_unspecified() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// The connections of one listener.
+#[derive(Default)]
+struct Room {
+    next: AtomicU64,
+    present: Mutex<HashMap<u64, Arc<Mailbox>>>,
+    left: Notify,
+}
+
+/// One place in a room, free again when it is dropped.
+struct Place {
+    room: Arc<Room>,
+    server: Arc<Server>,
+    number: u64,
+}
+
+impl Room {
+    fn present(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Mailbox>>> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> (Place, Arc<Mailbox>) {
+        let mailbox = Arc::new(Mailbox::default());
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.present().insert(number, Arc::clone(&mailbox));
+        server.counts.opened.add();
+        (Place { room: Arc::clone(self), server: Arc::clone(server), number }, mailbox)
+    }
+
+    fn tell_all(&self, note: fn() -> Note) {
+        // Told outside of the lock, since to be told may mean to leave.
+        let all: Vec<Arc<Mailbox>> = self.present().values().cloned().collect();
+        for mailbox in all {
+            mailbox.post(note());
+        }
+    }
+
+    async fn empty(&self) {
+        loop {
+            let left = self.left.notified();
+            if self.present().is_empty() {
+                return;
+            }
+            left.await;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut present = self.room.present();
+        present.remove(&self.number);
+        let empty = present.is_empty();
+        drop(present);
+        self.server.counts.connections.fetch_sub(1, Ordering::Relaxed);
+        if empty {
+            self.room.left.notify_one();
+        }
+    }
+}
+
+impl Server {
+    /// Serves the connections of a listener until `stop` turns true or its sender is gone.
+    ///
+    /// The engine should be stopped just before, so that calls that wait are answered. Then new connections are
+    /// left waiting in the listener, present ones are told to go and get a bounded time to finish.
+    pub async fn serve(
+        self: Arc<Self>,
+        listener: TcpListener,
+        routing: Routing,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        self.services.serving().await;
+        let room = Arc::new(Room::default());
+        let mut pause = PAUSE.0;
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => break,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((socket, peer)) => {
+                    pause = PAUSE.0;
+                    self.welcome(&room, socket, peer, routing);
+                }
+                Err(error) => {
+                    self.counts.accept_errors.add();
+                    if is_the_peers(&error) {
+                        continue;
+                    }
+                    tracing::warn!(%error, "no connection can be taken; trying again in {pause:?}");
+                    sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE.1);
+                }
+            }
+        }
+        self.services.stopping().await;
+        room.tell_all(|| Note::Stop);
+        if timeout(self.limits.drain, room.empty()).await.is_err() {
+            room.tell_all(|| Note::Abort);
+            let _ = timeout(CLOSING, room.empty()).await;
+        }
+    }
+
+    fn welcome(self: &Arc<Self>, room: &Arc<Room>, socket: TcpStream, peer: SocketAddr, routing: Routing) {
+        let present = self.counts.connections.fetch_add(1, Ordering::Relaxed);
+        if present >= self.limits.connections {
+            self.counts.connections.fetch_sub(1, Ordering::Relaxed);
+            self.counts.refused.add();
+            return tracing::debug!(%peer, present, "closed a connection: there are too many");
+        }
+        if let Err(error) = tune(&socket, self.limits.unacknowledged) {
+            // It is gone already, or the system has not all of it: both show soon enough.
+            tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
+        }
+        let (place, mailbox) = room.enter(self);
+        let serving = connection::serve(Arc::clone(self), socket, peer, routing, mailbox);
+        tokio::spawn(async move {
+            let _place = place;
+            serving.await;
+        });
+    }
+}
+
+/// Sets a socket up for small messages at once, and for noticing that the peer's host has vanished.
+fn tune(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let socket = SockRef::from(socket);
+    socket.set_tcp_keepalive(&KEEPALIVE)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(unacknowledged))?;
+    #[cfg(not(target_os = "linux"))]
+    let _ = unacknowledged;
+    Ok(())
+}
+
+/// Whether taking a connection failed for a reason of that one connection's.
+fn is_the_peers(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+    )
+}

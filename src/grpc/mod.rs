@@ -1,0 +1,32 @@
+//! The wire edge: the coordination service as clients speak it, in both of its generations, over HTTP/2.
+//!
+//! It translates and nothing else. A request becomes a [`Request`](crate::coordination::Request), which
+//! goes to the [`Engine`](crate::engine::Engine); the outcome becomes an answer.
+
+mod answer;
+mod body;
+mod call;
+mod connection;
+mod cork;
+mod deadlines;
+mod desk;
+mod frame;
+mod generation_a;
+mod generation_c;
+mod gzip;
+mod head;
+mod limits;
+mod listener;
+mod mailbox;
+mod respond;
+mod route;
+mod server;
+mod sets;
+mod side;
+mod slots;
+mod status;
+
+pub use limits::Limits;
+pub use listener::bind;
+pub use route::Routing;
+pub use server::{Figures, Server};

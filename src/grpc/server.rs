@@ -1,0 +1,98 @@
+//! What all listeners and connections of the wire edge share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::body::Purse;
+use super::limits::Limits;
+use super::sets::TaskSets;
+use super::side::Services;
+use crate::engine::Engine;
+
+/// The wire edge of one engine. Its bounds hold over all of its listeners together.
+pub struct Server {
+    pub(super) engine: Arc<Engine>,
+    pub(super) limits: Limits,
+    pub(super) purse: Purse,
+    pub(super) sets: TaskSets,
+    pub(super) services: Services,
+    pub(super) counts: Counts,
+}
+
+impl Server {
+    /// A wire edge for `engine`. It serves nobody before [`Server::serve`].
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
+        let purse = Purse::new(limits.bodies_in_flight_bytes, limits.message_bytes);
+        Arc::new(Self {
+            engine,
+            limits,
+            purse,
+            sets: TaskSets::default(),
+            services: Services::new(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// What the edge has counted so far.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let counts = &self.counts;
+        Figures {
+            connections: counts.connections.load(Ordering::Relaxed),
+            connections_opened: counts.opened.get(),
+            connections_refused: counts.refused.get(),
+            accept_errors: counts.accept_errors.get(),
+            strangers: counts.strangers.get(),
+            calls: counts.calls.get(),
+            calls_refused: counts.refused_calls.get(),
+            bodies_in_flight_bytes: self.purse.taken(),
+        }
+    }
+}
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) connections: AtomicUsize,
+    pub(super) opened: Count,
+    pub(super) refused: Count,
+    pub(super) accept_errors: Count,
+    pub(super) strangers: Count,
+    pub(super) calls: Count,
+    pub(super) refused_calls: Count,
+}
+
+/// What the wire edge counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Figures {
+    /// Connections now.
+    pub connections: usize,
+    /// Connections taken.
+    pub connections_opened: u64,
+    /// Connections closed at once because there were too many.
+    pub connections_refused: u64,
+    /// Times that the system could not hand over a connection.
+    pub accept_errors: u64,
+    /// Connections that turned out to speak no HTTP/2.
+    pub strangers: u64,
+    /// Calls received.
+    pub calls: u64,
+    /// Calls refused by the edge itself: unknown, unreadable, too large, too slow or for no job.
+    pub calls_refused: u64,
+    /// Memory taken by requests that arrive in pieces.
+    pub bodies_in_flight_bytes: usize,
+}

@@ -1,0 +1,281 @@
+//! Sets of tasks in requests. A whole cluster asks about itself in the same bytes, a task each:
+//! they are read once.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::{Buf, Bytes};
+use prost::encoding::{self, DecodeContext, WireType};
+use prost::{DecodeError, Message as _};
+
+use super::call::unreadable;
+use crate::coordination::{Failure, TaskId, TaskSet};
+use crate::proto::CoordinatedTask;
+
+/// How a generation spells a set of tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// A `CoordinatedTask` each.
+    Messages,
+    /// Numbers, packed or not.
+    Numbers,
+}
+
+/// Requests shorter than this are read by the ordinary way.
+const WORTH_KEEPING: usize = 256;
+/// Longer sets are not kept.
+const KEPT_BYTES: usize = 1 << 20;
+/// How many sets are kept.
+const KEPT: usize = 8;
+
+#[derive(Clone)]
+struct Known {
+    spelling: Spelling,
+    field: u32,
+    raw: Bytes,
+    set: TaskSet,
+}
+
+/// The sets that were read last.
+#[derive(Default)]
+pub(super) struct TaskSets {
+    /// A list that is replaced, never changed, so that comparing needs no lock.
+    known: Mutex<Arc<Vec<Known>>>,
+}
+
+/// One run of the set's field within a request.
+struct Region {
+    start: usize,
+    end: usize,
+}
+
+impl TaskSets {
+    /// The set of no tasks.
+    pub(super) fn empty() -> TaskSet {
+        TaskSet::new(Vec::new())
+    }
+
+    /// Takes the set in field `field` out of a request: what remains of it, and the set, if the
+    /// field is there at all.
+    pub(super) fn lift(
+        &self,
+        request: Bytes,
+        field: u32,
+        spelling: Spelling,
+    ) -> Result<(Bytes, Option<TaskSet>), Failure> {
+        let known = match request.len() {
+            0..WORTH_KEEPING => Arc::default(),
+            _ => Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner)),
+        };
+        let mut lifted =
+            Lifting { request: &request, field, spelling, ids: Vec::new(), set: None, region: None };
+        let rest = lifted.run(&known).map_err(|error| unreadable(&error))?;
+        let Lifting { ids, set, region, .. } = lifted;
+        if let Some(set) = set {
+            return Ok((rest.into(), Some(set)));
+        }
+        if ids.is_empty() {
+            return Ok((rest.into(), None));
+        }
+        let set = TaskSet::new(ids.into_iter().map(TaskId).collect());
+        if let Some(Region { start, end }) = region
+            && (WORTH_KEEPING..=KEPT_BYTES).contains(&(end - start))
+        {
+            let raw = Bytes::copy_from_slice(request.get(start..end).unwrap_or_default());
+            self.keep(Known { spelling, field, raw, set: set.clone() });
+        }
+        Ok((rest.into(), Some(set)))
+    }
+
+    fn keep(&self, new: Known) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = known.iter().filter(|k| k.raw != new.raw).take(KEPT - 1).cloned();
+        *known = Arc::new(std::iter::once(new.clone()).chain(others).collect());
+    }
+}
+
+struct Lifting<'a> {
+    request: &'a [u8],
+    field: u32,
+    spelling: Spelling,
+    /// The ids read, in the order of the request.
+    ids: Vec<i32>,
+    /// The set, if it was known.
+    set: Option<TaskSet>,
+    /// Where the field stands, as long as it stands in one place.
+    region: Option<Region>,
+}
+
+impl Lifting<'_> {
+    /// Goes through the fields; returns all others.
+    fn run(&mut self, known: &[Known]) -> Result<Vec<u8>, DecodeError> {
+        let mut rest = Vec::new();
+        let mut left = self.request;
+        let mut scattered = false;
+        while !left.is_empty() {
+            let start = self.request.len() - left.len();
+            let (tag, wire_type) = encoding::decode_key(&mut left)?;
+            if tag != self.field {
+                encoding::skip_field(wire_type, tag, &mut left, DecodeContext::default())?;
+                let end = self.request.len() - left.len();
+                rest.extend_from_slice(self.request.get(start..end).unwrap_or_default());
+                continue;
+            }
+            let first = self.ids.is_empty() && self.set.is_none();
+            if first && let Some(length) = self.recall(known, start) {
+                left = self.request.get(start + length..).unwrap_or_default();
+                continue;
+            }
+            // A set that was recalled goes on after all: read it again with what follows.
+            if let Some(set) = self.set.take() {
+                self.ids.extend(set.ids().iter().map(|task| task.0));
+                scattered = true;
+            }
+            self.read(wire_type, &mut left)?;
+            let end = self.request.len() - left.len();
+            match &mut self.region {
+                Some(region) if region.end == start => region.end = end,
+                Some(_) => scattered = true,
+                None => self.region = Some(Region { start, end }),
+            }
+        }
+        if scattered {
+            self.region = None;
+        }
+        Ok(rest)
+    }
+
+    /// The length of the known set that stands at `start`.
+    fn recall(&mut self, known: &[Known], start: usize) -> Option<usize> {
+        let here = self.request.get(start..)?;
+        let found = known.iter().find(|k| {
+            k.spelling == self.spelling
+                && k.field == self.field
+                && here.strip_prefix(&*k.raw).is_some_and(|after| !self.goes_on(after))
+        })?;
+        self.set = Some(found.set.clone());
+        Some(found.raw.len())
+    }
+
+    /// Whether more of the field follows: then what came before was a part of the set only.
+    fn goes_on(&self, mut after: &[u8]) -> bool {
+        matches!(encoding::decode_key(&mut after), Ok((tag, _)) if tag == self.field)
+    }
+
+    fn read(&mut self, wire_type: WireType, left: &mut &[u8]) -> Result<(), DecodeError> {
+        let context = DecodeContext::default();
+        match self.spelling {
+            Spelling::Messages => {
+                encoding::check_wire_type(WireType::LengthDelimited, wire_type)?;
+                let length = encoding::decode_varint(left)?;
+                let task = usize::try_from(length).ok().and_then(|length| left.get(..length));
+                let Some(task) = task else {
+                    // Shorter than it says: let the decoder word it.
+                    return encoding::skip_field(
+                        WireType::SixtyFourBit,
+                        self.field,
+                        &mut [].as_slice(),
+                        context,
+                    );
+                };
+                left.advance(task.len());
+                self.ids.push(CoordinatedTask::decode(task)?.task_id);
+            }
+            Spelling::Numbers => {
+                encoding::int32::merge_repeated(wire_type, &mut self.ids, left, context)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{tensorflow, xla};
+
+    fn tasks(ids: &[i32], named: bool) -> Vec<CoordinatedTask> {
+        ids.iter().map(|&task_id| CoordinatedTask { named, task_id, recoverable: false }).collect()
+    }
+
+    fn ids(set: Option<TaskSet>) -> Vec<i32> {
+        set.expect("a set").ids().iter().map(|task| task.0).collect()
+    }
+
+    fn kept(sets: &TaskSets) -> usize {
+        sets.known.lock().unwrap().len()
+    }
+
+    #[test]
+    fn a_set_is_lifted_out_and_the_rest_stays() {
+        let sets = TaskSets::default();
+        let all: Vec<i32> = (0..2000).rev().collect();
+        for task in [0, 7, 1999] {
+            let asked = xla::coordination::GetAliveTasksRequest {
+                incarnations: Some(xla::coordination::Incarnations {
+                    service_incarnation: 5,
+                    ..Default::default()
+                }),
+                requesting_task_id: task,
+                task_ids: all.clone(),
+            };
+            let (rest, set) = sets.lift(asked.encode_to_vec().into(), 3, Spelling::Numbers).unwrap();
+            let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
+            assert_eq!(ids(set), (0..2000).collect::<Vec<_>>());
+            assert_eq!(rest, xla::coordination::GetAliveTasksRequest { task_ids: vec![], ..asked });
+            assert_eq!(kept(&sets), 1, "read once");
+        }
+    }
+
+    #[test]
+    fn sets_that_begin_alike_are_told_apart() {
+        let sets = TaskSets::default();
+        for named in [true, false] {
+            for n in [100, 200, 100, 150, 200] {
+                let members: Vec<i32> = (0..n).collect();
+                let asked = tensorflow::BarrierRequest {
+                    barrier_id: "b".into(),
+                    tasks: tasks(&members, named),
+                    source_task: Some(CoordinatedTask { named, task_id: 3, recoverable: false }),
+                    counter: 9,
+                    ..Default::default()
+                };
+                let (rest, set) = sets.lift(asked.encode_to_vec().into(), 3, Spelling::Messages).unwrap();
+                assert_eq!(ids(set), members);
+                let rest = tensorflow::BarrierRequest::decode(rest).unwrap();
+                assert_eq!(rest, tensorflow::BarrierRequest { tasks: vec![], ..asked });
+            }
+        }
+        assert_eq!(kept(&sets), 6);
+    }
+
+    #[test]
+    fn odd_spellings_are_read_and_bad_ones_refused() {
+        let sets = TaskSets::default();
+        let scattered = [0x18, 5, 0x10, 9, 0x1a, 2, 3, 4, 0x18, 1];
+        let (rest, set) = sets.lift(Bytes::copy_from_slice(&scattered), 3, Spelling::Numbers).unwrap();
+        assert_eq!(ids(set), [1, 3, 4, 5]);
+        assert_eq!(*rest, [0x10, 9]);
+        let (_, none) = sets.lift(Bytes::from_static(&[0x10, 9]), 3, Spelling::Numbers).unwrap();
+        assert!(none.is_none());
+        for bad in [&[0x1a, 5, 1][..], &[0x1a], &[0x1b], &[0xff; 12], &[0x1d, 1, 2, 3, 4]] {
+            for spelling in [Spelling::Numbers, Spelling::Messages] {
+                assert!(sets.lift(Bytes::copy_from_slice(bad), 3, spelling).is_err(), "{bad:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_set_that_goes_on_elsewhere_is_read_whole() {
+        let sets = TaskSets::default();
+        let mut packed = vec![0x1a, 0xac, 0x02];
+        packed.extend((0..300_u32).map(|n| (n % 100) as u8));
+        for _ in 0..2 {
+            let (_, set) = sets.lift(packed.clone().into(), 3, Spelling::Numbers).unwrap();
+            assert_eq!(ids(set).len(), 100);
+        }
+        packed.extend([0x10, 1, 0x18, 101]);
+        let (rest, set) = sets.lift(packed.into(), 3, Spelling::Numbers).unwrap();
+        assert_eq!(ids(set).len(), 101);
+        assert_eq!(*rest, [0x10, 1]);
+    }
+}

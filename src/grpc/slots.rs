@@ -1,0 +1,104 @@
+//! A table whose keys are never valid twice.
+
+struct Cell<T> {
+    generation: u32,
+    content: Option<T>,
+}
+
+/// Keeps things under numbers. A number is used once: one that comes late finds nothing, instead
+/// of what has taken the place since.
+pub(super) struct Slots<T> {
+    cells: Vec<Cell<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { cells: Vec::new(), free: Vec::new() }
+    }
+}
+
+fn key(generation: u32, place: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(place)
+}
+
+fn place(key: u64) -> usize {
+    (key & u64::from(u32::MAX)) as usize
+}
+
+impl<T> Slots<T> {
+    /// The key that the next insertion will give.
+    pub(super) fn next_key(&self) -> u64 {
+        match self.free.last() {
+            Some(&at) => key(self.cells.get(at as usize).map_or(0, |cell| cell.generation), at),
+            None => key(0, u32::try_from(self.cells.len()).unwrap_or(u32::MAX)),
+        }
+    }
+
+    /// Keeps `content`.
+    pub(super) fn insert(&mut self, content: T) -> u64 {
+        let next = self.next_key();
+        match self.free.pop() {
+            Some(at) => {
+                if let Some(cell) = self.cells.get_mut(at as usize) {
+                    cell.content = Some(content);
+                }
+            }
+            None => self.cells.push(Cell { generation: 0, content: Some(content) }),
+        }
+        next
+    }
+
+    fn cell(&mut self, key: u64) -> Option<&mut Cell<T>> {
+        let cell = self.cells.get_mut(place(key))?;
+        (u64::from(cell.generation) == key >> 32).then_some(cell)
+    }
+
+    /// What is kept under `key`.
+    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
+        self.cell(key)?.content.as_mut()
+    }
+
+    /// Takes what is kept under `key`.
+    pub(super) fn remove(&mut self, key: u64) -> Option<T> {
+        let cell = self.cell(key)?;
+        let content = cell.content.take()?;
+        cell.generation = cell.generation.wrapping_add(1);
+        self.free.push(place(key) as u32);
+        Some(content)
+    }
+
+    /// How many things are kept.
+    pub(super) fn len(&self) -> usize {
+        self.cells.len() - self.free.len()
+    }
+
+    /// Everything that is kept.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.cells.iter().filter_map(|cell| cell.content.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_good_once() {
+        let mut slots = Slots::default();
+        let first = slots.next_key();
+        assert_eq!(slots.insert("a"), first);
+        let second = slots.insert("b");
+        assert_eq!(slots.remove(first), Some("a"));
+        assert_eq!(slots.remove(first), None);
+
+        let third = slots.next_key();
+        assert_eq!(slots.insert("c"), third);
+        assert_ne!(third, first);
+        assert_eq!(slots.get_mut(first), None);
+        assert_eq!(slots.get_mut(third), Some(&mut "c"));
+        assert_eq!(slots.get_mut(second), Some(&mut "b"));
+        assert_eq!(slots.len(), 2);
+        assert_eq!(slots.iter().copied().collect::<Vec<_>>(), ["c", "b"]);
+    }
+}

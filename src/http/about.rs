@@ -1,0 +1,92 @@
+//! What the server says of itself.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+
+use super::Site;
+use crate::coordination::JobName;
+
+/// A name and a version.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// Always `muster`, so that a client knows whom it speaks to.
+    pub name: String,
+    /// The version.
+    pub version: String,
+}
+
+impl Version {
+    /// The name that a Muster server gives.
+    pub const NAME: &str = "muster";
+
+    /// This version.
+    #[must_use]
+    pub fn this() -> Self {
+        Self { name: Self::NAME.into(), version: env!("CARGO_PKG_VERSION").into() }
+    }
+}
+
+/// A gRPC listener.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The jobs whose tasks belong here.
+    pub jobs: Vec<JobName>,
+}
+
+/// What the server says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Its name and version.
+    #[serde(flatten)]
+    pub version: Version,
+    /// Where people and tools look.
+    pub http: SocketAddr,
+    /// Where clients connect; the shared listener first.
+    pub grpc: Vec<Listener>,
+}
+
+impl About {
+    /// The address that a task of `job` should be given. `host` is how this server was reached, for listeners that
+    /// are bound to every address of it; without one, the machine's own name stands there.
+    #[must_use]
+    pub fn coordinator_address(&self, job: &JobName, host: Option<&str>) -> Option<String> {
+        let listener = self.grpc.iter().find(|listener| listener.jobs.contains(job))?;
+        let address = listener.address;
+        let mut name = match (address.ip(), host) {
+            (ip, Some(host)) if ip.is_unspecified() => host.to_owned(),
+            (ip, None) if ip.is_unspecified() => machine_name(),
+            (IpAddr::V6(ip), _) => format!("[{ip}]"),
+            (IpAddr::V4(ip), _) => ip.to_string(),
+        };
+        // On a shared listener the name of the host says which job is meant; a bare address means the default one.
+        let meant = listener.jobs.len() == 1 || job.as_str() == JobName::DEFAULT;
+        if !meant {
+            if address.ip().is_loopback() {
+                name = "localhost".into();
+            }
+            name = format!("{job}.{name}");
+        }
+        Some(format!("{name}:{}", address.port()))
+    }
+}
+
+/// The name of this machine.
+fn machine_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// `GET /version`
+pub(super) async fn version() -> Json<Version> {
+    Json(Version::this())
+}
+
+/// `GET /api/v1/server`
+pub(super) async fn server(State(site): State<Site>) -> Json<Arc<About>> {
+    Json(Arc::clone(&site.about))
+}

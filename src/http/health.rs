@@ -1,0 +1,67 @@
+//! Whether the server lives and serves.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use axum::extract::State;
+
+use super::{Problem, Site};
+
+const STARTING: u8 = 0;
+const READY: u8 = 1;
+const STOPPING: u8 = 2;
+
+/// Whether the server is ready: not until every listener is bound, and never again once it stops.
+#[derive(Debug, Default)]
+pub struct Readiness(AtomicU8);
+
+impl Readiness {
+    /// Every listener is bound.
+    pub fn started(&self) {
+        // A stop that came first stays.
+        let _ = self.0.compare_exchange(STARTING, READY, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// The server stops.
+    pub fn stopping(&self) {
+        self.0.store(STOPPING, Ordering::Relaxed);
+    }
+
+    /// Why the server is not ready; `None` if it is.
+    #[must_use]
+    pub fn reason(&self) -> Option<&'static str> {
+        match self.0.load(Ordering::Relaxed) {
+            READY => None,
+            STOPPING => Some("the server is stopping"),
+            _ => Some("the server is starting: not every listener is bound yet"),
+        }
+    }
+}
+
+/// `GET /healthz/live`
+pub(super) async fn live() -> &'static str {
+    "alive\n"
+}
+
+/// `GET /healthz/ready`
+pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Problem> {
+    match site.readiness.reason() {
+        None => Ok("ready\n"),
+        Some(reason) => Err(Problem::not_ready(reason)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_stops_never_becomes_ready() {
+        let readiness = Readiness::default();
+        assert!(readiness.reason().is_some_and(|reason| reason.contains("starting")));
+        readiness.started();
+        assert_eq!(readiness.reason(), None);
+        readiness.stopping();
+        readiness.started();
+        assert!(readiness.reason().is_some_and(|reason| reason.contains("stopping")));
+    }
+}

@@ -1,0 +1,115 @@
+//! Accepts HTTP connections, within bounds.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// The bounds of the web edge.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How many connections are served at once; more wait in the system's queue.
+    pub connections: usize,
+    /// How long a client may take to send the head of a request, or to send none on an idle connection.
+    pub head_timeout: Duration,
+    /// How long sent bytes may stay unacknowledged before the connection is given up.
+    pub send_timeout: Duration,
+    /// How many bytes the head of a request may have.
+    pub head_bytes: usize,
+}
+
+impl Limits {
+    /// The limits with this many connections.
+    #[must_use]
+    pub fn new(connections: usize) -> Self {
+        Self {
+            connections,
+            head_timeout: Duration::from_secs(30),
+            send_timeout: Duration::from_secs(30),
+            head_bytes: 64 << 10,
+        }
+    }
+}
+
+/// How long to wait after accepting failed, which is mostly for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves `router` until `stop` says so, then lets requests in progress finish.
+pub async fn serve(listener: TcpListener, router: Router, limits: Limits, mut stop: watch::Receiver<bool>) {
+    let slots = Arc::new(Semaphore::new(limits.connections));
+    let mut connections = JoinSet::new();
+    let mut told_full = false;
+    loop {
+        if slots.available_permits() == 0 && !told_full {
+            told_full = true;
+            tracing::warn!(
+                connections = limits.connections,
+                "every HTTP connection slot is taken; more clients wait: see --http-connections"
+            );
+        }
+        let next = async {
+            // The semaphore is never closed.
+            let slot = Arc::clone(&slots).acquire_owned().await.ok()?;
+            Some((listener.accept().await, slot))
+        };
+        tokio::select! {
+            Some((accepted, slot)) = next => match accepted {
+                Ok((stream, _)) => {
+                    connections.spawn(connection(stream, router.clone(), limits, stop.clone(), slot));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept an HTTP connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => told_full = told_full && slots.available_permits() == 0,
+            () = told(&mut stop) => break,
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+async fn told(stop: &mut watch::Receiver<bool>) {
+    // Nobody left who could tell is as good as told.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+    _slot: OwnedSemaphorePermit,
+) -> Result<(), Infallible> {
+    let socket = socket2::SockRef::from(&stream);
+    // Without these the connection works too, only less well.
+    let _ = socket.set_tcp_nodelay(true);
+    #[cfg(target_os = "linux")]
+    let _ = socket.set_tcp_user_timeout(Some(limits.send_timeout));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(limits.head_bytes)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = told(&mut stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        // The client's affair: it left, was too slow, or spoke no HTTP.
+        tracing::debug!(%error, "an HTTP connection ended early");
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! Errors as RFC 9457 problem details.
+
+use axum::extract::Request;
+use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+
+use crate::coordination::JobName;
+
+/// The type of the problem that a job does not exist.
+pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
+
+/// How many names a problem lists at most.
+const NAMES_MAX: usize = 100;
+
+/// What went wrong with a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Which kind of problem, as a relative reference that stays the same.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The kind in words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// What happened and what to do.
+    pub detail: Box<str>,
+    /// The request that it is about.
+    #[serde(default)]
+    pub instance: Box<str>,
+    /// The jobs that exist, where the one that was asked for does not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub jobs: Vec<JobName>,
+}
+
+impl Problem {
+    fn new(status: StatusCode, kind: &str, title: &str, detail: impl Into<Box<str>>) -> Self {
+        Self {
+            kind: kind.into(),
+            title: title.into(),
+            status: status.as_u16(),
+            detail: detail.into(),
+            instance: Box::default(),
+            jobs: Vec::new(),
+        }
+    }
+
+    /// The server does not serve now.
+    #[must_use]
+    pub fn not_ready(reason: &str) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/not-ready", "Not ready", reason)
+    }
+
+    /// There is no job of that name; `jobs` are those that exist.
+    #[must_use]
+    pub fn no_such_job(name: &str, mut jobs: Vec<JobName>) -> Self {
+        jobs.truncate(NAMES_MAX);
+        let names: Vec<&str> = jobs.iter().map(JobName::as_str).collect();
+        let detail = format!("there is no job named {name:?}; the jobs are: {}", names.join(", "));
+        Self { jobs, ..Self::new(StatusCode::NOT_FOUND, NO_SUCH_JOB, "No such job", detail) }
+    }
+
+    /// The query makes no sense.
+    #[must_use]
+    pub fn bad_query(detail: impl Into<Box<str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "/problems/bad-query", "Bad query", detail)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = status.into_response();
+        // The body is written by `finish`, which knows what was asked.
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Answers where there is no page.
+pub(super) async fn no_such_page() -> Problem {
+    let detail = "there is nothing here; the REST API is at /api/v1/jobs";
+    Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
+}
+
+/// Answers where there is a page, but not by that method.
+pub(super) async fn no_such_method() -> Problem {
+    let detail = "this page does not answer that method; the Allow header names those that it does";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "/problems/no-such-method", "No such method", detail)
+}
+
+/// Writes the body of a problem, and the headers that every answer has.
+pub(super) async fn finish(uri: Uri, request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {
+        problem.instance = uri.path().into();
+        // A struct of strings and numbers always serialises.
+        let body = serde_json::to_vec(&problem).unwrap_or_default();
+        *response.body_mut() = body.into();
+        let headers = response.headers_mut();
+        headers.remove(header::CONTENT_LENGTH);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    }
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    // Everything here is the state of this moment.
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}

@@ -1,0 +1,185 @@
+//! One log line for every change of state.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+
+use crate::coordination::{Change, Event, JobId, JobName, RunOutcome, TaskId};
+use crate::engine::{Engine, Numbered};
+use crate::text::one_line;
+
+/// Logs every event of `engine`, from its first one on, until `stop` says so; what has happened by then is
+/// still logged.
+pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
+    let mut names = Names::default();
+    let mut last = 0;
+    'follow: loop {
+        let (kept, mut coming) = engine.follow(last);
+        for numbered in kept {
+            last = numbered.number;
+            log_event(&numbered, &names.of(&engine, numbered.event.job));
+        }
+        loop {
+            let numbered = tokio::select! {
+                biased;
+                numbered = coming.recv() => numbered,
+                _ = stop.wait_for(|stop| *stop) => return,
+            };
+            match numbered {
+                Ok(numbered) => {
+                    last = numbered.number;
+                    log_event(&numbered, &names.of(&engine, numbered.event.job));
+                }
+                // Too slow: what the engine still keeps is read from there.
+                Err(RecvError::Lagged(_)) => continue 'follow,
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+}
+
+/// The names of jobs, which never change, by their places.
+#[derive(Default)]
+struct Names(HashMap<JobId, JobName>);
+
+impl Names {
+    fn of(&mut self, engine: &Engine, job: JobId) -> JobName {
+        let named = || engine.look(|core, _| core.job_name(job).cloned()).unwrap_or_default();
+        self.0.entry(job).or_insert_with(named).clone()
+    }
+}
+
+/// What an event is about, besides its job and its run.
+#[derive(Default)]
+struct About<'a> {
+    task: Option<TaskId>,
+    peer: Option<SocketAddr>,
+    barrier: Option<&'a str>,
+    counter: Option<i64>,
+    outcome: Option<&'static str>,
+}
+
+fn log_event(numbered: &Numbered, job: &JobName) {
+    let Event { run, what, reason, .. } = numbered.event.as_ref();
+    let about = about(what);
+    let (task, peer) = (about.task.map(|task| task.0), about.peer.map(tracing::field::display));
+    macro_rules! line {
+        ($level:expr) => {
+            tracing::event!(
+                target: "muster::events",
+                $level,
+                event = numbered.number,
+                job = job.as_str(),
+                run = run.0,
+                kind = kind(what),
+                task,
+                peer,
+                barrier = about.barrier,
+                counter = about.counter,
+                outcome = about.outcome,
+                "{}",
+                one_line(reason)
+            )
+        };
+    }
+    if troubles(what) { line!(tracing::Level::WARN) } else { line!(tracing::Level::INFO) }
+}
+
+/// Whether somebody should look.
+fn troubles(what: &Change) -> bool {
+    match what {
+        Change::TaskSuperseded { .. }
+        | Change::TaskSuspected { .. }
+        | Change::TaskFailed { .. }
+        | Change::Fenced { .. }
+        | Change::BarrierFailed { .. }
+        | Change::FirstCause { .. } => true,
+        Change::RunEnded { outcome } => *outcome != RunOutcome::Completed,
+        _ => false,
+    }
+}
+
+/// The kind of a change, by the name that it has in JSON.
+#[must_use]
+pub fn kind(what: &Change) -> &'static str {
+    match what {
+        Change::JobDeclared => "job-declared",
+        Change::RunOpened => "run-opened",
+        Change::TaskRegistering { .. } => "task-registering",
+        Change::TaskConnected { .. } => "task-connected",
+        Change::TaskSuperseded { .. } => "task-superseded",
+        Change::TaskSuspected { .. } => "task-suspected",
+        Change::TaskReturned { .. } => "task-returned",
+        Change::TaskDisconnected { .. } => "task-disconnected",
+        Change::TaskFailed { .. } => "task-failed",
+        Change::Fenced { .. } => "fenced",
+        Change::BarrierStarted { .. } => "barrier-started",
+        Change::BarrierPassed { .. } => "barrier-passed",
+        Change::BarrierFailed { .. } => "barrier-failed",
+        Change::PreemptionNoticed => "preemption-noticed",
+        Change::FirstCause { .. } => "first-cause",
+        Change::RunEnded { .. } => "run-ended",
+    }
+}
+
+fn about(what: &Change) -> About<'_> {
+    match what {
+        Change::TaskRegistering { task, peer, .. } => {
+            About { task: Some(*task), peer: *peer, ..About::default() }
+        }
+        Change::TaskSuperseded { task, new_peer, .. } => {
+            About { task: Some(*task), peer: *new_peer, ..About::default() }
+        }
+        Change::TaskConnected { task, .. }
+        | Change::TaskSuspected { task }
+        | Change::TaskReturned { task }
+        | Change::TaskDisconnected { task }
+        | Change::TaskFailed { task } => About { task: Some(*task), ..About::default() },
+        Change::Fenced { task } | Change::FirstCause { task } => About { task: *task, ..About::default() },
+        Change::BarrierStarted { barrier, counter }
+        | Change::BarrierPassed { barrier, counter, .. }
+        | Change::BarrierFailed { barrier, counter } => {
+            About { barrier: Some(barrier), counter: Some(*counter), ..About::default() }
+        }
+        Change::RunEnded { outcome } => About {
+            outcome: Some(match outcome {
+                RunOutcome::Completed => "completed",
+                RunOutcome::Failed => "failed",
+                RunOutcome::Abandoned => "abandoned",
+            }),
+            ..About::default()
+        },
+        Change::JobDeclared | Change::RunOpened | Change::PreemptionNoticed => About::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_called_as_in_json() {
+        let task = TaskId(1);
+        let barrier = Arc::<str>::from("b");
+        for change in [
+            Change::JobDeclared,
+            Change::RunOpened,
+            Change::TaskSuspected { task },
+            Change::TaskReturned { task },
+            Change::TaskDisconnected { task },
+            Change::TaskFailed { task },
+            Change::Fenced { task: None },
+            Change::BarrierStarted { barrier: Arc::clone(&barrier), counter: 0 },
+            Change::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
+            Change::BarrierFailed { barrier, counter: 0 },
+            Change::PreemptionNoticed,
+            Change::FirstCause { task: None },
+            Change::RunEnded { outcome: RunOutcome::Failed },
+        ] {
+            assert_eq!(serde_json::to_value(&change).unwrap()["kind"], kind(&change));
+        }
+    }
+}

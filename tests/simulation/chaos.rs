@@ -1,0 +1,236 @@
+//! Schedules without sense: any call, with any argument, at any time, from clients that come, go, restart and fall silent.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use muster::coordination::{
+    CallId, Claim, ConnectionId, Ending, ErrorDelivery, Input, JobSettings, Request, ServiceIncarnation,
+    TaskId, TaskIncarnation, TaskSet,
+};
+
+use crate::for_every_seed;
+use crate::world::World;
+
+/// One client process, more or less.
+struct Client {
+    connection: ConnectionId,
+    task: TaskId,
+    life: TaskIncarnation,
+    service: ServiceIncarnation,
+    /// Generation C says who it is.
+    claims: bool,
+}
+
+struct Chaos {
+    rng: fastrand::Rng,
+    world: World,
+    tasks: u32,
+    clients: Vec<Client>,
+    gone: Vec<Client>,
+}
+
+fn settings(rng: &mut fastrand::Rng, tasks: u32) -> JobSettings {
+    let mut settings = JobSettings::new(tasks);
+    settings.recoverable = rng.bool();
+    settings.heartbeat_timeout = Duration::from_secs(rng.u64(2..20));
+    settings.register_timeout = Duration::from_secs(rng.u64(10..200));
+    settings.shutdown_timeout = Duration::from_secs(rng.u64(0..60));
+    settings.disconnect_grace = rng.bool().then(|| Duration::from_millis(rng.u64(0..2_000)));
+    settings.error_delivery =
+        [ErrorDelivery::Auto, ErrorDelivery::Hold, ErrorDelivery::Cancel][rng.usize(0..3)];
+    let bounds = &mut settings.bounds;
+    if rng.u8(0..4) == 0 {
+        bounds.waiters = rng.usize(1..30);
+        bounds.barriers_in_progress = rng.usize(1..5);
+        bounds.barrier_memory_bytes = rng.usize(0..8_000);
+        bounds.live_sets_in_progress = rng.usize(1..3);
+        bounds.keys = rng.usize(1..10);
+        bounds.store_bytes = rng.usize(0..200);
+        bounds.incarnations_kept = rng.usize(0..3);
+        bounds.runs_kept = rng.usize(0..3);
+    }
+    settings
+}
+
+impl Chaos {
+    fn new(seed: u64) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        // Mostly few tasks, so that their paths cross; now and then many.
+        let tasks = match rng.u8(0..100) {
+            0 => rng.u32(500..2_000),
+            1..20 => rng.u32(8..40),
+            _ => rng.u32(1..6),
+        };
+        let world = World::new(settings(&mut rng, tasks), seed);
+        Self { rng, world, tasks, clients: Vec::new(), gone: Vec::new() }
+    }
+
+    fn start(&mut self, task: TaskId) {
+        let connection = if self.rng.u8(0..8) == 0 && !self.clients.is_empty() {
+            self.clients[self.rng.usize(0..self.clients.len())].connection
+        } else {
+            self.world.connect()
+        };
+        let life = self.world.fresh_life();
+        let claims = self.rng.bool();
+        let recoverable = self.rng.u8(0..8) == 0;
+        self.world.call(connection, Request::Register { task, incarnation: life, recoverable });
+        let service = self.world.service();
+        self.clients.push(Client { connection, task, life, service, claims });
+    }
+
+    fn some_task(&mut self) -> TaskId {
+        match self.rng.u8(0..40) {
+            0 => TaskId(-1),
+            1 => TaskId(i32::MAX),
+            _ => TaskId(self.rng.i32(0..i32::try_from(self.tasks).expect("few tasks"))),
+        }
+    }
+
+    fn some_set(&mut self, with: TaskId) -> TaskSet {
+        if self.rng.bool() {
+            return TaskSet::new((0..self.tasks.cast_signed()).map(TaskId).collect());
+        }
+        let size = self.rng.usize(0..5);
+        let mut ids: Vec<TaskId> = (0..size).map(|_| self.some_task()).collect();
+        ids.push(with);
+        TaskSet::new(ids)
+    }
+
+    fn some_key(&mut self) -> Bytes {
+        let keys = [
+            "",
+            "/",
+            "a",
+            "/a/",
+            "a/b",
+            "a//c",
+            "n",
+            "cpu:local_topology/cpu/0",
+            "RECEIVED_PREEMPTION_NOTICE",
+        ];
+        Bytes::from_static(keys[self.rng.usize(0..keys.len())].as_bytes())
+    }
+
+    fn request(&mut self, task: TaskId, life: TaskIncarnation) -> Request {
+        let id = ["x", "y", "z"][self.rng.usize(0..3)].to_owned();
+        let counter = match self.rng.u8(0..20) {
+            0 => -1,
+            1 => i64::MAX,
+            2 => i64::MIN,
+            _ => self.rng.i64(0..4),
+        };
+        match self.rng.u8(0..24) {
+            0..4 => Request::Heartbeat { task, incarnation: life },
+            4 | 5 => Request::PollForError { task },
+            6 => Request::Shutdown { task },
+            7 => Request::Reset { task },
+            8 => Request::ReportError { task, code: self.rng.i32(-2..20), message: "ill".repeat(3) },
+            9 => Request::WaitForAllTasks { task, devices: vec![Bytes::from_static(b"d")] },
+            10 => Request::TaskStates { tasks: vec![task] },
+            11 => Request::Watch { version: self.rng.i64(-2..30) },
+            12 => Request::Insert {
+                key: self.some_key(),
+                value: Bytes::from_static(b"7"),
+                overwrite: self.rng.bool(),
+            },
+            13 => Request::Get { key: self.some_key() },
+            14 => Request::Increment { key: self.some_key(), by: self.rng.i64(..) },
+            15 => Request::List { directory: self.some_key() },
+            16 => Request::Delete { key: self.some_key() },
+            17 => Request::CancelBarrier { id, counter, task },
+            18 | 19 => Request::LiveSet { task, tasks: self.some_set(task) },
+            _ => {
+                let members = if self.rng.u8(0..4) == 0 { Some(self.some_set(task)) } else { None };
+                let timeout_ms = if self.rng.u8(0..10) == 0 { -5 } else { self.rng.i64(0..60_000) };
+                Request::Barrier { id, counter, timeout_ms, members, task }
+            }
+        }
+    }
+
+    fn speak(&mut self, client: usize) {
+        let (connection, mut task, mut life, service, claims) = {
+            let client = &self.clients[client];
+            (client.connection, client.task, client.life, client.service, client.claims)
+        };
+        if self.rng.u8(0..30) == 0 {
+            task = self.some_task();
+        }
+        if self.rng.u8(0..30) == 0 {
+            life = TaskIncarnation(self.rng.u64(..));
+        }
+        let claim = claims.then_some(Claim { service, task: life });
+        let request = self.request(task, life);
+        self.world.call_as(connection, claim, request);
+    }
+
+    fn step(&mut self) {
+        let choice = self.rng.u8(0..100);
+        if self.clients.is_empty() || choice < 12 {
+            let task = self.some_task();
+            return self.start(task);
+        }
+        let client = self.rng.usize(0..self.clients.len());
+        match choice {
+            12..70 => self.speak(client),
+            70..80 => self.world.advance(Duration::from_millis(self.rng.u64(0..4_000))),
+            80..85 => {
+                let calls: Vec<CallId> = self.world.asked.keys().copied().collect();
+                if !calls.is_empty() {
+                    self.world.hang_up(calls[self.rng.usize(0..calls.len())]);
+                }
+            }
+            85..90 => {
+                let client = self.clients.swap_remove(client);
+                let ending = [Ending::Closed, Ending::Reset, Ending::TimedOut][self.rng.usize(0..3)].clone();
+                self.world.close(client.connection, ending);
+                self.gone.push(client);
+            }
+            90..93 => {
+                // A process that lost its connection speaks again on another.
+                if let Some(mut client) = self.gone.pop() {
+                    client.connection = self.world.connect();
+                    self.clients.push(client);
+                }
+            }
+            93..96 => {
+                let task = self.clients[client].task;
+                self.start(task);
+            }
+            96 => self.world.advance(Duration::from_secs(self.rng.u64(0..120))),
+            97 => self.world.input(Input::Lagged),
+            98 => {
+                let everyone: Vec<TaskId> = (0..self.tasks.cast_signed()).map(TaskId).collect();
+                for task in everyone {
+                    self.start(task);
+                }
+            }
+            _ => match self.rng.u8(0..10) {
+                0 => {
+                    self.world.asked.clear();
+                    self.clients.clear();
+                    self.world.input(Input::Resumed);
+                }
+                1 => self.world.input(Input::Stop),
+                _ => self.world.input(Input::Tick),
+            },
+        }
+    }
+}
+
+#[test]
+fn every_invariant_holds_after_every_input_of_any_schedule() {
+    for_every_seed("every_invariant", 1, |seed| {
+        let mut chaos = Chaos::new(seed);
+        // An audit looks at everything: many tasks get fewer steps.
+        let steps = if chaos.tasks > 100 { 60 } else { 400 };
+        let snapshot_at = chaos.rng.usize(0..steps);
+        for step in 0..steps {
+            if step == snapshot_at {
+                chaos.world.snapshot();
+            }
+            chaos.step();
+        }
+        chaos.world.end();
+    });
+}

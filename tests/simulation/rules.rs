@@ -1,0 +1,479 @@
+//! The rules one by one, as short stories.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use muster::coordination::{
+    CallId, Change, Claim, Code, ConnectionId, Ending, ErrorDelivery, Failure, JobSettings, Reply, Request,
+    RunOutcome, RunState, TaskId, TaskIncarnation, TaskSet, TaskStanding,
+};
+
+use crate::world::World;
+
+/// A job whose tasks have all registered, each on its own connection.
+struct Job {
+    world: World,
+    connections: Vec<ConnectionId>,
+    lives: Vec<TaskIncarnation>,
+}
+
+fn id(task: usize) -> TaskId {
+    TaskId(i32::try_from(task).expect("a task id"))
+}
+
+impl Job {
+    fn of(settings: JobSettings) -> Self {
+        let tasks = settings.tasks as usize;
+        let mut job = Self { world: World::new(settings, 1), connections: Vec::new(), lives: Vec::new() };
+        for task in 0..tasks {
+            let connection = job.world.connect();
+            job.connections.push(connection);
+            let life = job.world.fresh_life();
+            job.lives.push(life);
+            job.register(task);
+        }
+        assert_eq!(job.world.view().run.live, tasks);
+        job
+    }
+
+    fn fate_sharing(tasks: u32) -> Self {
+        Self::of(JobSettings::new(tasks))
+    }
+
+    fn recoverable(tasks: u32) -> Self {
+        let mut settings = JobSettings::new(tasks);
+        settings.recoverable = true;
+        Self::of(settings)
+    }
+
+    fn register(&mut self, task: usize) -> CallId {
+        let request = Request::Register { task: id(task), incarnation: self.lives[task], recoverable: false };
+        self.world.call(self.connections[task], request)
+    }
+
+    /// The process is started again: a new connection, a new life.
+    fn restart(&mut self, task: usize) -> CallId {
+        self.connections[task] = self.world.connect();
+        self.lives[task] = self.world.fresh_life();
+        self.register(task)
+    }
+
+    fn kill(&mut self, task: usize) {
+        self.world.close(self.connections[task], Ending::Reset);
+    }
+
+    fn ask(&mut self, task: usize, request: Request) -> CallId {
+        self.world.call(self.connections[task], request)
+    }
+
+    fn barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
+        let request = Request::Barrier {
+            id: name.to_owned(),
+            counter,
+            timeout_ms: 60_000,
+            members: None,
+            task: id(task),
+        };
+        self.ask(task, request)
+    }
+
+    fn poll(&mut self, task: usize) -> CallId {
+        self.ask(task, Request::PollForError { task: id(task) })
+    }
+
+    fn heartbeat(&mut self, task: usize) -> CallId {
+        self.ask(task, Request::Heartbeat { task: id(task), incarnation: self.lives[task] })
+    }
+
+    fn waits(&self, call: CallId) -> bool {
+        self.world.asked.contains_key(&call)
+    }
+
+    fn passed(&self, call: CallId) -> Option<i64> {
+        match self.world.answers.get(&call)? {
+            Ok(Reply::BarrierPassed(counter)) => Some(*counter),
+            other => panic!("expected a passed barrier, found {other:?}"),
+        }
+    }
+
+    fn failure(&self, call: CallId) -> &Failure {
+        match self.world.answers.get(&call) {
+            Some(Err(failure)) => failure,
+            other => panic!("expected a failure, found {other:?}"),
+        }
+    }
+
+    fn standing(&self, task: usize) -> TaskStanding {
+        self.world.view().run.tasks[task].standing
+    }
+}
+
+#[test]
+fn the_others_pass_the_end_of_a_round_that_a_restarted_task_missed() {
+    // W (task 2) restarts during the steps while the others wait at the end already: rule 1.
+    let mut job = Job::recoverable(3);
+    let begin: Vec<CallId> = (0..3).map(|task| job.barrier(task, "begin", 0)).collect();
+    assert!(begin.iter().all(|call| job.passed(*call) == Some(0)));
+    let end = [job.barrier(0, "end", 0), job.barrier(1, "end", 0)];
+    job.kill(2);
+    assert!(job.waits(end[0]), "a dead task is waited for");
+    job.restart(2);
+    assert!(
+        end.iter().all(|call| job.passed(*call) == Some(0)),
+        "what began before it came back does not wait for it"
+    );
+    // They meet again at the next begin, where the restarted task counts from 0 again.
+    let begin = [job.barrier(2, "begin", 0), job.barrier(0, "begin", 1), job.barrier(1, "begin", 1)];
+    assert!(begin.iter().all(|call| job.passed(*call) == Some(1)));
+    assert!(!job.world.view().run.tasks[2].unsynced, "all are in step");
+}
+
+#[test]
+fn the_others_pass_the_end_without_a_restarted_task_that_waits_at_the_beginning() {
+    // W is back before the others come to the end: rule 2.
+    let mut job = Job::recoverable(3);
+    for task in 0..3 {
+        job.barrier(task, "begin", 0);
+    }
+    job.kill(2);
+    job.restart(2);
+    let end = job.barrier(0, "end", 0);
+    let restarted = job.barrier(2, "begin", 0);
+    assert!(job.waits(end) && job.waits(restarted), "a task that is in step is still on its way");
+    let last = job.barrier(1, "end", 0);
+    assert_eq!((job.passed(end), job.passed(last)), (Some(0), Some(0)));
+    assert!(job.waits(restarted), "the beginning waits for those who are in step");
+    let passed_without = |event: &muster::coordination::Event| matches!(&event.what, Change::BarrierPassed { without, .. } if *without == [TaskId(2)]);
+    assert!(job.world.events.iter().any(passed_without), "the decision is an event");
+    job.barrier(0, "begin", 1);
+    job.barrier(1, "begin", 1);
+    assert_eq!(job.passed(restarted), Some(1));
+}
+
+#[test]
+fn a_restarted_task_that_waits_nowhere_yet_is_waited_for() {
+    let mut job = Job::recoverable(2);
+    job.kill(1);
+    job.restart(1);
+    let end = job.barrier(0, "end", 0);
+    assert!(job.waits(end), "it may be on its way to this very barrier");
+    job.barrier(1, "end", 0);
+    assert_eq!(job.passed(end), Some(0));
+}
+
+#[test]
+fn a_dead_task_with_a_held_poll_fails_a_fate_sharing_run_at_once_and_all_are_told_who_and_why() {
+    let mut job = Job::fate_sharing(3);
+    let polls: Vec<CallId> = (0..3).map(|task| job.poll(task)).collect();
+    let waiting = job.barrier(0, "b", 0);
+    job.kill(1);
+    for poll in [polls[0], polls[2]] {
+        let failure = job.failure(poll);
+        assert_eq!(failure.code, Code::Unavailable);
+        assert!(
+            failure.message.contains("task 1 at 10.0.0.1") && failure.message.contains("was reset"),
+            "{failure}"
+        );
+    }
+    assert_eq!(job.failure(waiting).code, Code::Internal);
+    let view = job.world.view();
+    assert_eq!(view.run.state, RunState::Failed);
+    assert_eq!(view.run.first_cause.and_then(|cause| cause.task), Some(TaskId(1)));
+}
+
+#[test]
+fn after_a_failure_new_lives_open_the_next_run_with_nothing_left_of_the_last() {
+    let mut job = Job::fate_sharing(2);
+    let first = job.world.service();
+    let zombie = (job.connections[0], job.lives[0]);
+    job.ask(0, Request::Insert { key: Bytes::from("k"), value: Bytes::from("v"), overwrite: false });
+    job.barrier(0, "b", 0);
+    job.poll(0);
+    job.poll(1);
+    job.kill(1);
+    job.restart(1);
+    assert_eq!(job.world.view().run.number.0, 2);
+    job.restart(0);
+    let view = job.world.view();
+    assert_eq!((view.run.state, view.run.live, view.run.keys), (RunState::Running, 2, 0));
+    assert_ne!(job.world.service(), first);
+    assert_eq!(view.history[0].outcome, RunOutcome::Failed);
+    // A zombie of the first run wakes: whatever it does is turned away, and the second run goes on.
+    let (connection, life) = zombie;
+    let calls = [
+        job.world.call(connection, Request::Heartbeat { task: TaskId(0), incarnation: life }),
+        job.world.call(connection, Request::PollForError { task: TaskId(0) }),
+        job.world.call(
+            connection,
+            Request::Insert { key: Bytes::from("z"), value: Bytes::new(), overwrite: true },
+        ),
+        job.world
+            .call(connection, Request::Register { task: TaskId(0), incarnation: life, recoverable: false }),
+    ];
+    for call in calls {
+        let failure = job.failure(call);
+        assert!(failure.message.contains("Fenced") && failure.message.contains("run 1"), "{failure}");
+    }
+    let claim = Claim { service: first, task: life };
+    let call = job.world.call_as(connection, Some(claim), Request::Get { key: Bytes::from("k") });
+    assert_eq!(job.failure(call).mismatch, Some(job.world.service()));
+    let view = job.world.view();
+    assert_eq!((view.run.number.0, view.run.live, view.run.keys), (2, 2, 0));
+}
+
+#[test]
+fn a_restart_in_a_fate_sharing_run_is_refused_once_and_then_opens_the_next_run() {
+    let mut job = Job::fate_sharing(2);
+    let poll = job.poll(0);
+    let refused = job.restart(1);
+    assert_eq!(job.failure(refused).code, Code::Aborted, "clients try again after this code");
+    assert_eq!(job.failure(poll).code, Code::Aborted);
+    job.register(1);
+    assert_eq!(job.standing(1), TaskStanding::Registering);
+    assert_eq!(job.world.view().run.number.0, 2);
+}
+
+#[test]
+fn of_two_processes_that_claim_one_task_the_newest_wins_and_both_are_named() {
+    let mut world = World::new(JobSettings::new(2), 1);
+    let (old, new) = (world.connect(), world.connect());
+    let register = |incarnation| Request::Register { task: TaskId(0), incarnation, recoverable: false };
+    let lives = [world.fresh_life(), world.fresh_life()];
+    let first = world.call(old, register(lives[0]));
+    let second = world.call(new, register(lives[1]));
+    let Some(Err(failure)) = world.answers.get(&first) else { panic!("the older one is turned away") };
+    assert_eq!(failure.code, Code::AlreadyExists);
+    assert!(world.asked.contains_key(&second));
+    let named = |event: &muster::coordination::Event| {
+        matches!(&event.what, Change::TaskSuperseded { old, new, old_peer: Some(_), new_peer: Some(_), .. }
+            if *old == lives[0] && *new == lives[1])
+    };
+    assert!(world.events.iter().any(named), "both incarnations and addresses are told");
+    // The older one may not take it back.
+    let again = world.call(old, register(lives[0]));
+    assert!(matches!(world.answers.get(&again), Some(Err(failure)) if failure.code == Code::AlreadyExists));
+}
+
+#[test]
+fn a_process_that_dies_while_it_waits_to_register_is_missing_again() {
+    let mut world = World::new(JobSettings::new(2), 1);
+    let connections = [world.connect(), world.connect()];
+    for (task, connection) in connections.into_iter().enumerate() {
+        if task == 1 {
+            world.close(connections[0], Ending::Reset);
+        }
+        let incarnation = world.fresh_life();
+        world.call(connection, Request::Register { task: id(task), incarnation, recoverable: false });
+    }
+    let view = world.view();
+    assert_eq!(view.run.state, RunState::Forming);
+    assert_eq!(view.run.barriers[0].missing, [TaskId(0)]);
+}
+
+#[test]
+fn silence_is_noticed_exactly_at_the_heartbeat_timeout() {
+    let mut settings = JobSettings::new(2);
+    settings.heartbeat_timeout = Duration::from_secs(7);
+    let mut job = Job::of(settings);
+    let poll = job.poll(0);
+    job.world.advance(Duration::from_secs(4));
+    job.heartbeat(0);
+    job.world.advance(Duration::from_micros(2_999_999));
+    assert!(job.waits(poll));
+    job.world.advance(Duration::from_micros(1));
+    assert_eq!(job.failure(poll).code, Code::Unavailable);
+    assert!(job.failure(poll).message.contains("stopped sending heartbeats"));
+    // It wakes up and is told that it is out.
+    let late = job.heartbeat(1);
+    assert_eq!(job.failure(late).code, Code::Aborted);
+}
+
+#[test]
+fn a_lost_connection_without_a_poll_is_forgiven_if_the_task_is_heard_within_its_grace() {
+    let mut job = Job::recoverable(2);
+    job.kill(1);
+    assert_eq!(job.standing(1), TaskStanding::Suspect);
+    job.world.advance(Duration::from_millis(499));
+    job.connections[1] = job.world.connect();
+    job.heartbeat(1);
+    assert_eq!(job.standing(1), TaskStanding::Connected);
+    job.world.advance(Duration::from_secs(5));
+    assert_eq!(job.standing(1), TaskStanding::Connected);
+    job.kill(1);
+    job.world.advance(Duration::from_millis(500));
+    assert_eq!(job.standing(1), TaskStanding::Failed);
+}
+
+#[test]
+fn a_live_set_shrinks_when_a_task_dies_and_grows_when_it_is_back() {
+    let mut job = Job::recoverable(3);
+    let everyone = TaskSet::new((0..3).map(TaskId).collect());
+    let ask =
+        |job: &mut Job, task| job.ask(task, Request::LiveSet { task: id(task), tasks: everyone.clone() });
+    let live = |job: &Job, call| match &job.world.answers[&call] {
+        Ok(Reply::LiveSet(live)) => live.iter().map(|(task, _)| task.0).collect::<Vec<i32>>(),
+        other => panic!("{other:?}"),
+    };
+    let first = [ask(&mut job, 0), ask(&mut job, 1)];
+    assert!(job.waits(first[0]));
+    job.kill(2);
+    job.world.advance(Duration::from_millis(500));
+    assert_eq!(live(&job, first[0]), [0, 1]);
+    job.restart(2);
+    let second = [ask(&mut job, 0), ask(&mut job, 1), ask(&mut job, 2)];
+    assert_eq!(live(&job, second[2]), [0, 1, 2]);
+}
+
+#[test]
+fn what_an_old_life_asked_does_not_count_for_the_new_one() {
+    let mut job = Job::recoverable(2);
+    let everyone = TaskSet::new(vec![TaskId(0), TaskId(1)]);
+    let old = job.ask(1, Request::LiveSet { task: TaskId(1), tasks: everyone.clone() });
+    let meeting = job.barrier(1, "b", 0);
+    job.restart(1);
+    assert_eq!(job.failure(old).code, Code::Aborted);
+    assert_eq!(job.failure(meeting).code, Code::Cancelled);
+    let other = job.ask(0, Request::LiveSet { task: TaskId(0), tasks: everyone });
+    assert!(job.waits(other), "the new life has not asked");
+}
+
+#[test]
+fn tasks_shut_down_together_and_the_next_registration_opens_the_next_run() {
+    let mut job = Job::fate_sharing(2);
+    let poll = job.poll(0);
+    let first = job.ask(0, Request::Shutdown { task: TaskId(0) });
+    assert!(job.waits(first));
+    let second = job.ask(1, Request::Shutdown { task: TaskId(1) });
+    for call in [first, second] {
+        assert_eq!(job.world.answers[&call], Ok(Reply::Done));
+    }
+    assert_eq!(job.failure(poll).code, Code::Cancelled);
+    assert_eq!(job.world.view().run.state, RunState::Completed);
+    job.restart(0);
+    assert_eq!(job.world.view().run.number.0, 2);
+}
+
+#[test]
+fn a_task_that_does_not_come_to_the_shutdown_fails_it_for_all() {
+    let mut settings = JobSettings::new(2);
+    settings.shutdown_timeout = Duration::from_secs(10);
+    let mut job = Job::of(settings);
+    let polls = [job.poll(0), job.poll(1)];
+    let call = job.ask(0, Request::Shutdown { task: TaskId(0) });
+    job.world.advance(Duration::from_secs(10));
+    assert_eq!(job.failure(call).code, Code::Internal);
+    assert!(job.failure(call).message.contains("Shutdown barrier has failed"));
+    assert_eq!(job.failure(polls[1]).code, Code::Internal);
+}
+
+#[test]
+fn registration_that_lacks_a_task_names_it_and_the_job_can_form_again() {
+    let mut settings = JobSettings::new(3);
+    settings.register_timeout = Duration::from_secs(30);
+    let mut world = World::new(settings, 1);
+    let connection = world.connect();
+    let incarnation = world.fresh_life();
+    let call = world.call(connection, Request::Register { task: TaskId(1), incarnation, recoverable: false });
+    world.advance(Duration::from_secs(30));
+    let Some(Err(failure)) = world.answers.get(&call) else { panic!("it is over") };
+    assert_eq!(failure.code, Code::DeadlineExceeded);
+    assert!(failure.message.contains("task 0, task 2"), "{failure}");
+    assert_eq!(world.view().run.state, RunState::Failed);
+    let incarnation = world.fresh_life();
+    world.call(connection, Request::Register { task: TaskId(1), incarnation, recoverable: false });
+    assert_eq!(world.view().run.number.0, 2);
+}
+
+#[test]
+fn a_caller_that_hangs_up_is_waited_for_again() {
+    let mut job = Job::fate_sharing(2);
+    let gone = job.barrier(0, "b", 0);
+    job.world.hang_up(gone);
+    assert!(job.world.view().run.barriers.is_empty(), "an instance that nobody waits at is none");
+    let other = job.barrier(1, "b", 0);
+    assert!(job.waits(other));
+    job.barrier(0, "b", 0);
+    assert_eq!(job.passed(other), Some(0));
+}
+
+#[test]
+fn mistakes_with_a_barrier_that_nobody_has_begun_harm_nobody() {
+    let mut job = Job::fate_sharing(2);
+    let early = job.barrier(0, "b", 3);
+    assert_eq!(job.failure(early).barrier.as_ref().map(|b| b.counter), Some(-1), "the next use is number 0");
+    let cancel = job.ask(0, Request::CancelBarrier { id: "b".into(), counter: 0, task: TaskId(0) });
+    assert_eq!(job.failure(cancel).code, Code::FailedPrecondition);
+    let calls = [job.barrier(0, "b", 0), job.barrier(1, "b", 0)];
+    assert!(calls.iter().all(|call| job.passed(*call) == Some(0)));
+}
+
+#[test]
+fn a_watcher_from_the_future_is_told_what_is_now() {
+    let mut job = Job::fate_sharing(1);
+    let future = job.ask(0, Request::Watch { version: 999 });
+    let Ok(Reply::States(states)) = &job.world.answers[&future] else { panic!("it is told at once") };
+    let version = states.version;
+    let next = job.ask(0, Request::Watch { version });
+    assert!(job.waits(next));
+    job.kill(0);
+    assert!(!job.waits(next));
+}
+
+#[test]
+fn with_polls_cancelled_errors_arrive_with_the_next_heartbeat() {
+    let mut settings = JobSettings::new(2);
+    settings.error_delivery = ErrorDelivery::Cancel;
+    let mut job = Job::of(settings);
+    let poll = job.poll(0);
+    assert_eq!((job.failure(poll).code, job.failure(poll).service_error), (Code::Cancelled, None));
+    job.kill(1);
+    job.world.advance(Duration::from_millis(500));
+    let heartbeat = job.heartbeat(0);
+    assert_eq!(job.failure(heartbeat).code, Code::Aborted, "a code that clients do not retry");
+    assert!(job.failure(heartbeat).message.contains("connection lost"));
+}
+
+#[test]
+fn when_the_last_live_task_of_a_recoverable_run_is_lost_the_run_is_over() {
+    let mut job = Job::recoverable(2);
+    job.kill(0);
+    job.kill(1);
+    job.world.advance(Duration::from_secs(1));
+    assert_eq!(job.world.view().run.state, RunState::Abandoned);
+    job.restart(0);
+    assert_eq!(job.world.view().run.number.0, 2);
+}
+
+#[test]
+fn an_error_with_code_zero_is_none_and_one_with_an_unknown_code_is_kept() {
+    let mut job = Job::fate_sharing(2);
+    let poll = job.poll(0);
+    let report = |code| Request::ReportError { task: TaskId(1), code, message: "stop".into() };
+    let refused = job.ask(1, report(0));
+    assert_eq!(job.failure(refused).code, Code::InvalidArgument);
+    job.ask(1, report(77));
+    assert_eq!(job.failure(poll).code, Code::Other(77));
+    let source = job.failure(poll).service_error.expect("the service's own word");
+    assert_eq!((source.reported, source.source), (true, Some(TaskId(1))));
+}
+
+#[test]
+fn a_save_that_all_agree_on_is_seen() {
+    let mut job = Job::fate_sharing(2);
+    let waiting = job.ask(1, Request::Get { key: Bytes::from("RECEIVED_PREEMPTION_NOTICE") });
+    let notice = Bytes::from("2026-01-01T00:00:00Z");
+    job.ask(
+        0,
+        Request::Insert { key: Bytes::from("RECEIVED_PREEMPTION_NOTICE"), value: notice, overwrite: false },
+    );
+    assert!(!job.waits(waiting));
+    for (task, step) in [(0, "7"), (1, "9")] {
+        let key = Bytes::from(format!("PREEMPTION_CURRENT_COUNTER//job:jax_worker/task:{task}"));
+        job.ask(task, Request::Insert { key, value: Bytes::from(step), overwrite: false });
+        assert_eq!(job.world.view().run.preemption.and_then(|p| p.agreed_step), None);
+        job.barrier(task, "PREEMPTION_SYNC_BARRIER", 0);
+    }
+    let preemption = job.world.view().run.preemption.expect("a notice");
+    assert_eq!(preemption.acknowledged, [(TaskId(0), 7), (TaskId(1), 9)]);
+    assert_eq!(preemption.agreed_step, Some(10));
+}

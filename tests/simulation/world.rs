@@ -1,0 +1,331 @@
+//! A coordinator in virtual time, watched: every answer is held against what was asked, and what the rules allow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use muster::coordination::{
+    CallId, Caller, Change, Claim, ConnectionId, Coordinator, Effect, Ending, Event, Input, JobId, JobName,
+    JobSettings, JobView, Outcome, Reply, Request, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
+};
+
+/// The only job of the simulated world.
+pub const JOB: JobId = JobId(0);
+
+/// A call that waits, as its caller knows it.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    pub connection: ConnectionId,
+    pub request: Request,
+}
+
+/// What the model knows of one life that registered again in this run.
+#[derive(Debug, Default, Clone)]
+struct Membership {
+    /// The order of its present registration.
+    registered: u64,
+    /// It has connected in this run.
+    connected: bool,
+    again: bool,
+    synced: bool,
+}
+
+pub struct World {
+    pub core: Coordinator,
+    pub now: Timestamp,
+    pub asked: BTreeMap<CallId, Asked>,
+    pub answers: BTreeMap<CallId, Outcome>,
+    pub events: Vec<Event>,
+    inputs: Vec<(Timestamp, Input)>,
+    snapshot: Option<(usize, Vec<u8>)>,
+    effects_seen: Vec<String>,
+    next_call: u64,
+    next_connection: u64,
+    incarnations: fastrand::Rng,
+    /// The model: registrations in the present run, and when barriers began.
+    members: BTreeMap<TaskId, Membership>,
+    began: BTreeMap<String, u64>,
+    /// Who has passed which use of which barrier together with the others.
+    took_part: BTreeSet<(String, i64, TaskId)>,
+    order: u64,
+    tasks: u32,
+}
+
+impl World {
+    pub fn new(settings: JobSettings, seed: u64) -> Self {
+        let mut world = Self {
+            core: Coordinator::default(),
+            now: Timestamp(1_000_000),
+            asked: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            events: Vec::new(),
+            inputs: Vec::new(),
+            snapshot: None,
+            effects_seen: Vec::new(),
+            next_call: 0,
+            next_connection: 0,
+            incarnations: fastrand::Rng::with_seed(seed ^ 0x5eed),
+            members: BTreeMap::new(),
+            began: BTreeMap::new(),
+            took_part: BTreeSet::new(),
+            order: 0,
+            tasks: settings.tasks,
+        };
+        let incarnation = world.fresh_service();
+        world.input(Input::DeclareJob { job: JOB, name: JobName::default(), settings, incarnation });
+        world
+    }
+
+    fn fresh_service(&mut self) -> ServiceIncarnation {
+        ServiceIncarnation(self.incarnations.u64(1..))
+    }
+
+    /// A new life of some task.
+    pub fn fresh_life(&mut self) -> TaskIncarnation {
+        TaskIncarnation(self.incarnations.u64(1..))
+    }
+
+    /// The service incarnation of the present run.
+    pub fn service(&self) -> ServiceIncarnation {
+        let text = self.view().run.incarnation;
+        ServiceIncarnation(u64::from_str_radix(&text, 16).expect("a hexadecimal number"))
+    }
+
+    pub fn view(&self) -> JobView {
+        self.core.job_view(JOB, self.now).expect("the job is declared")
+    }
+
+    pub fn connect(&mut self) -> ConnectionId {
+        let connection = ConnectionId(self.next_connection);
+        self.next_connection += 1;
+        let port = u16::try_from(1024 + self.next_connection % 60_000).expect("a port");
+        self.input(Input::ConnectionOpened { connection, peer: SocketAddr::from(([10, 0, 0, 1], port)) });
+        connection
+    }
+
+    pub fn close(&mut self, connection: ConnectionId, ending: Ending) {
+        self.asked.retain(|_, asked| asked.connection != connection);
+        self.input(Input::ConnectionClosed { connection, ending });
+    }
+
+    /// Generation A: no claim.
+    pub fn call(&mut self, connection: ConnectionId, request: Request) -> CallId {
+        self.call_as(connection, None, request)
+    }
+
+    pub fn call_as(&mut self, connection: ConnectionId, claim: Option<Claim>, request: Request) -> CallId {
+        let call = CallId(self.next_call);
+        self.next_call += 1;
+        self.asked.insert(call, Asked { connection, request: request.clone() });
+        self.input(Input::Call { job: JOB, call, caller: Caller { connection, claim }, request });
+        call
+    }
+
+    pub fn hang_up(&mut self, call: CallId) {
+        if self.asked.remove(&call).is_some() {
+            self.input(Input::CallGone { job: JOB, call });
+        }
+    }
+
+    /// Lets time pass, with a tick at every deadline on the way.
+    pub fn advance(&mut self, by: Duration) {
+        let until = self.now.after(by);
+        while let Some(at) = self.core.next_wake().filter(|at| *at <= until) {
+            self.now = self.now.max(at);
+            self.input(Input::Tick);
+            let next = self.core.next_wake();
+            assert!(next.is_none_or(|next| next > self.now), "a tick leaves nothing due");
+        }
+        self.now = until;
+    }
+
+    pub fn input(&mut self, input: Input) {
+        self.inputs.push((self.now, input.clone()));
+        let mut effects = Vec::new();
+        self.core.apply(self.now, input, &mut effects);
+        self.take(effects);
+        if let Err(found) = self.core.audit() {
+            panic!("after {:?}: {found}", self.inputs.last());
+        }
+        let waiting = self.core.waiting_calls();
+        assert_eq!(
+            waiting,
+            self.asked.len(),
+            "who asked and is not answered waits, after {:?}",
+            self.inputs.last()
+        );
+    }
+
+    fn take(&mut self, effects: Vec<Effect>) {
+        if self.snapshot.is_some() {
+            self.effects_seen.push(format!("{effects:?}"));
+        }
+        let mut wanted = false;
+        let mut answered = Vec::new();
+        let mut passed = Vec::new();
+        for effect in effects {
+            match effect {
+                Effect::Reply(call, outcome) => {
+                    let asked = self.asked.remove(&call);
+                    let asked =
+                        asked.unwrap_or_else(|| panic!("{call:?} is answered but nobody waits for it"));
+                    answered.push((call, asked, outcome));
+                }
+                Effect::Event(event) => {
+                    if let Change::BarrierPassed { without, .. } = &event.what {
+                        passed.push((event.what.clone(), without.clone()));
+                    }
+                    self.note(&event);
+                    self.events.push(event);
+                }
+                Effect::WantIncarnation(job) => wanted |= job == JOB,
+            }
+        }
+        self.check_live_sets(&answered);
+        for (change, without) in passed {
+            self.check_passed(&change, &without, &answered);
+        }
+        self.check_repeats(&answered);
+        for (call, _, outcome) in answered {
+            self.answers.insert(call, outcome);
+        }
+        if wanted {
+            let incarnation = self.fresh_service();
+            self.input(Input::SpareIncarnation { job: JOB, incarnation });
+        }
+    }
+
+    /// Follows the events that the rules for barriers depend on.
+    fn note(&mut self, event: &Event) {
+        self.order += 1;
+        match &event.what {
+            Change::RunOpened => {
+                self.members.clear();
+                self.began.clear();
+                self.took_part.clear();
+            }
+            Change::TaskConnected { task, again, .. } => {
+                let member = self.members.entry(*task).or_default();
+                assert_eq!(member.connected, *again, "connected again is connected before");
+                *member =
+                    Membership { registered: self.order, connected: true, again: *again, synced: !*again };
+            }
+            Change::BarrierStarted { barrier, .. } => {
+                self.began.insert(barrier.to_string(), self.order);
+            }
+            _ => {}
+        }
+    }
+
+    /// All who asked about a set get the same answer, and every live member is among those who asked.
+    fn check_live_sets(&self, answered: &[(CallId, Asked, Outcome)]) {
+        let mut groups: BTreeMap<Vec<TaskId>, Vec<(TaskId, &Outcome)>> = BTreeMap::new();
+        for (_, asked, outcome) in answered {
+            if let (Request::LiveSet { task, tasks }, Ok(_)) = (&asked.request, outcome) {
+                let known = |t: &&TaskId| (0..i64::from(self.tasks)).contains(&i64::from(t.0));
+                let set: Vec<TaskId> = tasks.ids().iter().filter(known).copied().collect();
+                groups.entry(set).or_default().push((*task, outcome));
+            }
+        }
+        for (set, group) in groups {
+            let Ok(Reply::LiveSet(live)) = group[0].1 else { panic!("a live set answers {:?}", group[0].1) };
+            let askers: BTreeSet<TaskId> = group.iter().map(|(task, _)| *task).collect();
+            assert!(group.iter().all(|(_, outcome)| *outcome == group[0].1), "all get the same live set");
+            assert!(live.is_sorted(), "live sets are ascending");
+            for (task, _) in live.iter() {
+                assert!(set.contains(task) && askers.contains(task), "live task {task} has not asked");
+            }
+        }
+    }
+
+    /// A barrier passed: those who are absent were not required.
+    fn check_passed(&mut self, change: &Change, without: &[TaskId], answered: &[(CallId, Asked, Outcome)]) {
+        let Change::BarrierPassed { barrier, counter, .. } = change else { return };
+        let began = self.began.get(barrier.as_ref()).copied().unwrap_or_default();
+        let mut came = BTreeSet::new();
+        for (_, asked, outcome) in answered {
+            if let Request::Barrier { id, task, .. } = &asked.request
+                && id.as_str() == barrier.as_ref()
+                && matches!(outcome, Ok(Reply::BarrierPassed(_)))
+            {
+                came.insert(*task);
+                self.took_part.insert((barrier.to_string(), *counter, *task));
+            }
+        }
+        for task in without {
+            assert!(!came.contains(task), "task {task} is absent from {barrier} and answered");
+            let member = self.members.get(task).cloned().unwrap_or_default();
+            let missed_it = member.again && member.registered > began;
+            let waits_elsewhere = self.asked.values().chain(answered.iter().map(|(_, asked, _)| asked)).any(|asked| {
+                matches!(&asked.request, Request::Barrier { id, task: t, .. } if t == task && id.as_str() != barrier.as_ref())
+            });
+            let unsynced = member.again && !member.synced;
+            assert!(
+                missed_it || (unsynced && waits_elsewhere),
+                "{barrier} passed without task {task}, which it had to wait for: {member:?}, began {began}"
+            );
+        }
+        if without.is_empty() {
+            for task in came {
+                if let Some(member) = self.members.get_mut(&task) {
+                    member.synced = true;
+                }
+            }
+        }
+    }
+
+    /// Whoever is told that a barrier has passed has passed it together with the others, now or before.
+    fn check_repeats(&self, answered: &[(CallId, Asked, Outcome)]) {
+        for (_, asked, outcome) in answered {
+            if let (Request::Barrier { id, task, .. }, Ok(Reply::BarrierPassed(counter))) =
+                (&asked.request, outcome)
+            {
+                let took_part = self.took_part.contains(&(id.clone(), *counter, *task));
+                assert!(took_part, "task {task} passes {id}::{counter} alone");
+            }
+        }
+    }
+
+    /// Remembers the state; [`World::check_replay`] will go on from here a second time.
+    pub fn snapshot(&mut self) {
+        let bytes = postcard::to_stdvec(&self.core).expect("the state can be serialised");
+        self.snapshot = Some((self.inputs.len(), bytes));
+        self.effects_seen.clear();
+    }
+
+    /// Restores the snapshot, replays every input since, and finds the same effects and the same bytes.
+    pub fn check_replay(&self) {
+        let Some((from, bytes)) = &self.snapshot else { return };
+        let mut core: Coordinator = postcard::from_bytes(bytes).expect("the state can be restored");
+        assert_eq!(&postcard::to_stdvec(&core).expect("serialises"), bytes, "a restored state is the same");
+        let mut seen = self.effects_seen.iter();
+        for (now, input) in &self.inputs[*from..] {
+            // What is journalled is what is replayed.
+            let journal = postcard::to_stdvec(&(now, input)).expect("an input can be serialised");
+            let (now, input): (Timestamp, Input) = postcard::from_bytes(&journal).expect("and restored");
+            let mut effects = Vec::new();
+            core.apply(now, input, &mut effects);
+            assert_eq!(seen.next(), Some(&format!("{effects:?}")), "a replay has the same effects");
+        }
+        let end = postcard::to_stdvec(&core).expect("serialises");
+        assert_eq!(
+            end,
+            postcard::to_stdvec(&self.core).expect("serialises"),
+            "a replay ends in the same state"
+        );
+    }
+
+    /// Everybody goes away: nothing may be left that waits.
+    pub fn end(&mut self) {
+        let connections: Vec<ConnectionId> = (0..self.next_connection).map(ConnectionId).collect();
+        for connection in connections {
+            self.close(connection, Ending::Closed);
+        }
+        assert_eq!(self.core.waiting_calls(), 0, "whoever is gone waits no more");
+        self.advance(Duration::from_secs(100_000));
+        let view = self.view();
+        assert!(view.run.barriers.is_empty() && view.run.live_sets.is_empty(), "nothing is in progress");
+        assert_eq!(view.run.live, 0, "nobody is live");
+        self.check_replay();
+    }
+}
