@@ -40,14 +40,14 @@ pub async fn compare(script: &Script, release: Release, environment: &Path, side
         if sides == Sides::Only(SideKind::Muster) {
             return None;
         }
-        let side = Side::cxx(environment, release.generation(), &script.job);
+        let side = Side::cxx(environment, release, &script.job);
         Some(run(script, side).await)
     };
     let muster = async {
         if sides == Sides::Only(SideKind::Cxx) {
             return None;
         }
-        let side = Side::muster(release.generation(), &script.job, script.heeds_connections);
+        let side = Side::muster(release, &script.job, script.heeds_connections);
         Some(run(script, side).await)
     };
     let (cxx, muster) = tokio::join!(cxx, muster);
@@ -119,7 +119,7 @@ async fn perform(step: &Step, side: &mut Side, trace: &mut Trace, both: bool) {
                 (Expected::Differs { muster, .. }, SideKind::Muster) => (muster, false),
             };
             let limit = if matches!(outcome, Outcome::Waits) { WATCHED } else { ANSWER_LIMIT };
-            let answer = side.pending(handle).within(limit).await;
+            let answer = side.pending(handle).within(limit).await.map(|answer| side.tidied(answer));
             if let Some(why) = outcome.objection(side.generation, answer.as_ref()) {
                 trace.objections.push(format!("{handle}: {why}"));
             }

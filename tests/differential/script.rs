@@ -14,6 +14,8 @@ use crate::support::{Call, Generation, JobOptions};
 /// A release of jaxlib whose service is the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Release {
+    /// Generation A, with calls that its last release does not answer any more.
+    V0_6_2,
     /// The last of generation A.
     V0_9_2,
     /// Generation C.
@@ -23,10 +25,11 @@ pub enum Release {
 }
 
 impl Release {
-    pub const ALL: [Self; 3] = [Self::V0_9_2, Self::V0_10_2, Self::V0_12_0];
+    pub const ALL: [Self; 4] = [Self::V0_6_2, Self::V0_9_2, Self::V0_10_2, Self::V0_12_0];
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::V0_6_2 => "0.6.2",
             Self::V0_9_2 => "0.9.2",
             Self::V0_10_2 => "0.10.2",
             Self::V0_12_0 => "0.12.0",
@@ -34,7 +37,7 @@ impl Release {
     }
 
     pub fn generation(self) -> Generation {
-        if self == Self::V0_9_2 { Generation::A } else { Generation::C }
+        if matches!(self, Self::V0_6_2 | Self::V0_9_2) { Generation::A } else { Generation::C }
     }
 
     /// Whether callers state the service incarnation that they speak to.
@@ -44,7 +47,27 @@ impl Release {
 
     /// Whether a task can report an error.
     pub fn reports_errors(self) -> bool {
-        self != Self::V0_10_2
+        matches!(self, Self::V0_6_2 | Self::V0_12_0)
+    }
+
+    /// Whether states can be watched; before that they can only be asked for.
+    pub fn watches(self) -> bool {
+        self != Self::V0_6_2
+    }
+
+    /// Whether the release can run a script at all.
+    pub fn knows(self, script: &Script) -> bool {
+        self != Self::V0_6_2 || !(script.job.recoverable || script.steps.iter().any(Step::is_newer_than_0_6_2))
+    }
+
+    /// Whether the service tells the right incarnation with each living task. 0.6.2 mixes them up.
+    pub fn pairs_incarnations(self) -> bool {
+        self != Self::V0_6_2
+    }
+
+    /// Whether clients give their job a name, and the service expects it.
+    pub fn names_jobs(self) -> bool {
+        self == Self::V0_6_2
     }
 }
 
@@ -78,6 +101,18 @@ pub enum Step {
     Sleep(Duration),
     /// Steps for one side only, where a difference has led to different situations.
     Only { side: SideKind, difference: Difference, steps: Vec<Step> },
+}
+
+impl Step {
+    fn is_newer_than_0_6_2(&self) -> bool {
+        match self {
+            Self::Start { ask: Ask::Call(call), .. } => matches!(call, Call::Increment { .. }),
+            // Asking for the present states works differently there, but works.
+            Self::Start { ask: Ask::Watch(version), .. } => *version != Version::None,
+            Self::Only { steps, .. } => steps.iter().any(Self::is_newer_than_0_6_2),
+            _ => false,
+        }
+    }
 }
 
 /// The two services.

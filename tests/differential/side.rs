@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::script::{Ask, Claim, SideKind, Version, Who, incarnation};
+use crate::script::{Ask, Claim, Release, SideKind, Version, Who, incarnation};
 use crate::support::{Answer, Body, Call, Caller, Client, Cxx, Generation, JobOptions, Muster, Pending};
 
 /// A service incarnation that no service has.
@@ -20,6 +20,7 @@ const UNSEEN: Duration = Duration::from_millis(50);
 pub struct Side {
     pub kind: SideKind,
     pub generation: Generation,
+    release: Release,
     service: Service,
     /// By task and number of the life.
     lives: HashMap<(i32, usize), Life>,
@@ -52,22 +53,23 @@ struct Life {
 
 impl Side {
     /// A service of the jaxlib in this environment.
-    pub fn cxx(environment: &Path, generation: Generation, job: &JobOptions) -> Self {
-        Self::new(SideKind::Cxx, generation, Service::Cxx(Cxx::start(environment, job)))
+    pub fn cxx(environment: &Path, release: Release, job: &JobOptions) -> Self {
+        Self::new(SideKind::Cxx, release, Service::Cxx(Cxx::start(environment, job)))
     }
 
     /// A Muster that behaves like the C++ service wherever it has a choice: polls are held, and connections say nothing
     /// about tasks, unless they shall.
-    pub fn muster(generation: Generation, job: &JobOptions, heeds_connections: bool) -> Self {
+    pub fn muster(release: Release, job: &JobOptions, heeds_connections: bool) -> Self {
         let grace = if heeds_connections { "100ms" } else { "off" };
-        let further = ["--error-delivery", "hold", "--disconnect-grace", grace];
-        Self::new(SideKind::Muster, generation, Service::Muster(Muster::start(job, &further)))
+        let further = ["--error-delivery", "hold", "--disconnect-grace", grace, "--log", "warn"];
+        Self::new(SideKind::Muster, release, Service::Muster(Muster::start(job, &further)))
     }
 
-    fn new(kind: SideKind, generation: Generation, service: Service) -> Self {
+    fn new(kind: SideKind, release: Release, service: Service) -> Self {
         Self {
             kind,
-            generation,
+            generation: release.generation(),
+            release,
             service,
             lives: HashMap::new(),
             calls: BTreeMap::new(),
@@ -156,12 +158,29 @@ impl Side {
         self.calls.get(handle).unwrap_or_else(|| panic!("no step starts {handle:?}"))
     }
 
+    /// The answer without the defects of the C++ service that only blur what is compared.
+    pub fn tidied(&self, mut answer: Answer) -> Answer {
+        if let Body::Alive(alive) = &mut answer.body
+            && self.kind == SideKind::Cxx
+            && !self.release.pairs_incarnations()
+        {
+            // The incarnations of scripts ascend with their tasks.
+            let mut incarnations: Vec<_> = alive.iter().map(|(_, incarnation)| *incarnation).collect();
+            incarnations.sort_unstable();
+            for ((_, old), new) in alive.iter_mut().zip(incarnations) {
+                *old = new;
+            }
+        }
+        answer
+    }
+
     /// The same answer in words that do not depend on the side's random numbers, on its clock or on how it phrases.
     pub fn normalised(&mut self, mut answer: Answer) -> Answer {
         answer.message.clear();
         match &mut answer.body {
             Body::Service(service) => *service = self.run(*service),
-            Body::Devices { service, .. } => *service = self.run(*service),
+            // 0.6.2 puts a number there that it never tells otherwise.
+            Body::Devices { service, .. } => *service = 0,
             Body::States { version, tasks } => {
                 *version = 0;
                 for task in tasks {
@@ -198,6 +217,7 @@ impl Side {
     fn resolve(&self, ask: &Ask) -> Call {
         match ask {
             Ask::Call(call) => call.clone(),
+            Ask::Watch(Version::None) if !self.release.watches() => Call::JobState,
             Ask::Watch(version) => {
                 let seen = self.version.load(Ordering::SeqCst);
                 Call::watch(match version {
@@ -220,7 +240,7 @@ impl Side {
             Claim::Absent => None,
         };
         let (task, life) = key(who);
-        Caller { task, incarnation: incarnation(task, life), service, named: who.named }
+        Caller { task, incarnation: incarnation(task, life), service, named: who.named || self.release.names_jobs() }
     }
 
     fn life(&mut self, who: Who) -> &Life {

@@ -1,6 +1,8 @@
 //! What the tests against running services share: servers in guards, and a client that speaks either
 //! wire generation through one set of calls.
 
+#![allow(dead_code, unused_imports, reason = "every target uses its own part of it")]
+
 pub mod answer;
 pub mod call;
 pub mod client;

@@ -124,7 +124,7 @@ impl Muster {
         }
         command.args(further);
         let (process, grpc) = Process::start(&mut command, |lines| {
-            lines.iter().find(|line| line.to_lowercase().contains("grpc")).and_then(|line| address(line))
+            lines.iter().filter(|line| line.contains("gRPC")).find_map(|line| address(line))
         });
         Self { process, grpc }
     }
@@ -201,6 +201,9 @@ fn jax_tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jax")
 }
 
+/// The releases that the tests compare with.
+const RELEASES: [&str; 4] = ["0.6.2", "0.9.2", "0.10.2", "0.12.0"];
+
 /// The environment of a JAX release, made if need be; `None` where this machine cannot have it.
 pub fn jax_environment(release: &str) -> Option<PathBuf> {
     static READY: OnceLock<PathBuf> = OnceLock::new();
@@ -209,12 +212,12 @@ pub fn jax_environment(release: &str) -> Option<PathBuf> {
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/jax"),
             PathBuf::from,
         );
-        let complete = ["0.9.2", "0.10.2", "0.12.0"].iter().all(|r| root.join(r).join(".complete").is_file());
+        let complete = RELEASES.iter().all(|r| root.join(r).join(".complete").is_file());
         if !complete {
             // It says itself what it lacks; what is missing after it shows below.
             let _ = Command::new("python3")
                 .arg(jax_tests().join("setup"))
-                .args(["0.9.2", "0.10.2", "0.12.0"])
+                .args(RELEASES)
                 .env("MUSTER_JAX_ENVS", &root)
                 .status();
         }

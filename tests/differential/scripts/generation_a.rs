@@ -1,14 +1,16 @@
 //! Calls that only generation A has.
 
-use crate::expect::{Code, State, error, ok, plain_error, waits};
+use crate::differences::Difference;
+use crate::expect::{Code, Outcome, State, error, ok, plain_error, waits};
 use crate::script::{Release, Script, script, t};
-use crate::support::{Call, Generation};
+use crate::support::Call;
 
 pub fn scripts(release: Release) -> Vec<Script> {
-    if release.generation() != Generation::A {
-        return Vec::new();
+    match release {
+        Release::V0_6_2 => vec![devices_are_exchanged(), states_are_told(), strangers_have_no_devices()],
+        Release::V0_9_2 => vec![calls_that_the_last_release_leaves_waiting()],
+        Release::V0_10_2 | Release::V0_12_0 => Vec::new(),
     }
-    vec![devices_are_exchanged(), states_are_told(), nobody_reports_errors_to_tasks()]
 }
 
 fn devices_are_exchanged() -> Script {
@@ -21,7 +23,6 @@ fn devices_are_exchanged() -> Script {
         .start("2", t(2), devices(&["two"]))
         .start("0", t(0), devices(&["zero a", "zero b"]))
         .all(&["0", "2"], &waits())
-        .call(t(7), devices(&["seven"]), error(Code::InvalidArgument))
         .start("1", t(1), devices(&["one"]))
         .all(&["0", "1", "2"], &ok().devices(&all))
         .call(t(1), devices(&["one again"]), ok())
@@ -34,13 +35,44 @@ fn states_are_told() -> Script {
         .registered()
         .call(t(0), states(&[1, 0]), ok().states(&[(1, State::Connected), (0, State::Connected)]))
         .call(t(0), states(&[]), ok().states(&[]))
-        .call(t(0), states(&[0, 9]), error(Code::InvalidArgument))
         .call(t(1), Call::report(9, "out of luck"), ok())
         .call(t(0), states(&[1]), ok().states(&[(1, State::Error)]))
 }
 
-fn nobody_reports_errors_to_tasks() -> Script {
-    script("the service is no task to report errors to", 2)
+fn strangers_have_no_devices() -> Script {
+    script("the states of strangers", 2)
         .registered()
-        .call(t(0), Call::ReportErrorToTask, plain_error(Code::Unimplemented))
+        .call_differs(
+            t(0),
+            Call::TaskStates { tasks: vec![0, 9] },
+            Difference::Strangers,
+            Outcome::ServiceDied,
+            error(Code::InvalidArgument),
+        )
+        .parted()
+}
+
+fn calls_that_the_last_release_leaves_waiting() -> Script {
+    script("calls that the last release of their generation leaves waiting", 2)
+        .registered()
+        .call_differs(
+            t(0),
+            Call::TaskStates { tasks: vec![0] },
+            Difference::NeverAnswered,
+            waits(),
+            ok().states(&[(0, State::Connected)]),
+        )
+        .call_differs(
+            t(0),
+            Call::ReportErrorToTask,
+            Difference::NeverAnswered,
+            waits(),
+            plain_error(Code::Unimplemented),
+        )
+        .start("devices 0", t(0), Call::WaitForAllTasks { devices: vec![b"zero".to_vec()] })
+        .start("devices 1", t(1), Call::WaitForAllTasks { devices: vec![b"one".to_vec()] })
+        .differs("devices 0", Difference::NeverAnswered, waits(), ok().devices(&["zero", "one"]))
+        .differs("devices 1", Difference::NeverAnswered, waits(), ok().devices(&["zero", "one"]))
+        .call_differs(t(1), Call::report(9, "out of luck"), Difference::NeverAnswered, waits(), ok())
+        .parted()
 }

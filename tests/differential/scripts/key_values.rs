@@ -1,5 +1,6 @@
 //! The key-value store.
 
+use crate::differences::Difference;
 use crate::expect::{Code, error, ok, plain_error, waits};
 use crate::script::{Release, Script, script, t};
 use crate::support::{Call, Generation};
@@ -9,6 +10,7 @@ pub fn scripts(release: Release) -> Vec<Script> {
         a_key_is_written_once(),
         a_value_is_waited_for(),
         keys_are_normalised(),
+        keys_with_a_nul(),
         a_directory_lists_its_descendants(),
         deleting_takes_the_descendants_along(),
         counters_count(),
@@ -79,9 +81,21 @@ fn keys_are_normalised() -> Script {
         .call(t(0), Call::try_get("with space=;:[1,2]"), ok().value("v"))
         .call(t(0), Call::insert("schlüssel/鍵", "v"), ok())
         .call(t(0), Call::list("schlüssel"), ok().entries(&[("schlüssel/鍵", "v")]))
+}
+
+fn keys_with_a_nul() -> Script {
+    script("keys with a NUL", 1)
+        .registered()
         .call(t(0), Call::insert("a\0b", "nul"), ok())
         .call(t(0), Call::try_get("a\0b"), ok().value("nul"))
-        .call(t(0), Call::try_get("a"), error(Code::NotFound))
+        .call_differs(
+            t(0),
+            Call::try_get("a"),
+            Difference::NulInKey,
+            ok().value("nul"),
+            error(Code::NotFound),
+        )
+        .parted()
 }
 
 fn a_directory_lists_its_descendants() -> Script {

@@ -28,4 +28,7 @@ pub fn all(release: Release) -> Vec<Script> {
         generation_a::scripts(release),
     ]
     .concat()
+    .into_iter()
+    .filter(|script| release.knows(script))
+    .collect()
 }

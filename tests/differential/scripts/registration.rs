@@ -17,7 +17,10 @@ pub fn scripts(release: Release) -> Vec<Script> {
     if release.states_incarnations() {
         scripts.extend([a_call_to_another_service_is_refused(), a_call_to_no_service_is_refused()]);
     } else {
-        scripts.extend([a_task_is_spelled_as_its_caller_spells_it(), a_reset_task_comes_back()]);
+        scripts.push(a_reset_task_comes_back());
+    }
+    if release == Release::V0_6_2 {
+        scripts.push(a_task_is_spelled_as_its_caller_spells_it());
     }
     scripts
 }

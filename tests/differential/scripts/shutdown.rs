@@ -1,7 +1,8 @@
 //! ShutdownTask.
 
+use crate::differences::Difference;
 use crate::expect::{Code, Outcome, State, another_life, error, ok, waits};
-use crate::script::{Ask, Release, Script, Version, observer, script, t};
+use crate::script::{Ask, Release, Script, SideKind, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(_: Release) -> Vec<Script> {
@@ -52,12 +53,17 @@ fn a_second_shutdown_of_a_task_takes_the_place_of_its_first() -> Script {
 
 fn strangers_cannot_shut_down() -> Script {
     script("strangers cannot shut down", 2)
-        .start("look", observer(), Ask::Watch(Version::None))
-        .call(t(2), Call::Shutdown, error(Code::InvalidArgument))
         .registered()
-        .call(t(2), Call::Shutdown, error(Code::InvalidArgument))
-        .call(t(-1), Call::Shutdown, error(Code::InvalidArgument))
-        .heartbeat(t(0), ok())
+        .start("poll", t(0), Call::PollForError)
+        .start("0", t(0), Call::Shutdown)
+        .call(t(2), Call::Shutdown, failed())
+        .call(t(-1), Call::Shutdown, failed())
+        .differs("0", Difference::Strangers, failed(), waits())
+        .differs("poll", Difference::Strangers, failed(), waits())
+        .start("1", t(1), Call::Shutdown)
+        .differs("1", Difference::Strangers, failed(), ok())
+        .only(SideKind::Muster, Difference::Strangers, |script| script.then("0", ok()))
+        .parted()
 }
 
 fn a_task_that_does_not_come_fails_the_shutdown() -> Script {
