@@ -1,5 +1,9 @@
 //! The deliberate differences between Muster and jaxlib's own service: one row each, in `DIFFERENCES.md`.
 
+use std::collections::BTreeSet;
+
+use crate::script::Release;
+
 /// A difference that is wanted. Scripts name the one that they show; nothing else is tolerated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Difference {
@@ -10,6 +14,7 @@ pub enum Difference {
     ResultStays,
     RepeatedMembers,
     CallerHungUp,
+    DesertedInstance,
     Strangers,
     NulInKey,
     FutureVersion,
@@ -23,7 +28,7 @@ pub enum Difference {
 }
 
 impl Difference {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::BarrierBeginsAtZero,
         Self::NoNamelessBarrier,
         Self::MistakenBeginning,
@@ -31,6 +36,7 @@ impl Difference {
         Self::ResultStays,
         Self::RepeatedMembers,
         Self::CallerHungUp,
+        Self::DesertedInstance,
         Self::Strangers,
         Self::NulInKey,
         Self::FutureVersion,
@@ -53,6 +59,7 @@ impl Difference {
             Self::ResultStays => "result-stays",
             Self::RepeatedMembers => "repeated-members",
             Self::CallerHungUp => "caller-hung-up",
+            Self::DesertedInstance => "deserted-instance",
             Self::Strangers => "strangers",
             Self::NulInKey => "nul-in-key",
             Self::FutureVersion => "future-version",
@@ -64,5 +71,27 @@ impl Difference {
             Self::UnsyncedRestart => "unsynced-restart",
             Self::LostConnection => "lost-connection",
         }
+    }
+}
+
+/// Checks that the rows of `DIFFERENCES.md` are the differences that exist, and that each is shown by a script.
+///
+/// # Errors
+/// In words, if they are not.
+pub fn check() -> Result<(), String> {
+    let rows: Vec<&str> = include_str!("DIFFERENCES.md")
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split(" |").next())
+        .filter(|id| !matches!(*id, "difference" | "---"))
+        .collect();
+    let known = Difference::ALL.map(Difference::id);
+    if rows != known {
+        return Err(format!("DIFFERENCES.md has the rows {rows:?}, the scripts know {known:?}"));
+    }
+    let scripts = Release::ALL.into_iter().flat_map(crate::scripts::all);
+    let shown: BTreeSet<Difference> = scripts.flat_map(|script| script.differences()).collect();
+    match Difference::ALL.into_iter().find(|difference| !shown.contains(difference)) {
+        Some(difference) => Err(format!("no script shows {:?}", difference.id())),
+        None => Ok(()),
     }
 }

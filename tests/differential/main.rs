@@ -5,12 +5,16 @@
 //!     cargo test --test differential
 //!     cargo test --test differential 0.10.2::a_barrier
 //!
+//! Random calls run besides, from fixed seeds; `MUSTER_DIFFERENTIAL_SEED=N` runs one other seed instead, and
+//! `MUSTER_DIFFERENTIAL_STEPS=N` makes every one that long.
+//!
 //! `MUSTER_DIFFERENTIAL_SIDES=jaxlib|muster` runs one side only, against the expectations that the scripts state.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
 mod differences;
 mod expect;
+mod random;
 mod run;
 mod script;
 mod scripts;
@@ -28,6 +32,9 @@ use script::{Release, Script, SideKind};
 
 /// How many scripts run at once: nearly all of their time is spent waiting.
 const AT_ONCE: usize = 12;
+/// How many seeds of random calls run, in every kind of job of every release, and how many calls each makes.
+const RANDOM_SEEDS: u64 = 4;
+const RANDOM_STEPS: usize = 150;
 
 fn main() {
     let mut arguments = Arguments::from_args();
@@ -40,6 +47,10 @@ fn main() {
             trials.push(trial(script, release, sides, &runtime));
         }
     }
+    if sides == Sides::Both {
+        trials.extend(random_trials(&runtime));
+    }
+    trials.push(Trial::test("every_difference_has_a_row_and_a_script", || differences::check().map_err(Failed::from)));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -54,24 +65,50 @@ fn sides() -> Sides {
 fn trial(script: Script, release: Release, sides: Sides, runtime: &Arc<tokio::runtime::Runtime>) -> Trial {
     let runtime = Arc::clone(runtime);
     let name = format!("{}::{}", release.name(), script.name.replace(' ', "_"));
-    Trial::test(name, move || {
+    let test = Trial::test(name, move || {
         let environment = environment(release, sides)?;
-        let Some(environment) = environment else { return Ok(()) };
         runtime
             .block_on(run::compare(&script, release, &environment, sides))
             .map_err(Failed::from)
-    })
+    });
+    test.with_ignored_flag(sides != Sides::Only(SideKind::Muster) && may_be_absent(release))
 }
 
-/// Where the release's service is; `None` if this machine may do without it.
-fn environment(release: Release, sides: Sides) -> Result<Option<PathBuf>, Failed> {
+/// Random calls against the last release of each generation.
+fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
+    let steps = number("MUSTER_DIFFERENTIAL_STEPS").map_or(RANDOM_STEPS, |steps: u64| steps as usize);
+    let seeds = number("MUSTER_DIFFERENTIAL_SEED").map_or(0..RANDOM_SEEDS, |seed| seed..seed + 1);
+    let mut trials = Vec::new();
+    for release in [Release::V0_9_2, Release::V0_10_2, Release::V0_12_0] {
+        for (recoverable, kind) in [(false, "fate-sharing"), (true, "recoverable")] {
+            for seed in seeds.clone() {
+                let runtime = Arc::clone(runtime);
+                let name = format!("{}::random_calls_in_a_{kind}_job_from_seed_{seed}", release.name());
+                let test = Trial::test(name, move || {
+                    let environment = environment(release, Sides::Both)?;
+                    runtime
+                        .block_on(random::compare(release, &environment, recoverable, seed, steps))
+                        .map_err(Failed::from)
+                });
+                trials.push(test.with_ignored_flag(may_be_absent(release)));
+            }
+        }
+    }
+    trials
+}
+
+/// Whether the release is not here, on a machine that may do without it: it needs a Python that not every machine has.
+fn may_be_absent(release: Release) -> bool {
+    release == Release::V0_12_0 && support::server::jax_environment(release.name()).is_none()
+}
+
+/// Where the release's service is.
+fn environment(release: Release, sides: Sides) -> Result<PathBuf, Failed> {
     if sides == Sides::Only(SideKind::Muster) {
-        return Ok(Some(PathBuf::new()));
+        return Ok(PathBuf::new());
     }
-    match support::server::jax_environment(release.name()) {
-        Some(path) => Ok(Some(path)),
-        // It needs a Python that not every machine has.
-        None if release == Release::V0_12_0 => Ok(None),
-        None => Err(format!("there is no JAX {} to compare with; run tests/jax/setup", release.name()).into()),
-    }
+    support::server::jax_environment(release.name()).ok_or_else(|| {
+        format!("there is no JAX {} to compare with; run tests/jax/setup", release.name()).into()
+    })
 }

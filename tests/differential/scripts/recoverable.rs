@@ -13,6 +13,7 @@ pub fn scripts(_: Release) -> Vec<Script> {
         a_restarted_task_begins_the_next_use(),
         a_silent_task_is_lost_alone(),
         a_task_that_leaves_is_not_counted_where_it_waited(),
+        an_instance_that_everybody_left(),
         the_living_shrink_and_grow(),
         a_counter_that_is_wrong_still_fails_all(),
         an_older_life_is_fenced(),
@@ -142,6 +143,23 @@ fn a_task_that_leaves_is_not_counted_where_it_waited() -> Script {
         .then("0", waits())
 }
 
+fn an_instance_that_everybody_left() -> Script {
+    script("an instance that everybody left", 2)
+        .recoverable()
+        .registered()
+        .start("0", t(0), Call::barrier("b", 0))
+        .call(t(0), Call::Shutdown, ok())
+        .then("0", stale("b", 0))
+        .call_differs(
+            t(1),
+            Call::cancel("b", 0),
+            Difference::DesertedInstance,
+            ok(),
+            error(Code::FailedPrecondition).of_barrier("b", 0),
+        )
+        .parted()
+}
+
 fn the_living_shrink_and_grow() -> Script {
     let all = [0, 1, 2];
     script("the living shrink and grow", 3)
@@ -176,8 +194,12 @@ fn an_older_life_is_fenced() -> Script {
     script("an older life is fenced in a recoverable job", 2)
         .recoverable()
         .registered()
+        .start("poll of the old life", t(1), Call::PollForError)
+        .start("question of the old life", t(1), Call::alive(&[0, 1]))
         .restart(1)
         .registers(t(1), ok())
+        .differs("poll of the old life", Difference::FencedLife, waits(), error(Code::Aborted))
+        .differs("question of the old life", Difference::FencedLife, waits(), error(Code::Aborted))
         .call_differs(
             t(1).life(0),
             Call::Heartbeat { incarnation: crate::script::incarnation(1, 0) },

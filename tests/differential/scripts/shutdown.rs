@@ -46,6 +46,7 @@ fn a_second_shutdown_of_a_task_takes_the_place_of_its_first() -> Script {
         .registered()
         .start("first", t(0), Call::Shutdown)
         .start("second", t(0), Call::Shutdown)
+        .then("first", failed().says("more recent"))
         .then("second", waits())
         .call(t(1), Call::Shutdown, ok())
         .then("second", ok())
