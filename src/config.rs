@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
+use crate::grpc::Limits;
 
 mod file;
 mod keys;
@@ -40,6 +41,8 @@ pub struct Config {
 pub struct Server {
     /// Where clients connect.
     pub grpc: SocketAddr,
+    /// What the wire edge allows.
+    pub grpc_limits: Limits,
     /// Where people and tools look.
     pub http: SocketAddr,
     /// How many HTTP connections are served at once.
@@ -74,6 +77,7 @@ impl Server {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
+            grpc_limits: Limits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
             http_connections: 1024,
             io_threads: cores.min(2),

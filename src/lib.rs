@@ -1,4 +1,15 @@
-//! Muster
+//! Muster: the coordination and transfer plane for multi-controller training and inference.
+//!
+//! | room | its reason to exist |
+//! | --- | --- |
+//! | [`coordination`] | the state machine: every rule, no IO |
+//! | [`engine`] | the driver: feeds inputs and time to the state machine and performs its effects |
+//! | [`grpc`] | the wire edge, for JAX clients of both generations |
+//! | [`http`] | the web edge, for people and tools |
+//! | [`cli`], [`config`] | the command line, and one typed configuration |
+//! | [`telemetry`] | what is told of all this: projections of effects |
+//! | [`proto`] | the wire messages |
+//! | [`clock`] | the only reader of clock and entropy |
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -26,20 +26,15 @@ pub use children::{BECOME, BecomeArguments, GUARD, run_become, run_guard};
 
 /// Run a job on this machine: N processes of one command, and a server for them
 ///
-/// Starts a server in this process, at free loopback ports, and N processes of COMMAND. Each finds the server and its
-/// place by these variables:
-///   JAX_COORDINATOR_ADDRESS, JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0   read by JAX itself
-///   MUSTER_PROCESS_ID, MUSTER_NUM_PROCESSES                             for jax.distributed.initialize(...)
-/// (and PYTHONUNBUFFERED=1, unless it is set, so that their lines come when they are written).
+/// Starts a server in this process, at free loopback ports, and N processes of COMMAND, which find it and their place by
+/// their environment (see below). Every line they write is passed on with `[i] ` before it; their standard input is
+/// empty.
 ///
-/// Every line they write is passed on with `[i] ` before it; their standard input is empty. When one fails, the others
-/// are ended, unless the job is recoverable; --max-restarts starts again what failed. SIGINT, SIGTERM, SIGHUP,
-/// SIGUSR1 and SIGUSR2 are passed on. No process outlives the launch.
-///
-/// Ends with 0 if every process ended with 0, otherwise as the first process that failed (128+N for signal N);
-/// 128+N when ended by signal N itself; 125 if the launch could not be made, 127 if there is no such COMMAND.
+/// When a process fails, the others are ended too, unless the job is recoverable; --max-restarts starts again what
+/// failed. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on; a second SIGINT kills. No process outlives the
+/// launch, however that ends.
 #[derive(Debug, Args)]
-#[command(after_long_help = EXAMPLES, verbatim_doc_comment)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// How many processes to run
     #[arg(short = 'n', long = "processes", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -72,6 +67,19 @@ pub struct Arguments {
 }
 
 const EXAMPLES: &str = "\
+Environment of each process:
+  JAX_COORDINATOR_ADDRESS       the server's address; JAX reads it
+  JAX_COORDINATOR_BIND_ADDRESS  127.0.0.1:0, for a service of JAX's own that stays unused
+  MUSTER_PROCESS_ID             its number, for jax.distributed.initialize(process_id=...)
+  MUSTER_NUM_PROCESSES          how many there are, for initialize(num_processes=...)
+  PYTHONUNBUFFERED              1 unless it is set, so that lines come when they are written
+
+Exit code:
+  0      every process ended with 0
+  N      otherwise, that of the first process that failed (128+S if it died of signal S)
+  128+S  the launch itself was ended by signal S
+  125    the launch could not be made; 127: there is no such COMMAND; 2: wrong arguments
+
 Examples:
   muster launch -n 2 -- python3 train.py
 

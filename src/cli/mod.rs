@@ -40,8 +40,9 @@ Examples:
     export JAX_COORDINATOR_ADDRESS=HOST:8476 JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0
     python3 train.py    # calls jax.distributed.initialize(num_processes=8, process_id=...)
 
-Every setting is a flag, an environment variable (MUSTER_...) or a key in a file, in this order of strength;
-`muster config print` shows each value with its source. `muster help COMMAND` tells more.";
+Every setting is a flag, an environment variable (MUSTER_...) or a key in a
+file, in this order of strength; `muster config print` shows each with its
+source. `muster help COMMAND` tells more.";
 
 #[derive(Debug, Subcommand)]
 enum Command {

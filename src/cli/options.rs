@@ -7,7 +7,7 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::config::{
-    Asked, AskedJobs, Config, ConfigError, JOB_KEYS, Profile, SERVER_KEYS, Server, Shown, load, variable,
+    Asked, AskedJobs, Config, ConfigError, JOB_KEYS, Key, Profile, SERVER_KEYS, Server, Shown, load, variable,
 };
 use crate::coordination::JobSettings;
 
@@ -62,13 +62,11 @@ impl<const SERVE: bool> clap::Args for Options<SERVE> {
     fn augment_args(command: clap::Command) -> clap::Command {
         let server = Server::new(Self::PROFILE);
         let job = JobSettings::new(1);
-        let command = JOB_KEYS.iter().fold(command, |command, key| {
-            command.arg(argument(key.name, key.placeholder, key.help, &(key.show)(&job)).help_heading("Jobs"))
-        });
+        let command = JOB_KEYS
+            .iter()
+            .fold(command, |command, key| command.arg(argument(key, &(key.show)(&job)).help_heading("Jobs")));
         let command = SERVER_KEYS.iter().fold(command, |command, key| {
-            command.arg(
-                argument(key.name, key.placeholder, key.help, &(key.show)(&server)).help_heading("Server"),
-            )
+            command.arg(argument(key, &(key.show)(&server)).help_heading("Server"))
         });
         command.arg(
             Arg::new("config")
@@ -85,19 +83,21 @@ impl<const SERVE: bool> clap::Args for Options<SERVE> {
     }
 }
 
-fn argument(name: &'static str, placeholder: &'static str, help: &str, default: &Shown) -> Arg {
+fn argument<T>(key: &Key<T>, default: &Shown) -> Arg {
+    let Key { name, placeholder, help, rare, .. } = key;
     let default = match default {
         Shown::Text(text) => text.clone(),
         Shown::Number(number) => number.to_string(),
         Shown::Switch(switch) => switch.to_string(),
     };
-    let argument = Arg::new(name)
-        .long(name)
-        .value_name(placeholder)
+    let argument = Arg::new(*name)
+        .long(*name)
+        .value_name(*placeholder)
+        .hide_short_help(*rare)
         .value_parser(NonEmptyStringValueParser::new())
         .action(ArgAction::Set)
         .help(format!("{help} [default: {default}] [env: {}]", variable(name)));
-    if placeholder == "true|false" {
+    if *placeholder == "true|false" {
         return argument.num_args(0..=1).require_equals(true).default_missing_value("true");
     }
     argument

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::client::DEFAULT_SERVER;
 use super::config::Jobs;
 use super::options::ServeOptions;
 use super::server::Server;
@@ -135,8 +136,10 @@ fn announcement(config: &Config, about: &About) -> String {
     for listener in &about.grpc {
         let _ = writeln!(text, "  gRPC  {}", listener.address);
     }
-    let _ =
-        writeln!(text, "  HTTP  http://{}   (/healthz/ready, /api/v1/jobs; or: muster status)", about.http);
+    let http = format!("http://{}", about.http);
+    let named = if http == DEFAULT_SERVER { String::new() } else { format!(" --server {http}") };
+    let _ = writeln!(text, "  HTTP  {http}");
+    let _ = writeln!(text, "Look with: muster status{named}");
     for job in &config.jobs {
         let settings = &job.settings;
         let recoverable = if settings.recoverable { ", recoverable" } else { "" };

@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Job};
 use crate::coordination::JobName;
 use crate::engine::Engine;
-use crate::grpc;
+use crate::grpc::{self, Routing};
 use crate::http::{self, About, Limits, Listener, Readiness, Site, Version};
 use crate::telemetry::events::log_events;
 
@@ -94,17 +94,28 @@ impl Server {
         };
         let limits = Limits::new(config.server.http_connections);
         server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
-        let wire = grpc::Server::new(Arc::clone(&server.engine), grpc::Limits::default());
-        for bound in listeners {
-            warn_if_open(bound.address, "gRPC");
-            let stop = server.grpc.stop.subscribe();
-            let own = bound.job.and_then(|job| server.engine.look(|core, _| core.job_named(job.as_str())));
-            let routing = own.map_or(grpc::Routing::ByAuthority, grpc::Routing::Own);
-            server.grpc.tasks.spawn(Arc::clone(&wire).serve(bound.listener, routing, stop));
-        }
+        server.serve_grpc(listeners, config)?;
         warn_if_open(web_address, "HTTP");
         server.readiness.started();
         Ok(server)
+    }
+
+    /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
+    fn serve_grpc(&mut self, listeners: Vec<Bound>, config: &Config) -> Result<()> {
+        let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
+        let edge = grpc::Server::new(Arc::clone(&self.engine), limits);
+        for Bound { listener, address, job } in listeners {
+            warn_if_open(address, "gRPC");
+            let routing = match job {
+                None => Routing::ByAuthority,
+                Some(name) => {
+                    let job = self.engine.look(|core, _| core.job_named(name.as_str()));
+                    Routing::Own(job.with_context(|| format!("the job {name} is not there"))?)
+                }
+            };
+            self.grpc.tasks.spawn(Arc::clone(&edge).serve(listener, routing, self.grpc.stop.subscribe()));
+        }
+        Ok(())
     }
 
     /// The state of the server.

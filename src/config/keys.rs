@@ -26,6 +26,8 @@ pub struct Key<T: 'static> {
     pub name: &'static str,
     /// What stands for its value in help texts.
     pub placeholder: &'static str,
+    /// Few need it: `--help` shows it, `-h` does not.
+    pub rare: bool,
     /// What it is for.
     pub help: &'static str,
     /// Its value, as the file spells it.
@@ -45,17 +47,70 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 7] = [
+pub static SERVER_KEYS: [Key<Server>; 12] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
+        rare: false,
         help: "Where JAX clients connect; port 0 picks a free one",
         show: |server| text(server.grpc),
         set: |server, text| parse_address(text).map(|value| server.grpc = value),
     },
     Key {
+        name: "grpc-connections",
+        placeholder: "COUNT",
+        rare: true,
+        help: "gRPC connections at once; more are closed at once",
+        show: |server| Shown::Number(server.grpc_limits.connections as u64),
+        set: |server, text| parse_count(text, 1, 1 << 24).map(|value| server.grpc_limits.connections = value),
+    },
+    Key {
+        name: "grpc-streams",
+        placeholder: "COUNT",
+        rare: true,
+        help: "gRPC calls in progress at once on one connection",
+        show: |server| Shown::Number(u64::from(server.grpc_limits.streams_per_connection)),
+        set: |server, text| {
+            parse_count(text, 1, 1 << 24).map(|value| {
+                server.grpc_limits.streams_per_connection = u32::try_from(value).unwrap_or(u32::MAX)
+            })
+        },
+    },
+    Key {
+        name: "grpc-message-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "Length of one gRPC message, after inflation",
+        show: |server| Shown::Number(server.grpc_limits.message_bytes as u64),
+        set: |server, text| {
+            parse_count(text, 4 << 10, 2 << 30).map(|value| server.grpc_limits.message_bytes = value)
+        },
+    },
+    Key {
+        name: "grpc-bodies-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "Memory for gRPC requests that arrive in pieces, over all connections; more wait their turn",
+        show: |server| Shown::Number(server.grpc_limits.bodies_in_flight_bytes as u64),
+        set: |server, text| {
+            parse_count(text, 4 << 10, 1 << 40).map(|value| server.grpc_limits.bodies_in_flight_bytes = value)
+        },
+    },
+    Key {
+        name: "grpc-unsent-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "Answers that one gRPC client has not taken yet; with more, its calls wait",
+        show: |server| Shown::Number(server.grpc_limits.unsent_bytes_per_connection as u64),
+        set: |server, text| {
+            parse_count(text, 4 << 10, 1 << 40)
+                .map(|value| server.grpc_limits.unsent_bytes_per_connection = value)
+        },
+    },
+    Key {
         name: "http",
         placeholder: "ADDR",
+        rare: false,
         help: "Where people and tools look: health, version and the REST API; port 0 picks a free one",
         show: |server| text(server.http),
         set: |server, text| parse_address(text).map(|value| server.http = value),
@@ -63,6 +118,7 @@ pub static SERVER_KEYS: [Key<Server>; 7] = [
     Key {
         name: "http-connections",
         placeholder: "COUNT",
+        rare: true,
         help: "How many HTTP connections are served at once; more wait their turn",
         show: |server| Shown::Number(server.http_connections as u64),
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
@@ -70,6 +126,7 @@ pub static SERVER_KEYS: [Key<Server>; 7] = [
     Key {
         name: "io-threads",
         placeholder: "COUNT",
+        rare: true,
         help: "Threads that serve connections",
         show: |server| Shown::Number(server.io_threads as u64),
         set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
@@ -77,6 +134,7 @@ pub static SERVER_KEYS: [Key<Server>; 7] = [
     Key {
         name: "stop-timeout",
         placeholder: "DURATION",
+        rare: true,
         help: "How long open connections may take to finish when the server stops",
         show: |server| text(show_duration(server.stop_timeout)),
         set: |server, text| parse_duration(text).map(|value| server.stop_timeout = value),
@@ -84,6 +142,7 @@ pub static SERVER_KEYS: [Key<Server>; 7] = [
     Key {
         name: "log",
         placeholder: "FILTER",
+        rare: false,
         help: "What is logged: error, warn, info, debug, trace or off, or a filter such as \
                'info,muster::events=warn' (every change of state is an event)",
         show: |server| text(&server.log),
@@ -92,6 +151,7 @@ pub static SERVER_KEYS: [Key<Server>; 7] = [
     Key {
         name: "log-format",
         placeholder: "FORMAT",
+        rare: false,
         help: "How log lines look: human or json",
         show: |server| text(server.log_format),
         set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
@@ -103,6 +163,7 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
     Key {
         name: "recoverable",
         placeholder: "true|false",
+        rare: false,
         help: "Tasks may fail and come back without ending the run",
         show: |job| Shown::Switch(job.recoverable),
         set: |job, text| parse_switch(text).map(|value| job.recoverable = value),
@@ -110,6 +171,7 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
     Key {
         name: "heartbeat-timeout",
         placeholder: "DURATION",
+        rare: false,
         help: "A task that gives no sign of life for this long has failed",
         show: |job| text(show_duration(job.heartbeat_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.heartbeat_timeout = value),
@@ -117,6 +179,7 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
     Key {
         name: "register-timeout",
         placeholder: "DURATION",
+        rare: false,
         help: "How long tasks wait for one another when they register",
         show: |job| text(show_duration(job.register_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.register_timeout = value),
@@ -124,6 +187,7 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
     Key {
         name: "shutdown-timeout",
         placeholder: "DURATION",
+        rare: false,
         help: "How long tasks wait for one another when they shut down; 0s: not at all",
         show: |job| text(show_duration(job.shutdown_timeout)),
         set: |job, text| parse_duration(text).map(|value| job.shutdown_timeout = value),
@@ -131,6 +195,7 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
     Key {
         name: "disconnect-grace",
         placeholder: "DURATION|off",
+        rare: false,
         help: "How long a task whose connection broke may take to be heard again; off: only heartbeats count",
         show: |job| job.disconnect_grace.map_or_else(|| text("off"), |grace| text(show_duration(grace))),
         set: |job, text| {
@@ -145,6 +210,7 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
     Key {
         name: "error-delivery",
         placeholder: "auto|hold|cancel",
+        rare: false,
         help: "How errors reach tasks: hold (at once, by a held poll), cancel (with the next heartbeat; clients \
                survive a lost connection), or auto (cancel for recoverable jobs, hold otherwise)",
         show: |job| {

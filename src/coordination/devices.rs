@@ -127,3 +127,83 @@ fn read(platform: &str, processes: &[xla::LocalTopologyProto], gathered: bool, d
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(id: i32, boot: &str, partition: Option<i32>, ids: &[i32]) -> xla::LocalTopologyProto {
+        let devices = ids.iter().enumerate().map(|(local, id)| xla::DeviceProto {
+            local_device_ordinal: i32::try_from(local).expect("few devices"),
+            global_device_id: *id,
+            device_kind: "cpu".into(),
+            ..Default::default()
+        });
+        xla::LocalTopologyProto {
+            process_id: id,
+            boot_id: boot.into(),
+            devices: devices.collect(),
+            partition_index: partition,
+            network_nodes: Vec::new(),
+        }
+    }
+
+    fn key(text: &str) -> TopologyKey {
+        TopologyKey::parse(text.as_bytes()).expect("a topology key")
+    }
+
+    #[test]
+    fn only_the_keys_that_workers_write_are_topology() {
+        assert_eq!(key("cpu:local_topology/cpu/3"), TopologyKey::Local { platform: "cpu".into() });
+        assert_eq!(key("cuda:global_topology/cuda"), TopologyKey::Global { platform: "cuda".into() });
+        for other in [
+            "local_topology/cpu/3",
+            "cpu:local_topology/cpu",
+            "cpu:local_topology/cpu/x",
+            "cpu:gloo/0,1/0",
+            "",
+        ] {
+            assert_eq!(TopologyKey::parse(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn until_process_0_has_gathered_them_hosts_are_numbered_as_jax_numbers_them() {
+        let values: Vec<(TopologyKey, Vec<u8>)> = [
+            process(2, "host-b", None, &[4096]),
+            process(0, "host-a", None, &[0, 1]),
+            process(1, "host-a", None, &[2048]),
+        ]
+        .into_iter()
+        .map(|p| (key(&format!("cpu:local_topology/cpu/{}", p.process_id)), p.encode_to_vec()))
+        .collect();
+        let devices = decode(values.iter().map(|(key, value)| (key, value.as_slice())));
+        let told: Vec<_> = devices.iter().map(|d| (d.task.0, d.local_id, d.global_id, d.partition)).collect();
+        let expected = [(0, 0, 0, Some(0)), (0, 1, 1, Some(0)), (1, 0, 2048, Some(0)), (2, 0, 4096, Some(1))];
+        assert_eq!(told, expected);
+        assert_eq!(devices[3].boot_id, "host-b");
+    }
+
+    #[test]
+    fn what_process_0_has_gathered_counts_before_what_each_process_said() {
+        let mut gathered = xla::GlobalTopologyProto { processes: vec![process(0, "h", None, &[7])] };
+        gathered.processes[0].devices[0].partition_index = 3;
+        let local = process(0, "h", None, &[0]).encode_to_vec();
+        let global = gathered.encode_to_vec();
+        let keys = [key("cuda:local_topology/cuda/0"), key("cuda:global_topology/cuda")];
+        let devices = decode([(&keys[0], local.as_slice()), (&keys[1], global.as_slice())]);
+        assert_eq!(devices.len(), 1);
+        assert_eq!((devices[0].global_id, devices[0].partition), (7, Some(3)));
+    }
+
+    #[test]
+    fn an_explicit_partition_is_taken_and_the_unknown_is_left_alone() {
+        // A later release may add fields: number 60, a string.
+        let mut bytes = process(0, "h", Some(5), &[0]).encode_to_vec();
+        bytes.extend_from_slice(&[0xe2, 0x03, 2, b'h', b'i']);
+        let (good, bad) = (key("tpu:local_topology/tpu/0"), key("tpu:local_topology/tpu/1"));
+        let devices = decode([(&good, bytes.as_slice()), (&bad, b"\xff\xffno message".as_slice())]);
+        assert_eq!(devices.len(), 1);
+        assert_eq!(devices[0].partition, Some(5));
+    }
+}

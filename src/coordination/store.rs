@@ -79,6 +79,14 @@ impl Store {
     ) -> Result<Vec<CallId>, Failure> {
         let normal = normalise(key);
         let old = self.entries.get(normal.as_ref());
+        if let Some(old) = old
+            && old.value == entry.value
+            && matches!(self.topology.get(normal.as_ref()), Some(TopologyKey::Global { .. }))
+        {
+            // Process 0 gathers the topology again when it is restarted; that it is the same is good news, and an
+            // error would end it.
+            return Ok(Vec::new());
+        }
         if old.is_some() && !overwrite {
             // Without details, as clients since 0.6.2 have known it.
             let text = format!("key {} already exists.", shown(key));
@@ -263,6 +271,20 @@ mod tests {
         assert_eq!(store.len(), 1);
         assert_eq!(store.bytes(), "da".len() + 1);
         assert!(store.get(b"da").is_some());
+    }
+
+    #[test]
+    fn only_a_gathered_topology_may_be_written_again_and_only_the_same() {
+        let mut store = filled(&["cpu:global_topology/cpu", "cpu:local_topology/cpu/0", "k"]);
+        let mut again = |key: &str, value: &'static str| {
+            let entry = Entry { value: Bytes::from_static(value.as_bytes()), at: Timestamp(1), by: None };
+            store.insert(key.as_bytes(), entry, false, &Bounds::default()).map_err(|failure| failure.code)
+        };
+        assert_eq!(again("cpu:global_topology/cpu", "v"), Ok(Vec::new()));
+        let refused = Err(Code::AlreadyExists);
+        assert_eq!(again("cpu:global_topology/cpu", "other"), refused);
+        assert_eq!(again("cpu:local_topology/cpu/0", "v"), refused, "clients count on this error");
+        assert_eq!(again("k", "v"), refused);
     }
 
     #[test]

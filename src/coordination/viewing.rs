@@ -96,10 +96,14 @@ impl Run {
             registered_at: life.registered_at,
             ended: Some(life.ended.clone()),
         });
+        let standing = self.standing(id, task);
         TaskView {
             task: id,
-            standing: self.standing(id, task),
-            since: task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
+            standing,
+            since: match standing {
+                TaskStanding::Registering => task.registered_at,
+                _ => task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
+            },
             lives: present.into_iter().chain(past).collect(),
             last_heartbeat: task.last_heartbeat,
             recoverable: task.recoverable,

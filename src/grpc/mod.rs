@@ -25,6 +25,8 @@ mod sets;
 mod side;
 mod slots;
 mod status;
+#[cfg(test)]
+mod tests;
 
 pub use limits::Limits;
 pub use listener::bind;

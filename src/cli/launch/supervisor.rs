@@ -68,17 +68,35 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exit code {code}"),
-            Self::Signal(number) => match Signal::from_named_raw(*number) {
-                Some(signal) => write!(f, "{}", name(signal)),
-                None => write!(f, "signal {number}"),
-            },
+            Self::Signal(number) => f.write_str(&signal_name(*number)),
         }
     }
 }
 
 /// A signal's name as people write it.
-fn name(signal: Signal) -> String {
-    format!("{signal:?}").replace("Signal::", "SIG")
+fn signal_name(number: i32) -> String {
+    const NAMED: [(Signal, &str); 18] = [
+        (Signal::HUP, "SIGHUP"),
+        (Signal::INT, "SIGINT"),
+        (Signal::QUIT, "SIGQUIT"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::TRAP, "SIGTRAP"),
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::FPE, "SIGFPE"),
+        (Signal::KILL, "SIGKILL"),
+        (Signal::USR1, "SIGUSR1"),
+        (Signal::SEGV, "SIGSEGV"),
+        (Signal::USR2, "SIGUSR2"),
+        (Signal::PIPE, "SIGPIPE"),
+        (Signal::ALARM, "SIGALRM"),
+        (Signal::TERM, "SIGTERM"),
+        (Signal::XCPU, "SIGXCPU"),
+        (Signal::XFSZ, "SIGXFSZ"),
+        (Signal::SYS, "SIGSYS"),
+    ];
+    let named = NAMED.iter().find(|(signal, _)| signal.as_raw() == number);
+    named.map_or_else(|| format!("signal {number}"), |(_, name)| (*name).to_owned())
 }
 
 struct Process {
@@ -286,7 +304,7 @@ impl Supervisor {
         if self.restarts == self.plan.max_restarts {
             let others = self.running().count();
             let no_more = self.no_more_restarts();
-            self.err.say(&format!("{failed}; {no_more}, the other {others} go on")).await;
+            self.err.say(&format!("{failed}; {no_more}; {others} other task(s) go on")).await;
             return Ok(());
         }
         self.restarts += 1;
@@ -302,7 +320,7 @@ impl Supervisor {
         let others = self.running().count();
         if others > 0 {
             let time = show_duration(SETTLE);
-            self.err.say(&format!("{failed}; the other {others} have {time} to end by themselves")).await;
+            self.err.say(&format!("{failed}; {others} other task(s) have {time} to end by themselves")).await;
         } else {
             self.err.say(&failed.to_string()).await;
         }
@@ -352,7 +370,7 @@ impl Supervisor {
                 self.phase = Phase::Interrupted(signal, Ending::Told);
                 self.timer = Some(Box::pin(tokio::time::sleep(self.plan.kill_after)));
                 self.signal_all(signal);
-                let (name, time) = (name(signal), show_duration(self.plan.kill_after));
+                let (name, time) = (signal_name(signal.as_raw()), show_duration(self.plan.kill_after));
                 let again = if signal == Signal::INT { " (or when interrupted again)" } else { "" };
                 let say = format!("passed {name} on; what has not ended after {time} is killed{again}");
                 self.err.say(&say).await;
@@ -367,7 +385,7 @@ impl Supervisor {
         if let Phase::Failed(ending @ Ending::Waiting) = &mut self.phase {
             *ending = Ending::Told;
             self.timer = Some(Box::pin(tokio::time::sleep(self.plan.kill_after)));
-            self.err.say(&format!("ending the other {left} with SIGTERM")).await;
+            self.err.say(&format!("ending {left} other task(s) with SIGTERM")).await;
             self.signal_all(Signal::TERM);
             return;
         }
@@ -376,7 +394,10 @@ impl Supervisor {
             Phase::Going => return,
         }
         self.err
-            .say(&format!("killing {left} that did not end in {}", show_duration(self.plan.kill_after)))
+            .say(&format!(
+                "killing {left} task(s) that did not end within {}",
+                show_duration(self.plan.kill_after)
+            ))
             .await;
         self.signal_all(Signal::KILL);
     }
@@ -410,7 +431,9 @@ impl Supervisor {
         }
         let ends: Vec<String> = ends.iter().map(|(end, count)| format!("{count} with {end}")).collect();
         let mut text = match (self.phase, self.failed.first()) {
-            (Phase::Interrupted(signal, _), _) => format!("interrupted by {}; ", name(signal)),
+            (Phase::Interrupted(signal, _), _) => {
+                format!("interrupted by {}; ", signal_name(signal.as_raw()))
+            }
             (_, Some(first)) => format!("{first}, first of all; "),
             (_, None) => String::new(),
         };

@@ -80,9 +80,16 @@ impl Target {
             );
         }
         let coordinator = client.about().coordinator_address(job, Some(client.host()));
+        let coordinator = coordinator.context("the server does not say where the job's tasks connect")?;
+        if let Err(error) = tokio::net::lookup_host(&coordinator).await {
+            bail!(
+                "the name in {coordinator}, which leads to the job {job}, is not known here ({error}): make it known, or \
+                 serve the job at an address of its own (muster serve --job {job}={tasks}@IP:PORT)"
+            );
+        }
         Ok(Self {
             job: job.clone(),
-            coordinator: coordinator.context("the server does not say where the job's tasks connect")?,
+            coordinator,
             http: client.url().into(),
             recoverable,
             server: Place::There(client),

@@ -84,13 +84,13 @@ impl Job<'_> {
             (_, None) => format!("for {}", self.ago(began)),
         };
         let recoverable = if self.view.settings.recoverable { ", recoverable" } else { "" };
-        format!(
-            "{}  run {}  {}  {when}; {} of {tasks} task(s) connected{recoverable}\n",
-            self.style.paint(&format!("JOB {}", self.view.name), Colour::Bold),
+        let text = format!(
+            "run {}  {}  {when}; {} of {tasks} task(s) connected{recoverable}",
             run.number,
             self.style.paint(word, colour),
             run.live,
-        )
+        );
+        self.style.entry(0, &format!("JOB {}", self.view.name), Colour::Bold, &text)
     }
 
     fn nobody_came(&self) -> bool {

@@ -42,7 +42,7 @@ impl Style {
 
     /// The text in a colour.
     pub fn paint(self, text: &str, colour: Colour) -> String {
-        if !self.colours {
+        if !self.colours || text.is_empty() {
             return text.into();
         }
         let code = match colour {
@@ -55,11 +55,12 @@ impl Style {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
-    /// A label and a text that is wrapped beside it. The label is painted after its width was counted.
+    /// A label and a text that is wrapped beside it. Both may hold painted words.
     pub fn entry(self, indent: usize, label: &str, colour: Colour, text: &str) -> String {
         let mut entry = format!("{:indent$}{}", "", self.paint(label, colour));
-        let hang = indent + label.chars().count() + if label.is_empty() { 0 } else { 2 };
-        entry.push_str(if label.is_empty() { "" } else { "  " });
+        let gap = if label.is_empty() { "" } else { "  " };
+        entry.push_str(gap);
+        let hang = indent + columns(label) + gap.len();
         for (i, line) in self.wrap(text, hang).iter().enumerate() {
             if i > 0 {
                 entry.push('\n');
@@ -75,30 +76,44 @@ impl Style {
     fn wrap(self, text: &str, hang: usize) -> Vec<String> {
         let Some(width) = self.width else { return vec![text.into()] };
         let room = width.saturating_sub(hang).max(WIDTH_MIN / 2);
-        let mut lines = vec![String::new()];
-        let mut used = 0;
-        for word in text.split(' ') {
-            let mut rest: Vec<char> = word.chars().collect();
-            if used > 0 && used + 1 + rest.len() > room {
-                lines.push(String::new());
-                used = 0;
-            } else if used > 0 {
-                lines.last_mut().into_iter().for_each(|line| line.push(' '));
-                used += 1;
+        let mut lines = Vec::new();
+        let mut line = String::new();
+        for word in text.split(' ').flat_map(|word| pieces(word, room)) {
+            if !line.is_empty() && columns(&line) + 1 + columns(word) > room {
+                lines.push(std::mem::take(&mut line));
+            } else if !line.is_empty() {
+                line.push(' ');
             }
-            // A word that is longer than a line is broken, not cut.
-            while rest.len() > room - used {
-                let next = rest.split_off(room - used);
-                lines.last_mut().into_iter().for_each(|line| line.extend(rest.iter()));
-                lines.push(String::new());
-                used = 0;
-                rest = next;
-            }
-            used += rest.len();
-            lines.last_mut().into_iter().for_each(|line| line.extend(rest.iter()));
+            line.push_str(word);
         }
+        lines.push(line);
         lines
     }
+}
+
+/// How many columns a text takes: its characters, but for those that paint it.
+fn columns(text: &str) -> usize {
+    let mut painting = false;
+    let shows = |c: &char| {
+        let painted = painting;
+        painting = if painting { *c != 'm' } else { *c == '\x1b' };
+        !painted && !painting
+    };
+    text.chars().filter(shows).count()
+}
+
+/// A word that is longer than a line is broken, not cut.
+fn pieces(word: &str, room: usize) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut rest = word;
+    while columns(rest) > room {
+        let cut = rest.char_indices().nth(room).map_or(rest.len(), |(cut, _)| cut);
+        let (piece, after) = rest.split_at(cut);
+        pieces.push(piece);
+        rest = after;
+    }
+    pieces.push(rest);
+    pieces
 }
 
 /// A span of time, as people say it.
@@ -145,6 +160,12 @@ mod tests {
         assert_eq!(lines[1], "          quite a long story");
         let entry = style.entry(0, "", Colour::Faint, &"x".repeat(95));
         assert_eq!(entry.lines().map(str::len).collect::<Vec<_>>(), [40, 40, 15]);
+    }
+
+    #[test]
+    fn paint_takes_no_room() {
+        let style = Style { width: Some(40), colours: true };
+        assert_eq!(columns(&style.paint("FAILED", Colour::Bad)), 6);
     }
 
     #[test]

@@ -1,0 +1,457 @@
+//! The edge over real sockets, spoken to by a bare HTTP/2 client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{ResponseFuture, SendRequest};
+use h2::{Reason, SendStream};
+use http::{HeaderMap, Request};
+use prost::Message as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use super::frame::framed;
+use super::gzip::compress;
+use super::{Limits, Routing, Server, bind, generation_a, generation_c};
+use crate::clock::Clock;
+use crate::coordination::{JobName, JobSettings};
+use crate::engine::Engine;
+use crate::proto::CoordinatedTask;
+use crate::proto::tensorflow as a;
+use crate::proto::xla::coordination as c;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server with one job of two tasks.
+struct Rig {
+    engine: Arc<Engine>,
+    server: Arc<Server>,
+    address: std::net::SocketAddr,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+}
+
+impl Rig {
+    fn start(limits: Limits) -> Self {
+        let engine = Engine::new(Clock::start());
+        engine.declare(JobName::default(), JobSettings::new(2)).expect("the first job");
+        tokio::spawn(Arc::clone(&engine).run_timers());
+        let server = Server::new(Arc::clone(&engine), limits);
+        let listener = bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let (stop, stopped) = watch::channel(false);
+        let serving = tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority, stopped));
+        Self { engine, server, address, stop, serving }
+    }
+
+    async fn client(&self) -> Client {
+        let socket = TcpStream::connect(self.address).await.expect("it listens");
+        let (send, connection) = h2::client::Builder::new()
+            .initial_window_size(1 << 20)
+            .initial_connection_window_size(1 << 20)
+            .handshake(socket)
+            .await
+            .expect("it speaks HTTP/2");
+        Client { send, task: tokio::spawn(async move { drop(connection.await) }) }
+    }
+
+    async fn waiting(&self, expected: usize) {
+        let all = async {
+            while self.engine.waiting_calls() != expected {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        let now = || format!("{} calls wait, not {expected}", self.engine.waiting_calls());
+        timeout(PATIENCE, all).await.unwrap_or_else(|_| panic!("{}", now()));
+    }
+}
+
+struct Client {
+    send: SendRequest<Bytes>,
+    task: JoinHandle<()>,
+}
+
+/// What came back.
+#[derive(Debug)]
+struct Back {
+    status: String,
+    headers: HeaderMap,
+    body: Vec<u8>,
+}
+
+impl Back {
+    fn message<M: prost::Message + Default>(&self) -> M {
+        assert_eq!(self.status, "0", "{:?}", self.headers);
+        M::decode(&self.body[5..]).expect("a message")
+    }
+}
+
+impl Client {
+    fn open(&mut self, path: &str, headers: &[(&str, &str)]) -> (ResponseFuture, SendStream<Bytes>) {
+        let request = Request::post(format!("http://muster.test:1/{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("grpc-encoding", "gzip");
+        let mut request = request.body(()).expect("a request");
+        for (name, value) in headers {
+            let name = http::HeaderName::from_bytes(name.as_bytes()).expect("a name");
+            request.headers_mut().insert(name, value.parse().expect("a value"));
+        }
+        self.send.send_request(request, false).expect("the connection is there")
+    }
+
+    async fn call(&mut self, path: &str, message: &impl prost::Message) -> Back {
+        let (response, mut stream) = self.open(path, &[]);
+        stream.send_data(framed(message), true).expect("the stream is there");
+        back(response).await
+    }
+
+    async fn a(&mut self, method: &str, message: &impl prost::Message) -> Back {
+        self.call(&format!("{}/{method}", generation_a::SERVICE), message).await
+    }
+
+    async fn c(&mut self, method: &str, message: &impl prost::Message) -> Back {
+        self.call(&format!("{}/{method}", generation_c::SERVICE), message).await
+    }
+
+    async fn bytes(&mut self, pieces: &[&[u8]]) -> Back {
+        let (response, mut stream) = self.open(INSERT, &[]);
+        for piece in pieces {
+            stream.send_data(Bytes::copy_from_slice(piece), false).expect("the stream is there");
+            sleep(Duration::from_millis(1)).await;
+        }
+        // It may have been refused already.
+        let _ = stream.send_data(Bytes::new(), true);
+        back(response).await
+    }
+}
+
+const INSERT: &str = "tensorflow.CoordinationService/InsertKeyValue";
+const GET: &str = "tensorflow.CoordinationService/GetKeyValue";
+
+async fn back(response: ResponseFuture) -> Back {
+    let answer = async {
+        let (head, mut stream) = response.await.expect("an answer").into_parts();
+        let mut body = Vec::new();
+        while let Some(piece) = stream.data().await {
+            let piece = piece.expect("the body");
+            stream.flow_control().release_capacity(piece.len()).expect("the stream is there");
+            body.extend_from_slice(&piece);
+        }
+        let headers = stream.trailers().await.expect("the trailers").unwrap_or(head.headers);
+        let status =
+            headers.get("grpc-status").map_or("none", |status| status.to_str().expect("text")).into();
+        Back { status, headers, body }
+    };
+    timeout(PATIENCE, answer).await.expect("an answer in time")
+}
+
+fn insert(key: &str, value: impl Into<Bytes>) -> a::InsertKeyValueRequest {
+    let kv = a::KeyValueEntry { key: key.into(), value: value.into() };
+    a::InsertKeyValueRequest { kv: Some(kv), allow_overwrite: true }
+}
+
+fn get(key: &str) -> a::GetKeyValueRequest {
+    a::GetKeyValueRequest { key: key.into() }
+}
+
+/// Registers task 0 in generation A and task 1 in generation C; returns the run's incarnation.
+async fn register(one: &mut Client, other: &mut Client) -> u64 {
+    let source_task = Some(CoordinatedTask { named: true, ..CoordinatedTask::default() });
+    let asked = a::RegisterTaskRequest { incarnation: 7, source_task };
+    let asked_too = c::RegisterTaskRequest { incarnation: 8, source_task_id: 1 };
+    let (here, there) = tokio::join!(one.a("RegisterTask", &asked), other.c("RegisterTask", &asked_too));
+    let here = here.message::<a::RegisterTaskResponse>().leader_incarnation;
+    assert_eq!(here, there.message::<c::RegisterTaskResponse>().service_incarnation);
+    here
+}
+
+#[tokio::test]
+async fn both_generations_meet_on_one_port() {
+    let rig = Rig::start(Limits::default());
+    let (mut one, mut other) = (rig.client().await, rig.client().await);
+    let service_incarnation = register(&mut one, &mut other).await;
+
+    let claim = c::Incarnations { service_incarnation, task_incarnation: 8, task_id: 0 };
+    let beat = c::HeartbeatRequest { incarnations: Some(claim), incarnation: 8, source_task_id: 1 };
+    let back = other.c("Heartbeat", &beat).await.message::<c::HeartbeatResponse>();
+    assert_eq!(back.service_incarnation, service_incarnation);
+    let unclaimed = other.c("Heartbeat", &c::HeartbeatRequest { incarnations: None, ..beat }).await;
+    assert_eq!(unclaimed.status, "13");
+    assert!(unclaimed.headers.contains_key("grpc-status-details-bin"));
+
+    assert_eq!(one.a("InsertKeyValue", &insert("a/b", "v")).await.status, "0");
+    let asked = c::GetKeyValueRequest { incarnations: Some(claim), key: "//a/b/".into() };
+    let kv = other.c("GetKeyValue", &asked).await.message::<c::GetKeyValueResponse>().kv.expect("an entry");
+    assert_eq!((&*kv.key, &*kv.value), ("//a/b/", &b"v"[..]));
+    assert_eq!(one.a("NoSuchMethod", &get("")).await.status, "12");
+    assert_eq!(one.a("ReportErrorToTask", &a::ReportErrorToTaskRequest::default()).await.status, "12");
+    assert_eq!(one.call("some.Service/Method", &get("")).await.status, "12");
+}
+
+#[tokio::test]
+async fn bodies_arrive_in_any_pieces() {
+    let rig = Rig::start(Limits::default());
+    let mut client = rig.client().await;
+    let message = framed(&insert("k", "value"));
+    let bytes: Vec<&[u8]> = message.chunks(1).collect();
+    assert_eq!(client.bytes(&bytes).await.status, "0");
+    assert_eq!(client.bytes(&[&message]).await.status, "0");
+    assert_eq!(client.bytes(&[&message[..5], &message[5..]]).await.status, "0");
+
+    for broken in [&[][..], &[&message[..3]], &[&message[..9]], &[&message[..], b"x"], &[&message, &message]]
+    {
+        let back = client.bytes(broken).await;
+        assert_eq!(back.status, "13", "{broken:?}");
+        assert!(back.headers.contains_key("grpc-message"));
+    }
+    let wrong_flag = client.bytes(&[&[2, 0, 0, 0, 0]]).await;
+    assert_eq!(wrong_flag.status, "13");
+    let unreadable = client.bytes(&[&[0, 0, 0, 0, 2, 0xff, 0xff]]).await;
+    assert_eq!(unreadable.status, "3");
+    assert_eq!(client.a("GetKeyValue", &get("k")).await.status, "0");
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+}
+
+#[tokio::test]
+async fn large_values_go_in_and_come_out() {
+    let rig = Rig::start(Limits { bodies_in_flight_bytes: 7 << 20, ..Limits::default() });
+    let value: Vec<u8> = (0..5_000_000_u32).map(|n| (n / 7) as u8).collect();
+    let mut clients = Vec::new();
+    for n in 0..3 {
+        let (mut client, value) = (rig.client().await, value.clone());
+        clients.push(tokio::spawn(async move {
+            let key = format!("large/{n}");
+            assert_eq!(client.a("InsertKeyValue", &insert(&key, value.clone())).await.status, "0");
+            let back = client.a("GetKeyValue", &get(&key)).await;
+            assert!(back.message::<a::GetKeyValueResponse>().kv.expect("an entry").value == value);
+        }));
+    }
+    for client in clients {
+        client.await.expect("no panic");
+    }
+    let mut client = rig.client().await;
+    let asked = a::GetKeyValueDirRequest { directory_key: "large".into() };
+    let all = client.a("GetKeyValueDir", &asked).await.message::<a::GetKeyValueDirResponse>();
+    assert_eq!(all.kv.iter().map(|kv| kv.value.len()).sum::<usize>(), 3 * value.len());
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+}
+
+#[tokio::test]
+async fn compressed_messages_are_inflated_within_bounds() {
+    let rig = Rig::start(Limits { message_bytes: 3 << 20, ..Limits::default() });
+    let mut client = rig.client().await;
+    let flagged = |message: &[u8]| {
+        let length = u32::try_from(message.len()).expect("short").to_be_bytes();
+        [&[1][..], &length, message].concat()
+    };
+    for size in [0, 100, 2 << 20] {
+        let file = flagged(&compress(&insert("k", vec![7; size]).encode_to_vec()));
+        assert_eq!(client.bytes(&[&file]).await.status, "0", "{size}");
+        let back = client.a("GetKeyValue", &get("k")).await.message::<a::GetKeyValueResponse>();
+        assert_eq!(back.kv.expect("an entry").value.len(), size);
+    }
+    let bomb = flagged(&compress(&vec![0; 4 << 20]));
+    assert_eq!(client.bytes(&[&bomb]).await.status, "8");
+    assert_eq!(client.bytes(&[&flagged(b"no gzip")]).await.status, "13");
+    for (encoding, status) in [("snappy", "12"), ("identity", "13")] {
+        let (response, mut stream) = client.open(INSERT, &[("grpc-encoding", encoding)]);
+        let file = flagged(&compress(&insert("k", "v").encode_to_vec()));
+        stream.send_data(file.into(), true).expect("the stream is there");
+        assert_eq!(back(response).await.status, status, "{encoding}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused_by_its_prefix() {
+    let rig = Rig::start(Limits::default());
+    let mut client = rig.client().await;
+    let (response, mut stream) = client.open(INSERT, &[]);
+    let length = (1_u32 << 30).to_be_bytes();
+    stream.send_data([&[0][..], &length, &[0; 100]].concat().into(), false).expect("the stream is there");
+    let back = back(response).await;
+    assert_eq!(back.status, "8");
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+}
+
+#[tokio::test]
+async fn a_body_that_stalls_is_dropped() {
+    let rig = Rig::start(Limits { body_stall: Duration::from_millis(50), ..Limits::default() });
+    let mut client = rig.client().await;
+    let (response, mut stream) = client.open(INSERT, &[]);
+    stream.send_data(Bytes::from_static(&[0, 0, 1, 0, 0, 1]), false).expect("the stream is there");
+    assert_eq!(back(response).await.status, "4");
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+}
+
+#[tokio::test]
+async fn callers_that_stop_waiting_are_forgotten() {
+    let rig = Rig::start(Limits::default());
+    let mut client = rig.client().await;
+
+    let (response, mut stream) = client.open(GET, &[("grpc-timeout", "30m")]);
+    stream.send_data(framed(&get("never")), true).expect("the stream is there");
+    let late = back(response).await;
+    assert_eq!(late.status, "4");
+    assert!(!late.headers.contains_key("grpc-status-details-bin"));
+    rig.waiting(0).await;
+
+    let (_response, mut stream) = client.open(GET, &[]);
+    stream.send_data(framed(&get("never")), true).expect("the stream is there");
+    rig.waiting(1).await;
+    stream.send_reset(Reason::CANCEL);
+    rig.waiting(0).await;
+
+    let (_response, mut stream) = client.open(GET, &[("grpc-timeout", "1H")]);
+    stream.send_data(framed(&get("never")), true).expect("the stream is there");
+    rig.waiting(1).await;
+    client.task.abort();
+    rig.waiting(0).await;
+}
+
+#[tokio::test]
+async fn a_waiting_call_is_answered_by_another_connection() {
+    let rig = Rig::start(Limits::default());
+    let (mut one, mut other) = (rig.client().await, rig.client().await);
+    let asked: Vec<_> = (0..50)
+        .map(|_| {
+            let (response, mut stream) = one.open(GET, &[]);
+            stream.send_data(framed(&get("k")), true).expect("the stream is there");
+            response
+        })
+        .collect();
+    rig.waiting(50).await;
+    assert_eq!(other.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    for response in asked {
+        let back = back(response).await.message::<a::GetKeyValueResponse>();
+        assert_eq!(back.kv.expect("an entry").value, "v");
+    }
+}
+
+#[tokio::test]
+async fn one_who_does_not_read_is_not_answered_without_end() {
+    let limits = Limits { unsent_bytes_per_connection: 2 << 20, ..Limits::default() };
+    let rig = Rig::start(limits);
+    let (mut slow, mut other) = (rig.client().await, rig.client().await);
+    assert_eq!(other.a("InsertKeyValue", &insert("k", vec![0; 1 << 20])).await.status, "0");
+    let calls = rig.server.figures().calls;
+    let mut asked = Vec::new();
+    for _ in 0..40 {
+        let (response, mut stream) = slow.open(GET, &[]);
+        stream.send_data(framed(&get("k")), true).expect("the stream is there");
+        asked.push(response);
+    }
+    sleep(Duration::from_millis(200)).await;
+    let taken = rig.server.figures().calls - calls;
+    assert!((1..=6).contains(&taken), "{taken} of 40 calls were taken");
+    assert_eq!(other.a("GetKeyValue", &get("k")).await.status, "0");
+    // All at once: on one stream alone there may be nothing to read before others are read.
+    let answers: Vec<_> = asked.into_iter().map(|response| tokio::spawn(back(response))).collect();
+    for answer in answers {
+        assert_eq!(answer.await.expect("no panic").status, "0");
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_http2_is_closed_and_harms_nobody() {
+    let rig = Rig::start(Limits { handshake: Duration::from_millis(100), ..Limits::default() });
+    let mut client = rig.client().await;
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let long_frame = [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
+    let no_frame = [&preface[..], &[0xaa; 1000]].concat();
+    for bytes in
+        [&b""[..], b"GET / HTTP/1.1\r\n\r\n", b"PRI * HT", &[0x16, 3, 1, 0, 5], &long_frame, &no_frame]
+    {
+        let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
+        socket.write_all(bytes).await.expect("it is open");
+        let closed = timeout(PATIENCE, socket.read_to_end(&mut Vec::new())).await;
+        assert!(closed.is_ok(), "{bytes:?} is still connected");
+    }
+    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    assert_eq!(rig.server.figures().strangers, 4);
+}
+
+#[tokio::test]
+async fn connections_have_a_bound() {
+    let rig = Rig::start(Limits { connections: 1, ..Limits::default() });
+    let mut client = rig.client().await;
+    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
+    let closed = timeout(PATIENCE, socket.read_to_end(&mut Vec::new())).await.expect("closed at once");
+    assert!(closed.is_err() || closed.is_ok_and(|read| read == 0));
+    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    assert_eq!(rig.server.figures().connections_refused, 1);
+}
+
+#[tokio::test]
+async fn health_and_reflection() {
+    let rig = Rig::start(Limits::default());
+    let endpoint = tonic::transport::Endpoint::new(format!("http://{}", rig.address)).expect("an endpoint");
+    let channel = endpoint.connect().await.expect("it listens");
+    let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
+    for service in ["", generation_a::SERVICE, generation_c::SERVICE] {
+        let asked = tonic_health::pb::HealthCheckRequest { service: service.into() };
+        assert_eq!(health.check(asked).await.expect("known").into_inner().status, 1, "{service}");
+    }
+    let asked = tonic_health::pb::HealthCheckRequest { service: "none".into() };
+    assert_eq!(health.check(asked).await.expect_err("unknown").code(), tonic::Code::NotFound);
+
+    use tonic_reflection::pb::v1::{self, server_reflection_client::ServerReflectionClient};
+    use v1::server_reflection_request::MessageRequest;
+    let asked = v1::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let (feed, requests) = tokio::sync::mpsc::channel(1);
+    feed.send(asked).await.expect("room");
+    let requests = tokio_stream_of(requests);
+    let mut answers = ServerReflectionClient::new(channel)
+        .server_reflection_info(requests)
+        .await
+        .expect("known")
+        .into_inner();
+    let answer = format!("{:?}", answers.message().await.expect("an answer"));
+    for service in ["grpc.health.v1.Health", generation_a::SERVICE, generation_c::SERVICE] {
+        assert!(answer.contains(service), "{answer}");
+    }
+}
+
+/// A channel as a stream.
+fn tokio_stream_of<T: Send + 'static>(
+    mut channel: tokio::sync::mpsc::Receiver<T>,
+) -> impl tonic::codegen::tokio_stream::Stream<Item = T> + Send + 'static {
+    struct Stream<F>(F);
+    impl<T, F: FnMut(&mut std::task::Context<'_>) -> std::task::Poll<Option<T>> + Unpin>
+        tonic::codegen::tokio_stream::Stream for Stream<F>
+    {
+        type Item = T;
+        fn poll_next(
+            mut self: std::pin::Pin<&mut Self>,
+            cx: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<T>> {
+            (self.0)(cx)
+        }
+    }
+    Stream(move |cx: &mut std::task::Context<'_>| channel.poll_recv(cx))
+}
+
+#[tokio::test]
+async fn stopping_answers_polls_and_ends() {
+    let rig = Rig::start(Limits::default());
+    let (mut one, mut other) = (rig.client().await, rig.client().await);
+    register(&mut one, &mut other).await;
+    let source_task = Some(CoordinatedTask::default());
+    let (response, mut stream) = one.open("tensorflow.CoordinationService/PollForError", &[]);
+    let poll = framed(&a::PollForErrorRequest { source_task });
+    stream.send_data(poll, true).expect("the stream is there");
+    rig.waiting(1).await;
+    rig.engine.stop();
+    rig.stop.send(true).expect("it is served");
+    assert_eq!(back(response).await.status, "1");
+    timeout(PATIENCE, rig.serving).await.expect("it ends").expect("no panic");
+    assert_eq!(rig.server.figures().connections, 0);
+}
