@@ -113,16 +113,23 @@ pub struct Muster {
 impl Muster {
     /// Serves one job with these options and further arguments.
     pub fn start(options: &JobOptions, further: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
-        command.args(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
-        command.args(["--tasks", &options.tasks.to_string()]);
-        command.args(["--heartbeat-timeout", &format!("{}s", options.heartbeat_timeout_s)]);
-        command.args(["--shutdown-timeout", &format!("{}s", options.shutdown_timeout_s)]);
-        command.args(["--register-timeout", &format!("{}s", options.register_timeout_s)]);
+        let tasks = options.tasks.to_string();
+        let [heartbeat, shutdown, register] =
+            [options.heartbeat_timeout_s, options.shutdown_timeout_s, options.register_timeout_s]
+                .map(|seconds| format!("{seconds}s"));
+        let mut arguments = vec!["--tasks", &tasks, "--heartbeat-timeout", &heartbeat];
+        arguments.extend(["--shutdown-timeout", &shutdown, "--register-timeout", &register]);
         if options.recoverable {
-            command.arg("--recoverable");
+            arguments.push("--recoverable");
         }
-        command.args(further);
+        arguments.extend(further);
+        Self::serve(&arguments)
+    }
+
+    /// Serves what these arguments declare.
+    pub fn serve(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
+        command.args(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]).args(arguments);
         let (process, grpc) = Process::start(&mut command, |lines| {
             lines.iter().filter(|line| line.contains("gRPC")).find_map(|line| address(line))
         });
@@ -136,9 +143,18 @@ impl Muster {
 
     /// The memory that it occupies, in bytes.
     pub fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most memory that it has ever occupied, in bytes.
+    pub fn peak_resident_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.child.id()))
             .expect("the server is running, on a system with /proc");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a running process has memory");
+        let line = status.lines().find(|line| line.starts_with(name)).expect("a running process has memory");
         let kib: u64 = line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number");
         kib * 1024
     }
