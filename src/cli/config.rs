@@ -48,8 +48,9 @@ pub struct Jobs {
     #[arg(long, value_name = "N")]
     tasks: Option<String>,
 
-    /// Declare a job; repeat for more. With @ADDR it gets a gRPC listener of its own [env:
-    /// MUSTER_JOBS=NAME=TASKS,...]
+    /// Declare a job; repeat for more. With @ADDR it gets a gRPC listener of its own; without, its tasks say which job
+    /// they mean by the name that they dial, NAME.HOST:PORT (only the job `default`, or one that is alone, is also found
+    /// at a bare address) [env: MUSTER_JOBS=NAME=TASKS,...]
     #[arg(long = "job", value_name = "NAME=TASKS[@ADDR]")]
     jobs: Vec<String>,
 }

@@ -47,10 +47,10 @@ Examples:
     muster serve --tasks 8 --recoverable --disconnect-grace 5s
 
   Two jobs, the second with a port of its own:
-    muster serve --job train=64 --job eval=4@0.0.0.0:9476
+    muster serve --tasks 64 --job eval=4@0.0.0.0:9476
 
   The same as a file, checked and then served (flags still override it):
-    muster config print --job train=64 --job eval=4@0.0.0.0:9476 > muster.toml
+    muster config print --tasks 64 --job eval=4@0.0.0.0:9476 > muster.toml
     muster serve --config muster.toml --check-config
     muster serve --config muster.toml";
 
@@ -151,6 +151,13 @@ fn announcement(config: &Config, about: &About) -> String {
         let address = about.coordinator_address(&job.name, None).unwrap_or_default();
         let _ =
             writeln!(text, "  JAX_COORDINATOR_ADDRESS={address} JAX_COORDINATOR_BIND_ADDRESS=127.0.0.1:0");
+        if address.starts_with(&format!("{}.", job.name)) {
+            let (name, tasks) = (&job.name, settings.tasks);
+            let _ = writeln!(
+                text,
+                "  (that name must lead here; or give the job a port: --job {name}={tasks}@IP:PORT)"
+            );
+        }
     }
     text
 }

@@ -19,6 +19,8 @@ use crate::telemetry::events::log_events;
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
+/// How long the wire edge may take, beyond its time, to cut what has not finished.
+const CUTTING: Duration = Duration::from_secs(2);
 
 /// A server that is running.
 pub struct Server {
@@ -104,13 +106,15 @@ impl Server {
     fn serve_grpc(&mut self, listeners: Vec<Bound>, config: &Config) -> Result<()> {
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
         let edge = grpc::Server::new(Arc::clone(&self.engine), limits);
+        let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
+        let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
+        let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
         for Bound { listener, address, job } in listeners {
             warn_if_open(address, "gRPC");
             let routing = match job {
-                None => Routing::ByAuthority,
+                None => Routing::ByAuthority(only),
                 Some(name) => {
-                    let job = self.engine.look(|core, _| core.job_named(name.as_str()));
-                    Routing::Own(job.with_context(|| format!("the job {name} is not there"))?)
+                    Routing::Own(place(&name).with_context(|| format!("the job {name} is not there"))?)
                 }
             };
             self.grpc.tasks.spawn(Arc::clone(&edge).serve(listener, routing, self.grpc.stop.subscribe()));
@@ -134,7 +138,7 @@ impl Server {
         self.readiness.stopping();
         let began = self.engine.clock().now();
         self.engine.stop();
-        if !self.grpc.stop(within).await {
+        if !self.grpc.stop(within + CUTTING).await {
             tracing::warn!(?within, "some gRPC connections did not finish in time and are cut");
         }
         let left = within.saturating_sub(self.engine.clock().now().since(began));

@@ -159,6 +159,9 @@ impl Run {
             ensure!(follows, "{key:?} counts backwards");
             ensure!(!self.blocks_for_ever(key), "{key:?} waits only for tasks that cannot come (rule 2)");
         }
+        let members: usize = self.barriers.in_progress().map(|(_, instance)| instance.members.len()).sum();
+        let counted = self.barriers.members_in_progress();
+        ensure!(members == counted, "barriers in progress have {members} members, {counted} counted");
         self.barriers.audit(settings.bounds.barrier_memory_bytes)
     }
 
@@ -190,6 +193,12 @@ impl Store {
         ensure!(bytes == self.bytes(), "the store holds {bytes} bytes, {} counted", self.bytes());
         ensure!(bytes <= settings.bounds.store_bytes, "the store is over its bound");
         ensure!(self.len() <= settings.bounds.keys, "the store has too many keys");
+        let waited: usize = self.waiting().map(|(key, _)| key.len()).sum();
+        ensure!(
+            waited == self.waited_bytes(),
+            "waited keys have {waited} bytes, {} counted",
+            self.waited_bytes()
+        );
         for (key, call) in self.waiting() {
             ensure!(self.get(key).is_none(), "{call:?} waits for a key that is there");
         }

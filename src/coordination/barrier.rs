@@ -206,6 +206,8 @@ impl Ended {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Barriers {
     in_progress: BTreeMap<BarrierKey, Instance>,
+    /// The members of those, added up.
+    members_in_progress: usize,
     ended: BTreeMap<BarrierKey, Ended>,
     /// Ended ones in the order in which they may be forgotten: used once before used again (whose
     /// counters their callers go on counting), then by age.
@@ -237,12 +239,20 @@ impl Barriers {
     }
 
     pub fn begin(&mut self, key: BarrierKey, instance: Instance) {
+        self.members_in_progress += instance.members.len();
         self.in_progress.insert(key, instance);
     }
 
     /// Takes an instance away as if it had never begun.
     pub fn dissolve(&mut self, key: &BarrierKey) -> Option<Instance> {
-        self.in_progress.remove(key)
+        let instance = self.in_progress.remove(key)?;
+        self.members_in_progress -= instance.members.len();
+        Some(instance)
+    }
+
+    /// The members of all instances in progress, added up.
+    pub fn members_in_progress(&self) -> usize {
+        self.members_in_progress
     }
 
     /// Keeps the result of a use that has ended, and forgets old ones beyond `bound` bytes.

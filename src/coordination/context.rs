@@ -21,7 +21,14 @@ impl Cx<'_> {
     }
 
     pub fn event(&mut self, what: Change, reason: impl Into<String>) {
+        // Many events are kept, and an error may be long: its whole text is with the task that it belongs to.
+        const MOST: usize = 1 << 10;
+        let mut reason: String = reason.into();
+        if reason.len() > MOST {
+            reason.truncate(reason.floor_char_boundary(MOST));
+            reason.push('…');
+        }
         let (at, job, run) = (self.now, self.job, self.run);
-        self.effects.push(Effect::Event(Event { at, job, run, what, reason: reason.into() }));
+        self.effects.push(Effect::Event(Event { at, job, run, what, reason }));
     }
 }

@@ -22,6 +22,9 @@ use super::waiters::Place;
 /// Of how many ended runs the incarnations of the tasks are remembered, so that their zombies are known.
 const RUNS_WITH_LIVES: usize = 8;
 
+/// Of how many ended runs the devices are remembered, so that it can be told what moved.
+const RUNS_WITH_DEVICES: usize = 2;
+
 /// What is known of a connection in this job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Presence {
@@ -285,6 +288,9 @@ impl Job {
         self.past.truncate(self.settings.bounds.runs_kept);
         if let Some(old) = self.past.get_mut(RUNS_WITH_LIVES) {
             old.lives = Vec::new();
+        }
+        if let Some(old) = self.past.get_mut(RUNS_WITH_DEVICES) {
+            old.summary.devices = Vec::new();
         }
     }
 

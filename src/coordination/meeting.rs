@@ -18,6 +18,7 @@ use super::event::{Change, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId};
 use super::run::Run;
+use super::settings::Bounds;
 use super::timers::Timer;
 use super::waiters::Place;
 
@@ -82,17 +83,13 @@ impl Run {
         let key = BarrierKey::Named(Arc::clone(&name));
         match self.use_of(&key, id, counter) {
             Use::Begin(counter) => {
-                if self.barriers.in_progress_len() >= cx.settings.bounds.barriers_in_progress {
-                    let text = format!(
-                        "{} barriers are in progress, the most allowed (setting bounds.barriers-in-progress).",
-                        self.barriers.in_progress_len()
-                    );
-                    return refuse(cx, Code::ResourceExhausted, text, counter - 1);
-                }
                 let kept = self.barriers.ended(&key).map(|ended| ended.members.clone());
                 let fixed = kept.unwrap_or_else(|| members.clone());
                 if let Some(text) = misuse(&key, &fixed, id, &members) {
                     return refuse(cx, Code::InvalidArgument, text, counter - 1);
+                }
+                if let Some(text) = self.no_room_for(&fixed, &cx.settings.bounds) {
+                    return refuse(cx, Code::ResourceExhausted, text, counter - 1);
                 }
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
                 match self.begin(cx, &key, counter, fixed, timeout, id) {
@@ -124,6 +121,24 @@ impl Run {
                 refuse(cx, Code::Internal, text, known);
             }
         }
+    }
+
+    /// Why no further barrier may begin, if none may.
+    fn no_room_for(&self, members: &Members, bounds: &Bounds) -> Option<String> {
+        let barriers = self.barriers.in_progress_len();
+        if barriers >= bounds.barriers_in_progress {
+            return Some(format!(
+                "{barriers} barriers are in progress, the most allowed (setting bounds.barriers-in-progress)."
+            ));
+        }
+        let all = self.barriers.members_in_progress() + members.len();
+        let most = bounds.barrier_members_in_progress.max(self.tasks.len());
+        (all > most).then(|| {
+            format!(
+                "The {barriers} barriers in progress and this one have {all} members, {most} are allowed (setting \
+                 bounds.barrier-members-in-progress)."
+            )
+        })
     }
 
     fn first_stranger(&self, set: &TaskSet) -> Option<TaskId> {
@@ -490,11 +505,13 @@ impl Run {
             let reply = Reply::Devices(self.incarnation, Shared::new(devices));
             return cx.reply(call, ended.result.clone().map(|()| reply));
         }
-        let bytes: usize = devices.iter().map(bytes::Bytes::len).sum();
-        if bytes > cx.settings.bounds.key_bytes {
+        // Each task has its share, so that the first to come cannot take it all.
+        let bytes: usize = devices.iter().map(|device| device.len() + size_of::<bytes::Bytes>()).sum();
+        let share = cx.settings.bounds.exchanged_device_bytes / self.tasks.len().max(1);
+        if bytes > share {
             let text = format!(
-                "The devices take {bytes} bytes; at most {} are allowed.",
-                cx.settings.bounds.key_bytes
+                "The devices of task {id} take {bytes} bytes; {share} are each task's share (setting \
+                 bounds.exchanged-device-bytes)."
             );
             return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
         }

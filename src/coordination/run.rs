@@ -201,15 +201,14 @@ impl Run {
             }
             Request::Get { key } => match self.store.get(&key) {
                 Some(entry) => Ok(Reply::Value(entry.value.clone())),
-                None if key.len() > cx.settings.bounds.key_bytes => {
-                    Err(Failure::service(Code::ResourceExhausted, "The key is longer than any key may be."))
-                }
                 None => {
-                    if self.has_room(cx, call) {
-                        let key = self.store.wait(&key, call);
-                        self.waiters.insert(call, connection, Place::Key(key));
+                    if !self.has_room(cx, call) {
+                        return;
                     }
-                    return;
+                    match self.store.wait(&key, call, &cx.settings.bounds) {
+                        Ok(key) => return self.waiters.insert(call, connection, Place::Key(key)),
+                        Err(failure) => Err(failure),
+                    }
                 }
             },
             Request::TryGet { key } => match self.store.get(&key) {
@@ -353,10 +352,7 @@ impl Run {
                 "An error cannot be reported with code 0, which is OK.",
             ));
         };
-        let most = (0..=cx.settings.bounds.error_message_bytes.min(message.len()))
-            .rev()
-            .find(|&length| message.is_char_boundary(length));
-        message.truncate(most.unwrap_or(0));
+        message.truncate(message.floor_char_boundary(cx.settings.bounds.error_message_bytes));
         let mut failure = Failure::plain(code, message);
         failure.service_error = Some(ServiceError { reported: true, source: Some(task) });
         let failure = Arc::new(failure);

@@ -26,13 +26,17 @@ pub struct JobSettings {
     /// Tasks may fail and come back without ending the run.
     pub recoverable: bool,
     /// A connected task that gives no sign of life for this long has failed.
+    #[serde(with = "humantime_serde")]
     pub heartbeat_timeout: Duration,
     /// How long the tasks of a run wait for one another when they register.
+    #[serde(with = "humantime_serde")]
     pub register_timeout: Duration,
     /// How long they wait for one another when they shut down; zero: they do not wait.
+    #[serde(with = "humantime_serde")]
     pub shutdown_timeout: Duration,
     /// How long a task whose connection broke, with no error poll held on it, may take to be heard
     /// again; `None`: only heartbeats count.
+    #[serde(with = "humantime_serde")]
     pub disconnect_grace: Option<Duration>,
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
@@ -82,10 +86,16 @@ pub struct Bounds {
     pub keys: usize,
     /// Calls that wait for something, of all callers together.
     pub waiters: usize,
+    /// Keys that calls wait for, together, in bytes.
+    pub waited_key_bytes: usize,
     /// Length of a barrier id, in bytes.
     pub barrier_id_bytes: usize,
     /// Barriers in progress at once.
     pub barriers_in_progress: usize,
+    /// Members of all barriers in progress, added up.
+    pub barrier_members_in_progress: usize,
+    /// Devices that tasks exchange (generation A), together, in bytes.
+    pub exchanged_device_bytes: usize,
     /// Memory for the results and counters of barriers that have ended, in bytes. When it is full, those that
     /// were used once and ended longest ago are forgotten first.
     pub barrier_memory_bytes: usize,
@@ -107,8 +117,11 @@ impl Default for Bounds {
             store_bytes: 2 << 30,
             keys: 1 << 20,
             waiters: 1 << 18,
+            waited_key_bytes: 64 << 20,
             barrier_id_bytes: 4 << 10,
             barriers_in_progress: 1 << 14,
+            barrier_members_in_progress: 1 << 22,
+            exchanged_device_bytes: 64 << 20,
             barrier_memory_bytes: 32 << 20,
             live_sets_in_progress: 1 << 10,
             runs_kept: 64,

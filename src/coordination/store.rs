@@ -15,6 +15,9 @@ use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::Bounds;
 
+/// How many bytes that do not count the spelling of a key that is waited for may have.
+const SLASHES: usize = 64;
+
 /// The form of a key under which it is stored.
 pub(super) fn normalise(key: &[u8]) -> Cow<'_, [u8]> {
     let clean =
@@ -52,6 +55,8 @@ pub(super) struct Store {
     bytes: usize,
     /// Calls that wait for a key, in the order in which they came.
     waiting: BTreeMap<Bytes, Vec<CallId>>,
+    /// The lengths of the keys in `waiting`, each as often as it is waited for.
+    waited_bytes: usize,
     /// Which keys hold topology values.
     topology: BTreeMap<Bytes, TopologyKey>,
 }
@@ -145,20 +150,52 @@ impl Store {
     }
 
     /// Puts a call into the queue of a key; returns the key as stored.
-    pub fn wait(&mut self, key: &[u8], call: CallId) -> Bytes {
-        let key = Bytes::copy_from_slice(&normalise(key));
-        self.waiting.entry(key.clone()).or_default().push(call);
-        key
+    ///
+    /// Every waiting call counts with its key, since its caller's spelling is kept for the answer.
+    ///
+    /// # Errors
+    /// If the key is longer than any may be, or all keys that are waited for would pass their bound.
+    pub fn wait(&mut self, key: &[u8], call: CallId, bounds: &Bounds) -> Result<Bytes, Failure> {
+        let normal = normalise(key);
+        if key.len() > bounds.key_bytes || key.len() > normal.len() + SLASHES {
+            return over("key as it is spelled", key.len(), bounds.key_bytes, "bounds.key-bytes");
+        }
+        let waited = self.waited_bytes + normal.len();
+        if waited > bounds.waited_key_bytes {
+            return over(
+                "keys that are waited for",
+                waited,
+                bounds.waited_key_bytes,
+                "bounds.waited-key-bytes",
+            );
+        }
+        self.waited_bytes = waited;
+        if let Some((key, _)) = self.waiting.get_key_value(normal.as_ref()) {
+            let key = key.clone();
+            self.waiting.entry(key.clone()).or_default().push(call);
+            return Ok(key);
+        }
+        let key = Bytes::copy_from_slice(&normal);
+        self.waiting.insert(key.clone(), vec![call]);
+        Ok(key)
     }
 
     /// Takes a call out of the queue of a key.
     pub fn leave(&mut self, key: &Bytes, call: CallId) {
         if let Some(queue) = self.waiting.get_mut(key) {
+            let before = queue.len();
             queue.retain(|waiting| *waiting != call);
+            self.waited_bytes -= key.len() * (before - queue.len());
             if queue.is_empty() {
                 self.waiting.remove(key);
             }
         }
+    }
+
+    fn forget_waited(&mut self, key: &[u8]) -> Vec<CallId> {
+        let queue = self.waiting.remove(key).unwrap_or_default();
+        self.waited_bytes -= key.len() * queue.len();
+        queue
     }
 
     /// The topology values.
@@ -171,13 +208,18 @@ impl Store {
         self.waiting.iter().flat_map(|(key, calls)| calls.iter().map(move |call| (key, *call)))
     }
 
+    /// What the keys that are waited for are counted to take.
+    pub fn waited_bytes(&self) -> usize {
+        self.waited_bytes
+    }
+
     /// The lengths of every key and its value.
     pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
     fn put(&mut self, key: &[u8], entry: Entry) -> Vec<CallId> {
-        let woken = self.waiting.remove(key).unwrap_or_default();
+        let woken = self.forget_waited(key);
         self.bytes += entry.value.len();
         if let Some(old) = self.entries.get_mut(key) {
             self.bytes -= old.value.len();
@@ -207,12 +249,6 @@ impl Store {
     }
 
     fn check(&self, key: &[u8], old: Option<usize>, new: usize, bounds: &Bounds) -> Result<(), Failure> {
-        let over = |what: &str, is: usize, bound: usize, setting: &str| {
-            let text = format!(
-                "The {what} would have {is} bytes; at most {bound} are allowed here (setting {setting})."
-            );
-            Err(Failure::service(Code::ResourceExhausted, text))
-        };
         if key.len() > bounds.key_bytes {
             return over("key", key.len(), bounds.key_bytes, "bounds.key-bytes");
         }
@@ -229,6 +265,13 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// The refusal of what would pass a bound in bytes.
+fn over<T>(what: &str, is: usize, bound: usize, setting: &str) -> Result<T, Failure> {
+    let text =
+        format!("The {what} would have {is} bytes; at most {bound} are allowed here (setting {setting}).");
+    Err(Failure::service(Code::ResourceExhausted, text))
 }
 
 /// The prefix that every key below a directory has.

@@ -284,7 +284,7 @@ mod tests {
         let passed: tensorflow::BarrierResponse = message(&Reply::BarrierPassed(3), &form(Dialect::Named));
         assert_eq!(passed.counter, 3);
         assert!(joined(encode(&Reply::Done, &form(Dialect::Number), 0).unwrap()).is_empty());
-        let any = prost_types::Any { type_url: "t".into(), value: vec![1, 2].into() };
+        let any = prost_types::Any { type_url: "t".into(), value: vec![1, 2] };
         let devices = Shared::new(vec![Bytes::from(any.encode_to_vec()), Bytes::from(any.encode_to_vec())]);
         let answer: tensorflow::WaitForAllTasksResponse =
             message(&Reply::Devices(ServiceIncarnation(6), devices), &form(Dialect::Unnamed));

@@ -1,7 +1,7 @@
 //! Receiving the one message of a request.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
@@ -12,26 +12,21 @@ use super::frame::{Message, PREFIX, Prefix, too_long};
 use super::gzip::Gzip;
 use crate::coordination::{Code, Failure};
 
-/// Memory for requests that are not there in one piece: taken for all connections from one purse.
+/// Memory for requests that are not there in one piece. A purse is shared by those who have a copy of it.
 #[derive(Debug, Clone)]
 pub(super) struct Purse {
     units: Arc<Semaphore>,
     /// How many there are in all.
     all: u32,
-    /// The longest message.
-    pub(super) message_bytes: usize,
 }
 
-/// The purse counts in units of this many bytes.
+/// A purse counts in units of this many bytes.
 const UNIT: usize = 1 << 10;
 
-/// A claim on memory, given back when it is dropped.
-type Claim = OwnedSemaphorePermit;
-
 impl Purse {
-    pub(super) fn new(bytes: usize, message_bytes: usize) -> Self {
-        let all = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).min(1 << 28).max(1);
-        Self { units: Arc::new(Semaphore::new(all as usize)), all, message_bytes }
+    pub(super) fn new(bytes: usize) -> Self {
+        let all = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).clamp(1, 1 << 28);
+        Self { units: Arc::new(Semaphore::new(all as usize)), all }
     }
 
     /// Bytes that are taken.
@@ -40,9 +35,83 @@ impl Purse {
     }
 
     /// Memory for `bytes`, once there is room. What is larger than all there is waits for all of it.
-    async fn take(&self, bytes: usize) -> Option<Claim> {
+    async fn take(self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.all);
-        Arc::clone(&self.units).acquire_many_owned(units).await.ok()
+        self.units.acquire_many_owned(units).await.ok()
+    }
+}
+
+/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones.
+#[derive(Debug, Clone)]
+pub(super) struct Budget {
+    small: Purse,
+    large: Purse,
+}
+
+/// Bodies up to this length are small.
+const SMALL: usize = 8 << 20;
+
+impl Budget {
+    pub(super) fn new(bytes: usize) -> Self {
+        Self { small: Purse::new(bytes / 4), large: Purse::new(bytes - bytes / 4) }
+    }
+
+    /// Bytes that are taken.
+    pub(super) fn taken(&self) -> usize {
+        self.small.taken() + self.large.taken()
+    }
+}
+
+/// The share of a common purse that one connection may take, unless one message alone needs more.
+const SHARE: u32 = 16;
+
+/// A purse that many pay from, and how much of it one of them has taken.
+#[derive(Debug)]
+struct Account {
+    common: Purse,
+    own: OnceLock<Purse>,
+}
+
+/// A claim on memory, given back when it is dropped.
+struct Claim {
+    _common: OwnedSemaphorePermit,
+    _own: OwnedSemaphorePermit,
+}
+
+impl Account {
+    fn new(common: &Purse) -> Self {
+        Self { common: common.clone(), own: OnceLock::new() }
+    }
+
+    fn take(&self, bytes: usize) -> impl Future<Output = Option<Claim>> + Send + use<> {
+        let share = (self.common.all / SHARE) as usize * UNIT;
+        let (own, common) = (self.own.get_or_init(|| Purse::new(share)).clone(), self.common.clone());
+        async move {
+            // In this order: what is held of the own purse while waiting keeps nobody else waiting.
+            let own = own.take(bytes).await?;
+            Some(Claim { _common: common.take(bytes).await?, _own: own })
+        }
+    }
+}
+
+/// What one connection pays from.
+#[derive(Debug)]
+pub(super) struct Wallet {
+    small: Account,
+    large: Account,
+    /// The longest message.
+    message_bytes: usize,
+}
+
+impl Wallet {
+    pub(super) fn new(budget: &Budget, message_bytes: usize) -> Self {
+        let (small, large) = (Account::new(&budget.small), Account::new(&budget.large));
+        Self { small, large, message_bytes }
+    }
+
+    /// Memory for `bytes`, once there is room.
+    fn take(&self, bytes: usize) -> impl Future<Output = Option<Claim>> + Send + use<> {
+        if bytes > SMALL { &self.large } else { &self.small }.take(bytes)
     }
 }
 
@@ -105,7 +174,7 @@ impl Body {
     }
 
     /// Receives the message.
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>, purse: &Purse) -> Poll<Result<Message, Broken>> {
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, wallet: &Wallet) -> Poll<Result<Message, Broken>> {
         loop {
             match &mut self.stage {
                 Stage::Working(work) => return Poll::Ready(Ok(ready!(work.as_mut().poll(cx))?)),
@@ -124,14 +193,14 @@ impl Body {
                 match ready!(self.stream.poll_data(cx)) {
                     Some(Ok(next)) => {
                         self.received += next.len();
-                        self.take(next, purse)?;
+                        self.take(next, wallet)?;
                         continue;
                     }
                     Some(Err(_)) => return Poll::Ready(Err(Broken::Gone)),
                     None => {}
                 }
             }
-            if let Some(message) = self.finish(purse)? {
+            if let Some(message) = self.finish(wallet)? {
                 return Poll::Ready(Ok(message));
             }
         }
@@ -145,7 +214,7 @@ impl Body {
     }
 
     /// Takes in what has arrived.
-    fn take(&mut self, mut next: Bytes, purse: &Purse) -> Result<(), Broken> {
+    fn take(&mut self, mut next: Bytes, wallet: &Wallet) -> Result<(), Broken> {
         if let Stage::Prefix(prefix, filled) = &mut self.stage {
             let rest = prefix.get_mut(*filled..).unwrap_or_default();
             let count = rest.len().min(next.len());
@@ -158,16 +227,16 @@ impl Body {
             if filled < PREFIX {
                 return Ok(());
             }
-            let prefix = Prefix::read(prefix, purse.message_bytes)?;
+            let prefix = Prefix::read(prefix, wallet.message_bytes)?;
             if prefix.compressed && !self.compresses {
                 return Err(bad("the message is compressed, but no grpc-encoding says how"));
             }
             self.stage = Stage::Head(prefix);
         }
-        self.take_message(next, purse)
+        self.take_message(next, wallet)
     }
 
-    fn take_message(&mut self, next: Bytes, purse: &Purse) -> Result<(), Broken> {
+    fn take_message(&mut self, next: Bytes, wallet: &Wallet) -> Result<(), Broken> {
         let length = next.len();
         match &mut self.stage {
             Stage::Head(prefix) if prefix.length == length => {
@@ -175,9 +244,8 @@ impl Body {
             }
             _ if next.is_empty() => {}
             Stage::Head(prefix) if length < prefix.length => {
-                let (purse, wanted) = (purse.clone(), prefix.length);
                 // What is held back here is not released before it is paid for.
-                self.stage = Stage::Paying(*prefix, next, Box::pin(async move { purse.take(wanted).await }));
+                self.stage = Stage::Paying(*prefix, next, Box::pin(wallet.take(prefix.length)));
                 return Ok(());
             }
             Stage::Assembling(prefix, message, _) if message.len() + length <= prefix.length => {
@@ -206,10 +274,10 @@ impl Body {
     }
 
     /// The stream has ended: gives the message, if it is complete and not yet to be inflated.
-    fn finish(&mut self, purse: &Purse) -> Result<Option<Message>, Broken> {
+    fn finish(&mut self, wallet: &Wallet) -> Result<Option<Message>, Broken> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Whole(prefix, message, claim) if prefix.compressed => {
-                self.stage = Stage::Working(inflate(message, claim, purse.clone())?);
+                self.stage = Stage::Working(inflate(message, claim, wallet)?);
                 Ok(None)
             }
             Stage::Whole(_, message, _) => Ok(Some(message)),
@@ -243,21 +311,22 @@ fn no_memory() -> Broken {
 }
 
 /// Inflates a message: at once if it is short, otherwise on a thread of its own when it is its turn.
-fn inflate(message: Message, claim: Option<Claim>, purse: Purse) -> Result<Work, Broken> {
+fn inflate(message: Message, claim: Option<Claim>, wallet: &Wallet) -> Result<Work, Broken> {
     let file = message.bytes();
     let length = Gzip::open(&file)?.length;
-    if length > purse.message_bytes {
-        return Err(too_long(length, purse.message_bytes).into());
+    if length > wallet.message_bytes {
+        return Err(too_long(length, wallet.message_bytes).into());
     }
     if length <= INFLATED_INLINE {
         let inflated = Gzip::open(&file)?.inflate()?;
         return Ok(Box::pin(std::future::ready(Ok(Message::owned(inflated)))));
     }
+    let room = wallet.take(length);
     Ok(Box::pin(async move {
         // The claim on the compressed bytes is given up first: holding one while waiting for
         // another could stop everybody.
         drop(claim);
-        let claim = purse.take(length).await;
+        let claim = room.await;
         let inflated = tokio::task::spawn_blocking(move || {
             let _claim = claim;
             Gzip::open(&file)?.inflate()
@@ -273,15 +342,26 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_purse_is_shared_and_nothing_is_too_large_for_it() {
-        let purse = Purse::new(10 << 10, 1 << 30);
-        let first = purse.take(8 << 10).await.expect("room");
-        assert_eq!(purse.taken(), 8 << 10);
-        let mut second = Box::pin(purse.take(1 << 30));
+    async fn memory_is_shared_and_nothing_is_too_large_for_it() {
+        let budget = Budget::new(160 << 20);
+        let wallets = [(); 2].map(|()| Wallet::new(&budget, 1 << 30));
         let mut cx = Context::from_waker(std::task::Waker::noop());
-        assert!(second.as_mut().poll(&mut cx).is_pending());
+
+        let first = wallets[0].take(2 << 20).await.expect("room");
+        assert_eq!(budget.taken(), 2 << 20);
+        let mut more = Box::pin(wallets[0].take(2 << 20));
+        assert!(more.as_mut().poll(&mut cx).is_pending(), "more than its share");
+        let other = wallets[1].take(2 << 20).await.expect("others have theirs");
         drop(first);
-        assert!(second.await.is_some());
-        assert_eq!(purse.taken(), 0);
+        drop(more.await.expect("room"));
+
+        let huge = wallets[0].take(1 << 30).await.expect("all there is for large ones");
+        let mut waits = Box::pin(wallets[1].take(9 << 20));
+        assert!(waits.as_mut().poll(&mut cx).is_pending());
+        drop(other);
+        drop(wallets[1].take(1).await.expect("small ones do not wait for large ones"));
+        drop(huge);
+        drop(waits.await.expect("room"));
+        assert_eq!(budget.taken(), 0);
     }
 }

@@ -9,15 +9,19 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use h2::server;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::cork::{Cork, Corked, End, cork};
 use super::desk::Desk;
+use super::listener::Place;
 use super::mailbox::{Mailbox, Note};
 use super::respond::Piece;
+use super::route::Routing;
 use super::server::Server;
 use crate::coordination::Ending;
 
@@ -30,16 +34,38 @@ const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
+/// Headers are not remembered between requests: what is remembered holds on to the buffers that it was read into, some
+/// 12 KiB a connection, to save a microsecond a call.
+const HEADER_TABLE: u32 = 0;
+/// What a TLS client's first byte is; HTTP/2 begins with a P.
+const TLS_HANDSHAKE: u8 = 0x16;
 
-/// Serves one connection until it ends.
-pub(super) async fn serve<T>(
+/// What a connection needs of its socket.
+pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
+    /// Lets data go unacknowledged, or not taken by the peer's process, for as long as this.
+    fn bear_with(&self, unacknowledged: Option<Duration>);
+}
+
+impl Transport for TcpStream {
+    fn bear_with(&self, unacknowledged: Option<Duration>) {
+        // On a socket that is gone already there is nothing left to set.
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(self).set_tcp_user_timeout(unacknowledged);
+        #[cfg(not(target_os = "linux"))]
+        let _ = unacknowledged;
+    }
+}
+
+/// Finds out whether a new connection speaks HTTP/2, and opens it if so.
+pub(super) async fn greet<T>(
     server: Arc<Server>,
     socket: T,
     peer: SocketAddr,
-    routing: super::Routing,
-    mailbox: Arc<Mailbox>,
-) where
-    T: AsyncRead + AsyncWrite + Unpin,
+    routing: Routing,
+    place: Place,
+) -> Option<Connection<T>>
+where
+    T: Transport,
 {
     let (corked, cork) = cork(socket);
     let greeting = builder(&server).handshake(corked);
@@ -47,17 +73,24 @@ pub(super) async fn serve<T>(
         Ok(Ok(http)) => http,
         Ok(Err(error)) => {
             server.counts.strangers.add();
-            return tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
+            if cork.first() == Some(TLS_HANDSHAKE) {
+                tracing::info!(%peer, "a client spoke TLS to a port without it: its mTLS settings do not belong here");
+            } else {
+                tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
+            }
+            return None;
         }
         Err(_) => {
             server.counts.strangers.add();
-            return tracing::debug!(%peer, "a connection that says nothing");
+            tracing::debug!(%peer, "a connection that says nothing");
+            return None;
         }
     };
     cork.close();
+    let mailbox = Arc::clone(place.mailbox());
     let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
     let waker = Waker::from(Arc::clone(&mailbox));
-    Connection { desk, http, cork, mailbox, waker, notes: Vec::new() }.await;
+    Some(Connection { desk, http, cork, mailbox, waker, patient: false, _place: place })
 }
 
 fn builder(server: &Server) -> server::Builder {
@@ -67,20 +100,23 @@ fn builder(server: &Server) -> server::Builder {
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_header_list_size(HEADER_LIST)
+        .header_table_size(HEADER_TABLE)
         .max_concurrent_streams(server.limits.streams_per_connection);
     builder
 }
 
 /// A connection in progress. Its desk stands first, so that it is cleared first when all is
 /// dropped: the state machine hears at once of a connection that is gone.
-struct Connection<T> {
+pub(super) struct Connection<T> {
     desk: Desk,
     http: server::Connection<Corked<T>, Piece>,
     cork: Cork<T>,
     mailbox: Arc<Mailbox>,
     /// What HTTP/2 wakes: the mailbox.
     waker: Waker,
-    notes: Vec<Note>,
+    /// The peer may take its time to acknowledge.
+    patient: bool,
+    _place: Place,
 }
 
 /// What one turn of driving HTTP/2 came to.
@@ -93,13 +129,12 @@ enum Driven {
     Over(Ending),
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Future for Connection<T> {
+impl<T: Transport> Future for Connection<T> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
         loop {
-            this.mailbox.collect(&mut this.notes);
             if let Some(ending) = this.read_notes() {
                 return this.end(ending);
             }
@@ -122,14 +157,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Future for Connection<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
+impl<T: Transport> Connection<T> {
     fn end(&mut self, ending: Ending) -> Poll<()> {
         self.desk.close(ending);
         Poll::Ready(())
     }
 
     fn read_notes(&mut self) -> Option<Ending> {
-        for note in self.notes.drain(..) {
+        for note in self.mailbox.collect() {
             match note {
                 Note::Answer(slot, outcome) => self.desk.answer(slot, &outcome),
                 Note::Stirred(slot) => self.desk.look_at(slot),
@@ -169,11 +204,28 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         }
         // Whether that was possible shows in how the socket is.
         let _ = self.cork.poll_send(&mut cx);
+        self.be_patient(taken > 0);
         match taken {
             // The peer's end may be known before HTTP/2 gets around to it.
             _ if self.cork.end().is_some() => Driven::Over(self.ending(None)),
             TURN => Driven::More,
             _ => Driven::Idle,
+        }
+    }
+
+    /// To the system, a process that is stopped while its host has no more room for it looks like a host that has
+    /// vanished. So after a large answer the connection is not given up for silence, until the peer speaks again and
+    /// everything is sent.
+    fn be_patient(&mut self, heard: bool) {
+        if self.mailbox.had_large() {
+            if !self.patient {
+                self.patient = true;
+                self.cork.socket(|socket| socket.bear_with(None));
+            }
+        } else if self.patient && heard && self.mailbox.unsent() == 0 {
+            self.patient = false;
+            let unacknowledged = self.desk.unacknowledged();
+            self.cork.socket(|socket| socket.bear_with(Some(unacknowledged)));
         }
     }
 

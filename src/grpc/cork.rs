@@ -26,6 +26,8 @@ struct State<T> {
     gathered: Vec<u8>,
     sent: usize,
     end: Option<End>,
+    /// The first byte that the peer sent.
+    first: Option<u8>,
 }
 
 /// How the peer's side of a socket came to its end.
@@ -51,7 +53,7 @@ pub(super) struct Cork<T>(Arc<Mutex<State<T>>>);
 
 /// Puts a cork on `socket`; it is not closed yet.
 pub(super) fn cork<T>(socket: T) -> (Corked<T>, Cork<T>) {
-    let state = State { socket, corked: false, gathered: Vec::new(), sent: 0, end: None };
+    let state = State { socket, corked: false, gathered: Vec::new(), sent: 0, end: None, first: None };
     let state = Arc::new(Mutex::new(state));
     (Corked(Arc::clone(&state)), Cork(state))
 }
@@ -66,9 +68,19 @@ impl<T: AsyncWrite + Unpin> Cork<T> {
         lock(&self.0).corked = true;
     }
 
+    /// The first byte that the peer sent.
+    pub(super) fn first(&self) -> Option<u8> {
+        lock(&self.0).first
+    }
+
     /// Sends what is gathered.
     pub(super) fn poll_send(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         lock(&self.0).poll_send(cx)
+    }
+
+    /// The socket itself, for its settings.
+    pub(super) fn socket(&self, look: impl FnOnce(&T)) {
+        look(&lock(&self.0).socket);
     }
 
     /// How the socket ended, if it did.
@@ -126,7 +138,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for Corked<T> {
             Ok(()) if buf.filled().len() == before && buf.remaining() > 0 => {
                 state.end.get_or_insert(End::Finished);
             }
-            Ok(()) => {}
+            Ok(()) => {
+                if state.first.is_none() {
+                    state.first = buf.filled().get(before).copied();
+                }
+            }
             Err(error) => {
                 state.end.get_or_insert(End::of(error));
             }

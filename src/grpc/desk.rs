@@ -9,14 +9,14 @@ use h2::RecvStream;
 use http::Request;
 use tokio::time::Instant;
 
-use super::body::{Body, Broken};
+use super::body::{Body, Broken, Wallet};
 use super::call::{Dialect, Form, Reader};
 use super::deadlines::Deadlines;
 use super::frame::Message;
 use super::head::{self, Refused, Target};
 use super::mailbox::{Mailbox, slot_waker};
 use super::respond::{self, Respond};
-use super::route::Route;
+use super::route::{Route, Routing};
 use super::server::Server;
 use super::side::Side;
 use super::slots::Slots;
@@ -73,6 +73,7 @@ pub(super) struct Desk {
     route: Route,
     slots: Slots<Entry>,
     deadlines: Deadlines,
+    wallet: Wallet,
     side: Side,
     ending: Option<Ending>,
 }
@@ -82,15 +83,16 @@ impl Desk {
     pub(super) fn open(
         server: Arc<Server>,
         peer: SocketAddr,
-        routing: super::Routing,
+        routing: Routing,
         mailbox: Arc<Mailbox>,
     ) -> Self {
         let id = server.engine.connection_opened(peer);
         let inbox: Arc<dyn Inbox> = Arc::clone(&mailbox) as Arc<dyn Inbox>;
         let side = Side::new(server.limits.side_calls_per_connection);
         let route = Route::new(routing);
+        let wallet = Wallet::new(&server.budget, server.limits.message_bytes);
         let (slots, deadlines) = (Slots::default(), Deadlines::default());
-        Self { server, id, mailbox, inbox, route, slots, deadlines, side, ending: None }
+        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, ending: None }
     }
 
     /// Closes it, noting how the connection ended.
@@ -101,6 +103,11 @@ impl Desk {
     /// Whether the peer has so many answers to take that no further calls are taken from it.
     pub(super) fn is_full(&self) -> bool {
         self.mailbox.unsent() > self.server.limits.unsent_bytes_per_connection
+    }
+
+    /// How long data may go unacknowledged.
+    pub(super) fn unacknowledged(&self) -> Duration {
+        self.server.limits.unacknowledged
     }
 
     /// Takes a new request.
@@ -130,7 +137,7 @@ impl Desk {
         let due = Due::After(head::timeout(&head.headers));
         let mut body = Body::new(stream, head::compresses(&head.headers));
         // Nobody is woken for a body that is there.
-        match body.poll(&mut Context::from_waker(Waker::noop()), &self.server.purse) {
+        match body.poll(&mut Context::from_waker(Waker::noop()), &self.wallet) {
             Poll::Ready(Ok(message)) => self.ask(job, reader, &message, respond, due),
             Poll::Ready(Err(broken)) => self.give_up(respond, &broken),
             Poll::Pending => self.wait_for_body(body, reader, job, respond, due),
@@ -204,7 +211,7 @@ impl Desk {
             }
             Some(Entry::Arriving(arriving)) => {
                 let Arriving { body, waker, .. } = &mut **arriving;
-                let polled = body.poll(&mut Context::from_waker(waker), &self.server.purse);
+                let polled = body.poll(&mut Context::from_waker(waker), &self.wallet);
                 let Poll::Ready(result) = polled else { return };
                 let Some(Entry::Arriving(arriving)) = self.slots.remove(slot) else { return };
                 let Arriving { reader, job, respond, due, .. } = *arriving;

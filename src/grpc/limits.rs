@@ -14,7 +14,8 @@ pub struct Limits {
     /// Length of one message, in either direction and after inflation, in bytes.
     pub message_bytes: usize,
     /// Memory for requests that arrive in pieces or are being inflated, over all connections, in
-    /// bytes. Those for which there is no room wait their turn, held back by flow control.
+    /// bytes. Those for which there is no room wait their turn, held back by flow control. A quarter is kept for small
+    /// ones, and a connection gets a sixteenth.
     pub bodies_in_flight_bytes: usize,
     /// Answers that the peer of one connection has not taken yet, in bytes. With more than this no
     /// further calls are taken from it.

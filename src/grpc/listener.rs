@@ -10,9 +10,9 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use super::connection;
+use super::connection::{self, Transport as _};
 use super::mailbox::{Mailbox, Note};
 use super::route::Routing;
 use super::server::Server;
@@ -53,8 +53,9 @@ struct Room {
     left: Notify,
 }
 
-/// One place in a room, free again when it is dropped.
-struct Place {
+/// One connection's place in a room, free again when it is dropped.
+pub(super) struct Place {
+    mailbox: Arc<Mailbox>,
     room: Arc<Room>,
     server: Arc<Server>,
     number: u64,
@@ -65,12 +66,12 @@ impl Room {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> (Place, Arc<Mailbox>) {
+    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> Place {
         let mailbox = Arc::new(Mailbox::default());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.present().insert(number, Arc::clone(&mailbox));
         server.counts.opened.add();
-        (Place { room: Arc::clone(self), server: Arc::clone(server), number }, mailbox)
+        Place { mailbox, room: Arc::clone(self), server: Arc::clone(server), number }
     }
 
     fn tell_all(&self, note: fn() -> Note) {
@@ -89,6 +90,13 @@ impl Room {
             }
             left.await;
         }
+    }
+}
+
+impl Place {
+    /// The mailbox of the connection in this place.
+    pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
     }
 }
 
@@ -128,7 +136,7 @@ impl Server {
             match accepted {
                 Ok((socket, peer)) => {
                     pause = PAUSE.0;
-                    self.welcome(&room, socket, peer, routing);
+                    self.welcome(&room, socket, peer, routing, stop.clone());
                 }
                 Err(error) => {
                     self.counts.accept_errors.add();
@@ -136,7 +144,10 @@ impl Server {
                         continue;
                     }
                     tracing::warn!(%error, "no connection can be taken; trying again in {pause:?}");
-                    sleep(pause).await;
+                    let stopped = stop.wait_for(|stop| *stop);
+                    if timeout(pause, stopped).await.is_ok() {
+                        break;
+                    }
                     pause = (pause * 2).min(PAUSE.1);
                 }
             }
@@ -149,7 +160,14 @@ impl Server {
         }
     }
 
-    fn welcome(self: &Arc<Self>, room: &Arc<Room>, socket: TcpStream, peer: SocketAddr, routing: Routing) {
+    fn welcome(
+        self: &Arc<Self>,
+        room: &Arc<Room>,
+        socket: TcpStream,
+        peer: SocketAddr,
+        routing: Routing,
+        mut stop: watch::Receiver<bool>,
+    ) {
         let present = self.counts.connections.fetch_add(1, Ordering::Relaxed);
         if present >= self.limits.connections {
             self.counts.connections.fetch_sub(1, Ordering::Relaxed);
@@ -160,11 +178,17 @@ impl Server {
             // It is gone already, or the system has not all of it: both show soon enough.
             tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
         }
-        let (place, mailbox) = room.enter(self);
-        let serving = connection::serve(Arc::clone(self), socket, peer, routing, mailbox);
+        let greeting = connection::greet(Arc::clone(self), socket, peer, routing, room.enter(self));
         tokio::spawn(async move {
-            let _place = place;
-            serving.await;
+            let greeted = tokio::select! {
+                greeted = greeting => greeted,
+                // Who has not said a word yet is not waited for.
+                _ = stop.wait_for(|stop| *stop) => None,
+            };
+            // The connection gets a task of its own, which is as small as can be.
+            if let Some(connection) = greeted {
+                tokio::spawn(connection);
+            }
         });
     }
 }
@@ -172,12 +196,8 @@ impl Server {
 /// Sets a socket up for small messages at once, and for noticing that the peer's host has vanished.
 fn tune(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
-    let socket = SockRef::from(socket);
-    socket.set_tcp_keepalive(&KEEPALIVE)?;
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(unacknowledged))?;
-    #[cfg(not(target_os = "linux"))]
-    let _ = unacknowledged;
+    SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)?;
+    socket.bear_with(Some(unacknowledged));
     Ok(())
 }
 

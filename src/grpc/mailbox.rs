@@ -4,7 +4,7 @@
 //! waiting calls, streams that moved, the order to stop. While the task runs nobody needs to wake
 //! it, so a batch costs one wake-up, and what the task does to itself costs none.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
@@ -37,10 +37,12 @@ struct State {
 pub(super) struct Mailbox {
     state: Mutex<State>,
     unsent: AtomicUsize,
+    /// An answer was given that the peer's host may have no room for.
+    large: AtomicBool,
 }
 
-/// More room than this is given back when the mailbox is empty.
-const ROOM_KEPT: usize = 64;
+/// Answers up to this length fit into what any host keeps for a process that does not read.
+const LARGE: usize = 16 << 10;
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -58,16 +60,11 @@ impl Mailbox {
         }
     }
 
-    /// Takes all notes, in exchange for an empty list. From here on until [`Mailbox::rest`] the
-    /// task counts as running.
-    pub(super) fn collect(&self, notes: &mut Vec<Note>) {
-        debug_assert!(notes.is_empty(), "notes would be lost");
-        if notes.capacity() > ROOM_KEPT {
-            *notes = Vec::new();
-        }
+    /// Takes all notes. From here on until [`Mailbox::rest`] the task counts as running.
+    pub(super) fn collect(&self) -> Vec<Note> {
         let mut state = self.lock();
         state.sleeper = None;
-        std::mem::swap(&mut state.notes, notes);
+        std::mem::take(&mut state.notes)
     }
 
     /// Forgets that HTTP/2 wanted to be driven, as it is about to be.
@@ -100,6 +97,14 @@ impl Mailbox {
     /// Counts answer bytes that are to be sent.
     pub(super) fn charge(&self, bytes: usize) {
         self.unsent.fetch_add(bytes, Ordering::Relaxed);
+        if bytes > LARGE {
+            self.large.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there was a large answer since this was last asked.
+    pub(super) fn had_large(&self) -> bool {
+        self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
     }
 
     /// Counts answer bytes that are sent, or never will be.
@@ -176,13 +181,10 @@ mod tests {
         }
         assert_eq!(woken(), 1);
 
-        let mut notes = Vec::new();
-        mailbox.collect(&mut notes);
-        assert_eq!(notes.drain(..).count(), 3);
+        assert_eq!(mailbox.collect().len(), 3);
         mailbox.post(Note::Stop);
         assert!(!mailbox.rest(&task), "there is a note to read");
-        mailbox.collect(&mut notes);
-        assert!(matches!(notes.drain(..).next(), Some(Note::Stop)));
+        assert!(matches!(mailbox.collect()[..], [Note::Stop]));
         assert_eq!(woken(), 1);
     }
 
@@ -193,7 +195,7 @@ mod tests {
         let task = Waker::from(Arc::clone(&count));
         let woken = || count.0.load(Ordering::Relaxed);
 
-        mailbox.collect(&mut Vec::new());
+        mailbox.collect();
         mailbox.wake_by_ref();
         mailbox.calm();
         assert!(mailbox.rest(&task));
@@ -201,7 +203,7 @@ mod tests {
         mailbox.wake_by_ref();
         assert_eq!(woken(), 1);
 
-        mailbox.collect(&mut Vec::new());
+        mailbox.collect();
         mailbox.calm();
         mailbox.wake_by_ref();
         assert!(mailbox.rest(&task));

@@ -10,34 +10,44 @@ use crate::engine::Engine;
 pub enum Routing {
     /// The listener belongs to this job.
     Own(JobId),
-    /// The first label of the name that the client dialled (`NAME.host:port`) names the job, if there is one
-    /// of that name; otherwise it is the default job.
-    ByAuthority,
+    /// The first label of the name that the client dialled (`NAME.host:port`) names the job, if there is one of that
+    /// name; otherwise it is the default job, or else the one given: the only job that has no listener of its own.
+    ByAuthority(Option<JobId>),
 }
 
 /// The routing of one connection, which remembers what it found: clients dial one name.
 pub(super) struct Route {
     routing: Routing,
     found: Option<(Box<str>, JobId)>,
+    /// It has been logged that this connection leads nowhere.
+    lost: bool,
 }
 
 impl Route {
     pub(super) fn new(routing: Routing) -> Self {
-        Self { routing, found: None }
+        Self { routing, found: None, lost: false }
     }
 
     /// The job for a call to `authority`. That there is none is not remembered: it may be declared later.
     pub(super) fn job(&mut self, engine: &Engine, authority: &str) -> Result<JobId, Failure> {
-        if let Routing::Own(job) = self.routing {
-            return Ok(job);
-        }
+        let only = match self.routing {
+            Routing::Own(job) => return Ok(job),
+            Routing::ByAuthority(only) => only,
+        };
         if let Some((known, job)) = &self.found
             && **known == *authority
         {
             return Ok(*job);
         }
         let named = label(authority);
-        let job = engine.look(|core, _| resolve(core, named)).ok_or_else(|| no_job(authority))?;
+        let Some(job) = engine.look(|core, _| resolve(core, named)).or(only) else {
+            let failure = no_job(authority);
+            if !std::mem::replace(&mut self.lost, true) {
+                // Clients say nothing of it until they give up, minutes later.
+                tracing::warn!(reason = failure.message, "a client dials a name that leads to no job");
+            }
+            return Err(failure);
+        };
         self.found = Some((authority.into(), job));
         Ok(job)
     }
@@ -100,7 +110,7 @@ mod tests {
     #[test]
     fn no_job_is_told_how_to_get_one() {
         let engine = Engine::new(Clock::start());
-        let mut route = Route::new(Routing::ByAuthority);
+        let mut route = Route::new(Routing::ByAuthority(None));
         let failure = route.job(&engine, "train.x:1").expect_err("there are no jobs");
         assert!(failure.message.contains("declare a job named \"train\""), "{}", failure.message);
         assert_eq!(failure.service_error, None);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::body::Purse;
+use super::body::Budget;
 use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
@@ -13,7 +13,7 @@ use crate::engine::Engine;
 pub struct Server {
     pub(super) engine: Arc<Engine>,
     pub(super) limits: Limits,
-    pub(super) purse: Purse,
+    pub(super) budget: Budget,
     pub(super) sets: TaskSets,
     pub(super) services: Services,
     pub(super) counts: Counts,
@@ -23,11 +23,11 @@ impl Server {
     /// A wire edge for `engine`. It serves nobody before [`Server::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
-        let purse = Purse::new(limits.bodies_in_flight_bytes, limits.message_bytes);
+        let budget = Budget::new(limits.bodies_in_flight_bytes);
         Arc::new(Self {
             engine,
             limits,
-            purse,
+            budget,
             sets: TaskSets::default(),
             services: Services::new(),
             counts: Counts::default(),
@@ -46,7 +46,7 @@ impl Server {
             strangers: counts.strangers.get(),
             calls: counts.calls.get(),
             calls_refused: counts.refused_calls.get(),
-            bodies_in_flight_bytes: self.purse.taken(),
+            bodies_in_flight_bytes: self.budget.taken(),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Rig {
         let listener = bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         let (stop, stopped) = watch::channel(false);
-        let serving = tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority, stopped));
+        let serving = tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority(None), stopped));
         Self { engine, server, address, stop, serving }
     }
 
@@ -449,9 +449,139 @@ async fn stopping_answers_polls_and_ends() {
     let poll = framed(&a::PollForErrorRequest { source_task });
     stream.send_data(poll, true).expect("the stream is there");
     rig.waiting(1).await;
+    let _silent = TcpStream::connect(rig.address).await.expect("it listens");
     rig.engine.stop();
     rig.stop.send(true).expect("it is served");
     assert_eq!(back(response).await.status, "1");
-    timeout(PATIENCE, rig.serving).await.expect("it ends").expect("no panic");
+    timeout(Duration::from_secs(3), rig.serving).await.expect("it ends").expect("no panic");
     assert_eq!(rig.server.figures().connections, 0);
+}
+
+/// Numbers that look random, the same in every run.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    /// A frame of some kind on some stream with some contents, mostly of the right length.
+    fn frame(&mut self) -> Vec<u8> {
+        let length = [0, 4, 5, 8, 6, 64, 300][(self.next() % 7) as usize];
+        let (kind, flags) = ((self.next() % 11) as u8, (self.next() % 64) as u8);
+        let stream = [0, 1, 3, 5, 7, 2, 1 << 30][(self.next() % 7) as usize] as u32;
+        let mut frame = vec![0, 0, length as u8 | (length >> 8) as u8, kind, flags];
+        frame[1] = (length >> 8) as u8;
+        frame[2] = length as u8;
+        frame.extend(stream.to_be_bytes());
+        // Headers that are valid now and then: indexed fields and short literals.
+        frame.extend(
+            (0..length).map(|_| if self.next().is_multiple_of(3) { 0x82 } else { self.next() as u8 }),
+        );
+        frame
+    }
+}
+
+#[tokio::test]
+async fn noise_in_frames_harms_nobody() {
+    let rig = Rig::start(Limits { handshake: Duration::from_millis(100), ..Limits::default() });
+    let mut client = rig.client().await;
+    let mut noise = Noise(1);
+    for _ in 0..400 {
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+        for _ in 0..noise.next() % 20 {
+            bytes.extend(noise.frame());
+        }
+        bytes.truncate(bytes.len() - (noise.next() % 3) as usize);
+        let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
+        // The server may have closed it before all was written.
+        let _ = socket.write_all(&bytes).await;
+        let _ = socket.shutdown().await;
+        let read = timeout(PATIENCE, socket.read_to_end(&mut Vec::new())).await;
+        assert!(read.is_ok(), "it was not closed");
+    }
+    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    rig.waiting(0).await;
+}
+
+#[tokio::test]
+async fn calls_without_end_have_a_bound() {
+    let rig = Rig::start(Limits { streams_per_connection: 100, ..Limits::default() });
+    let mut client = rig.client().await;
+    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    let mut asked = Vec::new();
+    for _ in 0..100 {
+        let (response, mut stream) = client.open(GET, &[]);
+        stream.send_data(framed(&get("never")), true).expect("the stream is there");
+        asked.push((response, stream));
+    }
+    rig.waiting(100).await;
+    let mut other = rig.client().await;
+    assert_eq!(other.a("GetKeyValue", &get("k")).await.status, "0");
+    drop(asked);
+    rig.waiting(0).await;
+}
+
+#[tokio::test]
+async fn resets_without_end_cost_the_connection_at_most() {
+    let rig = Rig::start(Limits::default());
+    let (hostile, mut other) = (rig.client().await, rig.client().await);
+    for _ in 0..20_000 {
+        let Ok(mut ready) = hostile.send.clone().ready().await else { break };
+        let request = Request::post(format!("http://x/{GET}")).header("content-type", "application/grpc");
+        let Ok((_, mut stream)) = ready.send_request(request.body(()).expect("a request"), false) else {
+            break;
+        };
+        let _ = stream.send_data(framed(&get("never")), true);
+        stream.send_reset(Reason::CANCEL);
+    }
+    assert_eq!(other.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+    drop(hostile);
+    rig.waiting(0).await;
+}
+
+/// A request without HTTP/2 library: its header as literals, its message in one frame.
+fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
+    let mut block = Vec::new();
+    let headers =
+        [(":method", "POST"), (":scheme", "http"), (":path", path), ("content-type", "application/grpc")];
+    for text in headers.iter().flat_map(|(name, value)| [name, value]) {
+        if text.starts_with(':') || *text == "content-type" {
+            block.push(0);
+        }
+        block.push(text.len() as u8);
+        block.extend(text.as_bytes());
+    }
+    let message = framed(message);
+    let frame = |kind: u8, flags: u8, contents: &[u8]| {
+        [&(contents.len() as u32).to_be_bytes()[1..], &[kind, flags, 0, 0, 0, 1], contents].concat()
+    };
+    [frame(1, 4, &block), frame(0, 1, &message)].concat()
+}
+
+/// A client whose process is stopped reads nothing, but its host is there: it must be there for it when it goes on.
+#[tokio::test]
+async fn a_stopped_process_is_not_given_up() {
+    let rig = Rig::start(Limits { unacknowledged: Duration::from_millis(300), ..Limits::default() });
+    let mut client = rig.client().await;
+    let size = 20 << 20;
+    assert_eq!(client.a("InsertKeyValue", &insert("k", vec![0; size])).await.status, "0");
+
+    let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
+    let windows = [
+        &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+        &[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff],
+        &[0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0],
+        &raw_request(&format!("/{GET}"), &get("k")),
+    ];
+    socket.write_all(&windows.concat()).await.expect("it is open");
+    sleep(Duration::from_millis(2500)).await;
+    let mut read = 0;
+    let mut buffer = vec![0; 1 << 20];
+    while read < size {
+        let more = timeout(PATIENCE, socket.read(&mut buffer)).await.expect("in time").expect("it is open");
+        assert!(more > 0, "closed after {read} bytes");
+        read += more;
+    }
 }

@@ -64,8 +64,11 @@ impl About {
             (IpAddr::V6(ip), _) => format!("[{ip}]"),
             (IpAddr::V4(ip), _) => ip.to_string(),
         };
-        // On a shared listener the name of the host says which job is meant; a bare address means the default one.
-        let meant = listener.jobs.len() == 1 || job.as_str() == JobName::DEFAULT;
+        // On the shared listener, which comes first, the name of the host says which job is meant. A bare address means
+        // the default job, or the only one there is.
+        let shared = self.grpc.first().is_some_and(|first| first.address == address);
+        let only = self.grpc.iter().map(|listener| listener.jobs.len()).sum::<usize>() == 1;
+        let meant = !shared || only || job.as_str() == JobName::DEFAULT;
         if !meant {
             if address.ip().is_loopback() {
                 name = "localhost".into();
@@ -89,4 +92,38 @@ pub(super) async fn version() -> Json<Version> {
 /// `GET /api/v1/server`
 pub(super) async fn server(State(site): State<Site>) -> Json<Arc<About>> {
     Json(Arc::clone(&site.about))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(listeners: &[(&str, &[&str])]) -> About {
+        let listener = |(address, jobs): &(&str, &[&str])| Listener {
+            address: address.parse().unwrap(),
+            jobs: jobs.iter().map(|job| job.parse().unwrap()).collect(),
+        };
+        About {
+            version: Version::this(),
+            http: ([127, 0, 0, 1], 1).into(),
+            grpc: listeners.iter().map(listener).collect(),
+        }
+    }
+
+    fn address(about: &About, job: &str, host: Option<&str>) -> Option<String> {
+        about.coordinator_address(&job.parse().unwrap(), host)
+    }
+
+    #[test]
+    fn tasks_are_sent_where_their_job_is_found() {
+        let one = about(&[("127.0.0.1:8476", &["a"])]);
+        assert_eq!(address(&one, "a", None).unwrap(), "127.0.0.1:8476");
+        assert_eq!(address(&one, "b", None), None);
+        let two = about(&[("127.0.0.1:8476", &["a", "default"])]);
+        assert_eq!(address(&two, "a", None).unwrap(), "a.localhost:8476");
+        assert_eq!(address(&two, "default", None).unwrap(), "127.0.0.1:8476");
+        let own = about(&[("0.0.0.0:8476", &["a"]), ("[::1]:9000", &["b"])]);
+        assert_eq!(address(&own, "a", Some("host")).unwrap(), "a.host:8476");
+        assert_eq!(address(&own, "b", Some("host")).unwrap(), "[::1]:9000");
+    }
 }

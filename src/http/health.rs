@@ -52,7 +52,45 @@ pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Prob
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use axum::body::Body;
+    use axum::extract::Request;
+    use http_body_util::BodyExt as _;
+    use tower_service::Service as _;
+
     use super::*;
+    use crate::clock::Clock;
+    use crate::engine::Engine;
+    use crate::http::{About, Version, router};
+
+    #[tokio::test]
+    async fn the_probe_says_why_the_server_is_not_ready() {
+        let readiness = Arc::new(Readiness::default());
+        let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+        let site = Site {
+            engine: Engine::new(Clock::start()),
+            readiness: Arc::clone(&readiness),
+            about: Arc::new(about),
+        };
+        let mut router = router(site);
+        let mut probe = async || {
+            let request = Request::get("/healthz/ready").body(Body::empty()).unwrap();
+            let (head, body) = router.call(request).await.unwrap().into_parts();
+            (
+                head.status.as_u16(),
+                String::from_utf8(body.collect().await.unwrap().to_bytes().into()).unwrap(),
+            )
+        };
+        let (status, body) = probe().await;
+        assert!(status == 503 && body.contains("the server is starting"), "{body}");
+        readiness.started();
+        assert_eq!(probe().await, (200, "ready\n".into()));
+        readiness.stopping();
+        let (status, body) = probe().await;
+        assert!(status == 503 && body.contains("the server is stopping"), "{body}");
+        assert!(body.contains("\"instance\":\"/healthz/ready\""), "{body}");
+    }
 
     #[test]
     fn a_server_that_stops_never_becomes_ready() {

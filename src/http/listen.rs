@@ -113,3 +113,69 @@ async fn connection(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    async fn started(
+        limits: Limits,
+    ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = watch::Sender::new(false);
+        let router = Router::new().route("/", get(async || "here"));
+        let served = tokio::spawn(serve(listener, router, limits, stop.subscribe()));
+        (address, stop, served)
+    }
+
+    async fn ask(stream: &mut TcpStream) -> String {
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = vec![0; 4096];
+        let read = stream.read(&mut answer).await.unwrap();
+        String::from_utf8_lossy(&answer[..read]).into_owned()
+    }
+
+    #[tokio::test]
+    async fn more_connections_than_allowed_wait_their_turn() {
+        let (address, _stop, _served) = started(Limits::new(1)).await;
+        let mut first = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut first).await.ends_with("here"));
+        let mut second = TcpStream::connect(address).await.unwrap();
+        {
+            let mut waiting = std::pin::pin!(ask(&mut second));
+            tokio::select! {
+                answer = waiting.as_mut() => panic!("there was no room for {answer}"),
+                answer = ask(&mut first) => assert!(answer.ends_with("here")),
+            }
+            drop(first);
+            assert!(waiting.await.ends_with("here"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_never_ends_its_head_is_given_up() {
+        let limits = Limits { head_timeout: Duration::from_millis(50), ..Limits::new(1) };
+        let (address, _stop, _served) = started(limits).await;
+        let mut slow = TcpStream::connect(address).await.unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\nho").await.unwrap();
+        let mut rest = Vec::new();
+        // It is closed, with or without an answer; what matters is that the slot is free again.
+        let _ = slow.read_to_end(&mut rest).await;
+        let mut next = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut next).await.ends_with("here"));
+    }
+
+    #[tokio::test]
+    async fn idle_connections_do_not_hold_up_the_stop() {
+        let (address, stop, served) = started(Limits::new(8)).await;
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut idle).await.ends_with("here"));
+        stop.send_replace(true);
+        served.await.unwrap();
+        assert_eq!(idle.read(&mut [0; 1]).await.unwrap(), 0);
+    }
+}

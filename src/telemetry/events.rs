@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
+use tracing::Level;
 
 use crate::coordination::{Change, Event, JobId, JobName, RunOutcome, TaskId};
 use crate::engine::{Engine, Numbered};
@@ -85,20 +86,37 @@ fn log_event(numbered: &Numbered, job: &JobName) {
             )
         };
     }
-    if troubles(what) { line!(tracing::Level::WARN) } else { line!(tracing::Level::INFO) }
+    match level(what) {
+        Level::WARN => line!(Level::WARN),
+        Level::INFO => line!(Level::INFO),
+        _ => line!(Level::DEBUG),
+    }
 }
 
-/// Whether somebody should look.
-fn troubles(what: &Change) -> bool {
+/// Who wants to know of a change: WARN is for what somebody should look at, INFO for the course of jobs and runs, DEBUG
+/// for the course of single tasks and barriers, of which a large job has thousands.
+fn level(what: &Change) -> Level {
     match what {
         Change::TaskSuperseded { .. }
         | Change::TaskSuspected { .. }
         | Change::TaskFailed { .. }
         | Change::Fenced { .. }
         | Change::BarrierFailed { .. }
-        | Change::FirstCause { .. } => true,
-        Change::RunEnded { outcome } => *outcome != RunOutcome::Completed,
-        _ => false,
+        | Change::FirstCause { .. } => Level::WARN,
+        Change::RunEnded { outcome } if *outcome != RunOutcome::Completed => Level::WARN,
+        // A barrier that passed without somebody is a decision, not routine.
+        Change::BarrierPassed { without, .. } if !without.is_empty() => Level::INFO,
+        Change::TaskConnected { again: true, .. } => Level::INFO,
+        Change::JobDeclared
+        | Change::RunOpened
+        | Change::RunEnded { .. }
+        | Change::TaskReturned { .. }
+        | Change::PreemptionNoticed => Level::INFO,
+        Change::TaskRegistering { .. }
+        | Change::TaskConnected { .. }
+        | Change::TaskDisconnected { .. }
+        | Change::BarrierStarted { .. }
+        | Change::BarrierPassed { .. } => Level::DEBUG,
     }
 }
 

@@ -41,6 +41,9 @@ fn settings(rng: &mut fastrand::Rng, tasks: u32) -> JobSettings {
     let bounds = &mut settings.bounds;
     if rng.u8(0..4) == 0 {
         bounds.waiters = rng.usize(1..30);
+        bounds.waited_key_bytes = rng.usize(0..8);
+        bounds.exchanged_device_bytes = rng.usize(0..400);
+        bounds.barrier_members_in_progress = rng.usize(0..20);
         bounds.barriers_in_progress = rng.usize(1..5);
         bounds.barrier_memory_bytes = rng.usize(0..8_000);
         bounds.live_sets_in_progress = rng.usize(1..3);

@@ -466,6 +466,10 @@ async fn expired(timer: &mut Option<Pin<Box<Sleep>>>) {
 fn signals() -> Result<mpsc::Receiver<Signal>> {
     let (send, receive) = mpsc::channel(16);
     for passed in [Signal::INT, Signal::TERM, Signal::HUP, Signal::USR1, Signal::USR2] {
+        // Under nohup, the end of the terminal is to be ignored, here and in the children.
+        if passed == Signal::HUP && is_ignored(passed) {
+            continue;
+        }
         let mut coming =
             signal(SignalKind::from_raw(passed.as_raw())).context("cannot listen for signals")?;
         let send = send.clone();
@@ -474,4 +478,12 @@ fn signals() -> Result<mpsc::Receiver<Signal>> {
         );
     }
     Ok(receive)
+}
+
+/// Whether whoever started this program wants a signal to be ignored.
+fn is_ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << (signal.as_raw() - 1)) != 0
 }

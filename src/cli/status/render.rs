@@ -395,3 +395,24 @@ fn ranges(tasks: &[TaskId]) -> String {
         .collect();
     format!("{}{}", shown.join(", "), if more { ", … (--json has all)" } else { "" })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_numbers_are_said_in_few_words() {
+        let ids = |numbers: &[i32]| numbers.iter().copied().map(TaskId).collect::<Vec<_>>();
+        assert_eq!(ranges(&ids(&[0, 1, 2, 3, 7, 9, 10])), "0-3, 7, 9-10");
+        let even: Vec<i32> = (0..100).map(|n| n * 2).collect();
+        assert!(ranges(&ids(&even)).ends_with("22, … (--json has all)"));
+        assert_eq!(ranges(&[]), "");
+    }
+
+    #[test]
+    fn barriers_are_called_by_what_they_are_for() {
+        assert_eq!(own_name("[Init]Wait_for_all_tasks_to_register"), "registration");
+        assert_eq!(own_name("Shutdown::0123"), "shutdown");
+        assert_eq!(own_name("save\u{1b}[2J"), "save\\u{1b}[2J");
+    }
+}

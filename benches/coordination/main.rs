@@ -1,0 +1,148 @@
+//! Muster's coordination against jaxlib's own service and against the floor, in one run.
+//!
+//!     cargo bench --bench coordination -- --only heartbeat,barrier --tasks 1024 --repeat 5
+//!
+//! Each repetition gives every server a life of its own, one after the other, so that a machine whose speed drifts does not
+//! favour one. Every answer is checked: a server that answers wrongly ends the benchmark.
+
+mod client;
+mod clock;
+mod cluster;
+mod floor;
+mod meter;
+mod process;
+mod report;
+mod servers;
+mod stats;
+mod targets;
+mod wire;
+mod workloads;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{Parser, ValueEnum as _};
+
+use report::Results;
+use servers::{Kind, Launcher};
+use workloads::{Session, Target, Wanted, Work};
+
+/// Compares Muster's coordination with jaxlib's own service and with the floor.
+#[derive(Debug, Parser)]
+#[command(name = "coordination")]
+struct Arguments {
+    /// Only this work.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Work>,
+    /// Which servers.
+    #[arg(long, value_delimiter = ',', default_values = ["muster", "cxx", "floor"])]
+    servers: Vec<Kind>,
+    /// Sizes of the jobs.
+    #[arg(long, value_delimiter = ',', default_values_t = [128, 1024, 4096])]
+    tasks: Vec<u32>,
+    /// On how many connections the tasks speak where they share them.
+    #[arg(long, default_value_t = 64)]
+    connections: u32,
+    /// Size of the job whose memory is measured.
+    #[arg(long, default_value_t = 10_000)]
+    memory_tasks: u32,
+    /// How often each server is given each kind of session.
+    #[arg(long, default_value_t = 5)]
+    repeat: u32,
+    /// A fifth of the operations.
+    #[arg(long)]
+    quick: bool,
+    /// Threads of Muster and of the floor; the default is Muster's own on the smallest machines.
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+    /// Another build of Muster.
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_muster"))]
+    muster: PathBuf,
+    /// Keep what the servers say on their standard error in this folder.
+    #[arg(long)]
+    logs: Option<PathBuf>,
+    /// Write all figures here.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Write the tables for BENCHMARKS.md here.
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+    /// Cargo says so to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next() {
+        Some(first) if first == process::LAUNCH => return process::launch(arguments),
+        Some(first) if first == floor::ARGUMENT => return floor::main(arguments),
+        _ => {}
+    }
+    let arguments = Arguments::parse();
+    let files = process::raise_file_limit();
+    let wanted = Wanted {
+        works: if arguments.only.is_empty() {
+            Work::value_variants().to_vec()
+        } else {
+            arguments.only.clone()
+        },
+        quick: arguments.quick,
+    };
+    let plan = Session::plan(&wanted, &arguments.tasks, arguments.connections, arguments.memory_tasks);
+    let most = plan.iter().map(|session| session.job().tasks).max().unwrap_or(0);
+    ensure!(
+        u64::from(most) + 100 < files,
+        "{most} connections need more than the {files} open files allowed here (ulimit -Hn)"
+    );
+    if let Some(folder) = &arguments.logs {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut results = Results::new(&arguments.servers);
+    let ran = run(&arguments, &wanted, &plan, &mut results);
+    // Also what came before a failure: it may say why.
+    print!("{}", results.text());
+    ran?;
+    if let Some(path) = &arguments.json {
+        std::fs::write(path, results.json()?).with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &arguments.markdown {
+        std::fs::write(path, results.markdown()).with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut Results) -> Result<()> {
+    let launcher = Launcher {
+        muster: arguments.muster.clone(),
+        threads: arguments.threads,
+        logs: arguments.logs.clone(),
+    };
+    for &session in plan {
+        let repeat = session.repeat(arguments.repeat);
+        for repetition in 0..repeat {
+            for &kind in &arguments.servers {
+                if let Some(why) = session.not_for(kind) {
+                    results.note(kind, session, why);
+                    continue;
+                }
+                eprintln!("{session}: {}, {} of {repeat}", kind.name(), repetition + 1);
+                let (mut server, address) = launcher.start(kind, session.job())?;
+                let target = Target { address, pid: server.pid() };
+                match session.run(target, wanted) {
+                    Ok(figures) => results.add(kind, repetition, figures),
+                    // What Muster is measured against may fail at a size that it was never made for.
+                    Err(error) if kind == Kind::Cxx && matches!(session, Session::Memory { .. }) => {
+                        results.note(kind, session, &format!("did not get through: {error:#}"));
+                    }
+                    Err(error) => {
+                        let ended = server.has_ended().map(|how| format!(" (it has ended: {how})"));
+                        let who = format!("{session}: {}{}", kind.name(), ended.unwrap_or_default());
+                        return Err(error.context(who));
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}

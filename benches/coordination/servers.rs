@@ -1,0 +1,125 @@
+//! The servers that are compared.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+
+use crate::floor;
+use crate::process::Server;
+
+/// The release whose service Muster is compared with.
+pub const JAXLIB: &str = "0.10.2";
+
+/// A server to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// `muster serve`.
+    Muster,
+    /// jaxlib's own service.
+    Cxx,
+    /// The least that a server on the same libraries can do.
+    Floor,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Muster => "Muster",
+            Self::Cxx => "C++",
+            Self::Floor => "floor",
+        }
+    }
+}
+
+/// What a server is to be started for.
+#[derive(Debug, Clone, Copy)]
+pub struct Job {
+    pub tasks: u32,
+    /// Tasks may fail and come back.
+    pub recoverable: bool,
+}
+
+/// How servers are started.
+pub struct Launcher {
+    pub muster: PathBuf,
+    pub threads: usize,
+    pub logs: Option<PathBuf>,
+}
+
+/// Longer than any benchmark takes: here nobody sends heartbeats but the heartbeat benchmark.
+const HEARTBEAT_TIMEOUT_S: u32 = 3600;
+
+impl Launcher {
+    /// Starts a server and says where it listens.
+    pub fn start(&self, kind: Kind, job: Job) -> Result<(Server, SocketAddr)> {
+        let command = match kind {
+            Kind::Muster => self.muster_command(job),
+            Kind::Cxx => cxx_command(job)?,
+            Kind::Floor => self.floor_command(job)?,
+        };
+        let log = self.logs.as_ref().map(|folder| folder.join(format!("{}.log", kind.name())));
+        Server::start(&command, log.as_deref(), |line| address(kind, line))
+            .with_context(|| format!("starting the {} server", kind.name()))
+    }
+
+    fn muster_command(&self, job: Job) -> Vec<OsString> {
+        let mut command = words(&format!(
+            "serve --tasks {} --grpc 127.0.0.1:0 --http 127.0.0.1:0 --heartbeat-timeout {HEARTBEAT_TIMEOUT_S}s \
+             --io-threads {}",
+            job.tasks, self.threads
+        ));
+        if job.recoverable {
+            command.push("--recoverable".into());
+        }
+        command.insert(0, self.muster.clone().into());
+        command
+    }
+
+    fn floor_command(&self, job: Job) -> Result<Vec<OsString>> {
+        let mut command = words(&format!("{} {} {}", floor::ARGUMENT, job.tasks, self.threads));
+        if job.recoverable {
+            command.push("recoverable".into());
+        }
+        command.insert(0, std::env::current_exe()?.into());
+        Ok(command)
+    }
+}
+
+fn cxx_command(job: Job) -> Result<Vec<OsString>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let environments =
+        std::env::var_os("MUSTER_JAX_ENVS").map_or_else(|| root.join("target/jax"), PathBuf::from);
+    let home = environments.join(JAXLIB);
+    ensure!(
+        home.join(".complete").exists(),
+        "there is no jaxlib {JAXLIB} in {}: run `tests/jax/setup {JAXLIB}`, or choose other --servers",
+        environments.display()
+    );
+    let mut command: Vec<OsString> =
+        vec![home.join("bin/python").into(), root.join("tests/jax/cxx_service.py").into()];
+    let tasks = job.tasks;
+    command.extend(words(&format!("--tasks {tasks} --heartbeat-timeout {HEARTBEAT_TIMEOUT_S}")));
+    if job.recoverable {
+        command.push("--recoverable".into());
+    }
+    Ok(command)
+}
+
+fn words(line: &str) -> Vec<OsString> {
+    line.split_whitespace().map(OsString::from).collect()
+}
+
+/// Where a server says that it listens for gRPC, if this is the line in which it says so.
+fn address(kind: Kind, line: &str) -> Option<SocketAddr> {
+    match kind {
+        Kind::Cxx | Kind::Floor => {
+            let port = line.trim().strip_prefix("READY port=")?;
+            Some(SocketAddr::from(([127, 0, 0, 1], port.parse().ok()?)))
+        }
+        Kind::Muster => line.trim().strip_prefix("gRPC")?.trim().parse().ok(),
+    }
+}

@@ -1,0 +1,224 @@
+//! What is measured. A session is one life of a server; in it the pieces of work follow one another.
+
+mod keys;
+mod memory;
+mod news;
+mod steady;
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+
+use crate::cluster::{Cluster, Shape};
+use crate::meter::Figure;
+use crate::servers::{Job, Kind};
+
+/// A piece of work, as it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Work {
+    /// Opening the tasks' connections.
+    Connect,
+    Registration,
+    Heartbeat,
+    Barrier,
+    LiveSet,
+    /// Key inserts, reads, waits and directories.
+    Keys,
+    /// A change of one task reaching those who watch.
+    Watch,
+    /// The failure of one task reaching all others.
+    Failure,
+    /// The most memory that the server holds, with every task connected.
+    Memory,
+}
+
+/// Which work is wanted, and how much of it.
+#[derive(Debug)]
+pub struct Wanted {
+    pub works: Vec<Work>,
+    pub quick: bool,
+}
+
+impl Wanted {
+    fn has(&self, work: Work) -> bool {
+        self.works.contains(&work)
+    }
+
+    /// How often to do something.
+    fn times(&self, usually: u64) -> u64 {
+        if self.quick { (usually / 5).max(2) } else { usually }
+    }
+}
+
+/// One life of a server and what is done in it.
+#[derive(Debug, Clone, Copy)]
+pub enum Session {
+    /// All that a healthy job does.
+    Steady {
+        tasks: u32,
+        shape: Shape,
+        keys: bool,
+    },
+    Watch {
+        watchers: u32,
+    },
+    /// A task of a job that cannot go on without it comes back as another process.
+    Restart {
+        tasks: u32,
+    },
+    /// A task's connection breaks.
+    Broken {
+        tasks: u32,
+    },
+    Memory {
+        tasks: u32,
+    },
+}
+
+/// The server of a session, as the work sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    pub address: SocketAddr,
+    pub pid: u32,
+}
+
+impl Session {
+    /// The sessions that the wanted work needs. Keys are tried with as many tasks as come nearest to a thousand.
+    pub fn plan(wanted: &Wanted, tasks: &[u32], shared: u32, memory_tasks: u32) -> Vec<Self> {
+        let mut plan = Vec::new();
+        let middle = tasks.iter().copied().min_by_key(|tasks| tasks.abs_diff(1024)).unwrap_or(1024);
+        let largest = tasks.iter().copied().max().unwrap_or(middle);
+        let steady = [Work::Connect, Work::Registration, Work::Heartbeat, Work::Barrier, Work::LiveSet];
+        for &tasks in tasks {
+            let keys = tasks == middle && wanted.has(Work::Keys);
+            if keys || steady.iter().any(|&work| wanted.has(work)) {
+                plan.push(Self::Steady { tasks, shape: Shape::OneEach, keys });
+            }
+            if tasks > shared && steady.iter().any(|&work| wanted.has(work)) {
+                plan.push(Self::Steady { tasks, shape: Shape::Shared(shared), keys: false });
+            }
+        }
+        if wanted.has(Work::Watch) {
+            plan.push(Self::Watch { watchers: middle });
+        }
+        if wanted.has(Work::Failure) {
+            plan.extend([Self::Restart { tasks: largest }, Self::Broken { tasks: largest }]);
+        }
+        if wanted.has(Work::Memory) {
+            plan.push(Self::Memory { tasks: memory_tasks });
+        }
+        plan
+    }
+
+    /// What the server is to be started for.
+    pub fn job(self) -> Job {
+        match self {
+            Self::Steady { tasks, .. } | Self::Restart { tasks } | Self::Broken { tasks } => {
+                Job { tasks, recoverable: false }
+            }
+            // One task more: the one whose state changes.
+            Self::Watch { watchers } => Job { tasks: watchers + 1, recoverable: true },
+            Self::Memory { tasks } => Job { tasks, recoverable: true },
+        }
+    }
+
+    /// Why this server cannot be measured so, if that is how it is.
+    pub fn not_for(self, kind: Kind) -> Option<&'static str> {
+        match (self, kind) {
+            (Self::Broken { .. }, Kind::Cxx) => Some(
+                "does not look at connections: it would notice by missing heartbeats, after 100 s in JAX",
+            ),
+            (Self::Broken { .. }, Kind::Floor) => Some("does not look at connections"),
+            _ => None,
+        }
+    }
+
+    /// Memory does not vary from life to life as times do, and takes long to fill.
+    pub fn repeat(self, wanted: u32) -> u32 {
+        if matches!(self, Self::Memory { .. }) { wanted.min(1) } else { wanted }
+    }
+
+    pub fn run(self, target: Target, wanted: &Wanted) -> Result<Vec<Figure>> {
+        let mut figures = Vec::new();
+        match self {
+            Self::Steady { tasks, shape, keys } => {
+                let name = Name { tasks, shape };
+                let cluster = steady::begin(target, name, wanted, &mut figures)?;
+                steady::run(target, &cluster, name, wanted, &mut figures)?;
+                if keys {
+                    keys::run(target, &cluster, wanted, &mut figures)?;
+                }
+            }
+            Self::Watch { watchers } => news::watch(target, watchers, wanted, &mut figures)?,
+            Self::Restart { tasks } => news::restart(target, tasks, &mut figures)?,
+            Self::Broken { tasks } => news::broken(target, tasks, &mut figures)?,
+            Self::Memory { tasks } => memory::run(target, tasks, &mut figures)?,
+        }
+        Ok(figures)
+    }
+}
+
+impl fmt::Display for Session {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Steady { tasks, shape, .. } => write!(out, "{} tasks, {shape}", count(*tasks)),
+            Self::Watch { watchers } => write!(out, "{} watchers", count(*watchers)),
+            Self::Restart { tasks } => write!(out, "a restart among {} tasks", count(*tasks)),
+            Self::Broken { tasks } => write!(out, "a broken connection among {} tasks", count(*tasks)),
+            Self::Memory { tasks } => write!(out, "memory, {} tasks", count(*tasks)),
+        }
+    }
+}
+
+/// How figures of one session are told from those of others.
+#[derive(Debug, Clone, Copy)]
+struct Name {
+    tasks: u32,
+    shape: Shape,
+}
+
+impl Name {
+    fn id(self, work: &str) -> String {
+        match self.shape {
+            Shape::OneEach => format!("{work}.{}", self.tasks),
+            Shape::Shared(connections) => format!("{work}.{}.on{connections}", self.tasks),
+        }
+    }
+
+    fn work(self, work: &str) -> String {
+        format!("{work}, {} tasks, {}", count(self.tasks), self.shape)
+    }
+}
+
+/// A number as people read it.
+pub fn count(number: u32) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// The tasks connected and registered, where that is not what is measured.
+fn registered(target: Target, tasks: u32) -> Result<Cluster> {
+    let mut cluster = Cluster::connect(target.address, tasks, Shape::OneEach)?;
+    cluster.register()?;
+    Ok(cluster)
+}
+
+/// The tasks of an answer must be those of the job, each in its present life.
+fn ensure_all(cluster: &Cluster, mut found: Vec<(u32, u64)>) -> Result<()> {
+    found.sort_unstable();
+    ensure!(found.len() == cluster.tasks() as usize, "{} tasks of {}", found.len(), cluster.tasks());
+    for (task, (found, incarnation)) in (0..).zip(found) {
+        let expected = cluster.speaker(task).incarnation;
+        ensure!(found == task && incarnation == expected, "task {found} as {incarnation}, not {expected}");
+    }
+    Ok(())
+}

@@ -1,0 +1,8 @@
+//! The command line, as the real program: what operators type, and what comes of it.
+
+mod configuration;
+mod launching;
+mod process;
+mod serving;
+mod status;
+mod web;

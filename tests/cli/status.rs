@@ -1,0 +1,104 @@
+//! What an operator is shown.
+
+use muster::proto::xla::coordination as wire;
+use wire::coordination_service_client::CoordinationServiceClient;
+
+use crate::process::{muster, run, wait_until};
+use crate::web::Server;
+
+fn status(server: &Server, arguments: &[&str]) -> String {
+    let ended = run(muster(["status", "--server", &server.url()]).args(arguments));
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{ended:?}");
+    ended.out
+}
+
+/// Registers a task and keeps its connection for as long as the runtime lives.
+fn register(server: &Server, runtime: &tokio::runtime::Runtime, task: i32) {
+    let address = format!("http://{}", server.grpc);
+    runtime.spawn(async move {
+        let channel = tonic::transport::Endpoint::from_shared(address).expect("an address").connect().await;
+        let mut client = CoordinationServiceClient::new(channel.expect("it connects"));
+        let request = wire::RegisterTaskRequest { incarnation: 100 + task as u64, source_task_id: task };
+        let _ = client.register_task(request).await;
+        std::future::pending::<()>().await;
+    });
+}
+
+#[test]
+fn a_job_that_nobody_came_to_says_so() {
+    let server = Server::start(&["--job", "a=2", "--job", "b=5"]);
+    let text = status(&server, &[]);
+    assert!(text.contains("JOB a") && text.contains("JOB b") && text.contains("FORMING"), "{text}");
+    assert!(text.contains("waits for the first of its 5 task(s)"), "{text}");
+    assert!(!status(&server, &["--job", "b"]).contains("JOB a"));
+}
+
+#[test]
+fn who_is_missing_is_named_with_since_when_and_until_when() {
+    let server = Server::start(&["--tasks", "3", "--register-timeout", "10m"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    register(&server, &runtime, 0);
+    register(&server, &runtime, 2);
+    wait_until("both have come", || status(&server, &[]).contains("2 of 3 there"));
+    let text = status(&server, &[]);
+    assert!(text.contains("BARRIER  registration: 2 of 3 there, waiting for "), "{text}");
+    assert!(text.contains("gives up in 9m "), "{text}");
+    assert!(text.contains("MISSING  task 1: has not registered"), "{text}");
+    assert!(!text.contains("MISSING  task 0") && !text.contains('\u{1b}'), "{text}");
+
+    let seen: serde_json::Value = serde_json::from_str(&status(&server, &["--json"])).expect("it is JSON");
+    assert_eq!(seen["server"]["name"], "muster");
+    assert_eq!(seen["jobs"][0]["run"]["barriers"][0]["missing"], serde_json::json!([1]));
+
+    register(&server, &runtime, 1);
+    wait_until("the run is running", || status(&server, &[]).contains("RUNNING"));
+    assert!(status(&server, &[]).contains("3 of 3 task(s) connected"));
+}
+
+#[test]
+fn the_first_cause_comes_first() {
+    let server = Server::start(&["--tasks", "2", "--disconnect-grace", "0s"]);
+    let stays = tokio::runtime::Runtime::new().expect("a runtime");
+    let leaves = tokio::runtime::Runtime::new().expect("a runtime");
+    register(&server, &stays, 0);
+    register(&server, &leaves, 1);
+    wait_until("the run is running", || status(&server, &[]).contains("RUNNING"));
+    leaves.shutdown_background();
+    wait_until("its end is noticed", || status(&server, &[]).contains("FIRST CAUSE"));
+    let text = status(&server, &[]);
+    let line = text.lines().position(|line| line.contains("FIRST CAUSE  task 1 at 127.0.0.1:"));
+    assert_eq!(line, Some(3), "{text}");
+    assert!(text.contains("FAILED    task 1") || text.contains("FAILED  task 1"), "{text}");
+}
+
+#[test]
+fn a_large_job_is_summarised() {
+    let server = Server::start(&["--tasks", "10000"]);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    register(&server, &runtime, 17);
+    wait_until("it has come", || status(&server, &[]).contains("1 of 10000 there"));
+    let text = status(&server, &[]);
+    assert!(text.lines().count() < 30, "{text}");
+    assert!(text.contains("… 9999 in all: 0-16, 18-9999"), "{text}");
+    assert!(text.contains("TASKS  9999 missing, 1 registering"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_shown_is_explained() {
+    let server = Server::start(&["--job", "a=2"]);
+    let asked = |arguments: &[&str]| run(muster(["status"]).args(arguments));
+    let ended = asked(&["--server", &server.url(), "--job", "x"]);
+    assert!(
+        ended.code == Some(1) && ended.err.contains("no job \"x\"") && ended.err.contains(" a"),
+        "{ended:?}"
+    );
+    // The gRPC port is the usual mistake.
+    let ended = asked(&["--server", &server.grpc]);
+    assert!(ended.code == Some(1) && ended.err.contains("muster serve"), "{ended:?}");
+    let ended = asked(&["--server", "http://127.0.0.1:1"]);
+    assert!(ended.code == Some(1) && ended.err.contains("cannot reach"), "{ended:?}");
+    let ended = asked(&["--server", "https://a"]);
+    assert!(ended.code == Some(1) && ended.err.contains("is no server"), "{ended:?}");
+    let ended = run(muster(["status"]).env("MUSTER_SERVER", server.url()));
+    assert!(ended.code == Some(0) && ended.out.contains("JOB a"), "{ended:?}");
+}

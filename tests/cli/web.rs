@@ -1,0 +1,64 @@
+//! A server under test, and what it answers.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use serde_json::Value;
+
+use crate::process::{Running, muster};
+
+/// A `muster serve` at free ports.
+pub struct Server {
+    pub running: Running,
+    pub grpc: String,
+    pub http: String,
+}
+
+impl Server {
+    /// Starts one with these further arguments.
+    pub fn start(arguments: &[&str]) -> Self {
+        let mut command = muster(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
+        let mut running = Running::start(command.args(arguments));
+        let after =
+            |line: String, word: &str| line.split_once(word).expect("it names it").1.trim().to_owned();
+        let grpc = after(running.out_line("gRPC  "), "gRPC");
+        let http = after(running.out_line("HTTP  "), "http://");
+        Self { running, grpc, http }
+    }
+
+    /// The URL that subcommands take.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.http)
+    }
+
+    /// What it answers to a GET.
+    pub fn get(&self, path: &str) -> Answer {
+        request(&self.http, "GET", path).expect("the server answers")
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    /// The body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("the body is JSON")
+    }
+}
+
+/// One request on a connection of its own.
+pub fn request(address: &str, method: &str, path: &str) -> std::io::Result<Answer> {
+    let mut stream = TcpStream::connect(address)?;
+    write!(stream, "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("an answer has a status");
+    Ok(Answer { status, head: head.to_lowercase(), body: body.into() })
+}
