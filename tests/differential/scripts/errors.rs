@@ -105,7 +105,11 @@ fn a_reported_error_breaks_barriers() -> Script {
         .all(&["0", "1"], &broken())
         .then("poll", reported(2))
         .then("others", waits())
-        .call(t(0), Call::barrier("later", 0), error(Code::Internal).of_barrier("later", 0).says("already in error"))
+        .call(
+            t(0),
+            Call::barrier("later", 0),
+            error(Code::Internal).of_barrier("later", 0).says("already in error"),
+        )
         .call(t(1), Call::barrier_of("without 2", 0, &[0, 1]), ok().counter(0))
         .then("others", ok().counter(0))
 }
@@ -145,11 +149,7 @@ fn codes_that_nobody_knows_are_reported_as_they_are() -> Script {
         .call(t(1), Call::report(77, "seventy-seven"), ok())
         .then("0", error(Code::Unknown).from_task(1).reported().says("seventy-seven"))
         .call(t(0), Call::report(-3, "minus three"), ok())
-        .call(
-            observer(),
-            Ask::Watch(Version::None),
-            ok().states(&[(0, State::Error), (1, State::Error)]),
-        )
+        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Error), (1, State::Error)]))
 }
 
 fn a_long_message_is_cut() -> Script {

@@ -1,7 +1,7 @@
 //! RegisterTask, and what every call states about the service that it means.
 
 use crate::expect::{Code, State, error, ok, waits};
-use crate::script::{Claim, Release, Script, Version, Ask, observer, script, t};
+use crate::script::{Ask, Claim, Release, Script, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(release: Release) -> Vec<Script> {
@@ -25,7 +25,8 @@ pub fn scripts(release: Release) -> Vec<Script> {
     scripts
 }
 
-const ALL_CONNECTED: [(i32, State); 3] = [(0, State::Connected), (1, State::Connected), (2, State::Connected)];
+const ALL_CONNECTED: [(i32, State); 3] =
+    [(0, State::Connected), (1, State::Connected), (2, State::Connected)];
 
 fn nobody_is_connected_before_all_have_come() -> Script {
     script("nobody is connected before all have come", 3)
