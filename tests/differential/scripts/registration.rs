@@ -99,14 +99,14 @@ fn a_restarted_task_fails_the_run() -> Script {
         .start("poll 1", t(1), Call::PollForError)
         .start("poll of the old life", t(2), Call::PollForError)
         .restart(2)
-        .registers(t(2), error(Code::Aborted).from_task(2).says("different incarnation"))
+        .registers(t(2), error(Code::Aborted).about_task(2).says("different incarnation"))
         .all(
             &["poll 0", "poll 1", "poll of the old life"],
-            &error(Code::Aborted).from_task(2).says("different incarnation"),
+            &error(Code::Aborted).about_task(2).says("different incarnation"),
         )
         .call(observer(), Ask::Watch(Version::None), ok())
         // The error stays: later polls get it at once.
-        .call(t(0), Call::PollForError, error(Code::Aborted).from_task(2))
+        .call(t(0), Call::PollForError, error(Code::Aborted).about_task(2))
         .heartbeat(t(0), ok())
         .heartbeat(t(2).life(0), error(Code::Aborted).says("already-in-error"))
 }
@@ -171,7 +171,7 @@ fn a_task_is_spelled_as_its_caller_spells_it() -> Script {
         .all(&["0 alive", "1 alive"], &ok().alive(&[(0, 0), (1, 0)]))
         .start("poll", t(0).named(), Call::PollForError)
         .call(t(1).named(), Call::report(9, "out of luck"), ok())
-        .then("poll", error(Code::FailedPrecondition).from_task(1).reported().says("out of luck"))
+        .then("poll", error(Code::FailedPrecondition).about_task(1).reported().says("out of luck"))
 }
 
 fn a_reset_task_comes_back() -> Script {
