@@ -129,7 +129,7 @@ impl Outcome {
     }
 
     /// The error names the task that it came from.
-    pub fn from_task(self, task: i32) -> Self {
+    pub fn of_task(self, task: i32) -> Self {
         self.with(|pattern| pattern.source = Some(task))
     }
 
@@ -187,8 +187,9 @@ impl Outcome {
                 Some(format!("should wait, but was answered {}", describe(answer)))
             }
             (_, None) => Some("should have been answered, but waits".into()),
-            (Self::ServiceDied, Some(answer)) => (!answer.transport)
-                .then(|| format!("should have found the service dead, but was answered {}", describe(answer))),
+            (Self::ServiceDied, Some(answer)) => (!answer.transport).then(|| {
+                format!("should have found the service dead, but was answered {}", describe(answer))
+            }),
             (Self::Answered(pattern), Some(answer)) => pattern
                 .objection(generation, answer)
                 .map(|why| format!("{why}; the answer was {}", describe(answer))),
@@ -249,7 +250,10 @@ impl BodyPattern {
             (Self::Key(wanted), Body::Value { key, .. }) => wanted == key,
             (Self::Entries(wanted), Body::Directory { entries, .. }) => {
                 wanted.len() == entries.len()
-                    && wanted.iter().zip(entries).all(|((k, v), (key, value))| k == key && v.as_bytes() == value)
+                    && wanted
+                        .iter()
+                        .zip(entries)
+                        .all(|((k, v), (key, value))| k == key && v.as_bytes() == value)
             }
             (Self::Counter(wanted), Body::Barrier(counter)) => wanted == counter,
             (Self::Alive(wanted), Body::Alive(alive)) => {

@@ -50,7 +50,9 @@ fn main() {
     if sides == Sides::Both {
         trials.extend(random_trials(&runtime));
     }
-    trials.push(Trial::test("every_difference_has_a_row_and_a_script", || differences::check().map_err(Failed::from)));
+    trials.push(Trial::test("every_difference_has_a_row_and_a_script", || {
+        differences::check().map_err(Failed::from)
+    }));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -67,9 +69,7 @@ fn trial(script: Script, release: Release, sides: Sides, runtime: &Arc<tokio::ru
     let name = format!("{}::{}", release.name(), script.name.replace(' ', "_"));
     let test = Trial::test(name, move || {
         let environment = environment(release, sides)?;
-        runtime
-            .block_on(run::compare(&script, release, &environment, sides))
-            .map_err(Failed::from)
+        runtime.block_on(run::compare(&script, release, &environment, sides)).map_err(Failed::from)
     });
     test.with_ignored_flag(sides != Sides::Only(SideKind::Muster) && may_be_absent(release))
 }

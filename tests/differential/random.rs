@@ -202,7 +202,9 @@ impl World {
             }
             93..=94 => drop(pair.call(t(TASKS + 4), Call::PollForError).await?),
             // Who waits at a barrier and registers again leaves it; what is left of it then differs.
-            95..=96 if !self.over && !self.meetings.iter().any(|(_, who, _, _)| *who == task) => drop(pair.call(who, register(task, self.life(task))).await?),
+            95..=96 if !self.over && !self.meetings.iter().any(|(_, who, _, _)| *who == task) => {
+                drop(pair.call(who, register(task, self.life(task))).await?)
+            }
             97..=98 => return self.end_something(pair, task).await,
             _ if self.recoverable => return self.restart(pair, task).await,
             _ => {}
@@ -257,7 +259,9 @@ impl World {
     /// A mistake at a barrier that somebody waits at, or a cancel.
     async fn disturb_a_meeting(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
         let Some((_, _, id, counter)) = self.rng.choice(&self.meetings).cloned() else {
-            let Some(id) = self.rng.choice(self.told.keys().copied().collect::<Vec<_>>()) else { return Ok(()) };
+            let Some(id) = self.rng.choice(self.told.keys().copied().collect::<Vec<_>>()) else {
+                return Ok(());
+            };
             // Over already: there is nothing to cancel.
             return pair.call(self.who(task), Call::cancel(id, 0)).await.map(drop);
         };
@@ -265,7 +269,8 @@ impl World {
         if self.meetings.iter().any(|(_, who, name, _)| *who == task && *name == id) {
             return Ok(());
         }
-        let members = BARRIERS.iter().find(|(name, _)| *name == id).map_or(&[] as &[i32], |(_, members)| *members);
+        let members =
+            BARRIERS.iter().find(|(name, _)| *name == id).map_or(&[] as &[i32], |(_, members)| *members);
         let call = match self.rng.u8(0..5) {
             0 => Call::barrier_of(id, counter + 1 + self.rng.i64(0..3), members),
             1 => Call::barrier_of(id, counter, &[0, 2]),

@@ -35,7 +35,12 @@ pub enum Sides {
 ///
 /// # Errors
 /// In words, if either does not do what the script says, or the two do not do the same.
-pub async fn compare(script: &Script, release: Release, environment: &Path, sides: Sides) -> Result<(), String> {
+pub async fn compare(
+    script: &Script,
+    release: Release,
+    environment: &Path,
+    sides: Sides,
+) -> Result<(), String> {
     let cxx = async {
         if sides == Sides::Only(SideKind::Muster) {
             return None;
@@ -72,7 +77,8 @@ fn disagreements(cxx: &[(String, Answer)], muster: &[(String, Answer)]) -> Vec<S
     let differing = cxx.iter().zip(muster).filter(|(theirs, ours)| theirs != ours);
     differing
         .map(|((what, theirs), (_, ours))| {
-            let raw = |answer: &Answer| format!("{} raw payloads {:?}", describe(answer), answer.payloads.raw);
+            let raw =
+                |answer: &Answer| format!("{} raw payloads {:?}", describe(answer), answer.payloads.raw);
             format!("{what}: they differ.\n  jaxlib: {}\n  muster: {}", raw(theirs), raw(ours))
         })
         .collect()
@@ -145,7 +151,9 @@ async fn look_at_end(script: &Script, side: &mut Side, trace: &mut Trace) {
     let directories: BTreeSet<String> =
         keys.iter().filter_map(|key| key.rsplit_once('/')).map(|(parent, _)| parent.to_owned()).collect();
     let mut looks: Vec<(String, Ask)> = vec![("the states at the end".into(), Ask::Watch(Version::None))];
-    looks.extend(keys.iter().map(|key| (format!("the value of {key:?} at the end"), Call::try_get(key).into())));
+    looks.extend(
+        keys.iter().map(|key| (format!("the value of {key:?} at the end"), Call::try_get(key).into())),
+    );
     looks.extend(
         directories.iter().map(|name| (format!("directory {name:?} at the end"), Call::list(name).into())),
     );

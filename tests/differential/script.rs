@@ -57,7 +57,8 @@ impl Release {
 
     /// Whether the release can run a script at all.
     pub fn knows(self, script: &Script) -> bool {
-        self != Self::V0_6_2 || !(script.job.recoverable || script.steps.iter().any(Step::is_newer_than_0_6_2))
+        self != Self::V0_6_2
+            || !(script.job.recoverable || script.steps.iter().any(Step::is_newer_than_0_6_2))
     }
 
     /// Whether the service tells the right incarnation with each living task. 0.6.2 mixes them up.

@@ -240,7 +240,12 @@ impl Side {
             Claim::Absent => None,
         };
         let (task, life) = key(who);
-        Caller { task, incarnation: incarnation(task, life), service, named: who.named || self.release.names_jobs() }
+        Caller {
+            task,
+            incarnation: incarnation(task, life),
+            service,
+            named: who.named || self.release.names_jobs(),
+        }
     }
 
     fn life(&mut self, who: Who) -> &Life {

@@ -31,13 +31,25 @@ pub struct Answer {
 pub enum Body {
     Nothing,
     Service(u64),
-    Value { key: String, value: Vec<u8> },
-    Directory { name: String, entries: Vec<(String, Vec<u8>)> },
+    Value {
+        key: String,
+        value: Vec<u8>,
+    },
+    Directory {
+        name: String,
+        entries: Vec<(String, Vec<u8>)>,
+    },
     Barrier(i64),
     /// Who is alive and in which incarnation, by ascending task.
     Alive(Vec<(i32, Option<u64>)>),
-    States { version: i64, tasks: Vec<TaskState> },
-    Devices { service: u64, devices: Vec<Vec<u8>> },
+    States {
+        version: i64,
+        tasks: Vec<TaskState>,
+    },
+    Devices {
+        service: u64,
+        devices: Vec<Vec<u8>>,
+    },
 }
 
 /// One task as the service describes it.

@@ -33,32 +33,72 @@ impl Caller {
 /// One call. The task that makes it is the [`Caller`]'s.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Call {
-    Register { incarnation: u64, recoverable: bool },
-    Heartbeat { incarnation: u64 },
+    Register {
+        incarnation: u64,
+        recoverable: bool,
+    },
+    Heartbeat {
+        incarnation: u64,
+    },
     PollForError,
     Shutdown,
     /// Generation A only.
     Reset,
     /// Generation A, and generation C from 0.11.2 on.
-    ReportError { code: i32, message: String },
+    ReportError {
+        code: i32,
+        message: String,
+    },
     /// Generation A only; meant for a service inside a task, which none has.
     ReportErrorToTask,
     /// Generation A only: each device is the encoded value of an `Any`.
-    WaitForAllTasks { devices: Vec<Vec<u8>> },
+    WaitForAllTasks {
+        devices: Vec<Vec<u8>>,
+    },
     /// Generation A only.
-    TaskStates { tasks: Vec<i32> },
+    TaskStates {
+        tasks: Vec<i32>,
+    },
     /// Generation A only, 0.5.3 to 0.6.2.
     JobState,
-    Watch { version: i64 },
-    Insert { key: String, value: Vec<u8>, overwrite: bool },
-    Get { key: String },
-    TryGet { key: String },
-    Increment { key: String, by: i64 },
-    List { directory: String },
-    Delete { key: String, directory: bool },
-    Barrier { id: String, counter: i64, timeout_ms: i64, members: Vec<i32> },
-    CancelBarrier { id: String, counter: i64 },
-    Alive { tasks: Vec<i32> },
+    Watch {
+        version: i64,
+    },
+    Insert {
+        key: String,
+        value: Vec<u8>,
+        overwrite: bool,
+    },
+    Get {
+        key: String,
+    },
+    TryGet {
+        key: String,
+    },
+    Increment {
+        key: String,
+        by: i64,
+    },
+    List {
+        directory: String,
+    },
+    Delete {
+        key: String,
+        directory: bool,
+    },
+    Barrier {
+        id: String,
+        counter: i64,
+        timeout_ms: i64,
+        members: Vec<i32>,
+    },
+    CancelBarrier {
+        id: String,
+        counter: i64,
+    },
+    Alive {
+        tasks: Vec<i32>,
+    },
 }
 
 /// How long barriers wait that no script means to run into their timeout.

@@ -129,8 +129,7 @@ async fn states(client: &mut Grpc, caller: &Caller, call: &Call) -> Result<Body,
     match call {
         Call::TaskStates { tasks } => {
             let source_task = tasks.iter().filter_map(|id| task(caller, *id)).collect();
-            let answer =
-                client.get_task_state(pb::GetTaskStateRequest { source_task }).await?.into_inner();
+            let answer = client.get_task_state(pb::GetTaskStateRequest { source_task }).await?.into_inner();
             Ok(Body::States { version: 0, tasks: answer.task_state.into_iter().map(task_state).collect() })
         }
         Call::JobState => {

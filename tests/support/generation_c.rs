@@ -70,11 +70,8 @@ pub async fn ask(channel: Channel, caller: &Caller, call: &Call) -> Result<Body,
             client.cancel_barrier(request).await.map(|_| Body::Nothing)
         }
         Call::Alive { tasks } => {
-            let request = pb::GetAliveTasksRequest {
-                incarnations,
-                requesting_task_id: task,
-                task_ids: tasks.clone(),
-            };
+            let request =
+                pb::GetAliveTasksRequest { incarnations, requesting_task_id: task, task_ids: tasks.clone() };
             let answer = client.get_alive_tasks(request).await?.into_inner();
             let incarnations = answer.incarnations.into_iter().map(Some).chain(std::iter::repeat(None));
             let mut alive: Vec<_> = answer.alive_task_ids.into_iter().zip(incarnations).collect();

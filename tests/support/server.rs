@@ -78,11 +78,7 @@ impl Process {
 }
 
 /// Reads lines for as long as there are any, so that the program never blocks on its output.
-fn keep_lines(
-    stream: impl Read + Send + 'static,
-    said: Arc<Mutex<Vec<String>>>,
-    news: mpsc::Sender<()>,
-) {
+fn keep_lines(stream: impl Read + Send + 'static, said: Arc<Mutex<Vec<String>>>, news: mpsc::Sender<()>) {
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             let mut said = said.lock().expect("no holder panics");
@@ -224,10 +220,8 @@ const RELEASES: [&str; 4] = ["0.6.2", "0.9.2", "0.10.2", "0.12.0"];
 pub fn jax_environment(release: &str) -> Option<PathBuf> {
     static READY: OnceLock<PathBuf> = OnceLock::new();
     let root = READY.get_or_init(|| {
-        let root = std::env::var_os("MUSTER_JAX_ENVS").map_or_else(
-            || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/jax"),
-            PathBuf::from,
-        );
+        let root = std::env::var_os("MUSTER_JAX_ENVS")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/jax"), PathBuf::from);
         let complete = RELEASES.iter().all(|r| root.join(r).join(".complete").is_file());
         if !complete {
             // It says itself what it lacks; what is missing after it shows below.

@@ -81,7 +81,9 @@ async fn keys_beyond_all_measure_are_refused_by_every_call() {
         assert_code(&ask(&tasks[0], Call::barrier(&long, 0)).await, RESOURCE_EXHAUSTED);
         // The other end of all measure is a key like others.
         expect_ok(&ask(&tasks[0], Call::overwrite("", "empty")).await);
-        assert!(matches!(ask(&tasks[1], Call::get("///")).await.body, Body::Value { value, .. } if value == b"empty"));
+        assert!(
+            matches!(ask(&tasks[1], Call::get("///")).await.body, Body::Value { value, .. } if value == b"empty")
+        );
     }
     rig.witness.works().await;
 }
@@ -118,7 +120,10 @@ async fn lists_of_tasks_beyond_all_measure_are_taken_or_refused_but_not_suffered
         let many: Vec<i32> = (-200_000..200_000).rev().collect();
         let same = vec![1; 300_000];
         for list in [many, same] {
-            assert_eq!(code_name(ask(&tasks[0], Call::barrier_of("b", 0, &list)).await.code), "INVALID_ARGUMENT");
+            assert_eq!(
+                code_name(ask(&tasks[0], Call::barrier_of("b", 0, &list)).await.code),
+                "INVALID_ARGUMENT"
+            );
             let alive = Call::alive(&list);
             // Whoever asks must be one of them; then there is nothing wrong with the question.
             let pending = tasks[0].0.start(tasks[0].1, alive, |_| {});
@@ -158,6 +163,10 @@ async fn a_reported_novel_is_cut_and_told() {
     let told = poll.within(crate::raw::PATIENCE).await.expect("the error is told");
     assert_eq!(code_name(told.code), "ABORTED");
     // Clients take 16 KiB of headers, in which a message is percent-encoded.
-    assert!(told.message.len() <= 3072 + 32 && told.message.ends_with("[truncated]"), "{}", told.message.len());
+    assert!(
+        told.message.len() <= 3072 + 32 && told.message.ends_with("[truncated]"),
+        "{}",
+        told.message.len()
+    );
     rig.witness.works().await;
 }

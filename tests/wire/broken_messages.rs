@@ -51,7 +51,10 @@ fn samples() -> Vec<(String, Vec<u8>)> {
             a::GetTaskStateRequest { source_task: vec![CoordinatedTask::default(); 3] }.encode_to_vec(),
         ),
         ("GetJobState", a::GetJobStateRequest { job_name: key() }.encode_to_vec()),
-        ("WatchJobState", a::WatchJobStateRequest { job_name: key(), version_number: 1 << 40 }.encode_to_vec()),
+        (
+            "WatchJobState",
+            a::WatchJobStateRequest { job_name: key(), version_number: 1 << 40 }.encode_to_vec(),
+        ),
         ("InsertKeyValue", a::InsertKeyValueRequest { kv, allow_overwrite: true }.encode_to_vec()),
         ("GetKeyValue", a::GetKeyValueRequest { key: key() }.encode_to_vec()),
         ("TryGetKeyValue", a::TryGetKeyValueRequest { key: key() }.encode_to_vec()),
@@ -83,7 +86,10 @@ fn samples() -> Vec<(String, Vec<u8>)> {
     let kv = Some(c::KeyValueEntry { key: "k".into(), value: "v".into() });
     let of_c: Vec<(&str, Vec<u8>)> = vec![
         ("RegisterTask", c::RegisterTaskRequest { incarnation: 7, source_task_id: 2 }.encode_to_vec()),
-        ("Heartbeat", c::HeartbeatRequest { incarnations, incarnation: 7, source_task_id: 2 }.encode_to_vec()),
+        (
+            "Heartbeat",
+            c::HeartbeatRequest { incarnations, incarnation: 7, source_task_id: 2 }.encode_to_vec(),
+        ),
         ("PollForError", c::PollForErrorRequest { incarnations, source_task_id: 2 }.encode_to_vec()),
         ("ShutdownTask", c::ShutdownTaskRequest { incarnations, source_task_id: 2 }.encode_to_vec()),
         (
@@ -131,7 +137,8 @@ fn samples() -> Vec<(String, Vec<u8>)> {
         ),
         (
             "GetAliveTasks",
-            c::GetAliveTasksRequest { incarnations, requesting_task_id: 1, task_ids: vec![0, 1] }.encode_to_vec(),
+            c::GetAliveTasksRequest { incarnations, requesting_task_id: 1, task_ids: vec![0, 1] }
+                .encode_to_vec(),
         ),
     ];
     let path = |generation: &'static str| move |(name, message)| (format!("{generation}/{name}"), message);
@@ -292,7 +299,12 @@ async fn gzip_is_inflated_and_what_only_looks_like_it_is_refused() {
     damaged[compressed.len() / 2] ^= 0x55;
     for bytes in [&garbage[..], cut, &damaged, b"", &compressed[..5]] {
         let back = send(&mut raw, Some("gzip"), prefixed(1, length(bytes), bytes)).await;
-        assert!(back.code.is_some_and(|code| code != 0), "{} bytes {:x?}...: {back:?}", bytes.len(), bytes.first());
+        assert!(
+            back.code.is_some_and(|code| code != 0),
+            "{} bytes {:x?}...: {back:?}",
+            bytes.len(),
+            bytes.first()
+        );
     }
     assert!(send(&mut raw, Some("identity"), whole).await.code.is_some_and(|code| code != 0));
     witness.works().await;

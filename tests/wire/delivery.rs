@@ -6,7 +6,12 @@ use crate::support::{Body, Call, Caller, Client, Generation, Muster};
 use crate::witness::{expect_ok, within};
 
 /// Registers every task of the default job over connections of their own.
-async fn register(server: &Muster, generation: Generation, tasks: i32, recoverable: bool) -> Vec<(Client, Caller)> {
+async fn register(
+    server: &Muster,
+    generation: Generation,
+    tasks: i32,
+    recoverable: bool,
+) -> Vec<(Client, Caller)> {
     let connect = |task| {
         let caller = Caller::new(task, 0x1000 + u64::from(task.unsigned_abs()), 0);
         (Client::new(generation, server.grpc()), caller)

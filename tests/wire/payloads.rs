@@ -76,8 +76,7 @@ async fn the_services_own_word_is_an_empty_payload_that_is_there() {
 async fn a_key_that_exists_is_told_without_details() {
     let (rig, mut raw) = Rig::start().await;
     let kv = || Some(c::KeyValueEntry { key: "k".into(), value: "v".into() });
-    let insert =
-        || c::InsertKeyValueRequest { incarnations: rig.claim(), kv: kv(), allow_overwrite: false };
+    let insert = || c::InsertKeyValueRequest { incarnations: rig.claim(), kv: kv(), allow_overwrite: false };
     let path = format!("{GENERATION_C}/InsertKeyValue");
     assert_eq!(raw.call(&path, &insert()).await.code, Some(0));
     let back = raw.call(&path, &insert()).await;

@@ -68,7 +68,11 @@ impl Raw {
     }
 
     /// A request with this body, whatever it is.
-    pub async fn send_body(&mut self, request: http::request::Builder, body: Vec<u8>) -> Result<Back, h2::Error> {
+    pub async fn send_body(
+        &mut self,
+        request: http::request::Builder,
+        body: Vec<u8>,
+    ) -> Result<Back, h2::Error> {
         let request = request.body(()).expect("a request");
         self.send.clone().ready().await.map(|send| self.send = send)?;
         let (response, mut stream) = self.send.send_request(request, false)?;

@@ -48,7 +48,8 @@ async fn reflection_lists_the_services_and_describes_them() {
     let mut answers =
         client.server_reflection_info(tokio_stream::iter(requests)).await.expect("it reflects").into_inner();
     let first = answers.message().await.expect("an answer").expect("the first");
-    let Some(MessageResponse::ListServicesResponse(ListServiceResponse { service })) = first.message_response else {
+    let Some(MessageResponse::ListServicesResponse(ListServiceResponse { service })) = first.message_response
+    else {
         panic!("{first:?}");
     };
     for name in SERVICES {
@@ -100,7 +101,10 @@ async fn requests_that_are_no_calls_are_refused() {
         raw.request(&path).method("PUT"),
         raw.request(&path).method("OPTIONS"),
         http::Request::builder().method("POST").uri(format!("http://x{path}")),
-        http::Request::builder().method("POST").uri(format!("http://x{path}")).header("content-type", "text/html"),
+        http::Request::builder()
+            .method("POST")
+            .uri(format!("http://x{path}"))
+            .header("content-type", "text/html"),
         raw.request(&path).header("grpc-timeout", "soon"),
         raw.request(&path).header("grpc-timeout", "99999999999999999999H"),
         raw.request(&path).header("grpc-encoding", "snappy"),

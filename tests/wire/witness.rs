@@ -1,7 +1,6 @@
 //! A well-behaved job: while it works, nobody has harmed the server.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
 
 use crate::raw::PATIENCE;
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
@@ -86,13 +85,4 @@ pub async fn within(answer: impl Future<Output = Answer>) -> Answer {
 
 pub fn expect_ok(answer: &Answer) {
     assert!(answer.is_ok(), "{answer:?}");
-}
-
-/// Waits until something holds.
-pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }

@@ -343,7 +343,10 @@ fn a_first_call_with_a_counter() -> Script {
         )
         .start("0", t(0), Call::barrier("b", 0))
         .only(SideKind::Muster, Difference::BarrierBeginsAtZero, |script| {
-            script.then("0", waits()).call(t(1), Call::barrier("b", 0), ok().counter(0)).then("0", ok().counter(0))
+            script
+                .then("0", waits())
+                .call(t(1), Call::barrier("b", 0), ok().counter(0))
+                .then("0", ok().counter(0))
         })
         .parted()
 }
@@ -363,7 +366,10 @@ fn a_cancel_before_any_call() -> Script {
             script.then("0", error(Code::InvalidArgument).of_barrier("", 0))
         })
         .only(SideKind::Muster, Difference::NoNamelessBarrier, |script| {
-            script.then("0", waits()).call(t(1), Call::barrier("b", 0), ok().counter(0)).then("0", ok().counter(0))
+            script
+                .then("0", waits())
+                .call(t(1), Call::barrier("b", 0), ok().counter(0))
+                .then("0", ok().counter(0))
         })
         .parted()
 }

@@ -68,11 +68,7 @@ fn a_silent_task_fails_the_run() -> Script {
         .call(t(0), Call::PollForError, unhealthy())
         .call(t(1), Call::PollForError, error(Code::FailedPrecondition).says("already in error state"))
         .call(t(0), Call::barrier("c", 0), error(Code::Internal).of_barrier("c", 0).says("already in error"))
-        .call(
-            observer(),
-            Ask::Watch(Version::None),
-            ok().states(&[(0, State::Connected), (1, State::Error)]),
-        )
+        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Connected), (1, State::Error)]))
         .heartbeat(t(0), ok())
 }
 

@@ -110,7 +110,11 @@ fn a_directory_lists_its_descendants() -> Script {
         .call(t(0), Call::insert("dd", "beside it"), ok())
         .call(t(0), Call::insert("d!", "before its slash"), ok())
         .call(t(0), Call::insert("d0", "behind its slash"), ok())
-        .call(t(0), Call::list("d"), ok().entries(&[("d/B", "1"), ("d/b", "2"), ("d/b/c", "3"), ("d/z", "4")]))
+        .call(
+            t(0),
+            Call::list("d"),
+            ok().entries(&[("d/B", "1"), ("d/b", "2"), ("d/b/c", "3"), ("d/z", "4")]),
+        )
         .call(t(0), Call::list("d/b/"), ok().entries(&[("d/b/c", "3")]))
         .call(t(0), Call::list("d/z"), ok().entries(&[]))
         // There is no way to list everything.

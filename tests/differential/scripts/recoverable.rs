@@ -116,11 +116,7 @@ fn a_silent_task_is_lost_alone() -> Script {
         .then("alive", ok().alive(&[(0, 0)]))
         .then("poll", waits())
         .then("waits at the next", stale("b", 1))
-        .call(
-            observer(),
-            Ask::Watch(Version::None),
-            ok().states(&[(0, State::Connected), (1, State::Error)]),
-        )
+        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Connected), (1, State::Error)]))
         .heartbeat(t(1), error(Code::Aborted).says("already-in-error"))
         .restart(1)
         .registers(t(1), ok())
@@ -214,7 +210,10 @@ fn an_older_life_is_fenced() -> Script {
         .start("old", t(1).life(0), Call::barrier("b", 0))
         .differs("old", Difference::FencedLife, ok().counter(0), error(Code::Aborted))
         .only(SideKind::Muster, Difference::FencedLife, |script| {
-            script.then("0", waits()).call(t(1), Call::barrier("b", 0), ok().counter(0)).then("0", ok().counter(0))
+            script
+                .then("0", waits())
+                .call(t(1), Call::barrier("b", 0), ok().counter(0))
+                .then("0", ok().counter(0))
         })
         .parted()
 }

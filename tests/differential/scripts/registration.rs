@@ -1,7 +1,7 @@
 //! RegisterTask, and what every call states about the service that it means.
 
 use crate::expect::{Code, State, error, ok, waits};
-use crate::script::{Claim, Release, Script, Version, Ask, observer, script, t};
+use crate::script::{Ask, Claim, Release, Script, Version, observer, script, t};
 use crate::support::Call;
 
 pub fn scripts(release: Release) -> Vec<Script> {
@@ -25,7 +25,8 @@ pub fn scripts(release: Release) -> Vec<Script> {
     scripts
 }
 
-const ALL_CONNECTED: [(i32, State); 3] = [(0, State::Connected), (1, State::Connected), (2, State::Connected)];
+const ALL_CONNECTED: [(i32, State); 3] =
+    [(0, State::Connected), (1, State::Connected), (2, State::Connected)];
 
 fn nobody_is_connected_before_all_have_come() -> Script {
     script("nobody is connected before all have come", 3)
@@ -98,14 +99,14 @@ fn a_restarted_task_fails_the_run() -> Script {
         .start("poll 1", t(1), Call::PollForError)
         .start("poll of the old life", t(2), Call::PollForError)
         .restart(2)
-        .registers(t(2), error(Code::Aborted).from_task(2).says("different incarnation"))
+        .registers(t(2), error(Code::Aborted).of_task(2).says("different incarnation"))
         .all(
             &["poll 0", "poll 1", "poll of the old life"],
-            &error(Code::Aborted).from_task(2).says("different incarnation"),
+            &error(Code::Aborted).of_task(2).says("different incarnation"),
         )
         .call(observer(), Ask::Watch(Version::None), ok())
         // The error stays: later polls get it at once.
-        .call(t(0), Call::PollForError, error(Code::Aborted).from_task(2))
+        .call(t(0), Call::PollForError, error(Code::Aborted).of_task(2))
         .heartbeat(t(0), ok())
         .heartbeat(t(2).life(0), error(Code::Aborted).says("already-in-error"))
 }
@@ -170,7 +171,7 @@ fn a_task_is_spelled_as_its_caller_spells_it() -> Script {
         .all(&["0 alive", "1 alive"], &ok().alive(&[(0, 0), (1, 0)]))
         .start("poll", t(0).named(), Call::PollForError)
         .call(t(1).named(), Call::report(9, "out of luck"), ok())
-        .then("poll", error(Code::FailedPrecondition).from_task(1).reported().says("out of luck"))
+        .then("poll", error(Code::FailedPrecondition).of_task(1).reported().says("out of luck"))
 }
 
 fn a_reset_task_comes_back() -> Script {

@@ -74,11 +74,7 @@ fn a_task_that_does_not_come_fails_the_shutdown() -> Script {
         .start("poll", t(1), Call::PollForError)
         .call(t(0), Call::Shutdown, failed())
         .then("poll", error(Code::Internal).says("Shutdown barrier has failed"))
-        .call(
-            observer(),
-            Ask::Watch(Version::None),
-            ok().states(&[(0, State::Error), (1, State::Error)]),
-        )
+        .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Error), (1, State::Error)]))
         .call(t(1), Call::Shutdown, failed())
         .call(t(0), Call::Shutdown, failed())
         .call(observer(), Ask::Watch(Version::None), ok().states(&LEFT))
