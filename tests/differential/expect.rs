@@ -129,7 +129,7 @@ impl Outcome {
     }
 
     /// The error names the task that it came from.
-    pub fn of_task(self, task: i32) -> Self {
+    pub fn about_task(self, task: i32) -> Self {
         self.with(|pattern| pattern.source = Some(task))
     }
 

@@ -145,7 +145,7 @@ pub fn restart(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<
     process.flush()?;
     all_polls_fail(&cluster, polls)?;
     measured.lap();
-    drop((registering, own));
+    let _ = (registering, own);
     let work = format!("news of a restart reaching {} tasks", count(tasks));
     figures.push(measured.finish(format!("failure.restart.{tasks}"), work, "task", tasks.into())?);
     Ok(())
@@ -159,7 +159,7 @@ pub fn broken(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<(
     cluster.kill(tasks - 1)?;
     all_polls_fail(&cluster, polls)?;
     measured.lap();
-    drop(own);
+    let _ = own;
     let work = format!("news of a broken connection reaching {} tasks", count(tasks));
     figures.push(measured.finish(format!("failure.broken.{tasks}"), work, "task", tasks.into())?);
     Ok(())

@@ -67,7 +67,7 @@ fn only_the_first_error_is_told_and_it_stays() -> Script {
 }
 
 fn reported(task: i32) -> Outcome {
-    error(Code::ResourceExhausted).of_task(task).reported().says("out of memory on host 7")
+    error(Code::ResourceExhausted).about_task(task).reported().says("out of memory on host 7")
 }
 
 fn report() -> Call {
@@ -147,7 +147,7 @@ fn codes_that_nobody_knows_are_reported_as_they_are() -> Script {
         .registered()
         .start("0", t(0), Call::PollForError)
         .call(t(1), Call::report(77, "seventy-seven"), ok())
-        .then("0", error(Code::Unknown).of_task(1).reported().says("seventy-seven"))
+        .then("0", error(Code::Unknown).about_task(1).reported().says("seventy-seven"))
         .call(t(0), Call::report(-3, "minus three"), ok())
         .call(observer(), Ask::Watch(Version::None), ok().states(&[(0, State::Error), (1, State::Error)]))
 }
@@ -158,7 +158,7 @@ fn a_long_message_is_cut() -> Script {
         .registered()
         .start("0", t(0), Call::PollForError)
         .call(t(1), Call::report(Code::Internal as i32, &long), ok())
-        .then("0", error(Code::Internal).of_task(1).reported().says(" ... [truncated]"))
+        .then("0", error(Code::Internal).about_task(1).reported().says(" ... [truncated]"))
 }
 
 fn a_reported_error_never_heals() -> Script {
@@ -167,7 +167,7 @@ fn a_reported_error_never_heals() -> Script {
         .start("0", t(0), Call::PollForError)
         .call(t(1), report(), ok())
         .then("0", reported(1))
-        .registers(t(1), error(Code::Aborted).of_task(1).says("already in error"))
+        .registers(t(1), error(Code::Aborted).about_task(1).says("already in error"))
         .call(t(0), Call::PollForError, reported(1))
 }
 
@@ -188,9 +188,14 @@ fn in_a_recoverable_job_a_reported_error_is_the_tasks_own() -> Script {
         .heartbeat(t(1), error(Code::Aborted).says("already-in-error"))
         .heartbeat(t(0), ok())
         .then("0", waits())
-        .registers(t(1), error(Code::Aborted).of_task(1).says("already in error"))
+        .call(
+            t(0),
+            Call::barrier("later", 0).within_ms(200),
+            error(Code::DeadlineExceeded).of_barrier("later", 0),
+        )
+        .registers(t(1), error(Code::Aborted).about_task(1).says("already in error"))
         .restart(1)
-        .registers(t(1), error(Code::Aborted).of_task(1).says("already in error"))
+        .registers(t(1), error(Code::Aborted).about_task(1).says("already in error"))
         .call(t(2), Call::Shutdown, ok())
         .call(t(0), Call::Shutdown, ok())
         .parted()

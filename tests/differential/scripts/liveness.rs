@@ -146,7 +146,7 @@ fn a_watch_sees_what_was_reported() -> Script {
         .start("next", observer(), Ask::Watch(Version::LastSeen))
         .call(t(1), Call::report(Code::Internal as i32, "out of luck"), ok())
         .then("next", ok().states(&[(0, State::Connected), (1, State::Error)]))
-        .then("poll", error(Code::Internal).of_task(1).reported())
+        .then("poll", error(Code::Internal).about_task(1).reported())
 }
 
 fn a_watch_from_the_future() -> Script {

@@ -15,7 +15,10 @@ pub fn scripts(release: Release) -> Vec<Script> {
         a_late_task_fails_the_registration_of_all(),
     ];
     if release.states_incarnations() {
-        scripts.extend([a_call_to_another_service_is_refused(), a_call_to_no_service_is_refused()]);
+        scripts.extend([
+            a_call_to_another_service_is_refused(release),
+            a_call_to_no_service_is_refused(release),
+        ]);
     } else {
         scripts.push(a_reset_task_comes_back());
     }
@@ -99,14 +102,14 @@ fn a_restarted_task_fails_the_run() -> Script {
         .start("poll 1", t(1), Call::PollForError)
         .start("poll of the old life", t(2), Call::PollForError)
         .restart(2)
-        .registers(t(2), error(Code::Aborted).of_task(2).says("different incarnation"))
+        .registers(t(2), error(Code::Aborted).about_task(2).says("different incarnation"))
         .all(
             &["poll 0", "poll 1", "poll of the old life"],
-            &error(Code::Aborted).of_task(2).says("different incarnation"),
+            &error(Code::Aborted).about_task(2).says("different incarnation"),
         )
         .call(observer(), Ask::Watch(Version::None), ok())
         // The error stays: later polls get it at once.
-        .call(t(0), Call::PollForError, error(Code::Aborted).of_task(2))
+        .call(t(0), Call::PollForError, error(Code::Aborted).about_task(2))
         .heartbeat(t(0), ok())
         .heartbeat(t(2).life(0), error(Code::Aborted).says("already-in-error"))
 }
@@ -120,18 +123,23 @@ fn a_late_task_fails_the_registration_of_all() -> Script {
         .all(&["0", "1"], &error(Code::DeadlineExceeded).of_barrier(ID, 0))
 }
 
-fn a_call_to_another_service_is_refused() -> Script {
+fn a_call_to_another_service_is_refused(release: Release) -> Script {
     let refused = || error(Code::Internal).mismatch().says("service incarnation");
-    every_call(script("a call to another service is refused", 2), Claim::Wrong, &refused)
+    every_call(script("a call to another service is refused", 2), release, Claim::Wrong, &refused)
 }
 
-fn a_call_to_no_service_is_refused() -> Script {
+fn a_call_to_no_service_is_refused(release: Release) -> Script {
     let refused = || error(Code::Internal).mismatch().says("service incarnation");
-    every_call(script("a call that leaves the service out is refused", 2), Claim::Absent, &refused)
+    every_call(script("a call that leaves the service out is refused", 2), release, Claim::Absent, &refused)
 }
 
 /// Each call that states a service incarnation, with a claim that must be refused.
-fn every_call(script: Script, claim: Claim, refused: &dyn Fn() -> crate::expect::Outcome) -> Script {
+fn every_call(
+    script: Script,
+    release: Release,
+    claim: Claim,
+    refused: &dyn Fn() -> crate::expect::Outcome,
+) -> Script {
     let calls = [
         Call::Heartbeat { incarnation: crate::script::incarnation(0, 0) },
         Call::PollForError,
@@ -149,7 +157,8 @@ fn every_call(script: Script, claim: Claim, refused: &dyn Fn() -> crate::expect:
         Call::alive(&[0, 1]),
     ];
     let mut script = script.registered();
-    for call in calls {
+    let report = release.reports_errors().then(|| Call::report(9, "out of luck"));
+    for call in calls.into_iter().chain(report) {
         script = script.call(t(0).claiming(claim), call, refused());
     }
     // Nothing of it has happened.
@@ -171,7 +180,7 @@ fn a_task_is_spelled_as_its_caller_spells_it() -> Script {
         .all(&["0 alive", "1 alive"], &ok().alive(&[(0, 0), (1, 0)]))
         .start("poll", t(0).named(), Call::PollForError)
         .call(t(1).named(), Call::report(9, "out of luck"), ok())
-        .then("poll", error(Code::FailedPrecondition).of_task(1).reported().says("out of luck"))
+        .then("poll", error(Code::FailedPrecondition).about_task(1).reported().says("out of luck"))
 }
 
 fn a_reset_task_comes_back() -> Script {

@@ -10,7 +10,7 @@ pub fn scripts(_: Release) -> Vec<Script> {
 }
 
 fn a_failed_run_is_followed_by_another() -> Script {
-    let restarted = || error(Code::Aborted).of_task(1).says("different incarnation");
+    let restarted = || error(Code::Aborted).about_task(1).says("different incarnation");
     script("a failed run is followed by another", 2)
         .registered()
         .start("poll", t(0), Call::PollForError)
@@ -23,12 +23,12 @@ fn a_failed_run_is_followed_by_another() -> Script {
         .differs(
             "1 tries again",
             Difference::NextRun,
-            error(Code::Aborted).of_task(1).says("already in error"),
+            error(Code::Aborted).about_task(1).says("already in error"),
             waits(),
         )
         .restart(0)
         .start_register("0 restarted", t(0))
-        .differs("0 restarted", Difference::NextRun, error(Code::Aborted).of_task(0), ok())
+        .differs("0 restarted", Difference::NextRun, error(Code::Aborted).about_task(0), ok())
         .only(SideKind::Muster, Difference::NextRun, |script| {
             script
                 .then("1 tries again", ok())
