@@ -72,6 +72,15 @@ impl Process {
         self.said.lock().expect("no holder panics").clone()
     }
 
+    /// Asks it to end in good order.
+    fn terminate(&self) {
+        // If it has ended already, there is nobody to ask.
+        let _ = rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.child),
+            rustix::process::Signal::TERM,
+        );
+    }
+
     fn has_ended(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
@@ -155,6 +164,11 @@ impl Muster {
         kib * 1024
     }
 
+    /// Asks it to stop in good order.
+    pub fn terminate(&self) {
+        self.process.terminate();
+    }
+
     /// Whether the process is still there.
     pub fn is_running(&mut self) -> bool {
         !self.process.has_ended()
@@ -195,6 +209,11 @@ impl Cxx {
             lines.iter().find_map(|line| line.strip_prefix("READY port=")).and_then(|port| port.parse().ok())
         });
         Self { process, address: SocketAddr::from(([127, 0, 0, 1], port)) }
+    }
+
+    /// Asks it to stop in good order.
+    pub fn terminate(&self) {
+        self.process.terminate();
     }
 
     /// Where it listens.

@@ -114,3 +114,26 @@ async fn calls_beyond_the_streams_of_a_connection_wait_for_those_before() {
     assert_eq!(finish(response).await.expect("an answer").code, Some(5));
     witness.works().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_caller_that_waits_for_everything_leaves_room_for_the_tasks_of_its_own_job() {
+    let config = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("few-waiters.toml");
+    std::fs::write(&config, "[bounds]\nwaiters = 2000\n").expect("a writable directory");
+    let config = config.to_str().expect("a plain path");
+    let server = Muster::serve(&["--tasks", "2", "--log", "error", "--config", config]);
+    let witness = Witness::register(&server, "default").await;
+    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let mut waiting = Vec::new();
+    for n in 0..3000 {
+        let message = a::GetKeyValueRequest { key: format!("never/{n}") };
+        let (response, mut stream) =
+            raw.begin(raw.request(&format!("{GENERATION_A}/GetKeyValue"))).await.expect("a stream");
+        let _ = stream.send_data(Bytes::from(frame(&message.encode_to_vec())), true);
+        waiting.push(response);
+    }
+    let sentinel = a::TryGetKeyValueRequest { key: "sentinel".into() };
+    assert_eq!(raw.call(&format!("{GENERATION_A}/TryGetKeyValue"), &sentinel).await.code, Some(5));
+    let refused = waiting.iter_mut().filter_map(status_now).filter(|code| *code == 8).count();
+    assert!(refused >= 1000, "{refused} of 3000 were refused");
+    witness.works().await;
+}

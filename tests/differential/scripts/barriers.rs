@@ -229,7 +229,9 @@ fn the_first_caller_sets_the_timeout() -> Script {
 }
 
 fn a_timeout_stays_the_answer() -> Script {
-    let late = || error(Code::DeadlineExceeded).of_barrier("b", 0).says("timed out");
+    let late = || {
+        error(Code::DeadlineExceeded).of_barrier("b", 0).says("timed out").says("reached the barrier: 1/2")
+    };
     script("a timeout stays the answer of its instance", 2)
         .registered()
         .call(t(0), Call::barrier("b", 0).within_ms(200), late())

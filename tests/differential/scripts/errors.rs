@@ -188,6 +188,11 @@ fn in_a_recoverable_job_a_reported_error_is_the_tasks_own() -> Script {
         .heartbeat(t(1), error(Code::Aborted).says("already-in-error"))
         .heartbeat(t(0), ok())
         .then("0", waits())
+        .call(
+            t(0),
+            Call::barrier("later", 0).within_ms(200),
+            error(Code::DeadlineExceeded).of_barrier("later", 0),
+        )
         .registers(t(1), error(Code::Aborted).about_task(1).says("already in error"))
         .restart(1)
         .registers(t(1), error(Code::Aborted).about_task(1).says("already in error"))

@@ -13,6 +13,7 @@ pub fn scripts(_: Release) -> Vec<Script> {
         a_silent_task_does_not_fail_those_who_speak_in_time(),
         a_failed_run_without_polls_sets_every_task_to_error(),
         heartbeats_after_the_shutdown_are_forgiven_for_a_while(),
+        heartbeats_long_after_the_shutdown_are_refused(),
     ]
 }
 
@@ -105,6 +106,25 @@ fn heartbeats_after_the_shutdown_are_forgiven_for_a_while() -> Script {
         .start("0", t(0), Call::Shutdown)
         .start("1", t(1), Call::Shutdown)
         .all(&["0", "1"], &ok())
+        .heartbeat(t(0), ok())
+        .heartbeat(t(1), ok())
+}
+
+fn heartbeats_long_after_the_shutdown_are_refused() -> Script {
+    let mut script = script("heartbeats long after the shutdown are refused", 2)
+        .heartbeat_timeout_s(2)
+        .shutdown_timeout_s(0)
+        .registered()
+        .call(t(0), Call::Shutdown, ok())
+        .heartbeat(t(0), ok());
+    for _ in 0..8 {
+        script = script.sleep_ms(500).heartbeat(t(1), ok());
+    }
+    script
+        .heartbeat(t(0), error(Code::InvalidArgument).says("must be registered before sending heartbeat"))
+        .call(t(0), Call::PollForError, error(Code::FailedPrecondition))
+        .heartbeat(t(1), ok())
+        .registers(t(0), ok())
         .heartbeat(t(0), ok())
         .heartbeat(t(1), ok())
 }

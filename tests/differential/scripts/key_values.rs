@@ -16,6 +16,7 @@ pub fn scripts(release: Release) -> Vec<Script> {
         deleting_takes_the_descendants_along(),
         counters_count(),
         values_are_any_bytes(),
+        a_preemption_is_agreed_upon(),
     ];
     if release.generation() == Generation::A {
         scripts.push(the_store_is_open_before_registration());
@@ -206,4 +207,31 @@ fn the_store_is_open_before_registration() -> Script {
         .call(t(1), Call::try_get("k"), ok().value("v"))
         .call(t(1), Call::insert("later", "now"), ok())
         .then("wait", ok().value("now"))
+}
+
+/// What JAX's preemption manager does: everybody waits for the notice, writes how far it is, and reads how far the others are.
+fn a_preemption_is_agreed_upon() -> Script {
+    const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
+    let position = |task| format!("PREEMPTION_CURRENT_COUNTER//job:/task:{task}");
+    script("a preemption is agreed upon", 2)
+        .registered()
+        .start("0 waits for the notice", t(0), Call::get(NOTICE))
+        .start("1 waits for the notice", t(1), Call::get(NOTICE))
+        .all(&["0 waits for the notice", "1 waits for the notice"], &waits())
+        .call(t(1), Call::insert(NOTICE, "2026-01-01T00:00:00+00:00"), ok())
+        .call(t(0), Call::insert(NOTICE, "2026-01-01T00:00:01+00:00"), plain_error(Code::AlreadyExists))
+        .all(&["0 waits for the notice", "1 waits for the notice"], &ok().value("2026-01-01T00:00:00+00:00"))
+        .call(t(0), Call::insert(&position(0), "41"), ok())
+        .call(t(1), Call::insert(&position(1), "42"), ok())
+        .start("0 synchronises", t(0), Call::barrier("PREEMPTION_SYNC_BARRIER", 0).within_ms(180_000))
+        .start("1 synchronises", t(1), Call::barrier("PREEMPTION_SYNC_BARRIER", 0).within_ms(180_000))
+        .all(&["0 synchronises", "1 synchronises"], &ok().counter(0))
+        .call(
+            t(0),
+            Call::list("PREEMPTION_CURRENT_COUNTER/"),
+            ok().entries(&[
+                ("PREEMPTION_CURRENT_COUNTER/job:/task:0", "41"),
+                ("PREEMPTION_CURRENT_COUNTER/job:/task:1", "42"),
+            ]),
+        )
 }

@@ -15,7 +15,10 @@ pub fn scripts(release: Release) -> Vec<Script> {
         a_late_task_fails_the_registration_of_all(),
     ];
     if release.states_incarnations() {
-        scripts.extend([a_call_to_another_service_is_refused(), a_call_to_no_service_is_refused()]);
+        scripts.extend([
+            a_call_to_another_service_is_refused(release),
+            a_call_to_no_service_is_refused(release),
+        ]);
     } else {
         scripts.push(a_reset_task_comes_back());
     }
@@ -120,18 +123,23 @@ fn a_late_task_fails_the_registration_of_all() -> Script {
         .all(&["0", "1"], &error(Code::DeadlineExceeded).of_barrier(ID, 0))
 }
 
-fn a_call_to_another_service_is_refused() -> Script {
+fn a_call_to_another_service_is_refused(release: Release) -> Script {
     let refused = || error(Code::Internal).mismatch().says("service incarnation");
-    every_call(script("a call to another service is refused", 2), Claim::Wrong, &refused)
+    every_call(script("a call to another service is refused", 2), release, Claim::Wrong, &refused)
 }
 
-fn a_call_to_no_service_is_refused() -> Script {
+fn a_call_to_no_service_is_refused(release: Release) -> Script {
     let refused = || error(Code::Internal).mismatch().says("service incarnation");
-    every_call(script("a call that leaves the service out is refused", 2), Claim::Absent, &refused)
+    every_call(script("a call that leaves the service out is refused", 2), release, Claim::Absent, &refused)
 }
 
 /// Each call that states a service incarnation, with a claim that must be refused.
-fn every_call(script: Script, claim: Claim, refused: &dyn Fn() -> crate::expect::Outcome) -> Script {
+fn every_call(
+    script: Script,
+    release: Release,
+    claim: Claim,
+    refused: &dyn Fn() -> crate::expect::Outcome,
+) -> Script {
     let calls = [
         Call::Heartbeat { incarnation: crate::script::incarnation(0, 0) },
         Call::PollForError,
@@ -149,7 +157,8 @@ fn every_call(script: Script, claim: Claim, refused: &dyn Fn() -> crate::expect:
         Call::alive(&[0, 1]),
     ];
     let mut script = script.registered();
-    for call in calls {
+    let report = release.reports_errors().then(|| Call::report(9, "out of luck"));
+    for call in calls.into_iter().chain(report) {
         script = script.call(t(0).claiming(claim), call, refused());
     }
     // Nothing of it has happened.
