@@ -14,13 +14,13 @@ fn newer_wins(scene: &Scene) {
     let server = scene.serve(&["--tasks", "2"]);
     let program = ["worker.py", "register"];
     let registration = |nth: usize| -> Option<(TaskIncarnation, SocketAddr)> {
-        let registered = server.events("default").into_iter().filter_map(|event| match event.what {
+        let mut registered = server.events("default").into_iter().filter_map(|event| match event.what {
             Change::TaskRegistering { task: TaskId(0), incarnation, peer } => {
                 Some((incarnation, peer.unwrap()))
             }
             _ => None,
         });
-        registered.skip(nth).next()
+        registered.nth(nth)
     };
     let older = scene.start(0, 2, &program);
     let (old, old_peer) = super::time::wait_for("the first claim", || registration(0));

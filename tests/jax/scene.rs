@@ -111,10 +111,10 @@ impl Drop for Scene {
         let figures = self.figures.borrow().join(", ");
         if !figures.is_empty() {
             // One write each, since tests run side by side.
-            print!("{}", format!("     {}: {figures}\n", self.name));
+            println!("     {}: {figures}", self.name);
         }
         if std::thread::panicking() {
-            eprint!("{}", format!("=== {} failed\n{}", self.name, self.report()));
+            eprintln!("=== {} failed\n{}", self.name, self.report());
         }
         if let Some(folder) = self.folder.get() {
             let _ = std::fs::remove_dir_all(folder);
