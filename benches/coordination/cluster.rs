@@ -1,24 +1,15 @@
 //! A simulated job: its tasks, the connections they speak on, and what they are sure of.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 
-use crate::client::{Call, Connection, Dialect};
+use crate::client::{Call, Client, Reply};
 use crate::wire::{self, Method, Speaker, Value};
-
-/// How long any step may take before the server counts as hung.
-pub const PATIENCE: Duration = Duration::from_secs(120);
-
-/// After so many calls are on their way, the connections get a turn to send them.
-const BURST: usize = 64;
-
-/// How many connections are being opened at once.
-const OPENING: usize = 64;
 
 /// On how many connections the tasks speak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,29 +40,17 @@ impl fmt::Display for Shape {
 
 /// The tasks of a job and their connections.
 pub struct Cluster {
-    dialect: Dialect,
-    connections: Vec<Connection>,
+    client: RefCell<Client>,
     speakers: Vec<Speaker>,
 }
 
 impl Cluster {
     /// Opens the connections. The tasks still have to register.
-    pub async fn connect(address: SocketAddr, tasks: u32, shape: Shape) -> Result<Self> {
-        let count = shape.connections(tasks);
-        let mut connections = Vec::with_capacity(count as usize);
-        let mut opening = VecDeque::new();
-        for _ in 0..count {
-            if opening.len() == OPENING {
-                connections.push(opened(opening.pop_front()).await?);
-            }
-            opening.push_back(tokio::spawn(Connection::open(address)));
-        }
-        while !opening.is_empty() {
-            connections.push(opened(opening.pop_front()).await?);
-        }
+    pub fn connect(address: SocketAddr, tasks: u32, shape: Shape) -> Result<Self> {
+        let client = Client::connect(address, shape.connections(tasks) as usize)?;
         let speakers =
             (0..tasks).map(|task| Speaker { task, incarnation: incarnation(task, 0), service: 0 }).collect();
-        Ok(Self { dialect: Dialect::new(address)?, connections, speakers })
+        Ok(Self { client: RefCell::new(client), speakers })
     }
 
     pub fn tasks(&self) -> u32 {
@@ -87,28 +66,50 @@ impl Cluster {
         Speaker { incarnation: incarnation(task, life), ..self.speaker(task) }
     }
 
+    /// Puts a call of a task on its way.
     pub fn call(&self, task: u32, method: Method, body: Bytes) -> Result<Call> {
-        self.connections[task as usize % self.connections.len()].call(&self.dialect, method, body)
+        let mut client = self.client.borrow_mut();
+        let connection = task as usize % client.connections();
+        client.call(connection, method, body)
     }
 
     /// Puts one call a task on its way, for all tasks.
-    pub async fn call_all(
+    pub fn call_all(
         &self,
         method: Method,
         mut body: impl FnMut(&Speaker) -> Result<Bytes>,
     ) -> Result<Vec<Call>> {
-        let mut calls = Vec::with_capacity(self.speakers.len());
-        for (index, speaker) in self.speakers.iter().enumerate() {
-            calls.push(self.call(speaker.task, method, body(speaker)?)?);
-            if index % BURST == BURST - 1 {
-                tokio::task::yield_now().await;
-            }
-        }
-        Ok(calls)
+        self.speakers.iter().map(|speaker| self.call(speaker.task, method, body(speaker)?)).collect()
     }
 
-    /// Makes many calls, `window` of them under way at a time. `call` says of each who makes it, `check` sees its answer.
-    pub async fn flood(
+    /// Lets the calls so far go out without waiting for an answer.
+    pub fn flush(&self) -> Result<()> {
+        self.client.borrow_mut().flush()
+    }
+
+    /// Waits for the answer to a call.
+    pub fn reply(&self, call: Call) -> Result<Reply> {
+        self.client.borrow_mut().reply(call)
+    }
+
+    /// Waits for the answer to a call that must succeed.
+    pub fn answer(&self, call: Call) -> Result<Bytes> {
+        self.reply(call)?.ok()
+    }
+
+    /// Waits for the answers to calls that must all succeed.
+    pub fn answers(&self, calls: impl IntoIterator<Item = Call>) -> Result<Vec<Bytes>> {
+        calls.into_iter().map(|call| self.answer(call)).collect()
+    }
+
+    /// Makes a call and waits for its answer.
+    pub fn ask(&self, task: u32, method: Method, body: Bytes) -> Result<Bytes> {
+        self.answer(self.call(task, method, body)?)
+    }
+
+    /// Makes many calls, `window` of them under way at a time. `call` says of each who makes it, `check` sees its
+    /// answer.
+    pub fn flood(
         &self,
         window: u64,
         calls: u64,
@@ -121,24 +122,27 @@ impl Cluster {
             let (task, method, body) = call(number)?;
             under_way.push_back(self.call(task, method, body)?);
             if under_way.len() as u64 == window {
-                check(answered, &next_answer(&mut under_way).await?)?;
+                check(answered, &self.next_answer(&mut under_way)?)?;
                 answered += 1;
             }
         }
         while !under_way.is_empty() {
-            check(answered, &next_answer(&mut under_way).await?)?;
+            check(answered, &self.next_answer(&mut under_way)?)?;
             answered += 1;
         }
         Ok(())
     }
 
+    fn next_answer(&self, under_way: &mut VecDeque<Call>) -> Result<Bytes> {
+        self.answer(under_way.pop_front().context("nothing is under way")?)
+    }
+
     /// Registers all tasks, which none of them leaves before the last has come.
-    pub async fn register(&mut self) -> Result<()> {
-        let calls = self.call_all(Method::RegisterTask, |speaker| Ok(speaker.register())).await?;
-        let mut services = Vec::with_capacity(calls.len());
-        for answer in answers(calls).await? {
-            services.push(service_incarnation(&answer)?);
-        }
+    pub fn register(&mut self) -> Result<()> {
+        let calls = self.call_all(Method::RegisterTask, |speaker| Ok(speaker.register()))?;
+        let answers = self.answers(calls)?;
+        let services =
+            answers.iter().map(|answer| service_incarnation(answer)).collect::<Result<Vec<_>>>()?;
         let service = services[0];
         ensure!(services.iter().all(|&other| other == service), "tasks registered with different services");
         for speaker in &mut self.speakers {
@@ -148,21 +152,11 @@ impl Cluster {
     }
 
     /// Kills a task: its connection breaks. Only where each task has its own.
-    pub fn kill(&mut self, task: u32) -> Result<()> {
-        ensure!(self.connections.len() == self.speakers.len(), "tasks share connections");
-        ensure!(task + 1 == self.tasks(), "only the last task's place is not needed for the others'");
-        self.connections.pop().context("no connection")?.cut();
-        Ok(())
+    pub fn kill(&self, task: u32) -> Result<()> {
+        let mut client = self.client.borrow_mut();
+        ensure!(client.connections() == self.speakers.len(), "tasks share connections");
+        client.cut(task as usize)
     }
-}
-
-async fn next_answer(under_way: &mut VecDeque<Call>) -> Result<Bytes> {
-    under_way.pop_front().context("nothing is under way")?.ok().await
-}
-
-async fn opened(opening: Option<tokio::task::JoinHandle<Result<Connection>>>) -> Result<Connection> {
-    let opening = opening.context("nothing is being opened")?;
-    in_time(async { opening.await? }).await
 }
 
 /// The service's incarnation, as registrations and heartbeats bring it.
@@ -171,26 +165,6 @@ pub fn service_incarnation(answer: &[u8]) -> Result<u64> {
         Some((1, Value::Fixed64(incarnation))) if incarnation != 0 => Ok(incarnation),
         other => bail!("no service incarnation but {other:?}"),
     }
-}
-
-/// The messages of calls that must all succeed, waited for in the order in which they were made: one task
-/// wakes once for many answers.
-pub async fn answers(calls: impl IntoIterator<Item = Call>) -> Result<Vec<Bytes>> {
-    in_time(async {
-        let mut messages = Vec::new();
-        for call in calls {
-            messages.push(call.ok().await?);
-        }
-        Ok(messages)
-    })
-    .await
-}
-
-/// Fails when the server takes longer than can be.
-pub async fn in_time<T>(step: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(PATIENCE, step)
-        .await
-        .unwrap_or_else(|_| bail!("the server has not answered within {PATIENCE:?}"))
 }
 
 /// A number that looks random, the same in every run.

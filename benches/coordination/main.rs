@@ -118,8 +118,6 @@ fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut R
         threads: arguments.threads,
         logs: arguments.logs.clone(),
     };
-    // One thread: the servers are to have the rest of the machine.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     for &session in plan {
         let repeat = session.repeat(arguments.repeat);
         for repetition in 0..repeat {
@@ -131,7 +129,7 @@ fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut R
                 eprintln!("{session}: {}, {} of {repeat}", kind.name(), repetition + 1);
                 let (mut server, address) = launcher.start(kind, session.job())?;
                 let target = Target { address, pid: server.pid() };
-                match runtime.block_on(session.run(target, wanted)) {
+                match session.run(target, wanted) {
                     Ok(figures) => results.add(kind, repetition, figures),
                     // What Muster is measured against may fail at a size that it was never made for.
                     Err(error) if kind == Kind::Cxx && matches!(session, Session::Memory { .. }) => {

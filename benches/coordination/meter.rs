@@ -95,23 +95,23 @@ impl Meter {
     }
 
     /// Counts no more until the next [`Self::begin_counted`].
-    pub async fn stop(&mut self) -> Result<()> {
+    pub fn stop(&mut self) -> Result<()> {
         let Some(before) = self.running.take() else { return Ok(()) };
         self.client += CpuReading::take(std::process::id())?.since(&before.client);
-        tokio::time::sleep(SETTLE).await;
+        std::thread::sleep(SETTLE);
         self.server += CpuReading::take(self.pid)?.since(&before.server);
         Ok(())
     }
 
     /// `operations` is how many there were in all laps together.
-    pub async fn finish(
+    pub fn finish(
         mut self,
         id: impl Into<String>,
         work: impl Into<String>,
         per: &'static str,
         operations: u64,
     ) -> Result<Figure> {
-        self.stop().await?;
+        self.stop()?;
         let each = |spent: Duration| Some(spent.as_secs_f64() * 1e6 / operations as f64);
         Ok(Figure {
             id: id.into(),

@@ -19,6 +19,9 @@ pub const LAUNCH: &str = "--launch";
 /// How long a server may take until it listens. jaxlib takes most of it on a busy machine.
 const START_MAX: Duration = Duration::from_secs(60);
 
+/// What a server does at its start is not to be charged to the first that it is asked.
+const SETTLE: Duration = Duration::from_millis(200);
+
 /// Lets this process, and the servers that it starts, hold as many connections as the system allows.
 pub fn raise_file_limit() -> u64 {
     let limit = rustix::process::getrlimit(Resource::Nofile);
@@ -76,7 +79,10 @@ impl Server {
             let left = deadline.saturating_duration_since(crate::clock::now());
             match server.output.recv_timeout(left) {
                 Ok(line) => match ready(&line) {
-                    Some(found) => return Ok((server, found)),
+                    Some(found) => {
+                        std::thread::sleep(SETTLE);
+                        return Ok((server, found));
+                    }
                     None => continue,
                 },
                 Err(mpsc::RecvTimeoutError::Timeout) => bail!("it does not listen after {START_MAX:?}"),

@@ -1,5 +1,6 @@
 //! What callers ask and what they are answered: one shape for every wire generation.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -10,8 +11,21 @@ use super::failure::Failure;
 use super::ids::{ConnectionId, ServiceIncarnation, TaskId, TaskIncarnation};
 
 /// A set of task ids in ascending order without repeats, shared between calls that name the same set.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaskSet(Arc<[TaskId]>);
+
+// Calls that name the same set share it: to look it up in a table, its ids need not be looked at.
+impl Ord for TaskSet {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+    }
+}
+
+impl PartialOrd for TaskSet {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
 
 impl TaskSet {
     /// Sorts and dedups; a list that is already in order is taken as it is.

@@ -12,7 +12,7 @@ use super::run::Run;
 use super::task::Standing;
 
 /// What callers of a failed shutdown, and everybody who polls, are told.
-fn shutdown_failure(cause: &Failure) -> Failure {
+pub(super) fn shutdown_failure(cause: &Failure) -> Failure {
     Failure::service(Code::Internal, format!("Shutdown barrier has failed.\nBarrier result: '{cause}'"))
 }
 

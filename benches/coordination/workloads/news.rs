@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::{Target, Wanted, count, registered};
 use crate::client::Call;
-use crate::cluster::{Cluster, Shape, answers, in_time};
+use crate::cluster::{Cluster, Shape};
 use crate::meter::{Figure, Meter};
 use crate::wire::{self, Method, Value};
 
@@ -15,38 +15,38 @@ use crate::wire::{self, Method, Value};
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The first tasks' connections have been served since the calls before this.
-async fn settle(cluster: &Cluster, tasks: u32) -> Result<()> {
+fn settle(cluster: &Cluster, tasks: u32) -> Result<()> {
     let heartbeat = |number: u64| {
         let speaker = cluster.speaker(number as u32);
         Ok((speaker.task, Method::Heartbeat, speaker.heartbeat()))
     };
-    cluster.flood(64, tasks.into(), heartbeat, |_, _| Ok(())).await?;
-    tokio::time::sleep(SETTLE).await;
+    cluster.flood(64, tasks.into(), heartbeat, |_, _| Ok(()))?;
+    std::thread::sleep(SETTLE);
     Ok(())
 }
 
 /// A task leaves and comes back, again and again, and all others watch it.
-pub async fn watch(target: Target, watchers: u32, wanted: &Wanted, figures: &mut Vec<Figure>) -> Result<()> {
-    let cluster = registered(target, watchers + 1).await?;
+pub fn watch(target: Target, watchers: u32, wanted: &Wanted, figures: &mut Vec<Figure>) -> Result<()> {
+    let cluster = registered(target, watchers + 1)?;
     let mut watched = Watched::new(&cluster, watchers);
     let rounds = wanted.times(10) as u32;
     let mut measured = Meter::stopped(target.pid);
     for life in 1..=rounds {
         for present in [false, true] {
-            let waiting = watched.all_watch().await?;
-            settle(&cluster, watchers).await?;
+            let waiting = watched.all_watch()?;
+            settle(&cluster, watchers)?;
             measured.begin_counted()?;
             let change = watched.change(life, present)?;
-            let tables = answers(waiting).await?;
+            let tables = cluster.answers(waiting)?;
             measured.lap();
-            measured.stop().await?;
-            change.ok().await.context("the change itself")?;
+            measured.stop()?;
+            cluster.answer(change).context("the change itself")?;
             watched.check(&tables)?;
         }
     }
     let work = format!("a change reaching {} watchers", count(watchers));
     let told = 2 * u64::from(rounds) * u64::from(watchers);
-    figures.push(measured.finish(format!("watch.{watchers}"), work, "watcher", told).await?);
+    figures.push(measured.finish(format!("watch.{watchers}"), work, "watcher", told)?);
     Ok(())
 }
 
@@ -63,8 +63,8 @@ impl<'a> Watched<'a> {
     }
 
     /// All watch for the next change.
-    pub(super) async fn all_watch(&mut self) -> Result<Vec<Call>> {
-        let now = self.cluster.call(0, Method::WatchTasks, self.cluster.speaker(0).watch(-1))?.ok().await?;
+    pub(super) fn all_watch(&mut self) -> Result<Vec<Call>> {
+        let now = self.cluster.ask(0, Method::WatchTasks, self.cluster.speaker(0).watch(-1))?;
         self.version = self.table(&now)?;
         let mut calls = Vec::new();
         for task in 0..self.watchers {
@@ -115,54 +115,52 @@ impl<'a> Watched<'a> {
 const CANCELLED: u32 = 1;
 
 /// Waits until all polls have brought the failure.
-async fn all_polls_fail(polls: Vec<Call>) -> Result<()> {
-    in_time(async {
-        for poll in polls {
-            let reply = poll.reply().await?;
-            let failed = reply.status != 0 && reply.status != CANCELLED;
-            ensure!(failed, "a poll ended with status {}: {}", reply.status, reply.error);
-        }
-        Ok(())
-    })
-    .await
+fn all_polls_fail(cluster: &Cluster, polls: Vec<Call>) -> Result<()> {
+    for poll in polls {
+        let reply = cluster.reply(poll)?;
+        let failed = reply.status != 0 && reply.status != CANCELLED;
+        ensure!(failed, "a poll ended with status {}: {}", reply.status, reply.error);
+    }
+    Ok(())
 }
 
 /// Every task polls, in a job of which none may fail.
-async fn polling(target: Target, tasks: u32) -> Result<(Cluster, Vec<Call>)> {
-    let cluster = registered(target, tasks).await?;
-    let polls = cluster.call_all(Method::PollForError, |speaker| Ok(speaker.only_who())).await?;
-    settle(&cluster, tasks).await?;
+fn polling(target: Target, tasks: u32) -> Result<(Cluster, Vec<Call>)> {
+    let cluster = registered(target, tasks)?;
+    let polls = cluster.call_all(Method::PollForError, |speaker| Ok(speaker.only_who()))?;
+    settle(&cluster, tasks)?;
     Ok((cluster, polls))
 }
 
 /// A task comes back as another process, which its job cannot bear: from its registration until the last of all
 /// tasks knows.
-pub async fn restart(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
-    let (cluster, mut polls) = polling(target, tasks).await?;
+pub fn restart(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
+    let (cluster, mut polls) = polling(target, tasks)?;
     // The process that failed hears nothing any more.
     let own = polls.pop();
     let last = cluster.reborn(tasks - 1, 1);
-    let process = Cluster::connect(target.address, 1, Shape::OneEach).await?;
+    let process = Cluster::connect(target.address, 1, Shape::OneEach)?;
     let mut measured = Meter::start(target.pid)?;
     let registering = process.call(0, Method::RegisterTask, last.register())?;
-    all_polls_fail(polls).await?;
+    process.flush()?;
+    all_polls_fail(&cluster, polls)?;
     measured.lap();
-    drop((registering, own));
+    let _ = (registering, own);
     let work = format!("news of a restart reaching {} tasks", count(tasks));
-    figures.push(measured.finish(format!("failure.restart.{tasks}"), work, "task", tasks.into()).await?);
+    figures.push(measured.finish(format!("failure.restart.{tasks}"), work, "task", tasks.into())?);
     Ok(())
 }
 
 /// A task's connection breaks: from there until the last of the others knows.
-pub async fn broken(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
-    let (mut cluster, mut polls) = polling(target, tasks).await?;
+pub fn broken(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
+    let (cluster, mut polls) = polling(target, tasks)?;
     let own = polls.pop();
     let mut measured = Meter::start(target.pid)?;
     cluster.kill(tasks - 1)?;
-    all_polls_fail(polls).await?;
+    all_polls_fail(&cluster, polls)?;
     measured.lap();
-    drop(own);
+    let _ = own;
     let work = format!("news of a broken connection reaching {} tasks", count(tasks));
-    figures.push(measured.finish(format!("failure.broken.{tasks}"), work, "task", tasks.into()).await?);
+    figures.push(measured.finish(format!("failure.broken.{tasks}"), work, "task", tasks.into())?);
     Ok(())
 }

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 
 use super::{Name, Target, Wanted, Work, ensure_all};
-use crate::cluster::{Cluster, answers, service_incarnation};
+use crate::cluster::{Cluster, service_incarnation};
 use crate::meter::{Figure, Meter};
 use crate::wire::{self, Method, SharedEnd, Value, Writer};
 
@@ -12,25 +12,18 @@ use crate::wire::{self, Method, SharedEnd, Value, Writer};
 const WINDOW: u64 = 256;
 
 /// Connects and registers a job, as figures of their own.
-pub async fn begin(
-    target: Target,
-    name: Name,
-    wanted: &Wanted,
-    figures: &mut Vec<Figure>,
-) -> Result<Cluster> {
+pub fn begin(target: Target, name: Name, wanted: &Wanted, figures: &mut Vec<Figure>) -> Result<Cluster> {
     let mut connecting = Meter::start(target.pid)?;
-    let mut cluster = Cluster::connect(target.address, name.tasks, name.shape).await?;
+    let mut cluster = Cluster::connect(target.address, name.tasks, name.shape)?;
     connecting.lap();
     let connections = name.shape.connections(name.tasks);
-    let connected = connecting
-        .finish(name.id("connect"), name.work("connecting"), "connection", connections.into())
-        .await?;
+    let connected =
+        connecting.finish(name.id("connect"), name.work("connecting"), "connection", connections.into())?;
     let mut registering = Meter::start(target.pid)?;
-    cluster.register().await.context("registering")?;
+    cluster.register().context("registering")?;
     registering.lap();
-    let registered = registering
-        .finish(name.id("registration"), name.work("registration"), "task", name.tasks.into())
-        .await?;
+    let registered =
+        registering.finish(name.id("registration"), name.work("registration"), "task", name.tasks.into())?;
     if wanted.has(Work::Connect) {
         figures.push(connected);
     }
@@ -40,7 +33,7 @@ pub async fn begin(
     Ok(cluster)
 }
 
-pub async fn run(
+pub fn run(
     target: Target,
     cluster: &Cluster,
     name: Name,
@@ -48,18 +41,18 @@ pub async fn run(
     figures: &mut Vec<Figure>,
 ) -> Result<()> {
     if wanted.has(Work::Heartbeat) {
-        heartbeats(target, cluster, name, wanted, figures).await.context("heartbeats")?;
+        heartbeats(target, cluster, name, wanted, figures).context("heartbeats")?;
     }
     if wanted.has(Work::Barrier) {
-        figures.push(barriers(target, cluster, name, wanted).await.context("barriers")?);
+        figures.push(barriers(target, cluster, name, wanted).context("barriers")?);
     }
     if wanted.has(Work::LiveSet) {
-        figures.push(live_sets(target, cluster, name, wanted).await.context("live sets")?);
+        figures.push(live_sets(target, cluster, name, wanted).context("live sets")?);
     }
     Ok(())
 }
 
-async fn heartbeats(
+fn heartbeats(
     target: Target,
     cluster: &Cluster,
     name: Name,
@@ -76,37 +69,37 @@ async fn heartbeats(
         Ok(())
     };
     // So that what every connection does once is not counted here.
-    cluster.flood(WINDOW, name.tasks.into(), heartbeat, check).await?;
+    cluster.flood(WINDOW, name.tasks.into(), heartbeat, check)?;
 
     let many = wanted.times(20_000);
     let mut flat_out = Meter::start(target.pid)?;
-    cluster.flood(WINDOW, many, heartbeat, check).await?;
+    cluster.flood(WINDOW, many, heartbeat, check)?;
     flat_out.lap_for_each_of(many);
     let work = name.work("heartbeats flat out");
-    figures.push(flat_out.finish(name.id("heartbeat.flat"), work, "heartbeat", many).await?);
+    figures.push(flat_out.finish(name.id("heartbeat.flat"), work, "heartbeat", many)?);
 
     let few = wanted.times(2_000);
     let mut single = Meter::start(target.pid)?;
     for number in 0..few {
         let (task, method, body) = heartbeat(number)?;
         single.begin();
-        let answer = cluster.call(task, method, body)?.ok().await?;
+        let answer = cluster.ask(task, method, body)?;
         single.lap();
         check(number, &answer)?;
     }
     let work = name.work("heartbeats one at a time");
-    figures.push(single.finish(name.id("heartbeat.single"), work, "heartbeat", few).await?);
+    figures.push(single.finish(name.id("heartbeat.single"), work, "heartbeat", few)?);
     Ok(())
 }
 
 /// Rounds of one barrier of all tasks, after a first that is not counted.
-async fn barriers(target: Target, cluster: &Cluster, name: Name, wanted: &Wanted) -> Result<Figure> {
+fn barriers(target: Target, cluster: &Cluster, name: Name, wanted: &Wanted) -> Result<Figure> {
     let rounds = wanted.times((40_000 / u64::from(name.tasks)).clamp(5, 50));
-    round(cluster, 0).await?;
+    round(cluster, 0)?;
     let mut measured = Meter::start(target.pid)?;
     for counter in 1..=rounds {
         measured.begin();
-        let answers = round(cluster, counter).await?;
+        let answers = round(cluster, counter)?;
         measured.lap();
         for answer in answers {
             let expected = Writer::default().varint(1, counter).finish();
@@ -114,27 +107,27 @@ async fn barriers(target: Target, cluster: &Cluster, name: Name, wanted: &Wanted
         }
     }
     let arrivals = rounds * u64::from(name.tasks);
-    measured.finish(name.id("barrier"), name.work("barrier round"), "arrival", arrivals).await
+    measured.finish(name.id("barrier"), name.work("barrier round"), "arrival", arrivals)
 }
 
 /// One round of the barrier, whose counter every task knows.
-pub(super) async fn round(cluster: &Cluster, counter: u64) -> Result<Vec<Bytes>> {
+pub(super) fn round(cluster: &Cluster, counter: u64) -> Result<Vec<Bytes>> {
     let arrival = |speaker: &wire::Speaker| Ok(speaker.barrier("step", 600_000, counter));
-    answers(cluster.call_all(Method::Barrier, arrival).await?).await
+    cluster.answers(cluster.call_all(Method::Barrier, arrival)?)
 }
 
-async fn live_sets(target: Target, cluster: &Cluster, name: Name, wanted: &Wanted) -> Result<Figure> {
+fn live_sets(target: Target, cluster: &Cluster, name: Name, wanted: &Wanted) -> Result<Figure> {
     let rounds = wanted.times((8_192 / u64::from(name.tasks)).clamp(2, 10));
     let requests = live_set_requests(cluster)?;
     let mut measured = Meter::start(target.pid)?;
     for _ in 0..rounds {
         measured.begin();
-        let found = live_set(cluster, &requests).await?;
+        let found = live_set(cluster, &requests)?;
         measured.lap();
         check_live_sets(cluster, &found)?;
     }
     let calls = rounds * u64::from(name.tasks);
-    measured.finish(name.id("live-set"), name.work("live-set call by all"), "call", calls).await
+    measured.finish(name.id("live-set"), name.work("live-set call by all"), "call", calls)
 }
 
 /// Every task's request for the live set of all. They are long, and made before the clock runs.
@@ -144,9 +137,9 @@ pub(super) fn live_set_requests(cluster: &Cluster) -> Result<Vec<Bytes>> {
     Ok((0..cluster.tasks()).map(|task| cluster.speaker(task).live_set(&end)).collect())
 }
 
-pub(super) async fn live_set(cluster: &Cluster, requests: &[Bytes]) -> Result<Vec<Bytes>> {
+pub(super) fn live_set(cluster: &Cluster, requests: &[Bytes]) -> Result<Vec<Bytes>> {
     let request = |speaker: &wire::Speaker| Ok(requests[speaker.task as usize].clone());
-    answers(cluster.call_all(Method::GetAliveTasks, request).await?).await
+    cluster.answers(cluster.call_all(Method::GetAliveTasks, request)?)
 }
 
 pub(super) fn check_live_sets(cluster: &Cluster, found: &[Bytes]) -> Result<()> {

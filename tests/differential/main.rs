@@ -1,0 +1,114 @@
+//! The same calls against jaxlib's own coordination service and against Muster.
+//!
+//! Every script is a test of its own for every release that it speaks of, named `RELEASE::SCRIPT`:
+//!
+//!     cargo test --test differential
+//!     cargo test --test differential 0.10.2::a_barrier
+//!
+//! Random calls run besides, from fixed seeds; `MUSTER_DIFFERENTIAL_SEED=N` runs one other seed instead, and
+//! `MUSTER_DIFFERENTIAL_STEPS=N` makes every one that long.
+//!
+//! `MUSTER_DIFFERENTIAL_SIDES=jaxlib|muster` runs one side only, against the expectations that the scripts state.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+mod differences;
+mod expect;
+mod random;
+mod run;
+mod script;
+mod scripts;
+mod side;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use run::Sides;
+use script::{Release, Script, SideKind};
+
+/// How many scripts run at once: nearly all of their time is spent waiting.
+const AT_ONCE: usize = 12;
+/// How many seeds of random calls run, in every kind of job of every release, and how many calls each makes.
+const RANDOM_SEEDS: u64 = 4;
+const RANDOM_STEPS: usize = 150;
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(AT_ONCE);
+    let runtime = Arc::new(tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap());
+    let sides = sides();
+    let mut trials = Vec::new();
+    for release in Release::ALL {
+        for script in scripts::all(release) {
+            trials.push(trial(script, release, sides, &runtime));
+        }
+    }
+    if sides == Sides::Both {
+        trials.extend(random_trials(&runtime));
+    }
+    trials.push(Trial::test("every_difference_has_a_row_and_a_script", || {
+        differences::check().map_err(Failed::from)
+    }));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn sides() -> Sides {
+    match std::env::var("MUSTER_DIFFERENTIAL_SIDES").as_deref() {
+        Ok("jaxlib") => Sides::Only(SideKind::Cxx),
+        Ok("muster") => Sides::Only(SideKind::Muster),
+        _ => Sides::Both,
+    }
+}
+
+fn trial(script: Script, release: Release, sides: Sides, runtime: &Arc<tokio::runtime::Runtime>) -> Trial {
+    let runtime = Arc::clone(runtime);
+    let name = format!("{}::{}", release.name(), script.name.replace(' ', "_"));
+    let test = Trial::test(name, move || {
+        let environment = environment(release, sides)?;
+        runtime.block_on(run::compare(&script, release, &environment, sides)).map_err(Failed::from)
+    });
+    test.with_ignored_flag(sides != Sides::Only(SideKind::Muster) && may_be_absent(release))
+}
+
+/// Random calls against the last release of each generation.
+fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
+    let steps = number("MUSTER_DIFFERENTIAL_STEPS").map_or(RANDOM_STEPS, |steps: u64| steps as usize);
+    let seeds = number("MUSTER_DIFFERENTIAL_SEED").map_or(0..RANDOM_SEEDS, |seed| seed..seed + 1);
+    let mut trials = Vec::new();
+    for release in [Release::V0_9_2, Release::V0_10_2, Release::V0_12_0] {
+        for (recoverable, kind) in [(false, "fate-sharing"), (true, "recoverable")] {
+            for seed in seeds.clone() {
+                let runtime = Arc::clone(runtime);
+                let name = format!("{}::random_calls_in_a_{kind}_job_from_seed_{seed}", release.name());
+                let test = Trial::test(name, move || {
+                    let environment = environment(release, Sides::Both)?;
+                    runtime
+                        .block_on(random::compare(release, &environment, recoverable, seed, steps))
+                        .map_err(Failed::from)
+                });
+                trials.push(test.with_ignored_flag(may_be_absent(release)));
+            }
+        }
+    }
+    trials
+}
+
+/// Whether the release is not here, on a machine that may do without it: it needs a Python that not every machine has.
+fn may_be_absent(release: Release) -> bool {
+    release == Release::V0_12_0 && support::server::jax_environment(release.name()).is_none()
+}
+
+/// Where the release's service is.
+fn environment(release: Release, sides: Sides) -> Result<PathBuf, Failed> {
+    if sides == Sides::Only(SideKind::Muster) {
+        return Ok(PathBuf::new());
+    }
+    support::server::jax_environment(release.name()).ok_or_else(|| {
+        format!("there is no JAX {} to compare with; run tests/jax/setup", release.name()).into()
+    })
+}

@@ -1,0 +1,374 @@
+//! Random calls against both services in step: after every call the two must have answered the same calls in the same way.
+//!
+//! The callers are mostly as JAX's agents are: they count barriers along and register before they speak. Now and then one
+//! makes a mistake. What the two services do differently on purpose, and what crashes the C++ service, is left out;
+//! the scripts deal with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use crate::expect::describe;
+use crate::script::{Ask, Release, Version, Who, incarnation, observer, t};
+use crate::side::Side;
+use crate::support::{Body, Call, Generation, JobOptions};
+
+/// How long the two may take to agree on who is answered. The C++ service looks at its clock once a second.
+const AGREEMENT_LIMIT: Duration = Duration::from_secs(20);
+
+const TASKS: i32 = 3;
+/// The barriers, each with its members (none: everybody).
+const BARRIERS: [(&str, &[i32]); 4] = [("all", &[]), ("front", &[0, 1]), ("back", &[1, 2]), ("one", &[2])];
+const KEYS: [&str; 6] = ["k", "d/x", "d/y", "d/y/z", "/d//x/", "n"];
+const DIRECTORIES: [&str; 4] = ["d", "d/y", "", "k"];
+const SETS: [&[i32]; 3] = [&[0, 1, 2], &[0, 1], &[2]];
+
+/// Makes `steps` random calls of either service.
+///
+/// # Errors
+/// In words, with all calls so far, when the two part.
+pub async fn compare(
+    release: Release,
+    environment: &Path,
+    recoverable: bool,
+    seed: u64,
+    steps: usize,
+) -> Result<(), String> {
+    let job = JobOptions { recoverable, ..JobOptions::new(TASKS.unsigned_abs()) };
+    let mut pair = Pair {
+        sides: [Side::cxx(environment, release, &job), Side::muster(release, &job, false)],
+        compared: BTreeSet::new(),
+        transcript: String::new(),
+        calls: 0,
+        blur_the_living: false,
+    };
+    let mut world = World::new(release, recoverable, seed);
+    let told = async {
+        for task in 0..TASKS {
+            pair.call(t(task), register(task, 0)).await?;
+        }
+        for _ in 0..steps {
+            world.step(&mut pair).await?;
+        }
+        pair.call(observer(), Ask::Watch(Version::None)).await
+    };
+    match told.await {
+        Ok(_) => Ok(()),
+        Err(why) => Err(format!(
+            "{why}\nReplay with MUSTER_DIFFERENTIAL_SEED={seed}. The calls:\n{}",
+            pair.transcript
+        )),
+    }
+}
+
+/// Both services, asked the same.
+struct Pair {
+    sides: [Side; 2],
+    /// The calls whose answers have been compared.
+    compared: BTreeSet<String>,
+    transcript: String,
+    calls: usize,
+    /// Who is alive is not compared any more: when all tasks fail at once, the C++ service fails them in the order of a hash
+    /// table, and tells whoever asks how far it has come.
+    blur_the_living: bool,
+}
+
+impl Pair {
+    /// Makes a call of both, and returns its handle and whether it was answered.
+    async fn call(&mut self, who: Who, ask: impl Into<Ask>) -> Result<(String, bool), String> {
+        let ask = ask.into();
+        self.calls += 1;
+        let handle = format!("{:04}", self.calls);
+        let _ = writeln!(self.transcript, "{handle} task {} life {:?}: {ask:?}", who.task, who.life);
+        let [cxx, muster] = &mut self.sides;
+        tokio::join!(cxx.start(&handle, who, &ask), muster.start(&handle, who, &ask));
+        self.agree().await?;
+        let answered = self.compared.contains(&handle);
+        Ok((handle, answered))
+    }
+
+    /// Waits until both have answered the same calls, and compares the answers.
+    async fn agree(&mut self) -> Result<(), String> {
+        let deadline = tokio::time::Instant::now() + AGREEMENT_LIMIT;
+        loop {
+            let [theirs, ours] = [self.sides[0].answered(), self.sides[1].answered()];
+            if theirs.keys().eq(ours.keys()) {
+                break;
+            }
+            if tokio::time::Instant::now() > deadline {
+                let only = |one: &BTreeMap<String, _>, other: &BTreeMap<String, _>| {
+                    one.keys().filter(|key| !other.contains_key(*key)).cloned().collect::<Vec<_>>()
+                };
+                let (cxx, muster) = (only(&theirs, &ours), only(&ours, &theirs));
+                return Err(format!("only jaxlib answered {cxx:?}, only Muster answered {muster:?}"));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let fresh: Vec<String> =
+            self.sides[0].answered().into_keys().filter(|handle| !self.compared.contains(handle)).collect();
+        for handle in fresh {
+            let [theirs, ours] = self.sides.each_mut().map(|side| {
+                let mut answer = side.pending(&handle).answer().expect("it is answered");
+                if let Body::Alive(alive) = &mut answer.body
+                    && self.blur_the_living
+                {
+                    alive.clear();
+                }
+                (describe(&answer), side.normalised(answer))
+            });
+            if theirs.1 != ours.1 {
+                return Err(format!(
+                    "call {handle} was answered differently\n  jaxlib: {}\n  muster: {}",
+                    theirs.0, ours.0
+                ));
+            }
+            let _ = writeln!(self.transcript, "     {handle} -> {}", ours.0.replace('\n', " "));
+            self.compared.insert(handle);
+        }
+        Ok(())
+    }
+
+    /// Waits until both have answered a call.
+    async fn resolve(&mut self, handle: &str) -> Result<(), String> {
+        for side in &self.sides {
+            side.pending(handle).within(AGREEMENT_LIMIT).await.ok_or("a timed call is never answered")?;
+        }
+        self.agree().await
+    }
+
+    fn is_answered(&self, handle: &str) -> bool {
+        self.compared.contains(handle)
+    }
+}
+
+/// What the callers know.
+struct World {
+    rng: Rng,
+    release: Release,
+    recoverable: bool,
+    /// By task: its life, and the counter of its last use of each barrier, as an agent keeps them.
+    lives: [usize; TASKS as usize],
+    counters: BTreeMap<(i32, &'static str), i64>,
+    /// Calls of barriers that may still wait: handle, task, barrier, counter.
+    meetings: Vec<(String, i32, &'static str, i64)>,
+    /// The last use of each barrier that anybody has been told of.
+    told: BTreeMap<&'static str, i64>,
+    /// Other calls that may wait until something happens to their task, by task.
+    open: Vec<(String, i32)>,
+    /// Something has ended the run: nobody registers any more.
+    over: bool,
+}
+
+impl World {
+    fn new(release: Release, recoverable: bool, seed: u64) -> Self {
+        Self {
+            rng: Rng::with_seed(seed),
+            release,
+            recoverable,
+            lives: [0; TASKS as usize],
+            counters: BTreeMap::new(),
+            meetings: Vec::new(),
+            told: BTreeMap::new(),
+            open: Vec::new(),
+            over: false,
+        }
+    }
+
+    async fn step(&mut self, pair: &mut Pair) -> Result<(), String> {
+        self.learn(pair);
+        let task = self.rng.i32(0..TASKS);
+        let who = self.who(task);
+        match self.rng.u32(0..100) {
+            0..=34 => return self.meet(pair, task).await,
+            35..=39 => return self.disturb_a_meeting(pair, task).await,
+            40..=64 => drop(pair.call(who, self.key_value()).await?),
+            65..=74 => {
+                let set = SETS[self.rng.usize(0..SETS.len())];
+                let (handle, _) = pair.call(who, Call::alive(set)).await?;
+                self.open.push((handle, task));
+            }
+            75..=79 => drop(pair.call(observer(), Ask::Watch(Version::None)).await?),
+            // In recoverable jobs polls are never answered, and one task is left to restart without.
+            80..=84 if !self.recoverable || task > 0 => {
+                let (handle, _) = pair.call(who, Call::PollForError).await?;
+                self.open.push((handle, task));
+            }
+            85..=92 => {
+                let incarnation = incarnation(task, self.life(task));
+                drop(pair.call(who, Call::Heartbeat { incarnation }).await?);
+            }
+            93..=94 => drop(pair.call(t(TASKS + 4), Call::PollForError).await?),
+            // Who waits at a barrier and registers again leaves it; what is left of it then differs.
+            95..=96 if !self.over && !self.meetings.iter().any(|(_, who, _, _)| *who == task) => {
+                drop(pair.call(who, register(task, self.life(task))).await?)
+            }
+            97..=98 => return self.end_something(pair, task).await,
+            _ if self.recoverable => return self.restart(pair, task).await,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn key_value(&mut self) -> Call {
+        let key = KEYS[self.rng.usize(0..KEYS.len())];
+        let value = format!("v{}", self.rng.u8(0..4));
+        match self.rng.u32(0..7) {
+            0 => Call::insert(key, value),
+            1 => Call::overwrite(key, value),
+            2 => Call::get(key),
+            3 => Call::try_get(key),
+            4 => Call::increment("n", self.rng.i64(-9..9)),
+            5 => Call::list(DIRECTORIES[self.rng.usize(0..DIRECTORIES.len())]),
+            _ => Call::delete(key),
+        }
+    }
+
+    /// A task comes to a barrier as its agent would, or asks for its last use again.
+    async fn meet(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+        let (id, members) = BARRIERS[self.rng.usize(0..BARRIERS.len())];
+        // Agents do not begin a use of a barrier while their last one waits, nor come where they are no members.
+        let waiting = self.meetings.iter().find(|(_, who, name, _)| *who == task && *name == id);
+        let waiting = waiting.map(|(_, _, _, counter)| *counter);
+        let member = members.is_empty() || members.contains(&task);
+        if !member || waiting.is_some() && self.rng.u8(0..10) > 0 {
+            return Ok(());
+        }
+        let last = self.counters.get(&(task, id)).copied().unwrap_or(-1);
+        let again = last >= 0 && self.rng.u8(0..8) == 0;
+        let counter = waiting.unwrap_or(if again { last } else { last + 1 });
+        // Who has fallen behind what is over would spoil its result on one side only.
+        let over = !self.meetings.iter().any(|(_, _, name, _)| *name == id);
+        if over && self.told.get(id).is_some_and(|last| counter < *last) {
+            self.counters.insert((task, id), self.told[id]);
+            return Ok(());
+        }
+        let timed = waiting.is_none() && self.rng.u8(0..20) == 0;
+        let call = Call::barrier_of(id, counter, members).within_ms(if timed { 200 } else { 600_000 });
+        let (handle, answered) = pair.call(self.who(task), call).await?;
+        self.meetings.push((handle.clone(), task, id, counter));
+        // Only the first caller's timeout counts; one that began it must not go on to be late by a second on one side.
+        if timed && !answered && self.meetings.iter().filter(|(_, _, name, _)| *name == id).count() == 1 {
+            pair.resolve(&handle).await?;
+        }
+        Ok(())
+    }
+
+    /// A mistake at a barrier that somebody waits at, or a cancel.
+    async fn disturb_a_meeting(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+        let Some((_, _, id, counter)) = self.rng.choice(&self.meetings).cloned() else {
+            let Some(id) = self.rng.choice(self.told.keys().copied().collect::<Vec<_>>()) else {
+                return Ok(());
+            };
+            // Over already: there is nothing to cancel.
+            return pair.call(self.who(task), Call::cancel(id, 0)).await.map(drop);
+        };
+        // Agents refuse to come twice to what they wait at. The two services differ in what the older call is told then.
+        if self.meetings.iter().any(|(_, who, name, _)| *who == task && *name == id) {
+            return Ok(());
+        }
+        let members =
+            BARRIERS.iter().find(|(name, _)| *name == id).map_or(&[] as &[i32], |(_, members)| *members);
+        let call = match self.rng.u8(0..5) {
+            0 => Call::barrier_of(id, counter + 1 + self.rng.i64(0..3), members),
+            1 => Call::barrier_of(id, counter, &[0, 2]),
+            2 => Call::barrier_of(id, counter, members),
+            3 => Call::cancel(id, counter + self.rng.i64(0..2)),
+            _ => Call::cancel(id, counter),
+        };
+        let meets = matches!(call, Call::Barrier { .. });
+        let (handle, _) = pair.call(self.who(task), call).await?;
+        if meets {
+            self.meetings.push((handle, task, id, counter));
+        }
+        Ok(())
+    }
+
+    /// A task leaves or fails, and with it perhaps the run.
+    async fn end_something(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+        let reports = self.release.reports_errors();
+        let call = match self.rng.u8(0..4) {
+            0 => Call::Shutdown,
+            1 if !self.recoverable => Call::Heartbeat { incarnation: 4711 },
+            2 if !self.recoverable && reports => Call::report(self.rng.i32(1..17), "it went wrong"),
+            3 if self.release.generation() == Generation::A && !self.recoverable => Call::Reset,
+            _ => return Ok(()),
+        };
+        if self.recoverable {
+            // The last one to leave would end the run.
+            return self.leave_and_return(pair, task).await;
+        }
+        self.over = true;
+        pair.blur_the_living = true;
+        pair.call(self.who(task), call).await.map(drop)
+    }
+
+    async fn leave_and_return(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+        if !self.is_free(pair, task) {
+            return Ok(());
+        }
+        pair.call(self.who(task), Call::Shutdown).await?;
+        pair.call(observer(), Ask::Watch(Version::None)).await?;
+        self.restart(pair, task).await
+    }
+
+    /// A task's process is replaced by another while nobody waits at a barrier, and all meet once so that it is in step.
+    async fn restart(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
+        if !self.is_free(pair, task) {
+            return Ok(());
+        }
+        self.lives[task.unsigned_abs() as usize] += 1;
+        self.counters.retain(|(who, _), _| *who != task);
+        pair.call(self.who(task), register(task, self.life(task))).await?;
+        for other in 0..TASKS {
+            let counter = self.counters.get(&(other, "in step")).copied().unwrap_or(-1) + 1;
+            let (handle, _) = pair.call(self.who(other), Call::barrier("in step", counter)).await?;
+            self.meetings.push((handle, other, "in step", counter));
+        }
+        self.learn(pair);
+        Ok(())
+    }
+
+    /// Whether a task can be replaced: what an older life waits for ends with it on one side only.
+    fn is_free(&self, pair: &Pair, task: i32) -> bool {
+        let waits = self.open.iter().any(|(handle, who)| *who == task && !pair.is_answered(handle));
+        !waits && self.meetings.is_empty() && !self.over
+    }
+
+    /// Callers take their counters from the answers, as agents do.
+    fn learn(&mut self, pair: &Pair) {
+        let (counters, told) = (&mut self.counters, &mut self.told);
+        self.meetings.retain(|(handle, task, id, _)| {
+            if !pair.is_answered(handle) {
+                return true;
+            }
+            if let Some(answer) = pair.sides[1].pending(handle).answer() {
+                let counter = match (&answer.body, &answer.payloads.barrier) {
+                    (Body::Barrier(counter), _) => Some(*counter),
+                    (_, Some((_, counter))) => Some(*counter),
+                    _ => None,
+                };
+                if let Some(counter) = counter {
+                    counters.insert((*task, id), counter);
+                    let last = told.entry(id).or_insert(counter);
+                    *last = counter.max(*last);
+                }
+            }
+            false
+        });
+    }
+
+    fn life(&self, task: i32) -> usize {
+        self.lives[task.unsigned_abs() as usize]
+    }
+
+    fn who(&self, task: i32) -> Who {
+        t(task).life(self.life(task))
+    }
+}
+
+fn register(task: i32, life: usize) -> Call {
+    Call::Register { incarnation: incarnation(task, life), recoverable: false }
+}

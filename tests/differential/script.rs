@@ -1,0 +1,402 @@
+//! Scripts: what is asked of a service and what it must answer, as data.
+//!
+//! A script runs against jaxlib's own service and against Muster. Whatever it expects holds for both, and beyond that the
+//! two must agree in everything that clients can tell apart. Where they differ on purpose, the script names the
+//! difference and says what each of them does.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::differences::Difference;
+use crate::expect::{Expected, Outcome};
+use crate::support::{Call, Generation, JobOptions};
+
+/// A release of jaxlib whose service is the reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Release {
+    /// Generation A, with calls that its last release does not answer any more.
+    V0_6_2,
+    /// The last of generation A.
+    V0_9_2,
+    /// Generation C.
+    V0_10_2,
+    /// Generation C with ReportErrorToService.
+    V0_12_0,
+}
+
+impl Release {
+    pub const ALL: [Self; 4] = [Self::V0_6_2, Self::V0_9_2, Self::V0_10_2, Self::V0_12_0];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V0_6_2 => "0.6.2",
+            Self::V0_9_2 => "0.9.2",
+            Self::V0_10_2 => "0.10.2",
+            Self::V0_12_0 => "0.12.0",
+        }
+    }
+
+    pub fn generation(self) -> Generation {
+        if matches!(self, Self::V0_6_2 | Self::V0_9_2) { Generation::A } else { Generation::C }
+    }
+
+    /// Whether callers state the service incarnation that they speak to.
+    pub fn states_incarnations(self) -> bool {
+        self.generation() == Generation::C
+    }
+
+    /// Whether a task can report an error.
+    pub fn reports_errors(self) -> bool {
+        matches!(self, Self::V0_6_2 | Self::V0_12_0)
+    }
+
+    /// Whether states can be watched; before that they can only be asked for.
+    pub fn watches(self) -> bool {
+        self != Self::V0_6_2
+    }
+
+    /// Whether the release can run a script at all.
+    pub fn knows(self, script: &Script) -> bool {
+        self != Self::V0_6_2
+            || !(script.job.recoverable || script.steps.iter().any(Step::is_newer_than_0_6_2))
+    }
+
+    /// Whether the service tells the right incarnation with each living task. 0.6.2 mixes them up.
+    pub fn pairs_incarnations(self) -> bool {
+        self != Self::V0_6_2
+    }
+
+    /// Whether clients give their job a name, and the service expects it.
+    pub fn names_jobs(self) -> bool {
+        self == Self::V0_6_2
+    }
+}
+
+/// A program with the name that it is reported under.
+#[derive(Debug, Clone)]
+pub struct Script {
+    pub name: &'static str,
+    pub job: JobOptions,
+    pub steps: Vec<Step>,
+    /// Whether the states of the tasks and the store are compared at the end. Not where a script has shown that the
+    /// two go separate ways.
+    pub compare_end: bool,
+    /// Muster draws conclusions from connections that end.
+    pub heeds_connections: bool,
+    lives: HashMap<i32, usize>,
+    anonymous: usize,
+}
+
+/// One step of a script.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Make a call, and go on once the service has seen it.
+    Start { handle: String, who: Who, ask: Ask },
+    /// A call ends in this way, or goes on waiting.
+    Expect { handle: String, expected: Expected },
+    /// Give a call up.
+    HangUp { handle: String },
+    /// Close the connection of a task's life.
+    Disconnect { who: Who },
+    /// Stop the service in good order.
+    Stop,
+    /// Let time pass for timeouts that no answer tells of.
+    Sleep(Duration),
+    /// Steps for one side only, where a difference has led to different situations.
+    Only { side: SideKind, difference: Difference, steps: Vec<Step> },
+}
+
+impl Step {
+    fn is_newer_than_0_6_2(&self) -> bool {
+        match self {
+            Self::Start { ask: Ask::Call(call), .. } => matches!(call, Call::Increment { .. }),
+            // Asking for the present states works differently there, but works.
+            Self::Start { ask: Ask::Watch(version), .. } => *version != Version::None,
+            Self::Only { steps, .. } => steps.iter().any(Self::is_newer_than_0_6_2),
+            _ => false,
+        }
+    }
+}
+
+/// The two services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SideKind {
+    Cxx,
+    Muster,
+}
+
+/// What is asked: a call, with what only the run of the script can know left open.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Ask {
+    Call(Call),
+    /// The states of the tasks, relative to the version that was seen last.
+    Watch(Version),
+}
+
+/// Which version of the states a caller says that it has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    None,
+    LastSeen,
+    OneOlder,
+    Future,
+}
+
+impl From<Call> for Ask {
+    fn from(call: Call) -> Self {
+        Self::Call(call)
+    }
+}
+
+/// Who makes a call: one life of a task. Every life has a connection of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Who {
+    pub task: i32,
+    /// `None` until the script is built: the task's latest life.
+    pub life: Option<usize>,
+    pub claim: Claim,
+    /// It gives its job a name, as clients up to 0.8.3 do.
+    pub named: bool,
+}
+
+/// Which service incarnation a caller states, where its generation states any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// The one that it registered with; if it never did, the newest that anybody has.
+    Registered,
+    /// One that never was.
+    Wrong,
+    /// Nothing at all.
+    Absent,
+}
+
+/// The task of this number, in its latest life.
+pub fn t(task: i32) -> Who {
+    Who { task, life: None, claim: Claim::Registered, named: false }
+}
+
+/// Somebody who is no task.
+pub fn observer() -> Who {
+    t(-1)
+}
+
+impl Who {
+    /// The task's life of this number, counted from 0.
+    pub fn life(self, life: usize) -> Self {
+        Self { life: Some(life), ..self }
+    }
+
+    pub fn claiming(self, claim: Claim) -> Self {
+        Self { claim, ..self }
+    }
+
+    pub fn named(self) -> Self {
+        Self { named: true, ..self }
+    }
+}
+
+/// The incarnation of a task's life: the same on either side, so that it needs no translation.
+pub fn incarnation(task: i32, life: usize) -> u64 {
+    let task = u64::from(task.unsigned_abs());
+    0xA000_0000_0000_0000 + task * 0x1_0000 + life as u64 + 1
+}
+
+/// A script for a job of `tasks` tasks.
+pub fn script(name: &'static str, tasks: u32) -> Script {
+    Script {
+        name,
+        job: JobOptions::new(tasks),
+        steps: Vec::new(),
+        compare_end: true,
+        heeds_connections: false,
+        lives: HashMap::new(),
+        anonymous: 0,
+    }
+}
+
+impl Script {
+    // --- The job. ---
+
+    pub fn recoverable(mut self) -> Self {
+        self.job.recoverable = true;
+        self
+    }
+
+    pub fn heartbeat_timeout_s(mut self, seconds: u32) -> Self {
+        self.job.heartbeat_timeout_s = seconds;
+        self
+    }
+
+    pub fn shutdown_timeout_s(mut self, seconds: u32) -> Self {
+        self.job.shutdown_timeout_s = seconds;
+        self
+    }
+
+    pub fn register_timeout_s(mut self, seconds: u32) -> Self {
+        self.job.register_timeout_s = seconds;
+        self
+    }
+
+    pub fn heeding_connections(mut self) -> Self {
+        self.heeds_connections = true;
+        self
+    }
+
+    // --- What happens. ---
+
+    /// Starts a call under a name.
+    pub fn start(mut self, handle: &str, who: Who, ask: impl Into<Ask>) -> Self {
+        let who = self.settle(who);
+        self.steps.push(Step::Start { handle: handle.into(), who, ask: ask.into() });
+        self
+    }
+
+    /// Starts a registration, in the task's present life.
+    pub fn start_register(self, handle: &str, who: Who) -> Self {
+        let who = self.settle(who);
+        let incarnation = incarnation(who.task, who.life.unwrap_or_default());
+        self.start(handle, who, Call::Register { incarnation, recoverable: false })
+    }
+
+    /// Sends a heartbeat of this life.
+    pub fn heartbeat(self, who: Who, outcome: Outcome) -> Self {
+        let settled = self.settle(who);
+        let incarnation = incarnation(settled.task, settled.life.unwrap_or_default());
+        self.call(who, Call::Heartbeat { incarnation }, outcome)
+    }
+
+    /// The call named `handle` ends like this, or waits.
+    pub fn then(self, handle: &str, outcome: Outcome) -> Self {
+        self.expect(handle, Expected::Same(outcome))
+    }
+
+    /// Each of these calls ends like this.
+    pub fn all(mut self, handles: &[&str], outcome: &Outcome) -> Self {
+        for handle in handles {
+            self = self.then(handle, outcome.clone());
+        }
+        self
+    }
+
+    /// A call and its outcome in one.
+    pub fn call(mut self, who: Who, ask: impl Into<Ask>, outcome: Outcome) -> Self {
+        let handle = self.anonymous();
+        self.start(&handle, who, ask).then(&handle, outcome)
+    }
+
+    /// The call named `handle` ends differently, on purpose.
+    pub fn differs(self, handle: &str, difference: Difference, cxx: Outcome, muster: Outcome) -> Self {
+        self.expect(handle, Expected::Differs { difference, cxx, muster })
+    }
+
+    /// A call that ends differently, on purpose.
+    pub fn call_differs(
+        mut self,
+        who: Who,
+        ask: impl Into<Ask>,
+        difference: Difference,
+        cxx: Outcome,
+        muster: Outcome,
+    ) -> Self {
+        let handle = self.anonymous();
+        self.start(&handle, who, ask).differs(&handle, difference, cxx, muster)
+    }
+
+    /// Steps for one side only.
+    pub fn only(mut self, side: SideKind, difference: Difference, steps: impl FnOnce(Self) -> Self) -> Self {
+        let before = std::mem::take(&mut self.steps);
+        let mut inner = steps(self);
+        let steps = std::mem::replace(&mut inner.steps, before);
+        inner.steps.push(Step::Only { side, difference, steps });
+        inner
+    }
+
+    pub fn hang_up(mut self, handle: &str) -> Self {
+        self.steps.push(Step::HangUp { handle: handle.into() });
+        self
+    }
+
+    pub fn disconnect(mut self, who: Who) -> Self {
+        let who = self.settle(who);
+        self.steps.push(Step::Disconnect { who });
+        self
+    }
+
+    /// The service is told to stop; nothing can be looked at after that.
+    pub fn stop(mut self) -> Self {
+        self.steps.push(Step::Stop);
+        self.parted()
+    }
+
+    /// The task's process is another one from here on.
+    pub fn restart(mut self, task: i32) -> Self {
+        *self.lives.entry(task).or_default() += 1;
+        self
+    }
+
+    pub fn sleep_ms(mut self, ms: u64) -> Self {
+        self.steps.push(Step::Sleep(Duration::from_millis(ms)));
+        self
+    }
+
+    /// All tasks of the job register and are connected.
+    pub fn registered(mut self) -> Self {
+        let ids = 0..i32::try_from(self.job.tasks).expect("few tasks");
+        let handles: Vec<String> = ids.clone().map(|id| format!("registration of {id}")).collect();
+        for (id, handle) in ids.zip(&handles) {
+            self = self.start_register(handle, t(id));
+        }
+        for handle in &handles {
+            self = self.then(handle, crate::expect::ok());
+        }
+        self
+    }
+
+    /// A task registers and is answered at once.
+    pub fn registers(mut self, who: Who, outcome: Outcome) -> Self {
+        let handle = self.anonymous();
+        self.start_register(&handle, who).then(&handle, outcome)
+    }
+
+    /// The end is not compared: the two sides have gone separate ways.
+    pub fn parted(mut self) -> Self {
+        self.compare_end = false;
+        self
+    }
+
+    /// Every difference that the script names.
+    pub fn differences(&self) -> Vec<Difference> {
+        fn of(steps: &[Step], found: &mut Vec<Difference>) {
+            for step in steps {
+                match step {
+                    Step::Expect { expected: Expected::Differs { difference, .. }, .. } => {
+                        found.push(*difference);
+                    }
+                    Step::Only { difference, steps, .. } => {
+                        found.push(*difference);
+                        of(steps, found);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let mut found = Vec::new();
+        of(&self.steps, &mut found);
+        found
+    }
+
+    fn expect(mut self, handle: &str, expected: Expected) -> Self {
+        self.steps.push(Step::Expect { handle: handle.into(), expected });
+        self
+    }
+
+    fn settle(&self, who: Who) -> Who {
+        let latest = self.lives.get(&who.task).copied().unwrap_or_default();
+        Who { life: Some(who.life.unwrap_or(latest)), ..who }
+    }
+
+    fn anonymous(&mut self) -> String {
+        self.anonymous += 1;
+        format!("call {}", self.anonymous)
+    }
+}

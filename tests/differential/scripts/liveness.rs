@@ -1,0 +1,164 @@
+//! GetAliveTasks, and watching the states of tasks.
+
+use crate::differences::Difference;
+use crate::expect::{Code, Outcome, State, another_life, error, ok, plain_error, waits};
+use crate::script::{Ask, Release, Script, Version, observer, script, t};
+use crate::support::Call;
+
+pub fn scripts(release: Release) -> Vec<Script> {
+    let mut scripts = vec![
+        the_living_agree_on_who_is_alive(),
+        sets_are_asked_about_apart(),
+        only_members_may_ask_who_is_alive(),
+        strangers_are_not_alive(),
+        nobody_waits_for_those_who_fail(),
+        nobody_waits_for_those_who_leave(),
+        a_repeated_question(),
+        a_watch_waits_for_a_change(),
+        a_watch_sees_every_kind_of_change(),
+        a_watch_from_the_future(),
+    ];
+    if release.reports_errors() {
+        scripts.push(a_watch_sees_what_was_reported());
+    }
+    scripts
+}
+
+fn the_living_agree_on_who_is_alive() -> Script {
+    let all = [0, 1, 2];
+    script("the living agree on who is alive", 3)
+        .registered()
+        .start("0", t(0), Call::alive(&all))
+        .start("1", t(1), Call::alive(&all))
+        .all(&["0", "1"], &waits())
+        .start("2", t(2), Call::alive(&all))
+        .all(&["0", "1", "2"], &ok().alive(&[(0, 0), (1, 0), (2, 0)]))
+        // And again: the question is not remembered.
+        .start("0 again", t(0), Call::alive(&all))
+        .then("0 again", waits())
+}
+
+fn sets_are_asked_about_apart() -> Script {
+    script("sets are asked about apart", 3)
+        .registered()
+        .start("0 of all", t(0), Call::alive(&[0, 1, 2]))
+        .start("0 of pair", t(0), Call::alive(&[0, 1]))
+        .start("1 of pair", t(1), Call::alive(&[1, 0]))
+        .all(&["0 of pair", "1 of pair"], &ok().alive(&[(0, 0), (1, 0)]))
+        .then("0 of all", waits())
+        .call(t(2), Call::alive(&[2]), ok().alive(&[(2, 0)]))
+        .start("1 of all", t(1), Call::alive(&[2, 1, 0]))
+        .start("2 of all", t(2), Call::alive(&[2, 1, 0, 0]))
+        .all(&["0 of all", "1 of all", "2 of all"], &ok().alive(&[(0, 0), (1, 0), (2, 0)]))
+}
+
+fn only_members_may_ask_who_is_alive() -> Script {
+    script("only members may ask who is alive", 3)
+        .registered()
+        .call(t(2), Call::alive(&[0, 1]), plain_error(Code::InvalidArgument))
+        .call(t(2), Call::alive(&[]), plain_error(Code::InvalidArgument))
+        .call(t(7), Call::alive(&[0, 1]), plain_error(Code::InvalidArgument))
+}
+
+fn strangers_are_not_alive() -> Script {
+    script("strangers are not alive", 2)
+        .registered()
+        .call(t(0), Call::alive(&[0, 9]), ok().alive(&[(0, 0)]))
+        .start("0", t(0), Call::alive(&[0, 1, -4]))
+        .then("0", waits())
+        .call(t(1), Call::alive(&[0, 1, -4]), ok().alive(&[(0, 0), (1, 0)]))
+        .then("0", ok().alive(&[(0, 0), (1, 0)]))
+}
+
+fn nobody_waits_for_those_who_fail() -> Script {
+    script("nobody waits for those who fail", 3)
+        .registered()
+        .start("poll", t(0), Call::PollForError)
+        .start("0", t(0), Call::alive(&[0, 1, 2]))
+        .start("1", t(1), Call::alive(&[0, 1, 2]))
+        .call(t(2), Call::Heartbeat { incarnation: 4711 }, another_life())
+        .all(&["0", "1"], &ok().alive(&[(0, 0), (1, 0)]))
+        .then("poll", another_life())
+}
+
+fn nobody_waits_for_those_who_leave() -> Script {
+    script("nobody waits for those who leave", 3)
+        .shutdown_timeout_s(0)
+        .registered()
+        .start("0", t(0), Call::alive(&[0, 1, 2]))
+        .start("1", t(1), Call::alive(&[0, 1, 2]))
+        .call(t(2), Call::Shutdown, ok())
+        .all(&["0", "1"], &ok().alive(&[(0, 0), (1, 0)]))
+        .registers(t(2), ok())
+        .start("0 again", t(0), Call::alive(&[0, 1, 2]))
+        .start("1 again", t(1), Call::alive(&[0, 1, 2]))
+        .all(&["0 again", "1 again"], &waits())
+        .call(t(2), Call::alive(&[0, 1, 2]), ok().alive(&[(0, 0), (1, 0), (2, 0)]))
+        .all(&["0 again", "1 again"], &ok().alive(&[(0, 0), (1, 0), (2, 0)]))
+}
+
+fn a_repeated_question() -> Script {
+    script("a repeated question about the living", 2)
+        .registered()
+        .start("first", t(0), Call::alive(&[0, 1]))
+        .start("second", t(0), Call::alive(&[0, 1]))
+        .call(t(1), Call::alive(&[0, 1]), ok().alive(&[(0, 0), (1, 0)]))
+        .all(&["first", "second"], &ok().alive(&[(0, 0), (1, 0)]))
+}
+
+const CONNECTED: [(i32, State); 2] = [(0, State::Connected), (1, State::Connected)];
+
+fn a_watch_waits_for_a_change() -> Script {
+    script("a watch waits for a change", 2)
+        .shutdown_timeout_s(0)
+        .registered()
+        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
+        .start("current", observer(), Ask::Watch(Version::LastSeen))
+        .start("another", t(0), Ask::Watch(Version::LastSeen))
+        .all(&["current", "another"], &waits())
+        .call(observer(), Ask::Watch(Version::OneOlder), ok().states(&CONNECTED))
+        .call(t(0), Call::insert("k", "v"), ok())
+        .heartbeat(t(0), ok())
+        .all(&["current", "another"], &waits())
+        .call(t(1), Call::Shutdown, ok())
+        .all(&["current", "another"], &ok().states(&[(0, State::Connected), (1, State::Disconnected)]))
+        .start("hung up", observer(), Ask::Watch(Version::LastSeen))
+        .hang_up("hung up")
+        .registers(t(1), ok())
+}
+
+fn a_watch_sees_every_kind_of_change() -> Script {
+    script("a watch sees who fails", 2)
+        .registered()
+        .start("poll", t(0), Call::PollForError)
+        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
+        .start("next", observer(), Ask::Watch(Version::LastSeen))
+        .call(t(1), Call::Heartbeat { incarnation: 4711 }, another_life())
+        .then("next", ok().states(&[(0, State::Connected), (1, State::Error)]))
+        .then("poll", another_life())
+}
+
+fn a_watch_sees_what_was_reported() -> Script {
+    script("a watch sees what was reported", 2)
+        .registered()
+        .start("poll", t(0), Call::PollForError)
+        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
+        .start("next", observer(), Ask::Watch(Version::LastSeen))
+        .call(t(1), Call::report(Code::Internal as i32, "out of luck"), ok())
+        .then("next", ok().states(&[(0, State::Connected), (1, State::Error)]))
+        .then("poll", error(Code::Internal).about_task(1).reported())
+}
+
+fn a_watch_from_the_future() -> Script {
+    script("a watch from the future", 2)
+        .registered()
+        .call(observer(), Ask::Watch(Version::None), ok().states(&CONNECTED))
+        .call_differs(
+            observer(),
+            Ask::Watch(Version::Future),
+            Difference::FutureVersion,
+            Outcome::ServiceDied,
+            ok().states(&CONNECTED),
+        )
+        .parted()
+}

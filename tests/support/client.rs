@@ -1,0 +1,110 @@
+//! A client of the service: one connection, any task, either generation.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+
+use super::answer::Answer;
+use super::call::{Call, Caller, Generation};
+use super::{generation_a, generation_c};
+
+/// One connection to a service.
+#[derive(Clone)]
+pub struct Client {
+    generation: Generation,
+    channel: Channel,
+}
+
+impl Client {
+    /// A client over a connection of its own, which is made with its first call.
+    pub fn new(generation: Generation, service: SocketAddr) -> Self {
+        Self::to_authority(generation, service, None)
+    }
+
+    /// The same, stating `authority` instead of the address that it dials.
+    pub fn to_authority(generation: Generation, service: SocketAddr, authority: Option<&str>) -> Self {
+        let mut endpoint = Endpoint::from_shared(format!("http://{service}")).expect("an address is a URI");
+        if let Some(authority) = authority {
+            endpoint = endpoint.origin(format!("http://{authority}").parse().expect("a valid authority"));
+        }
+        let endpoint = endpoint.connect_timeout(Duration::from_secs(10)).tcp_nodelay(true);
+        Self { generation, channel: endpoint.connect_lazy() }
+    }
+
+    /// The generation that it speaks.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// The channel, for calls that are none of the protocol's.
+    pub fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// Makes a call and waits for its answer, however long that takes.
+    pub async fn ask(&self, caller: &Caller, call: &Call) -> Answer {
+        let answered = match self.generation {
+            Generation::A => generation_a::ask(self.channel.clone(), caller, call).await,
+            Generation::C => generation_c::ask(self.channel.clone(), caller, call).await,
+        };
+        match answered {
+            Ok(body) => Answer::ok(body),
+            Err(status) => Answer::from_status(self.generation, &status),
+        }
+    }
+
+    /// Makes a call and does not wait; `on_answer` hears the answer before anybody who waits for it.
+    pub fn start(
+        &self,
+        caller: Caller,
+        call: Call,
+        on_answer: impl FnOnce(&Answer) + Send + 'static,
+    ) -> Pending {
+        let (sender, answer) = watch::channel(None);
+        let client = self.clone();
+        let task = tokio::spawn(async move {
+            let answer = client.ask(&caller, &call).await;
+            on_answer(&answer);
+            // Nobody waiting any more is no error.
+            let _ = sender.send(Some(answer));
+        });
+        Pending { answer, task: Arc::new(Mutex::new(Some(task))) }
+    }
+}
+
+/// A call that may still be waiting for its answer.
+#[derive(Clone)]
+pub struct Pending {
+    answer: watch::Receiver<Option<Answer>>,
+    task: Arc<Mutex<Option<JoinHandle<()>>>>,
+}
+
+impl Pending {
+    /// The answer, if it is there.
+    pub fn answer(&self) -> Option<Answer> {
+        self.answer.borrow().clone()
+    }
+
+    /// The answer, unless it takes longer than `limit`.
+    pub async fn within(&self, limit: Duration) -> Option<Answer> {
+        let mut answer = self.answer.clone();
+        let answered = answer.wait_for(Option::is_some);
+        match tokio::time::timeout(limit, answered).await {
+            Ok(Ok(found)) => found.clone(),
+            // Hung up, or too late.
+            Ok(Err(_)) | Err(_) => None,
+        }
+    }
+
+    /// Gives the call up: the service hears that its caller has gone.
+    pub fn hang_up(&self) {
+        let task = self.task.lock().map(|mut task| task.take()).unwrap_or_default();
+        if let Some(task) = task {
+            task.abort();
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! What the tests against running services share: servers in guards, and a client that speaks either
+//! wire generation through one set of calls.
+
+#![allow(dead_code, unused_imports, reason = "every target uses its own part of it")]
+
+pub mod answer;
+pub mod call;
+pub mod client;
+mod generation_a;
+mod generation_c;
+pub mod server;
+
+pub use answer::{Answer, Body, Payloads, TaskState};
+pub use call::{Call, Caller, Generation};
+pub use client::{Client, Pending};
+pub use server::{Cxx, JobOptions, Muster};

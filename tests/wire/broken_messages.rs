@@ -1,0 +1,311 @@
+//! Messages that are none: cut off, random, wrongly framed, wrongly compressed. Each is answered with a status, and the
+//! server goes on.
+
+use std::io::Write as _;
+
+use fastrand::Rng;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use h2::client::ResponseFuture;
+use muster::proto::{CoordinatedTask, tensorflow as a, xla::coordination as c};
+use prost::Message as _;
+use prost::bytes::Bytes;
+
+use crate::raw::{Back, GENERATION_A, GENERATION_C, Raw, finish, frame, now, prefixed};
+use crate::support::Muster;
+use crate::witness::Witness;
+
+/// A server with a job that nobody needs beside the witness's.
+async fn start() -> (Muster, Witness, Raw) {
+    let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+    let witness = Witness::register(&server, "witness").await;
+    let raw = Raw::connect(server.grpc(), "target").await;
+    (server, witness, raw)
+}
+
+/// A valid message of every method of both generations, with every field in it.
+fn samples() -> Vec<(String, Vec<u8>)> {
+    let task = |task_id| Some(CoordinatedTask { named: true, task_id, recoverable: true });
+    let kv = Some(a::KeyValueEntry { key: "k".into(), value: "v".into() });
+    let device = vec![prost_types::Any { type_url: "x".into(), value: vec![1, 2, 3] }];
+    let key = || "some/key".to_owned();
+    let of_a: Vec<(&str, Vec<u8>)> = vec![
+        ("RegisterTask", a::RegisterTaskRequest { incarnation: 7, source_task: task(2) }.encode_to_vec()),
+        ("Heartbeat", a::HeartbeatRequest { incarnation: 7, source_task: task(2) }.encode_to_vec()),
+        ("PollForError", a::PollForErrorRequest { source_task: task(2) }.encode_to_vec()),
+        ("ShutdownTask", a::ShutdownTaskRequest { source_task: task(2) }.encode_to_vec()),
+        ("ResetTask", a::ResetTaskRequest { source_task: task(2) }.encode_to_vec()),
+        (
+            "WaitForAllTasks",
+            a::WaitForAllTasksRequest { source_task: task(2), device_info: Some(a::DeviceInfo { device }) }
+                .encode_to_vec(),
+        ),
+        (
+            "ReportErrorToService",
+            a::ReportErrorToServiceRequest { error_code: 3, error_message: key(), error_origin: task(2) }
+                .encode_to_vec(),
+        ),
+        ("ReportErrorToTask", a::ReportErrorToTaskRequest::default().encode_to_vec()),
+        (
+            "GetTaskState",
+            a::GetTaskStateRequest { source_task: vec![CoordinatedTask::default(); 3] }.encode_to_vec(),
+        ),
+        ("GetJobState", a::GetJobStateRequest { job_name: key() }.encode_to_vec()),
+        (
+            "WatchJobState",
+            a::WatchJobStateRequest { job_name: key(), version_number: 1 << 40 }.encode_to_vec(),
+        ),
+        ("InsertKeyValue", a::InsertKeyValueRequest { kv, allow_overwrite: true }.encode_to_vec()),
+        ("GetKeyValue", a::GetKeyValueRequest { key: key() }.encode_to_vec()),
+        ("TryGetKeyValue", a::TryGetKeyValueRequest { key: key() }.encode_to_vec()),
+        ("IncrementKeyValue", a::IncrementKeyValueRequest { key: key(), increment: -1 }.encode_to_vec()),
+        ("GetKeyValueDir", a::GetKeyValueDirRequest { directory_key: key() }.encode_to_vec()),
+        ("DeleteKeyValue", a::DeleteKeyValueRequest { key: key(), is_directory: true }.encode_to_vec()),
+        (
+            "Barrier",
+            a::BarrierRequest {
+                barrier_id: key(),
+                barrier_timeout_in_ms: 50,
+                tasks: vec![CoordinatedTask::default(); 3],
+                source_task: task(1),
+                counter: 1 << 33,
+            }
+            .encode_to_vec(),
+        ),
+        (
+            "CancelBarrier",
+            a::CancelBarrierRequest { barrier_id: key(), source_task: task(1), counter: 9 }.encode_to_vec(),
+        ),
+        (
+            "GetAliveTasks",
+            a::GetAliveTasksRequest { requesting_task: task(1), tasks: vec![CoordinatedTask::default(); 2] }
+                .encode_to_vec(),
+        ),
+    ];
+    let incarnations = Some(c::Incarnations { task_id: 1, task_incarnation: 7, service_incarnation: 8 });
+    let kv = Some(c::KeyValueEntry { key: "k".into(), value: "v".into() });
+    let of_c: Vec<(&str, Vec<u8>)> = vec![
+        ("RegisterTask", c::RegisterTaskRequest { incarnation: 7, source_task_id: 2 }.encode_to_vec()),
+        (
+            "Heartbeat",
+            c::HeartbeatRequest { incarnations, incarnation: 7, source_task_id: 2 }.encode_to_vec(),
+        ),
+        ("PollForError", c::PollForErrorRequest { incarnations, source_task_id: 2 }.encode_to_vec()),
+        ("ShutdownTask", c::ShutdownTaskRequest { incarnations, source_task_id: 2 }.encode_to_vec()),
+        (
+            "ReportErrorToService",
+            c::ReportErrorToServiceRequest {
+                incarnations,
+                source_task_id: 2,
+                error_code: 3,
+                error_message: key(),
+            }
+            .encode_to_vec(),
+        ),
+        ("WatchTasks", c::WatchTasksRequest { incarnations, version_number: 1 << 40 }.encode_to_vec()),
+        (
+            "InsertKeyValue",
+            c::InsertKeyValueRequest { incarnations, kv, allow_overwrite: true }.encode_to_vec(),
+        ),
+        ("GetKeyValue", c::GetKeyValueRequest { incarnations, key: key() }.encode_to_vec()),
+        ("TryGetKeyValue", c::TryGetKeyValueRequest { incarnations, key: key() }.encode_to_vec()),
+        (
+            "IncrementKeyValue",
+            c::IncrementKeyValueRequest { incarnations, key: key(), increment: -1 }.encode_to_vec(),
+        ),
+        ("GetKeyValueDir", c::GetKeyValueDirRequest { incarnations, directory_key: key() }.encode_to_vec()),
+        (
+            "DeleteKeyValue",
+            c::DeleteKeyValueRequest { incarnations, key: key(), is_directory: true }.encode_to_vec(),
+        ),
+        (
+            "Barrier",
+            c::BarrierRequest {
+                incarnations,
+                barrier_id: key(),
+                barrier_timeout_in_ms: 50,
+                task_ids: vec![0, 1, 2],
+                source_task_id: 1,
+                counter: 1 << 33,
+            }
+            .encode_to_vec(),
+        ),
+        (
+            "CancelBarrier",
+            c::CancelBarrierRequest { incarnations, barrier_id: key(), counter: 9, source_task_id: 1 }
+                .encode_to_vec(),
+        ),
+        (
+            "GetAliveTasks",
+            c::GetAliveTasksRequest { incarnations, requesting_task_id: 1, task_ids: vec![0, 1] }
+                .encode_to_vec(),
+        ),
+    ];
+    let path = |generation: &'static str| move |(name, message)| (format!("{generation}/{name}"), message);
+    of_a.into_iter().map(path(GENERATION_A)).chain(of_c.into_iter().map(path(GENERATION_C))).collect()
+}
+
+/// Sends bodies all at once. Some may by chance be calls that wait; every other one is answered with a status.
+async fn send_all(raw: &mut Raw, bodies: impl IntoIterator<Item = (String, Vec<u8>)>) {
+    let mut answers: Vec<(String, Vec<u8>, ResponseFuture)> = Vec::new();
+    for (path, body) in bodies {
+        let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("the connection lives");
+        let _ = stream.send_data(Bytes::from(body.clone()), true);
+        answers.push((path, body, response));
+    }
+    // One connection's calls are taken in order: when the last is answered, all are that do not wait.
+    let sentinel = a::TryGetKeyValueRequest { key: "sentinel".into() };
+    let back = raw.call(&format!("{GENERATION_A}/TryGetKeyValue"), &sentinel).await;
+    assert_eq!(back.code, Some(5), "{back:?}");
+    for (path, body, response) in answers {
+        if let Some(back) = now(finish(response)) {
+            let back = back.unwrap_or_else(|error| panic!("{path} with {body:x?}: {error}"));
+            assert!(back.http == 200 && back.code.is_some(), "{path} with {body:x?}: {back:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_are_cut_off_anywhere_are_answered() {
+    let (mut server, witness, mut raw) = start().await;
+    for (path, message) in samples() {
+        let cut = (0..=message.len()).map(|end| (path.clone(), frame(&message[..end])));
+        send_all(&mut raw, cut).await;
+    }
+    raw.hang_up();
+    witness.works().await;
+    assert!(server.is_running());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_messages_are_answered() {
+    let (mut server, witness, mut raw) = start().await;
+    let mut rng = Rng::with_seed(1);
+    for (path, message) in samples() {
+        let mut bodies = Vec::new();
+        for _ in 0..100 {
+            // Entirely random, or a valid one with a few bytes changed, which gets further in.
+            let mut bytes: Vec<u8> = (0..rng.usize(0..80)).map(|_| rng.u8(..)).collect();
+            if rng.bool() && !message.is_empty() {
+                bytes = message.clone();
+                for _ in 0..rng.usize(1..4) {
+                    let place = rng.usize(0..bytes.len());
+                    bytes[place] = rng.u8(..);
+                }
+            }
+            bodies.push((path.clone(), frame(&bytes)));
+        }
+        send_all(&mut raw, bodies).await;
+    }
+    raw.hang_up();
+    witness.works().await;
+    assert!(server.is_running());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_of_any_type_and_absurd_lengths_are_answered() {
+    let (mut server, witness, mut raw) = start().await;
+    // Every field number that the methods know, as every wire type, with lengths that nothing has.
+    let fields: Vec<Vec<u8>> = (0..=8u8)
+        .flat_map(|field| (0..8u8).map(move |wire_type| field << 3 | wire_type))
+        .flat_map(|tag| {
+            [
+                vec![tag],
+                vec![tag, 0x00],
+                vec![tag, 0x7F, 0x01],
+                vec![tag, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F],
+                vec![tag, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01],
+                vec![tag, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01],
+            ]
+        })
+        // Groups within groups within groups.
+        .chain([vec![0x0B; 100_000], [0x0A, 0x7F].repeat(50_000)])
+        .collect();
+    for (path, _) in samples() {
+        send_all(&mut raw, fields.iter().map(|bytes| (path.clone(), frame(bytes)))).await;
+    }
+    raw.hang_up();
+    witness.works().await;
+    assert!(server.is_running());
+}
+
+fn path() -> String {
+    format!("{GENERATION_A}/InsertKeyValue")
+}
+
+fn insert(value: &[u8]) -> Vec<u8> {
+    let kv = Some(a::KeyValueEntry { key: "k".into(), value: Bytes::copy_from_slice(value) });
+    a::InsertKeyValueRequest { kv, allow_overwrite: true }.encode_to_vec()
+}
+
+async fn send(raw: &mut Raw, encoding: Option<&str>, body: Vec<u8>) -> Back {
+    let mut request = raw.request(&path());
+    if let Some(encoding) = encoding {
+        request = request.header("grpc-encoding", encoding);
+    }
+    raw.send_body(request, body).await.expect("an answer")
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).expect("memory takes it");
+    encoder.finish().expect("memory takes it")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn framing_that_is_wrong_is_answered() {
+    let (_server, witness, mut raw) = start().await;
+    let message = insert(b"v");
+    let length = u32::try_from(message.len()).expect("a short message");
+    let wrong = [
+        Vec::new(),
+        vec![0],
+        vec![0, 0, 0, 0],
+        prefixed(0, length + 1, &message),
+        prefixed(0, length - 1, &message),
+        prefixed(0, 0, &message),
+        prefixed(0, u32::MAX, &message),
+        prefixed(2, length, &message),
+        prefixed(255, length, &message),
+        // Compressed, says the flag, but no header says how.
+        prefixed(1, length, &message),
+        [frame(&message), frame(&message)].concat(),
+        [frame(&message), vec![0]].concat(),
+    ];
+    for body in wrong {
+        let back = send(&mut raw, None, body.clone()).await;
+        assert!(back.code.is_some_and(|code| code != 0), "{body:x?}: {back:?}");
+    }
+    assert_eq!(send(&mut raw, None, frame(&message)).await.code, Some(0));
+    witness.works().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gzip_is_inflated_and_what_only_looks_like_it_is_refused() {
+    let (_server, witness, mut raw) = start().await;
+    // Without repetitions, in which damage could go unseen.
+    let mut rng = Rng::with_seed(2);
+    let value: Vec<u8> = (0..100_000).map(|_| rng.u8(0..16)).collect();
+    let message = insert(&value);
+    let compressed = gzip(&message);
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("a short message");
+    let whole = prefixed(1, length(&compressed), &compressed);
+    assert_eq!(send(&mut raw, Some("gzip"), whole.clone()).await.code, Some(0));
+    // The header announces compression for messages whose flag asks for it; others are taken as they are.
+    assert_eq!(send(&mut raw, Some("gzip"), frame(&message)).await.code, Some(0));
+    let garbage: Vec<u8> = (0..200u8).collect();
+    let cut = &compressed[..compressed.len() - 9];
+    let mut damaged = compressed.clone();
+    damaged[compressed.len() / 2] ^= 0x55;
+    for bytes in [&garbage[..], cut, &damaged, b"", &compressed[..5]] {
+        let back = send(&mut raw, Some("gzip"), prefixed(1, length(bytes), bytes)).await;
+        assert!(
+            back.code.is_some_and(|code| code != 0),
+            "{} bytes {:x?}...: {back:?}",
+            bytes.len(),
+            bytes.first()
+        );
+    }
+    assert!(send(&mut raw, Some("identity"), whole).await.code.is_some_and(|code| code != 0));
+    witness.works().await;
+}

@@ -1,0 +1,401 @@
+//! Peers that do not speak HTTP/2, speak it badly, or abuse it. None of them costs others anything.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use fastrand::Rng;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::raw::PATIENCE;
+use crate::support::Muster;
+use crate::witness::Witness;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const MIB: u64 = 1 << 20;
+
+// Frame types and flags.
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const PRIORITY: u8 = 2;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
+    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// Header fields as literals, without Huffman coding and without use of any table.
+fn header_block(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.push(0);
+        for text in [name, value] {
+            string_length(&mut block, text.len());
+            block.extend(text.as_bytes());
+        }
+    }
+    block
+}
+
+fn string_length(block: &mut Vec<u8>, length: usize) {
+    if length < 0x7F {
+        block.push(u8::try_from(length).expect("short"));
+        return;
+    }
+    block.push(0x7F);
+    let mut rest = length - 0x7F;
+    while rest >= 0x80 {
+        block.push(u8::try_from(rest & 0x7F).expect("seven bits") | 0x80);
+        rest >>= 7;
+    }
+    block.push(u8::try_from(rest).expect("seven bits"));
+}
+
+fn request_fields() -> Vec<(&'static str, &'static str)> {
+    vec![
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/tensorflow.CoordinationService/TryGetKeyValue"),
+        (":authority", "target.test:1"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ]
+}
+
+/// A connection that has begun in order.
+fn opening() -> Vec<u8> {
+    [PREFACE, &http2_frame(SETTINGS, 0, 0, &[])].concat()
+}
+
+/// A whole request for a key that nobody has.
+fn request(stream: u32) -> Vec<u8> {
+    let message = [0, 0, 0, 0, 3, 0x0A, 1, b'k'];
+    [
+        http2_frame(HEADERS, END_HEADERS, stream, &header_block(&request_fields())),
+        http2_frame(DATA, END_STREAM, stream, &message),
+    ]
+    .concat()
+}
+
+struct Rig {
+    server: Muster,
+    witness: Witness,
+    before: u64,
+}
+
+impl Rig {
+    async fn start() -> Self {
+        let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
+        let witness = Witness::register(&server, "witness").await;
+        let before = server.resident_bytes();
+        Self { server, witness, before }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.server.grpc()
+    }
+
+    async fn connect(&self) -> TcpStream {
+        let socket = TcpStream::connect(self.address()).await.expect("the server listens");
+        socket.set_nodelay(true).expect("a TCP socket");
+        socket
+    }
+
+    /// Sends bytes over a connection of their own, reads what comes for a moment, and goes.
+    async fn say(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut socket = self.connect().await;
+        // The server may have heard enough before the end.
+        let _ = socket.write_all(bytes).await;
+        let mut heard = Vec::new();
+        let _ = tokio::time::timeout(Duration::from_millis(20), socket.read_to_end(&mut heard)).await;
+        heard
+    }
+
+    /// Everything is as before, and no memory has gone.
+    async fn is_unharmed(&mut self) {
+        self.witness.works().await;
+        assert!(self.server.is_running(), "{}", self.server.said());
+        let moved = self.server.peak_resident_bytes().saturating_sub(self.before);
+        assert!(moved < 64 * MIB, "it took {} MiB", moved / MIB);
+    }
+}
+
+/// Reads until the server closes the connection, which it must.
+async fn is_closed(socket: &mut TcpStream) {
+    let mut buffer = [0; 4096];
+    let closed = async { while socket.read(&mut buffer).await.is_ok_and(|count| count > 0) {} };
+    tokio::time::timeout(PATIENCE, closed).await.expect("the server closes the connection");
+}
+
+/// Writes until everything is said or the server has had enough, and reads along.
+async fn pour(socket: TcpStream, pieces: impl Iterator<Item = Vec<u8>>) {
+    let (mut reader, mut writer) = socket.into_split();
+    let reading = tokio::spawn(async move {
+        let mut buffer = [0; 65536];
+        while reader.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
+    });
+    let pouring = async {
+        for piece in pieces {
+            if writer.write_all(&piece).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, pouring).await.expect("the server reads, or closes");
+    drop(writer);
+    reading.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_in_plain_bytes_is_answered() {
+    // That the bytes which the tests below spoil are good ones.
+    let rig = Rig::start().await;
+    let mut socket = rig.connect().await;
+    socket.write_all(&[opening(), request(1)].concat()).await.expect("an open connection");
+    let mut heard = Vec::new();
+    let answered = async {
+        while !heard.windows(2).any(|pair| pair == [HEADERS, END_STREAM | END_HEADERS]) {
+            let mut buffer = [0; 4096];
+            let count = socket.read(&mut buffer).await.expect("an open connection");
+            assert!(count > 0, "closed after {heard:x?}");
+            heard.extend_from_slice(&buffer[..count]);
+        }
+    };
+    tokio::time::timeout(PATIENCE, answered).await.expect("an answer");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_that_do_not_speak_http2_are_shown_out() {
+    let mut rig = Rig::start().await;
+    let spoilt = PREFACE.iter().map(|byte| byte ^ 1).collect();
+    let hellos: [Vec<u8>; 5] = [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\x00".to_vec(),
+        // The beginning of a TLS handshake.
+        vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        vec![0; 10_000],
+        spoilt,
+    ];
+    for hello in hellos {
+        let mut socket = rig.connect().await;
+        let _ = socket.write_all(&hello).await;
+        is_closed(&mut socket).await;
+        rig.is_unharmed().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_bytes_are_no_more_than_noise() {
+    let mut rig = Rig::start().await;
+    let mut rng = Rng::with_seed(3);
+    for _ in 0..40 {
+        let noise: Vec<u8> = (0..rng.usize(1..30_000)).map(|_| rng.u8(..)).collect();
+        rig.say(&noise).await;
+        rig.say(&[PREFACE, &noise].concat()).await;
+        rig.say(&[opening(), noise].concat()).await;
+    }
+    rig.is_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_frames_are_no_more_than_noise() {
+    let mut rig = Rig::start().await;
+    let mut rng = Rng::with_seed(4);
+    for _ in 0..60 {
+        let mut bytes = opening();
+        for _ in 0..rng.usize(1..40) {
+            let payload: Vec<u8> = (0..rng.usize(0..60)).map(|_| rng.u8(..)).collect();
+            let stream = if rng.bool() { rng.u32(0..6) } else { rng.u32(..) };
+            bytes.extend(http2_frame(rng.u8(0..12), rng.u8(..), stream, &payload));
+            if rng.u8(0..4) == 0 {
+                bytes.extend(request(rng.u32(0..9)));
+            }
+        }
+        rig.say(&bytes).await;
+    }
+    rig.is_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conversation_may_break_off_anywhere() {
+    let mut rig = Rig::start().await;
+    let whole = [opening(), request(1)].concat();
+    for end in 0..whole.len() {
+        let mut socket = rig.connect().await;
+        socket.write_all(&whole[..end]).await.expect("an open connection");
+        if end % 2 == 0 {
+            // Breaks off with a reset rather than with an end.
+            socket.set_zero_linger().expect("a TCP socket");
+        }
+    }
+    rig.is_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_that_are_reset_as_soon_as_they_begin_exhaust_nothing() {
+    let mut rig = Rig::start().await;
+    for waits in [false, true] {
+        let mut fields = request_fields();
+        if waits {
+            fields[2].1 = "/tensorflow.CoordinationService/GetKeyValue";
+        }
+        let head = header_block(&fields);
+        let message = [0, 0, 0, 0, 3, 0x0A, 1, b'k'];
+        let rounds = (0..30_000u32).map(|n| {
+            let stream = 2 * n + 1;
+            [
+                http2_frame(HEADERS, END_HEADERS, stream, &head),
+                http2_frame(DATA, END_STREAM, stream, &message),
+                http2_frame(RST_STREAM, 0, stream, &8u32.to_be_bytes()),
+            ]
+            .concat()
+        });
+        pour(rig.connect().await, std::iter::once(opening()).chain(rounds)).await;
+        rig.is_unharmed().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_without_end_are_cut_off() {
+    let mut rig = Rig::start().await;
+    // One field that is far too long, many fields, and fields that never end.
+    let long = "x".repeat(4 << 20);
+    let one = header_block(&[&request_fields()[..], &[("x-long", &long)]].concat());
+    let many = header_block(&vec![("x-one-of-many", "value"); 100_000]);
+    for block in [one, many] {
+        let pieces: Vec<&[u8]> = block.chunks(16_000).collect();
+        let frames = pieces.iter().enumerate().map(|(n, piece)| {
+            let kind = if n == 0 { HEADERS } else { CONTINUATION };
+            let last = n + 1 == pieces.len();
+            http2_frame(kind, if last { END_HEADERS } else { 0 }, 1, piece)
+        });
+        pour(rig.connect().await, std::iter::once(opening()).chain(frames)).await;
+        rig.is_unharmed().await;
+    }
+    let endless = (0..8_000).map(|n| {
+        let piece = header_block(&[("x-another", &"y".repeat(10_000))]);
+        http2_frame(if n == 0 { HEADERS } else { CONTINUATION }, 0, 1, &piece)
+    });
+    pour(rig.connect().await, std::iter::once(opening()).chain(endless)).await;
+    // Continuations with nothing in them cost the sender next to nothing.
+    let empty = (0..200_000).map(|n| http2_frame(if n == 0 { HEADERS } else { CONTINUATION }, 0, 1, &[]));
+    pour(rig.connect().await, std::iter::once(opening()).chain(empty)).await;
+    rig.is_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn floods_of_frames_that_ask_for_nothing_are_borne() {
+    let mut rig = Rig::start().await;
+    let floods = [
+        http2_frame(SETTINGS, 0, 0, &[]),
+        http2_frame(PING, 0, 0, &[0; 8]),
+        http2_frame(WINDOW_UPDATE, 0, 0, &1u32.to_be_bytes()),
+        http2_frame(PRIORITY, 0, 3, &[0, 0, 0, 0, 1]),
+        http2_frame(DATA, 0, 1, &[]),
+        // Of a kind that does not exist, which is to be ignored.
+        http2_frame(0x77, 0, 0, &[0; 100]),
+    ];
+    for frame in floods {
+        let head = http2_frame(HEADERS, END_HEADERS, 1, &header_block(&request_fields()));
+        let flood = frame.repeat(1000);
+        let pieces = [opening(), head].into_iter().chain(std::iter::repeat_n(flood, 200));
+        pour(rig.connect().await, pieces).await;
+        rig.is_unharmed().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_a_flood_that_nobody_reads_are_not_kept_without_bound() {
+    let mut rig = Rig::start().await;
+    let mut socket = rig.connect().await;
+    socket.write_all(&opening()).await.expect("an open connection");
+    let flood = http2_frame(PING, 0, 0, &[0; 8]).repeat(1000);
+    // Nothing is read: at some point the server must stop to listen, or go.
+    let pouring = async {
+        for _ in 0..10_000 {
+            if socket.write_all(&flood).await.is_err() {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(2), pouring).await;
+    rig.is_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_that_are_slow_hold_up_nobody() {
+    let mut rig = Rig::start().await;
+    let whole = [opening(), request(1)].concat();
+    let silent = rig.connect().await;
+    let mut slow = Vec::new();
+    for n in 0..200 {
+        let mut socket = rig.connect().await;
+        socket.write_all(&whole[..n % whole.len()]).await.expect("an open connection");
+        slow.push(socket);
+    }
+    for _ in 0..5 {
+        rig.is_unharmed().await;
+        for (n, socket) in slow.iter_mut().enumerate() {
+            if let Some(byte) = whole.get(n) {
+                // Those who took too long may have been shown out.
+                let _ = socket.write_all(&[*byte]).await;
+            }
+        }
+    }
+    // Who says nothing at all is shown out in the end.
+    let mut silent = silent;
+    is_closed(&mut silent).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hundreds_of_idle_connections_cost_little() {
+    let mut rig = Rig::start().await;
+    let mut idle = Vec::new();
+    for _ in 0..800 {
+        let mut socket = rig.connect().await;
+        socket.write_all(&opening()).await.expect("an open connection");
+        idle.push(socket);
+    }
+    rig.is_unharmed().await;
+    drop(idle);
+    rig.is_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_beyond_the_bound_are_closed_and_others_live() {
+    let server = Muster::serve(&["--tasks", "2", "--grpc-connections", "20", "--log", "error"]);
+    let witness = Witness::register(&server, "default").await;
+    let mut kept = Vec::new();
+    for _ in 0..60 {
+        let mut socket = TcpStream::connect(server.grpc()).await.expect("the server listens");
+        // It may be closed by now.
+        let _ = socket.write_all(&opening()).await;
+        kept.push(socket);
+    }
+    let last = kept.last_mut().expect("there are some");
+    is_closed(last).await;
+    witness.works().await;
+    drop(kept);
+    // Room comes back with those who go.
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let mut socket = TcpStream::connect(server.grpc()).await.expect("the server listens");
+        let _ = socket.write_all(&opening()).await;
+        let mut byte = [0];
+        if socket.read(&mut byte).await.is_ok_and(|count| count == 1) {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "no room comes back");
+    }
+    witness.works().await;
+}

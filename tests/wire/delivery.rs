@@ -1,0 +1,120 @@
+//! What Muster does by choice: how errors are delivered, how the living are listed, who may come back.
+
+use crate::raw::{GENERATION_A, GENERATION_C, PATIENCE, Raw};
+use crate::support::answer::code_name;
+use crate::support::{Body, Call, Caller, Client, Generation, Muster};
+use crate::witness::{expect_ok, within};
+
+/// Registers every task of the default job over connections of their own.
+async fn register(
+    server: &Muster,
+    generation: Generation,
+    tasks: i32,
+    recoverable: bool,
+) -> Vec<(Client, Caller)> {
+    let connect = |task| {
+        let caller = Caller::new(task, 0x1000 + u64::from(task.unsigned_abs()), 0);
+        (Client::new(generation, server.grpc()), caller)
+    };
+    let mut all: Vec<_> = (0..tasks).map(connect).collect();
+    let register = |(client, caller): &(Client, Caller)| {
+        let call = Call::Register { incarnation: caller.incarnation, recoverable };
+        client.start(*caller, call, |_| {})
+    };
+    let pending: Vec<_> = all.iter().map(register).collect();
+    for ((_, caller), pending) in all.iter_mut().zip(pending) {
+        let answer = pending.within(PATIENCE).await.expect("all have come");
+        let Body::Service(service) = answer.body else { panic!("{answer:?}") };
+        caller.service = Some(service);
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn polls_are_held_or_cancelled_as_the_job_says() {
+    for (arguments, held) in [
+        (&["--tasks", "2"][..], true),
+        (&["--tasks", "2", "--error-delivery", "cancel"], false),
+        (&["--tasks", "2", "--recoverable"], false),
+        (&["--tasks", "2", "--recoverable", "--error-delivery", "hold"], true),
+    ] {
+        let server = Muster::serve(&[arguments, &["--log", "error"]].concat());
+        let tasks = register(&server, Generation::C, 2, false).await;
+        let (client, caller) = &tasks[0];
+        let poll = client.start(*caller, Call::PollForError, |_| {});
+        // Calls of one connection are taken in order.
+        expect_ok(&within(client.ask(caller, &Call::watch(-1))).await);
+        if held {
+            assert_eq!(poll.answer(), None, "{arguments:?}");
+        } else {
+            let answer = poll.within(PATIENCE).await.expect("it is answered");
+            assert_eq!(code_name(answer.code), "CANCELLED", "{arguments:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_polls_an_error_comes_with_the_next_heartbeat() {
+    let server = Muster::serve(&["--tasks", "2", "--error-delivery", "cancel", "--log", "error"]);
+    let tasks = register(&server, Generation::A, 2, false).await;
+    for (client, caller) in &tasks {
+        let answer = within(client.ask(caller, &Call::PollForError)).await;
+        assert_eq!(code_name(answer.code), "CANCELLED");
+    }
+    let (client, caller) = &tasks[1];
+    expect_ok(&within(client.ask(caller, &Call::report(8, "out of memory"))).await);
+    let (client, caller) = &tasks[0];
+    let beat = within(client.ask(caller, &Call::Heartbeat { incarnation: caller.incarnation })).await;
+    assert!(!beat.is_ok(), "the run has failed, and task 0 must learn of it");
+    assert!(beat.message.contains("out of memory"), "{beat:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_living_are_listed_in_ascending_order() {
+    use muster::proto::{CoordinatedTask, tensorflow as a, xla::coordination as c};
+
+    let server = Muster::serve(&["--tasks", "1", "--log", "error"]);
+    let (_, caller) = register(&server, Generation::C, 1, false).await.remove(0);
+    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let incarnations = Some(c::Incarnations {
+        service_incarnation: caller.service.expect("it is registered"),
+        ..Default::default()
+    });
+    let request = c::GetAliveTasksRequest { incarnations, requesting_task_id: 0, task_ids: vec![0] };
+    let back = raw.call(&format!("{GENERATION_C}/GetAliveTasks"), &request).await;
+    let alive: c::GetAliveTasksResponse = back.decode();
+    assert_eq!((alive.alive_task_ids, alive.incarnations), (vec![0], vec![caller.incarnation]));
+
+    let server = Muster::serve(&["--tasks", "40", "--log", "error"]);
+    let tasks = register(&server, Generation::A, 40, false).await;
+    let ids: Vec<i32> = (0..40).rev().collect();
+    let others: Vec<_> = tasks
+        .iter()
+        .skip(1)
+        .map(|(client, caller)| client.start(*caller, Call::alive(&ids), |_| {}))
+        .collect();
+    let task = |task_id| CoordinatedTask { named: false, task_id, recoverable: false };
+    let request = a::GetAliveTasksRequest {
+        requesting_task: Some(task(0)),
+        tasks: ids.iter().copied().map(task).collect(),
+    };
+    let mut raw = Raw::connect(server.grpc(), "default").await;
+    let back = raw.call(&format!("{GENERATION_A}/GetAliveTasks"), &request).await;
+    let alive: a::GetAliveTasksResponse = back.decode();
+    assert!(alive.alive_tasks.iter().map(|task| task.task_id).eq(0..40), "{alive:?}");
+    assert!(alive.incarnations.iter().copied().eq((0..40).map(|n| 0x1000 + n)), "{alive:?}");
+    for other in others {
+        assert!(other.within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_asks_to_be_recoverable_may_come_back() {
+    let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
+    let tasks = register(&server, Generation::A, 2, true).await;
+    let (client, caller) = &tasks[1];
+    let again = Call::Register { incarnation: 0xBEEF, recoverable: true };
+    expect_ok(&within(client.ask(&Caller { incarnation: 0xBEEF, ..*caller }, &again)).await);
+    let (client, caller) = &tasks[0];
+    expect_ok(&within(client.ask(caller, &Call::Heartbeat { incarnation: caller.incarnation })).await);
+}

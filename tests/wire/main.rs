@@ -1,0 +1,21 @@
+//! Raw gRPC, HTTP/2 and TCP against a running server: what clients read off the wire, byte for byte, and what hostile or
+//! broken peers can do, which is nothing to others.
+//!
+//! After every hostile act a well-behaved job must still work on the same server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+mod absurd_calls;
+mod bounds;
+mod broken_messages;
+mod broken_transport;
+mod delivery;
+mod flood;
+mod payloads;
+mod poisoning;
+mod raw;
+mod routing;
+mod services;
+#[path = "../support/mod.rs"]
+mod support;
+mod witness;

@@ -1,0 +1,166 @@
+//! The very bytes that clients read: `grpc-status-details-bin` holds a map of payloads by type name, in both generations
+//! under the same names.
+
+use muster::proto::CoordinatedTask;
+use muster::proto::tensorflow as a;
+use muster::proto::xla::coordination as c;
+use prost::Message as _;
+
+use crate::raw::{Back, GENERATION_A, GENERATION_C, Raw, finish, frame};
+use crate::support::Muster;
+use crate::support::answer::{BARRIER_ERROR, MISMATCH_ERROR, SERVICE_ERROR};
+use crate::witness::Witness;
+
+/// One entry of the map, written out: field 1 of the container, in it the key as field 1 and the value as field 2. An empty
+/// value is written all the same.
+fn entry(name: &str, value: &[u8]) -> Vec<u8> {
+    let short = |bytes: &[u8]| u8::try_from(bytes.len()).ok().filter(|&n| n < 0x80).expect("a short field");
+    let mut inner = vec![0x0A, short(name.as_bytes())];
+    inner.extend(name.as_bytes());
+    inner.extend([0x12, short(value)]);
+    inner.extend(value);
+    let mut entry = vec![0x0A, short(&inner)];
+    entry.extend(inner);
+    entry
+}
+
+/// Asserts that the details are these entries, in any order.
+fn assert_details(back: &Back, entries: &[Vec<u8>]) {
+    let details = back.details.as_deref().unwrap_or_else(|| panic!("no details: {back:?}"));
+    assert_eq!(details.len(), entries.iter().map(Vec::len).sum::<usize>(), "{details:x?}");
+    let mut rest = details;
+    while let [_, length, ..] = rest {
+        let (one, further) = rest.split_at(usize::from(*length) + 2);
+        assert!(entries.iter().any(|entry| entry == one), "{one:x?} is none of {entries:x?}");
+        rest = further;
+    }
+}
+
+struct Rig {
+    server: Muster,
+    service: u64,
+}
+
+impl Rig {
+    async fn start() -> (Self, Raw) {
+        let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
+        let service = Witness::register(&server, "default").await.service();
+        let raw = Raw::connect(server.grpc(), "default").await;
+        (Self { server, service }, raw)
+    }
+
+    fn claim(&self) -> Option<c::Incarnations> {
+        Some(c::Incarnations { service_incarnation: self.service, ..Default::default() })
+    }
+}
+
+fn task(named: bool, task_id: i32) -> Option<CoordinatedTask> {
+    Some(CoordinatedTask { named, task_id, recoverable: false })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_services_own_word_is_an_empty_payload_that_is_there() {
+    let (rig, mut raw) = Rig::start().await;
+    let expected = [entry("type.googleapis.com/tensorflow.CoordinationServiceError", b"")];
+    let request = a::TryGetKeyValueRequest { key: "none".into() };
+    let back = raw.call(&format!("{GENERATION_A}/TryGetKeyValue"), &request).await;
+    assert_eq!((back.http, back.code), (200, Some(5)), "{back:?}");
+    assert_details(&back, &expected);
+    let request = c::TryGetKeyValueRequest { incarnations: rig.claim(), key: "none".into() };
+    let back = raw.call(&format!("{GENERATION_C}/TryGetKeyValue"), &request).await;
+    assert_eq!((back.http, back.code), (200, Some(5)), "{back:?}");
+    assert_details(&back, &expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_exists_is_told_without_details() {
+    let (rig, mut raw) = Rig::start().await;
+    let kv = || Some(c::KeyValueEntry { key: "k".into(), value: "v".into() });
+    let insert = || c::InsertKeyValueRequest { incarnations: rig.claim(), kv: kv(), allow_overwrite: false };
+    let path = format!("{GENERATION_C}/InsertKeyValue");
+    assert_eq!(raw.call(&path, &insert()).await.code, Some(0));
+    let back = raw.call(&path, &insert()).await;
+    assert_eq!((back.code, back.details), (Some(6), None));
+    let kv = Some(a::KeyValueEntry { key: "k".into(), value: "v".into() });
+    let request = a::InsertKeyValueRequest { kv, allow_overwrite: false };
+    let back = raw.call(&format!("{GENERATION_A}/InsertKeyValue"), &request).await;
+    assert_eq!((back.code, back.details), (Some(6), None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_barrier_is_named_with_its_counter() {
+    let (rig, mut raw) = Rig::start().await;
+    let own_word = entry(SERVICE_ERROR, b"");
+    let barrier = |counter| c::BarrierRequest {
+        incarnations: rig.claim(),
+        barrier_id: "step".into(),
+        barrier_timeout_in_ms: 1,
+        counter,
+        ..Default::default()
+    };
+    let path = format!("{GENERATION_C}/Barrier");
+    // A counter of 0 is left out.
+    let back = raw.call(&path, &barrier(0)).await;
+    assert_eq!(back.code, Some(4), "{back:?}");
+    assert_details(&back, &[own_word.clone(), entry(BARRIER_ERROR, b"\x0A\x04step")]);
+    let back = raw.call(&path, &barrier(1)).await;
+    assert_eq!(back.code, Some(4), "{back:?}");
+    assert_details(&back, &[own_word.clone(), entry(BARRIER_ERROR, b"\x0A\x04step\x10\x01")]);
+    let request = a::BarrierRequest {
+        barrier_id: "step".into(),
+        barrier_timeout_in_ms: 1,
+        source_task: task(false, 0),
+        counter: 2,
+        ..Default::default()
+    };
+    let back = raw.call(&format!("{GENERATION_A}/Barrier"), &request).await;
+    assert_eq!(back.code, Some(4), "{back:?}");
+    assert_details(&back, &[own_word, entry(BARRIER_ERROR, b"\x0A\x04step\x10\x02")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mismatch_tells_the_service_incarnation_in_eight_bytes() {
+    let (rig, mut raw) = Rig::start().await;
+    let mut value = vec![0x09];
+    value.extend(rig.service.to_le_bytes());
+    let expected = [entry(SERVICE_ERROR, b""), entry(MISMATCH_ERROR, &value)];
+    let wrong = c::Incarnations { service_incarnation: rig.service ^ 1, ..Default::default() };
+    for incarnations in [None, Some(wrong)] {
+        let request = c::HeartbeatRequest { incarnations, incarnation: 0xAAAA, source_task_id: 0 };
+        let back = raw.call(&format!("{GENERATION_C}/Heartbeat"), &request).await;
+        assert_eq!(back.code, Some(13), "{back:?}");
+        assert_details(&back, &expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reported_error_names_its_task_as_the_generation_of_the_reader_does() {
+    let (rig, mut raw) = Rig::start().await;
+    // Somebody must listen: an error that nobody is told of fails everybody.
+    let poll = a::PollForErrorRequest { source_task: task(false, 0) };
+    let request = raw.request(&format!("{GENERATION_A}/PollForError"));
+    let (listening, mut stream) = raw.begin(request).await.expect("a stream");
+    stream.send_data(frame(&poll.encode_to_vec()).into(), true).expect("an open stream");
+    let report = a::ReportErrorToServiceRequest {
+        error_code: 10,
+        error_message: "operator says stop".into(),
+        error_origin: task(false, 1),
+    };
+    let back = raw.call(&format!("{GENERATION_A}/ReportErrorToService"), &report).await;
+    assert_eq!(back.code, Some(0), "{back:?}");
+    // Reported, field 3; the task, field 4.
+    let back = finish(listening).await.expect("an answer");
+    assert_eq!((back.code, back.message.as_str()), (Some(10), "operator says stop"));
+    assert_details(&back, &[entry(SERVICE_ERROR, b"\x18\x01\x22\x02\x10\x01")]);
+    let poll = c::PollForErrorRequest { incarnations: rig.claim(), source_task_id: 0 };
+    let back = raw.call(&format!("{GENERATION_C}/PollForError"), &poll).await;
+    assert_eq!((back.code, back.message.as_str()), (Some(10), "operator says stop"));
+    assert_details(&back, &[entry(SERVICE_ERROR, b"\x18\x01\x20\x01")]);
+    let path = format!("{GENERATION_A}/PollForError");
+    let back = raw.call(&path, &a::PollForErrorRequest { source_task: task(false, 0) }).await;
+    assert_details(&back, &[entry(SERVICE_ERROR, b"\x18\x01\x22\x02\x10\x01")]);
+    // A client that names its job reads names.
+    let back = raw.call(&path, &a::PollForErrorRequest { source_task: task(true, 0) }).await;
+    assert_details(&back, &[entry(SERVICE_ERROR, b"\x18\x01\x22\x0E\x0A\x0Ajax_worker\x10\x01")]);
+    drop(rig.server);
+}

@@ -1,0 +1,148 @@
+//! What ends or poisons jaxlib's own service must do neither here, not even for the other tasks of the same job.
+
+use crate::support::answer::code_name;
+use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
+use crate::witness::{Witness, within};
+
+struct Attack {
+    server: Muster,
+    witness: Witness,
+    caller: Caller,
+    clients: [Client; 2],
+}
+
+impl Attack {
+    /// A stranger with a connection of either generation, in the very job of the witness.
+    async fn begin() -> Self {
+        let server = Muster::serve(&["--tasks", "2", "--log", "error"]);
+        let witness = Witness::register(&server, "default").await;
+        let caller = Caller::new(7, 0xBAD, witness.service());
+        let clients = [Generation::A, Generation::C].map(|generation| Client::new(generation, server.grpc()));
+        Self { server, witness, caller, clients }
+    }
+
+    /// Makes a call in both generations, after each of which the job must work.
+    async fn with(&mut self, caller: Caller, call: Call, check: impl Fn(&Answer)) {
+        for client in &self.clients {
+            let unknown_there = client.generation() == Generation::C
+                && matches!(call, Call::TaskStates { .. } | Call::WaitForAllTasks { .. } | Call::Reset);
+            let answer = within(client.ask(&caller, &call)).await;
+            assert!(!answer.transport, "{call:?} broke the connection: {answer:?}");
+            if !unknown_there {
+                check(&answer);
+            }
+            self.witness.works().await;
+        }
+        assert!(self.server.is_running());
+    }
+
+    async fn refused(&mut self, caller: Caller, call: Call, code: i32) {
+        let asked = format!("{call:?}");
+        self.with(caller, call, |answer| {
+            assert_eq!(code_name(answer.code), code_name(code), "{asked}: {answer:?}");
+        })
+        .await;
+    }
+}
+
+const INVALID_ARGUMENT: i32 = 3;
+const FAILED_PRECONDITION: i32 = 9;
+const INTERNAL: i32 = 13;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_from_the_future_is_answered_at_once() {
+    let mut attack = Attack::begin().await;
+    for version in [999, i64::MAX, i64::MIN, -1] {
+        attack
+            .with(attack.caller, Call::watch(version), |answer| {
+                let Body::States { version, tasks } = &answer.body else { panic!("{answer:?}") };
+                assert!(*version >= 0, "the present version is told, not the caller's");
+                assert!(tasks.iter().all(|task| task.state == 3), "{tasks:?}");
+            })
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_without_an_error_is_refused() {
+    let mut attack = Attack::begin().await;
+    let victim = Caller { task: 1, ..attack.caller };
+    attack.refused(victim, Call::report(0, "no error at all"), INVALID_ARGUMENT).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn barriers_with_wrong_beginnings_stay_usable() {
+    let mut attack = Attack::begin().await;
+    let member = Caller { task: 0, ..*attack.witness.task(0).1 };
+    for counter in [3, -1, i64::MAX, i64::MIN] {
+        attack.refused(member, Call::barrier("fresh", counter), INTERNAL).await;
+    }
+    for counter in [0, 1, -1, i64::MAX, i64::MIN] {
+        attack.refused(member, Call::cancel("never begun", counter), FAILED_PRECONDITION).await;
+    }
+    for id in ["fresh", "never begun"] {
+        let met = [0, 1].map(|task| {
+            let (client, caller) = attack.witness.task(task);
+            client.start(*caller, Call::barrier(id, 0), |_| {})
+        });
+        for pending in met {
+            let answer = pending.within(crate::raw::PATIENCE).await.expect("both have come");
+            assert_eq!(answer.body, Body::Barrier(0), "{answer:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_change_nothing_in_a_job_that_is_not_theirs() {
+    let mut attack = Attack::begin().await;
+    let (client, member) = attack.witness.task(0);
+    let waiting = client.start(*member, Call::barrier("begun", 0), |_| {});
+    for id in [2, 7, -1, i32::MIN, i32::MAX] {
+        let stranger = Caller { task: id, ..attack.caller };
+        attack.refused(stranger, Call::Shutdown, INTERNAL).await;
+        attack.refused(stranger, Call::Reset, INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::cancel("begun", 0), INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::barrier("begun", 0), INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::barrier_of("begun", 0, &[0, id]), INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::barrier("begun by a stranger", 0), INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::PollForError, INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::report(13, "not mine"), INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::Heartbeat { incarnation: 1 }, INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::alive(&[0, 1]), INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::TaskStates { tasks: vec![id] }, INVALID_ARGUMENT).await;
+        attack.refused(stranger, Call::WaitForAllTasks { devices: vec![vec![1]] }, INVALID_ARGUMENT).await;
+        let register = Call::Register { incarnation: 1, recoverable: true };
+        attack.refused(stranger, register, INVALID_ARGUMENT).await;
+        assert_eq!(waiting.answer(), None, "nobody has disturbed the barrier");
+    }
+    let (client, other) = attack.witness.task(1);
+    let answer = within(client.ask(other, &Call::barrier("begun", 0))).await;
+    assert_eq!(answer.body, Body::Barrier(0), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_has_gone_is_waited_for_again() {
+    let attack = Attack::begin().await;
+    let (zero, me) = attack.witness.task(0);
+    let gone = zero.start(*me, Call::barrier("b", 0), |_| {});
+    // It is there once its repetition takes its place.
+    let again = zero.start(*me, Call::barrier("b", 0), |_| {});
+    let displaced = gone.within(crate::raw::PATIENCE).await.expect("the later call takes its place");
+    assert_eq!(code_name(displaced.code), "CANCELLED");
+    again.hang_up();
+    // A cancel finds nothing in progress once the service knows that its only caller has gone.
+    let (one, other) = attack.witness.task(1);
+    loop {
+        let present = within(one.ask(other, &Call::cancel("b", 5))).await;
+        if present.message.contains("nobody") {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let waits = one.start(*other, Call::barrier("b", 0), |_| {});
+    attack.witness.works().await;
+    assert_eq!(waits.answer(), None, "who has hung up does not count");
+    let answer = within(zero.ask(me, &Call::barrier("b", 0))).await;
+    assert_eq!(answer.body, Body::Barrier(0));
+    assert_eq!(waits.within(crate::raw::PATIENCE).await.expect("both have come").body, Body::Barrier(0));
+}

@@ -1,0 +1,167 @@
+//! HTTP/2 without gRPC's own client: whatever bytes a test wants to send, and whatever comes back.
+
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use h2::client::{ResponseFuture, SendRequest};
+use http::{HeaderMap, Method, Request};
+use prost::Message;
+use prost::bytes::Bytes;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+/// How long an answer that must come may take, on a slow machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The paths of the two generations.
+pub const GENERATION_A: &str = "/tensorflow.CoordinationService";
+pub const GENERATION_C: &str = "/xla.coordination.CoordinationService";
+
+/// One HTTP/2 connection.
+pub struct Raw {
+    send: SendRequest<Bytes>,
+    connection: JoinHandle<()>,
+    authority: String,
+}
+
+/// What a call came back with.
+#[derive(Debug, Clone)]
+pub struct Back {
+    pub http: u16,
+    /// `grpc-status`, if there is one.
+    pub code: Option<i32>,
+    pub message: String,
+    /// The decoded bytes of `grpc-status-details-bin`.
+    pub details: Option<Vec<u8>>,
+    pub body: Vec<u8>,
+}
+
+impl Raw {
+    /// Connects, and speaks to the job of this name.
+    pub async fn connect(server: SocketAddr, job: &str) -> Self {
+        let socket = TcpStream::connect(server).await.expect("the server listens");
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 20);
+        let (send, connection) = builder.handshake(socket).await.expect("the server speaks HTTP/2");
+        // How it ends shows in the calls.
+        let connection = tokio::spawn(async move { drop(connection.await) });
+        Self { send, connection, authority: format!("{job}.test:8476") }
+    }
+
+    /// A request as gRPC clients make it.
+    pub fn request(&self, path: &str) -> http::request::Builder {
+        Request::builder()
+            .method(Method::POST)
+            .uri(format!("http://{}{path}", self.authority))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+    }
+
+    /// A gRPC call with this message.
+    pub async fn call(&mut self, path: &str, message: &impl Message) -> Back {
+        self.send_body(self.request(path), frame(&message.encode_to_vec())).await.expect("the server answers")
+    }
+
+    /// A request with this body, whatever it is.
+    pub async fn send_body(
+        &mut self,
+        request: http::request::Builder,
+        body: Vec<u8>,
+    ) -> Result<Back, h2::Error> {
+        let request = request.body(()).expect("a request");
+        self.send.clone().ready().await.map(|send| self.send = send)?;
+        let (response, mut stream) = self.send.send_request(request, false)?;
+        // The server may refuse before it has taken all of it.
+        let _ = stream.send_data(Bytes::from(body), true);
+        finish(response).await
+    }
+
+    /// Starts a request and leaves its body open.
+    pub async fn begin(
+        &mut self,
+        request: http::request::Builder,
+    ) -> Result<(ResponseFuture, h2::SendStream<Bytes>), h2::Error> {
+        let request = request.body(()).expect("a request");
+        self.send.clone().ready().await.map(|send| self.send = send)?;
+        self.send.send_request(request, false)
+    }
+
+    /// Drops the connection with all that is under way on it.
+    pub fn hang_up(self) {
+        self.connection.abort();
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// Waits for the whole answer.
+pub async fn finish(response: ResponseFuture) -> Result<Back, h2::Error> {
+    let answer = async {
+        let (head, mut stream) = response.await?.into_parts();
+        let mut body = Vec::new();
+        while let Some(piece) = stream.data().await {
+            let piece = piece?;
+            body.extend_from_slice(&piece);
+            stream.flow_control().release_capacity(piece.len())?;
+        }
+        let trailers = stream.trailers().await?.unwrap_or_default();
+        let text = |name: &str| header(&trailers, name).or_else(|| header(&head.headers, name));
+        Ok(Back {
+            http: head.status.as_u16(),
+            code: text("grpc-status").map(|code| code.parse().expect("a number")),
+            message: text("grpc-message").unwrap_or_default(),
+            details: text("grpc-status-details-bin").map(|details| decode_base64(&details)),
+            body,
+        })
+    };
+    tokio::time::timeout(PATIENCE, answer).await.expect("the server answers in time")
+}
+
+/// What a future has to say by now, if anything.
+pub fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut cx = Context::from_waker(Waker::noop());
+    match pin!(future).poll(&mut cx) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+fn header(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers.get(name).map(|value| value.to_str().expect("headers are ASCII").to_owned())
+}
+
+/// gRPC sends binary headers with or without padding.
+fn decode_base64(text: &str) -> Vec<u8> {
+    let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    GeneralPurpose::new(&alphabet::STANDARD, config).decode(text).expect("binary headers are base64")
+}
+
+/// A message with gRPC's prefix.
+pub fn frame(message: &[u8]) -> Vec<u8> {
+    prefixed(0, u32::try_from(message.len()).expect("a short message"), message)
+}
+
+/// A message with a prefix that says what it likes.
+pub fn prefixed(flags: u8, length: u32, message: &[u8]) -> Vec<u8> {
+    let mut framed = vec![flags];
+    framed.extend(length.to_be_bytes());
+    framed.extend_from_slice(message);
+    framed
+}
+
+impl Back {
+    /// Decodes the message of a successful answer.
+    pub fn decode<M: Message + Default>(&self) -> M {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        M::decode(self.body.get(5..).expect("a prefix")).expect("the announced message")
+    }
+}

@@ -1,0 +1,55 @@
+//! Jobs apart on one server.
+
+use crate::support::{Body, Call, Caller, Client, Generation, Muster};
+use crate::witness::{Witness, expect_ok, within};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_name_that_a_client_dials_tells_jobs_apart() {
+    let server = Muster::serve(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
+    let left = Witness::register(&server, "left").await;
+    let right = Witness::register(&server, "right").await;
+    assert_ne!(left.service(), right.service(), "each job has a run of its own");
+    let (client, caller) = left.task(1);
+    expect_ok(&within(client.ask(caller, &Call::insert("k", "of the left"))).await);
+    let (client, caller) = right.task(1);
+    let answer = within(client.ask(caller, &Call::try_get("k"))).await;
+    assert_eq!(answer.code, 5, "stores are apart: {answer:?}");
+    // A caller of one job that strays into the other is told whom it speaks to.
+    let strayed = Caller { service: Some(left.service()), ..*caller };
+    let answer = within(client.ask(&strayed, &Call::try_get("k"))).await;
+    assert_eq!(answer.payloads.mismatch, Some(right.service()), "{answer:?}");
+    // The end of one is no concern of the other.
+    let (client, caller) = left.task(0);
+    let poll = within(client.ask(caller, &Call::Heartbeat { incarnation: 4711 })).await;
+    assert_eq!(poll.code, 10, "{poll:?}");
+    right.works().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_dials_an_address_reaches_the_default_job() {
+    let server = Muster::serve(&["--tasks", "2", "--job", "other=2", "--log", "error"]);
+    let witness = Witness::register(&server, "default").await;
+    for authority in [None, Some("muster.example:8476"), Some("default:1"), Some("10.1.2.3:8476")] {
+        let client = Client::to_authority(Generation::C, server.grpc(), authority);
+        let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
+        assert_eq!(answer.payloads.mismatch, Some(witness.service()), "{authority:?}: {answer:?}");
+    }
+    let client = Client::to_authority(Generation::C, server.grpc(), Some("other.muster.example:8476"));
+    let answer = within(client.ask(&Caller::new(9, 9, 0), &Call::watch(-1))).await;
+    assert_ne!(answer.payloads.mismatch, Some(witness.service()), "{answer:?}");
+    witness.works().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_without_a_job_is_told_how_to_get_one() {
+    let server = Muster::serve(&["--job", "left=2", "--job", "right=2", "--log", "error"]);
+    let witness = Witness::register(&server, "left").await;
+    let client = Client::to_authority(Generation::C, server.grpc(), Some("nowhere.test:1"));
+    let call = Call::Register { incarnation: 1, recoverable: false };
+    let answer = within(client.ask(&Caller::new(0, 1, 0), &call)).await;
+    assert!(!answer.is_ok() && !answer.transport, "{answer:?}");
+    // Without the service's own word: clients go on trying until the job is there.
+    assert_eq!(answer.payloads.service_error, None, "{answer:?}");
+    assert_eq!(answer.body, Body::Nothing);
+    witness.works().await;
+}
