@@ -17,6 +17,7 @@ pub enum Difference {
     DesertedInstance,
     Strangers,
     NulInKey,
+    SameTopology,
     FutureVersion,
     ErrorWithoutCode,
     NeverAnswered,
@@ -28,7 +29,7 @@ pub enum Difference {
 }
 
 impl Difference {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::BarrierBeginsAtZero,
         Self::NoNamelessBarrier,
         Self::MistakenBeginning,
@@ -39,6 +40,7 @@ impl Difference {
         Self::DesertedInstance,
         Self::Strangers,
         Self::NulInKey,
+        Self::SameTopology,
         Self::FutureVersion,
         Self::ErrorWithoutCode,
         Self::NeverAnswered,
@@ -62,6 +64,7 @@ impl Difference {
             Self::DesertedInstance => "deserted-instance",
             Self::Strangers => "strangers",
             Self::NulInKey => "nul-in-key",
+            Self::SameTopology => "same-topology",
             Self::FutureVersion => "future-version",
             Self::ErrorWithoutCode => "error-without-code",
             Self::NeverAnswered => "never-answered",

@@ -11,6 +11,7 @@ pub fn scripts(release: Release) -> Vec<Script> {
         a_value_is_waited_for(),
         keys_are_normalised(),
         keys_with_a_nul(),
+        the_same_topology_again(),
         a_directory_lists_its_descendants(),
         deleting_takes_the_descendants_along(),
         counters_count(),
@@ -97,6 +98,23 @@ fn keys_with_a_nul() -> Script {
             error(Code::NotFound),
         )
         .parted()
+}
+
+fn the_same_topology_again() -> Script {
+    script("the same topology again", 1)
+        .registered()
+        .call(t(0), Call::insert("cpu:global_topology/cpu", "gathered"), ok())
+        .call(t(0), Call::insert("cpu:global_topology/cpu", "another"), plain_error(Code::AlreadyExists))
+        // What each process says of itself: clients count on the error, and then compare.
+        .call(t(0), Call::insert("cpu:local_topology/cpu/0", "own"), ok())
+        .call(t(0), Call::insert("cpu:local_topology/cpu/0", "own"), plain_error(Code::AlreadyExists))
+        .call_differs(
+            t(0),
+            Call::insert("cpu:global_topology/cpu", "gathered"),
+            Difference::SameTopology,
+            plain_error(Code::AlreadyExists),
+            ok(),
+        )
 }
 
 fn a_directory_lists_its_descendants() -> Script {
