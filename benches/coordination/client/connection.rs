@@ -46,7 +46,8 @@ pub struct Connection {
     stream: TcpStream,
     /// Whether the server has answered anything.
     pub open: bool,
-    /// What the socket would not take yet.
+    /// What is to be sent: the rest of a large piece first.
+    large: Bytes,
     out: Vec<u8>,
     next_stream: u32,
     /// The calls under way, by stream; the oldest is usually the first to be answered.
@@ -104,6 +105,7 @@ impl Connection {
         Self {
             stream,
             open: false,
+            large: Bytes::new(),
             out,
             next_stream: 1,
             calls: Vec::new(),
@@ -152,24 +154,29 @@ impl Connection {
                 self.held_back.pop_front();
             }
             put_head(&mut self.out, length, DATA, if last { END_STREAM } else { 0 }, stream);
-            if length < LARGE {
-                self.out.extend_from_slice(&piece);
-                continue;
+            if length >= LARGE {
+                self.flush()?;
+                if self.out.is_empty() {
+                    self.large = piece;
+                    self.flush()?;
+                    continue;
+                }
             }
-            self.flush()?;
-            let sent = if self.out.is_empty() { write(&mut self.stream, &piece)? } else { 0 };
-            self.out.extend_from_slice(&piece[sent..]);
+            self.out.extend_from_slice(&piece);
         }
         Ok(())
     }
 
     /// Writes what is there to be written, as far as the socket takes it.
     pub fn flush(&mut self) -> Result<()> {
-        if self.out.is_empty() {
-            return Ok(());
+        if !self.large.is_empty() {
+            let sent = write(&mut self.stream, &self.large)?;
+            self.large.advance(sent);
         }
-        let sent = write(&mut self.stream, &self.out)?;
-        self.out.drain(..sent);
+        if self.large.is_empty() && !self.out.is_empty() {
+            let sent = write(&mut self.stream, &self.out)?;
+            self.out.drain(..sent);
+        }
         Ok(())
     }
 
@@ -269,9 +276,7 @@ impl Connection {
                 while payload.remaining() >= 6 {
                     let (name, value) = (payload.get_u16(), payload.get_u32());
                     match name {
-                        SETTING_TABLE_SIZE => {
-                            ensure!(value >= 4096, "a table of headers of only {value} bytes")
-                        }
+                        SETTING_TABLE_SIZE => self.encoder.table_size(value),
                         SETTING_WINDOW => self.stream_window = value.into(),
                         SETTING_FRAME_MAX => self.frame_max = value as usize,
                         _ => {}

@@ -10,39 +10,61 @@ use bytes::Bytes;
 
 use crate::wire::Method;
 
-/// What all requests to one server say, as it stands when said first.
+/// What all requests to one server say.
 pub struct Phrases {
-    paths: Vec<Vec<u8>>,
-    others: Vec<Vec<u8>>,
+    paths: Vec<Phrase>,
+    others: Vec<Phrase>,
+}
+
+/// A header, as it stands to be remembered and as it stands where nothing is.
+struct Phrase {
+    remembered: Vec<u8>,
+    passing: Vec<u8>,
 }
 
 /// `:method POST` and `:scheme http` stand in the table that both sides begin with, as do these names.
 const POST: u8 = 0x83;
 const HTTP: u8 = 0x86;
-const AUTHORITY: u8 = 1;
-const PATH: u8 = 4;
-const CONTENT_TYPE: u8 = 31;
-const USER_AGENT: u8 = 58;
+const AUTHORITY: usize = 1;
+const PATH: usize = 4;
+const CONTENT_TYPE: usize = 31;
+const USER_AGENT: usize = 58;
 
-/// An index, or a name's index, to be remembered with the value that follows.
+/// How a header begins: as an index, as a name's index to be remembered with its value, or as one to be forgotten.
 const INDEXED: u8 = 0x80;
 const REMEMBERED: u8 = 0x40;
+const PASSING: u8 = 0;
+/// How the news begins that the table has another size.
+const TABLE_SIZE: u8 = 0x20;
+
+/// A table of this size holds all that a client says.
+pub const TABLE: u32 = 4096;
 
 impl Phrases {
     /// The headers of jaxlib's requests to a server at `authority`.
     pub fn new(authority: &str) -> Self {
-        let known = |name: u8, value: &str| [&[REMEMBERED | name][..], &string(value)].concat();
-        let new = |name: &str, value: &str| [&[REMEMBERED][..], &string(name), &string(value)].concat();
+        let phrase = |known: usize, name: &str, value: &str| {
+            let name = if known == 0 { string(name) } else { Vec::new() };
+            let whole = |kind, bits| [number(kind, bits, known), name.clone(), string(value)].concat();
+            Phrase { remembered: whole(REMEMBERED, 6), passing: whole(PASSING, 4) }
+        };
         let others = vec![
-            known(AUTHORITY, authority),
-            new("te", "trailers"),
-            known(CONTENT_TYPE, "application/grpc"),
-            known(USER_AGENT, "grpc-c++/1.78.0 grpc-c/52.0.0 (linux; chttp2)"),
-            new("grpc-encoding", "gzip"),
-            new("grpc-accept-encoding", "identity, deflate, gzip"),
+            phrase(AUTHORITY, ":authority", authority),
+            phrase(0, "te", "trailers"),
+            phrase(CONTENT_TYPE, "content-type", "application/grpc"),
+            phrase(USER_AGENT, "user-agent", "grpc-c++/1.78.0 grpc-c/52.0.0 (linux; chttp2)"),
+            phrase(0, "grpc-encoding", "gzip"),
+            phrase(0, "grpc-accept-encoding", "identity, deflate, gzip"),
         ];
-        Self { paths: Method::ALL.iter().map(|method| known(PATH, &method.path())).collect(), others }
+        let paths = Method::ALL.iter().map(|method| phrase(PATH, ":path", &method.path())).collect();
+        Self { paths, others }
     }
+}
+
+/// A small number in so many bits of a byte, and in the next if it needs one.
+fn number(kind: u8, bits: u32, value: usize) -> Vec<u8> {
+    let most = (1 << bits) - 1;
+    if value < most { vec![kind | value as u8] } else { vec![kind | most as u8, (value - most) as u8] }
 }
 
 /// A string as it is, which must be shorter than 127 bytes.
@@ -57,24 +79,47 @@ fn string(text: &str) -> Vec<u8> {
 pub struct Encoder {
     remembered: u8,
     paths: [Option<u8>; Method::ALL.len()],
+    /// What the peer may remember is too little: it is told so, once, and every request says everything.
+    forgetful: Option<Told>,
 }
 
+struct Told(bool);
+
 impl Encoder {
+    /// The peer has a table of another size than usual.
+    pub fn table_size(&mut self, size: u32) {
+        if size < TABLE {
+            self.forgetful.get_or_insert(Told(false));
+        }
+    }
+
     /// Appends the headers of a request.
     pub fn encode(&mut self, phrases: &Phrases, method: Method, out: &mut Vec<u8>) {
+        let path = &phrases.paths[method as usize];
+        if let Some(Told(told)) = &mut self.forgetful {
+            if !std::mem::replace(told, true) {
+                out.push(TABLE_SIZE);
+            }
+            out.extend_from_slice(&[POST, HTTP]);
+            out.extend_from_slice(&path.passing);
+            for phrase in &phrases.others {
+                out.extend_from_slice(&phrase.passing);
+            }
+            return;
+        }
         out.extend_from_slice(&[POST, HTTP]);
         let first = self.remembered == 0;
         match self.paths[method as usize] {
             Some(place) => out.push(self.index(place)),
             None => {
-                out.extend_from_slice(&phrases.paths[method as usize]);
+                out.extend_from_slice(&path.remembered);
                 self.paths[method as usize] = Some(self.remembered);
                 self.remembered += 1;
             }
         }
         for (place, phrase) in (1..).zip(&phrases.others) {
             if first {
-                out.extend_from_slice(phrase);
+                out.extend_from_slice(&phrase.remembered);
                 self.remembered += 1;
             } else {
                 out.push(self.index(place));
@@ -115,7 +160,7 @@ pub struct Decoder {
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self { table: VecDeque::new(), size: 0, limit: 4096 }
+        Self { table: VecDeque::new(), size: 0, limit: TABLE as usize }
     }
 }
 
@@ -133,7 +178,7 @@ impl Decoder {
                 header(&name, &value);
                 continue;
             }
-            if first & 0xe0 == 0x20 {
+            if first & 0xe0 == TABLE_SIZE {
                 self.limit = integer(&mut block, 5)?;
                 self.make_room(0);
                 continue;
