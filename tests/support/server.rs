@@ -135,6 +135,10 @@ impl Muster {
     pub fn serve(arguments: &[&str]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
         command.args(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]).args(arguments);
+        if !arguments.contains(&"--heartbeat-timeout") {
+            // However slow the machine is, nobody fails who is not meant to.
+            command.args(["--heartbeat-timeout", "1h"]);
+        }
         let (process, grpc) = Process::start(&mut command, |lines| {
             lines.iter().filter(|line| line.contains("gRPC")).find_map(|line| address(line))
         });

@@ -47,6 +47,8 @@ impl Raw {
         let socket = TcpStream::connect(server).await.expect("the server listens");
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(1 << 20).initial_connection_window_size(1 << 20);
+        // Calls that are given up by the thousand, and answers to them that were on their way, are no offence.
+        builder.max_concurrent_reset_streams(1 << 20).max_local_error_reset_streams(None);
         let (send, connection) = builder.handshake(socket).await.expect("the server speaks HTTP/2");
         // How it ends shows in the calls.
         let connection = tokio::spawn(async move { drop(connection.await) });
