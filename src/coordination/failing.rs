@@ -291,7 +291,7 @@ impl Run {
         } else if let Some(sticky) = &self.sticky {
             Err(Arc::clone(sticky))
         } else if holds {
-            if !self.has_room(cx, call) {
+            if !self.has_room(cx, call, connection) {
                 return;
             }
             let text = "Cancelled error polling because: new request from the same task";

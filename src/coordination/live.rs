@@ -50,7 +50,7 @@ impl Run {
             );
             return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
         }
-        if !self.has_room(cx, call) {
+        if !self.has_room(cx, call, connection) {
             return;
         }
         let live = self.task(id).is_some_and(|task| task.is_connected());

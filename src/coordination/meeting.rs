@@ -234,7 +234,7 @@ impl Run {
         arrival: Arrival,
     ) {
         let replaces = matches!(self.barriers.instance(key).and_then(|i| i.slot(id)), Some(Slot::Arrived(_)));
-        if !replaces && !self.has_room(cx, arrival.call) {
+        if !replaces && !self.has_room(cx, arrival.call, connection) {
             return self.dissolve_if_empty(key);
         }
         let Some(instance) = self.barriers.instance_mut(key) else { return };

@@ -202,7 +202,7 @@ impl Run {
             Request::Get { key } => match self.store.get(&key) {
                 Some(entry) => Ok(Reply::Value(entry.value.clone())),
                 None => {
-                    if !self.has_room(cx, call) {
+                    if !self.has_room(cx, call, connection) {
                         return;
                     }
                     match self.store.wait(&key, call, &cx.settings.bounds) {
@@ -256,14 +256,20 @@ impl Run {
         }
     }
 
-    /// Whether one more call may wait; refuses it otherwise.
-    pub fn has_room(&mut self, cx: &mut Cx<'_>, call: CallId) -> bool {
+    /// Whether one more call may wait; refuses it otherwise. One connection may take half of the room: whoever waits for
+    /// everything leaves the others theirs.
+    pub fn has_room(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId) -> bool {
         let bound = cx.settings.bounds.waiters;
-        if self.waiters.len() < bound {
+        let share = bound.div_ceil(2);
+        let text = if self.waiters.len() >= bound {
+            format!("{bound} calls of this job wait already, the most allowed (setting bounds.waiters).")
+        } else if self.waiters.count_on(connection) >= share {
+            format!(
+                "{share} calls on this connection wait already, half of what its job may have (setting bounds.waiters)."
+            )
+        } else {
             return true;
-        }
-        let text =
-            format!("{bound} calls of this job wait already, the most allowed (setting bounds.waiters).");
+        };
         cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
         false
     }
@@ -271,7 +277,7 @@ impl Run {
     fn watch(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId, version: i64) {
         // A version from the future is one of a service before this one: its holder is told what is now.
         if version == self.version {
-            if self.has_room(cx, call) {
+            if self.has_room(cx, call, connection) {
                 self.waiters.insert(call, connection, Place::Watch);
             }
             return;

@@ -26,6 +26,8 @@ pub(super) enum Place {
 pub(super) struct Waiters {
     by_call: BTreeMap<CallId, (ConnectionId, Place)>,
     by_connection: BTreeSet<(ConnectionId, CallId)>,
+    /// How many calls of each connection wait.
+    counts: BTreeMap<ConnectionId, usize>,
     /// Those who wait for a change of state.
     watching: BTreeSet<CallId>,
 }
@@ -36,16 +38,30 @@ impl Waiters {
             self.watching.insert(call);
         }
         self.by_call.insert(call, (connection, place));
-        self.by_connection.insert((connection, call));
+        if self.by_connection.insert((connection, call)) {
+            *self.counts.entry(connection).or_default() += 1;
+        }
     }
 
     pub fn remove(&mut self, call: CallId) -> Option<Place> {
         let (connection, place) = self.by_call.remove(&call)?;
-        self.by_connection.remove(&(connection, call));
+        if self.by_connection.remove(&(connection, call))
+            && let Some(count) = self.counts.get_mut(&connection)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&connection);
+            }
+        }
         if place == Place::Watch {
             self.watching.remove(&call);
         }
         Some(place)
+    }
+
+    /// How many calls of a connection wait.
+    pub fn count_on(&self, connection: ConnectionId) -> usize {
+        self.counts.get(&connection).copied().unwrap_or_default()
     }
 
     pub fn len(&self) -> usize {
