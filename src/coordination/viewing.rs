@@ -166,7 +166,8 @@ impl Run {
             .into_iter()
             .filter_map(|(key, value)| {
                 let key = std::str::from_utf8(&key).ok()?;
-                let task = key.rsplit_once("task:")?.1.parse().ok()?;
+                // `…/job:jax_worker/replica:0/task:1` up to 0.8.3, `…/1` later.
+                let task = key.rsplit(['/', ':']).next()?.parse().ok()?;
                 Some((TaskId(task), std::str::from_utf8(&value).ok()?.parse().ok()?))
             })
             .collect();

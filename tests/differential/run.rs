@@ -117,7 +117,6 @@ async fn perform(step: &Step, side: &mut Side, trace: &mut Trace, both: bool) {
         Step::Start { handle, who, ask } => side.start(handle, *who, ask).await,
         Step::HangUp { handle } => side.hang_up(handle).await,
         Step::Disconnect { who } => side.disconnect(*who).await,
-        Step::Stop => side.stop(),
         Step::Sleep(time) => tokio::time::sleep(*time).await,
         Step::Expect { handle, expected } => {
             let (outcome, same) = match (expected, side.kind) {

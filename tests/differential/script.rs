@@ -98,8 +98,6 @@ pub enum Step {
     HangUp { handle: String },
     /// Close the connection of a task's life.
     Disconnect { who: Who },
-    /// Stop the service in good order.
-    Stop,
     /// Let time pass for timeouts that no answer tells of.
     Sleep(Duration),
     /// Steps for one side only, where a difference has led to different situations.
@@ -320,12 +318,6 @@ impl Script {
         let who = self.settle(who);
         self.steps.push(Step::Disconnect { who });
         self
-    }
-
-    /// The service is told to stop; nothing can be looked at after that.
-    pub fn stop(mut self) -> Self {
-        self.steps.push(Step::Stop);
-        self.parted()
     }
 
     /// The task's process is another one from here on.

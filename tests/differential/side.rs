@@ -94,14 +94,6 @@ impl Side {
         }
     }
 
-    /// Asks the service to stop in good order.
-    pub fn stop(&self) {
-        match &self.service {
-            Service::Cxx(cxx) => cxx.terminate(),
-            Service::Muster(muster) => muster.terminate(),
-        }
-    }
-
     /// Starts a call, and returns once the service has seen it.
     pub async fn start(&mut self, handle: &str, who: Who, ask: &Ask) {
         let call = self.resolve(ask);

@@ -8,11 +8,15 @@ or is empty, is written as a JSON string; everything else stands as it is.
 import argparse
 import json
 import os
+import resource
 import sys
 import time
 
 # A GPU or TPU that happens to be there must not change what a test does. Read by jax when it is imported, below.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# jaxlib aborts a process whose job has failed, which is what many tests are about: no core file for each.
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 import jax
 from jax._src import distributed  # The public API has no barriers and no key-value store; others go this way too.

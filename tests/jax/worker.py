@@ -11,9 +11,11 @@
 
 Every mode prints `EVENT registered took= jax= pid=` first and `EVENT shutdown took=` last, and exits 0. SIGINT ends it
 early but in good order, as soon as the call that it waits in returns; what a mode prints between the two stands at its
-function. When a call to the service fails, it prints `EVENT error code= message=` and exits 1; when the service or a lost
-connection ends the job, jaxlib aborts the process (SIGABRT), as it does any JAX process. A failing job does both at about
-the same time, so either may come first.
+function. When a call to the service fails, it prints `EVENT error code= message=`, a trace on standard error, and exits 1;
+when the service or a lost connection ends the job, jaxlib aborts the process (SIGABRT), as it does any JAX process. A failing
+job does both at about the same time, so either may come first.
+
+With --die-once FILE, whichever process is the first to begin its second step (or round) makes FILE and kills itself.
 
 Whether tasks may fail and come back is for the service to say since release 0.9.2, and was for the client to ask for before:
 --recoverable does that in the releases that have it (0.7.0 to 0.8.3), and changes nothing in others.
@@ -22,8 +24,10 @@ Whether tasks may fail and come back is for the service to say since release 0.9
 import argparse
 import itertools
 import os
+import signal
 import sys
 import time
+import traceback
 
 sys.dont_write_bytecode = True
 import common
@@ -40,6 +44,17 @@ def sleep_ms(duration_ms: int) -> None:
     time.sleep(duration_ms / 1000)
 
 
+def die_once(args: argparse.Namespace) -> None:
+    if args.die_once is None:
+        return
+    try:
+        open(args.die_once, "x").close()
+    except FileExistsError:
+        return
+    event("dying")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def register(args: argparse.Namespace) -> None:
     time.sleep(args.seconds)
 
@@ -50,6 +65,8 @@ def steps(args: argparse.Namespace) -> None:
         if args.steps and n > args.steps:
             return
         sleep_ms(args.step_ms)
+        if n == 2:
+            die_once(args)
         if n == args.hang_at:
             event("hang", n=n)
             while True:
@@ -120,6 +137,8 @@ def rounds(args: argparse.Namespace) -> None:
             continue
         number = last_round() + 1
         event("pass", **passed, round=number)
+        if number == 2:
+            die_once(args)
 
         for n in range(1, args.steps + 1):
             sleep_ms(args.step_ms)
@@ -156,6 +175,7 @@ def parse_arguments() -> argparse.Namespace:
     shared = argparse.ArgumentParser(add_help=False)
     common.add_arguments(shared)
     shared.add_argument("--backend", action="store_true", help="also create the CPU backend, and so exchange the topology")
+    shared.add_argument("--die-once", metavar="FILE", help="see above; for steps and rounds")
     shared.add_argument("--recoverable", action="store_true", help="ask to be recoverable, in releases where the client asks")
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -206,6 +226,8 @@ def main() -> None:
         event("interrupted")
     except jax.errors.JaxRuntimeError as error:
         event("error", code=common.error_code(error), message=str(error))
+        traceback.print_exc()
+        sys.stderr.flush()
         # At once: an orderly exit would wait in the shutdown barrier for whoever caused the error.
         os._exit(1)
     common.shutdown()

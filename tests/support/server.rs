@@ -211,11 +211,6 @@ impl Cxx {
         Self { process, address: SocketAddr::from(([127, 0, 0, 1], port)) }
     }
 
-    /// Asks it to stop in good order.
-    pub fn terminate(&self) {
-        self.process.terminate();
-    }
-
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address

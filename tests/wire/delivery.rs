@@ -118,3 +118,31 @@ async fn a_task_that_asks_to_be_recoverable_may_come_back() {
     let (client, caller) = &tasks[0];
     expect_ok(&within(client.ask(caller, &Call::Heartbeat { incarnation: caller.incarnation })).await);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_stops_answers_everybody_who_waits_and_polls_in_the_way_that_lets_clients_live() {
+    for generation in [Generation::A, Generation::C] {
+        let mut server = Muster::serve(&["--tasks", "2", "--log", "error"]);
+        let tasks = register(&server, generation, 2, false).await;
+        let (client, caller) = &tasks[0];
+        let poll = client.start(*caller, Call::PollForError, |_| {});
+        let waiting = [Call::get("never"), Call::barrier("b", 0), Call::alive(&[0, 1])]
+            .map(|call| client.start(*caller, call, |_| {}));
+        // Calls of one connection are taken in order.
+        expect_ok(&within(client.ask(caller, &Call::watch(-1))).await);
+        server.terminate();
+        let answer = poll.within(PATIENCE).await.expect("it is answered");
+        assert_eq!(code_name(answer.code), "CANCELLED", "{answer:?}");
+        assert_eq!(answer.payloads.raw, [], "nothing that a client would take for an error of the job");
+        for waiting in waiting {
+            let answer = waiting.within(PATIENCE).await.expect("it is answered");
+            assert!(!answer.is_ok() && !answer.transport, "{answer:?}");
+        }
+        drop(tasks);
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while server.is_running() {
+            assert!(tokio::time::Instant::now() < deadline, "it does not end: {}", server.said());
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! ShutdownTask.
 
 use crate::differences::Difference;
-use crate::expect::{Code, Outcome, State, another_life, error, ok, plain_error, waits};
+use crate::expect::{Code, Outcome, State, another_life, error, ok, waits};
 use crate::script::{Ask, Release, Script, SideKind, Version, observer, script, t};
 use crate::support::Call;
 
@@ -15,7 +15,6 @@ pub fn scripts(_: Release) -> Vec<Script> {
         without_a_timeout_everybody_leaves_alone(),
         in_a_recoverable_job_everybody_leaves_alone(),
         what_waits_for_a_task_that_leaves(),
-        a_service_that_stops_tells_who_waits(),
     ]
 }
 
@@ -146,15 +145,4 @@ fn what_waits_for_a_task_that_leaves() -> Script {
         .all(&["0", "1"], &error(Code::Internal).of_barrier("b", 0))
         .start("later", t(0), Call::barrier("c", 0).within_ms(100))
         .then("later", error(Code::DeadlineExceeded).of_barrier("c", 0))
-}
-
-fn a_service_that_stops_tells_who_waits() -> Script {
-    script("a service that stops tells who waits", 2)
-        .registered()
-        .start("poll", t(0), Call::PollForError)
-        .start("value", t(0), Call::get("never"))
-        .stop()
-        // Clients live on only when their poll is cancelled, and need not be told more.
-        .then("poll", plain_error(Code::Cancelled))
-        .then("value", plain_error(Code::Cancelled))
 }

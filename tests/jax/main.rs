@@ -1,0 +1,105 @@
+//! Real JAX processes against the real server, for every release that the tests run.
+//!
+//! Every test is named `RELEASE::what_it_shows`:
+//!
+//! ```text
+//! cargo test --test jax
+//! cargo test --test jax 0.10.2::a_killed_task
+//! ```
+//!
+//! The releases stand in `versions`, their environments are made by `setup`. Tests of a release whose environment is not
+//! there are counted as ignored; without any environment the target fails.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+mod claims;
+mod conformance;
+mod death;
+mod drain;
+mod freeze;
+mod http;
+mod launch;
+mod line;
+mod process;
+mod release;
+mod rounds;
+mod scene;
+mod server;
+mod stop;
+mod time;
+mod two_generations;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use release::Release;
+use scene::Scene;
+
+/// Which releases a test is for.
+#[derive(Clone, Copy)]
+enum For {
+    /// All: what every user relies on.
+    All,
+    /// The last of generation A and the first settled one of generation C: what depends on how they speak.
+    Both,
+    /// One: what depends on the server alone.
+    One,
+}
+
+impl For {
+    fn has(self, release: &Release) -> bool {
+        match self {
+            Self::All => true,
+            Self::Both => ["0.9.2", "0.10.2"].contains(&release.name.as_str()),
+            Self::One => release.name == "0.10.2",
+        }
+    }
+}
+
+type Test = (For, &'static str, fn(&Scene));
+
+fn tests() -> Vec<Test> {
+    [
+        conformance::TESTS,
+        death::TESTS,
+        rounds::TESTS,
+        freeze::TESTS,
+        claims::TESTS,
+        drain::TESTS,
+        launch::TESTS,
+        stop::TESTS,
+    ]
+    .concat()
+}
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let releases = release::all();
+    let mut trials = vec![Trial::test("there_is_a_release_to_test", {
+        let releases = releases.clone();
+        move || release::require_any(&releases).map_err(Failed::from)
+    })];
+    for release in &releases {
+        let there = release.is_there();
+        let before = trials.len();
+        for (_, name, run) in tests().into_iter().filter(|(of, _, _)| of.has(release)) {
+            let name = format!("{}::{name}", release.name);
+            let (scene_name, release) = (name.clone(), release.clone());
+            let test = Trial::test(name, move || {
+                release.require().map_err(Failed::from)?;
+                run(&Scene::new(&scene_name, &release));
+                Ok(())
+            });
+            trials.push(test.with_ignored_flag(!there));
+        }
+        if !there {
+            let count = trials.len() - before;
+            eprintln!(
+                "JAX {}: NOT TESTED, its {count} tests are ignored: {}",
+                release.name,
+                release.lacking()
+            );
+        }
+    }
+    trials.push(two_generations::trial(&releases));
+    libtest_mimic::run(&arguments, trials).exit();
+}

@@ -1,0 +1,222 @@
+//! The loop of an elastic program (begin barrier, steps, end barrier, checkpoint), with tasks killed at every point of it.
+//!
+//! What must hold: a restarted task never leaves its peers waiting for ever, and nobody ever passes a barrier that another
+//! is still on its way to.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster::coordination::{Change, RunState, TaskId};
+use rustix::process::Signal;
+
+use super::death::failed_tasks;
+use super::line::Line;
+use super::process::Process;
+use super::scene::Scene;
+use super::server::Server;
+use super::{For, Test};
+
+pub const TESTS: &[Test] = &[(
+    For::Both,
+    "tasks_killed_at_any_point_of_a_round_come_back_without_a_deadlock_or_an_early_pass",
+    rounds,
+)];
+
+/// How many rounds the job has. Each kill takes a few; after the last one all finish what is left.
+const ROUNDS: u64 = 90;
+/// How often each phase has its turn.
+const TURNS: usize = 2;
+
+/// Where a task is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// While it waits at the begin barrier.
+    AtBegin,
+    /// During its steps, when the others may be anywhere in theirs.
+    InSteps,
+    /// During its steps, when all others wait at the end barrier already.
+    InStepsLast,
+    /// While it waits at the end barrier.
+    AtEnd,
+    /// During its checkpoint.
+    InCheckpoint,
+    /// During its steps, and again as soon as it has come back.
+    Twice,
+}
+
+const PHASES: [Phase; 6] =
+    [Phase::AtBegin, Phase::InSteps, Phase::InStepsLast, Phase::AtEnd, Phase::InCheckpoint, Phase::Twice];
+
+struct Job<'a> {
+    scene: &'a Scene,
+    /// The present lives.
+    tasks: Vec<Process>,
+    /// The lives before, which have something to say still.
+    dead: Vec<Process>,
+    random: fastrand::Rng,
+}
+
+fn rounds(scene: &Scene) {
+    // Another seed explores other moments; a failure names the one it had.
+    let seed = std::env::var("TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    println!("     {}: TEST_SEED={seed}", scene.release.name);
+    let server = scene.serve(&["--tasks", "3", "--recoverable"]);
+    let tasks = (0..3).map(|task| start(scene, task)).collect();
+    let mut job = Job { scene, tasks, dead: Vec::new(), random: fastrand::Rng::with_seed(seed) };
+
+    let mut phases = PHASES.repeat(TURNS);
+    job.random.shuffle(&mut phases);
+    let mut victims = Vec::new();
+    for phase in phases {
+        let victim = job.random.usize(0..3);
+        victims.push(i32::try_from(victim).unwrap());
+        job.kill(phase, victim);
+    }
+    job.tasks.iter().for_each(Process::succeed);
+    server.until_run(1, RunState::Completed);
+
+    assert!(
+        failed_tasks(server).iter().all(|task| victims.contains(task)),
+        "somebody died that was not killed"
+    );
+    let lives: Vec<&Process> = job.tasks.iter().chain(&job.dead).collect();
+    nothing_failed(&lives);
+    nobody_passed_early(&lives);
+    only_restarted_tasks_were_left_behind(server);
+}
+
+fn start(scene: &Scene, task: usize) -> Process {
+    let rounds = ROUNDS.to_string();
+    let pace = ["--steps", "2", "--step-ms", "30", "--checkpoint-ms", "40"];
+    scene.start(
+        task,
+        3,
+        &[&["worker.py", "rounds", "--recoverable", "--rounds", &rounds][..], &pace].concat(),
+    )
+}
+
+impl Job<'_> {
+    /// Waits for something that a task does from now on.
+    fn does(&self, task: usize, mark: usize, name: &str, which: impl Fn(&Line) -> bool) {
+        self.tasks[task].line_after(mark, name, which);
+    }
+
+    fn pause(&mut self, up_to_ms: u64) {
+        std::thread::sleep(Duration::from_millis(self.random.u64(0..=up_to_ms)));
+    }
+
+    /// Kills a task in a phase, starts it again, and sees to it that all go on together.
+    fn kill(&mut self, phase: Phase, victim: usize) {
+        let mark = self.tasks[victim].mark();
+        let at = |barrier: &'static str| move |line: &Line| line.text("barrier") == barrier;
+        match phase {
+            Phase::AtBegin | Phase::AtEnd => {
+                // Another is held back, so that the victim must wait.
+                let slow = (victim + self.random.usize(1..3)) % 3;
+                let (before, barrier) =
+                    if phase == Phase::AtBegin { ("checkpoint", "begin") } else { ("step", "end") };
+                self.does(slow, self.tasks[slow].mark(), before, |_| true);
+                self.tasks[slow].signal(Signal::STOP);
+                self.does(victim, mark, "enter", at(barrier));
+                self.pause(20);
+                self.die(victim);
+                self.pause(200);
+                self.tasks[slow].signal(Signal::CONT);
+            }
+            Phase::InSteps | Phase::Twice => {
+                self.does(victim, mark, "step", |_| true);
+                self.pause(30);
+                self.die(victim);
+            }
+            Phase::InStepsLast => {
+                let others: Vec<usize> = (0..3).filter(|task| *task != victim).collect();
+                let marks: Vec<usize> = others.iter().map(|task| self.tasks[*task].mark()).collect();
+                self.does(victim, mark, "step", |_| true);
+                self.tasks[victim].signal(Signal::STOP);
+                for (other, mark) in others.into_iter().zip(marks) {
+                    self.does(other, mark, "enter", at("end"));
+                }
+                self.die(victim);
+            }
+            Phase::InCheckpoint => {
+                self.does(victim, mark, "pass", at("end"));
+                self.pause(30);
+                self.die(victim);
+            }
+        }
+        self.pause(300);
+        self.come_back(victim);
+        if phase == Phase::Twice {
+            self.does(victim, 0, "registered", |_| true);
+            self.pause(100);
+            self.die(victim);
+            self.come_back(victim);
+        }
+        // It has finished a round with the others, which they have finished too.
+        let saved = self.tasks[victim].line("checkpoint", |_| true).number::<u64>("round");
+        for task in 0..3 {
+            self.does(task, 0, "checkpoint", |line| line.number::<u64>("round") >= saved);
+        }
+        assert!(saved + 10 < ROUNDS, "the test needs more rounds than it has");
+    }
+
+    fn die(&mut self, victim: usize) {
+        self.tasks[victim].signal(Signal::KILL);
+    }
+
+    fn come_back(&mut self, victim: usize) {
+        let back = start(self.scene, victim);
+        self.dead.push(std::mem::replace(&mut self.tasks[victim], back));
+    }
+}
+
+/// A barrier never fails because of somebody else's death.
+fn nothing_failed(lives: &[&Process]) {
+    let failed: Vec<Line> = lives.iter().flat_map(|life| life.lines("fail")).collect();
+    assert_eq!(failed, []);
+}
+
+/// At each use of each barrier, the last that took part had entered before the first left.
+fn nobody_passed_early(lives: &[&Process]) {
+    let mut uses: BTreeMap<(String, u64), Vec<Line>> = BTreeMap::new();
+    for line in lives.iter().flat_map(|life| life.lines("pass")) {
+        uses.entry((line.text("barrier").to_owned(), line.number("round"))).or_default().push(line);
+    }
+    assert!(uses.len() > usize::try_from(ROUNDS).unwrap(), "most rounds are accounted for");
+    for ((barrier, round), passed) in uses {
+        let last_entered = passed.iter().map(|line| line.number::<f64>("entered")).fold(f64::MIN, f64::max);
+        let first_left = passed.iter().map(|line| line.number::<f64>("left")).fold(f64::MAX, f64::min);
+        assert!(last_entered <= first_left, "somebody passed {barrier} of round {round} early: {passed:#?}");
+        let mut tasks: Vec<i32> = passed.iter().map(|line| line.number("task")).collect();
+        tasks.sort_unstable();
+        tasks.dedup();
+        assert_eq!(tasks.len(), passed.len(), "a task passed {barrier} of round {round} twice: {passed:#?}");
+    }
+}
+
+/// The server's own account: a barrier passes without a task only if that has registered again in this run.
+fn only_restarted_tasks_were_left_behind(server: &Server) {
+    let mut restarted: Vec<TaskId> = Vec::new();
+    let mut without_somebody = 0;
+    for event in server.events("default") {
+        match event.what {
+            Change::TaskConnected { task, again: true, .. } => restarted.push(task),
+            Change::BarrierPassed { without, barrier, counter } => {
+                without_somebody += usize::from(!without.is_empty());
+                assert!(without.len() < 3, "{barrier}::{counter} passed without anybody");
+                for task in without {
+                    assert!(
+                        restarted.contains(&task),
+                        "{barrier}::{counter} passed without task {task}: {}",
+                        event.reason
+                    );
+                }
+            }
+            Change::BarrierFailed { barrier, counter } => {
+                panic!("{barrier}::{counter} failed: {}", event.reason)
+            }
+            _ => {}
+        }
+    }
+    assert!(without_somebody > 0, "no kill ever left a barrier behind: the test has lost its point");
+}

@@ -1,0 +1,138 @@
+//! A running `muster serve`, and what it says of its jobs.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use muster::coordination::{Change, JobView, RunState, TaskId, Timestamp};
+use muster::http::{About, EventLine, EventsPage};
+
+use super::http;
+use super::process::Process;
+use super::time::{Moment, wait_for};
+
+/// The job that processes reach which name none.
+pub const DEFAULT: &str = "default";
+
+/// A running server, which ends with this value.
+pub struct Server {
+    /// Its process.
+    pub process: Process,
+    /// What it says of itself.
+    pub about: About,
+}
+
+impl Server {
+    /// Starts a server at free ports.
+    pub fn start(arguments: &[&str]) -> Self {
+        let mut all = vec!["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"];
+        all.extend(arguments);
+        let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
+        let process = Process::start("server".into(), Path::new(env!("CARGO_BIN_EXE_muster")), &all, &[]);
+        let line = process.text("  HTTP  http://");
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let address: SocketAddr =
+            address.and_then(|text| text.parse().ok()).expect("the address that it printed");
+        Self { process, about: http::get(address, "/api/v1/server") }
+    }
+
+    /// Where the tasks of jobs without a listener of their own connect.
+    pub fn grpc(&self) -> SocketAddr {
+        self.about.grpc[0].address
+    }
+
+    /// A job as people see it.
+    #[track_caller]
+    pub fn view(&self, job: &str) -> JobView {
+        http::get(self.about.http, &format!("/api/v1/jobs/{job}"))
+    }
+
+    /// Waits until the view of the default job shows something.
+    #[track_caller]
+    pub fn until<T>(&self, what: &str, look: impl Fn(&JobView) -> Option<T>) -> T {
+        wait_for(what, || look(&self.view(DEFAULT)))
+    }
+
+    /// Waits until the default job is in this run and state.
+    #[track_caller]
+    pub fn until_run(&self, number: u64, state: RunState) -> JobView {
+        self.until(&format!("run {number} {state:?}"), |view| {
+            (view.run.number.0 == number && view.run.state == state).then(|| view.clone())
+        })
+    }
+
+    /// Everything that has happened in a job.
+    #[track_caller]
+    pub fn events(&self, job: &str) -> Vec<EventLine> {
+        let mut events = Vec::new();
+        let mut after = 0;
+        loop {
+            let page: EventsPage =
+                http::get(self.about.http, &format!("/api/v1/jobs/{job}/events?after={after}"));
+            assert!(!page.gap, "the server has forgotten events");
+            let done = page.next == after;
+            after = page.next;
+            events.extend(page.events);
+            if done {
+                return events;
+            }
+        }
+    }
+
+    /// Waits for a change in the default job.
+    #[track_caller]
+    pub fn event(&self, what: &str, which: impl Fn(&EventLine) -> bool) -> EventLine {
+        wait_for(what, || self.events(DEFAULT).into_iter().find(&which))
+    }
+
+    /// Waits for the `nth` failure of a task, from 1.
+    #[track_caller]
+    pub fn failure(&self, task: i32, nth: usize) -> EventLine {
+        wait_for(&format!("failure {nth} of task {task}"), || {
+            let failed = Change::TaskFailed { task: TaskId(task) };
+            self.events(DEFAULT).into_iter().filter(|event| event.what == failed).nth(nth - 1)
+        })
+    }
+
+    /// Waits until the server has heard a heartbeat of the task just now.
+    ///
+    /// What is done to the task at once after that does not fall into the next one.
+    #[track_caller]
+    pub fn heartbeat(&self, task: i32) {
+        let last = |view: &JobView| view.run.tasks[usize::try_from(task).unwrap()].last_heartbeat;
+        let before = last(&self.view(DEFAULT));
+        self.until("another heartbeat", |view| (last(view) > before).then_some(()));
+    }
+
+    /// Finds out what the server's clock shows now, as well as that can be known from outside.
+    pub fn clock(&self) -> ServerClock {
+        // The quickest of some answers is the one that leaves the least doubt.
+        let glance = || {
+            let before = Moment::now();
+            let seen = self.view(DEFAULT).seen_at;
+            (before, seen, Moment::now() - before)
+        };
+        let glances: Vec<(Moment, Timestamp, f64)> = std::iter::repeat_with(glance).take(5).collect();
+        let (before, seen, took) =
+            glances.into_iter().min_by(|a, b| a.2.total_cmp(&b.2)).expect("five of them");
+        ServerClock { at: Moment(before.0 + took / 2.0), seen }
+    }
+}
+
+/// What the server's clock showed at one moment. It runs as fast as this machine's.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerClock {
+    at: Moment,
+    seen: Timestamp,
+}
+
+impl ServerClock {
+    /// When the server's clock shows `at`.
+    pub fn moment(&self, at: Timestamp) -> Moment {
+        Moment(self.at.0 + seconds(at.since(self.seen)) - seconds(self.seen.since(at)))
+    }
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}

@@ -1,0 +1,34 @@
+//! The server is stopped while a job runs.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::process::Process;
+use super::scene::Scene;
+use super::{For, Test};
+
+pub const TESTS: &[Test] = &[
+    (For::Both, "clients_survive_a_stop_of_the_server_when_errors_come_with_heartbeats", |scene| {
+        stop(scene, &["--error-delivery", "cancel"]);
+    }),
+    (For::Both, "clients_survive_a_stop_of_the_server_at_default_settings", |scene| stop(scene, &[])),
+];
+
+/// How long clients are watched: shorter than it takes until their next heartbeat is due, 50 s at default settings.
+const OUTAGE: Duration = Duration::from_secs(3);
+
+/// A client whose error poll has been answered does not mind a lost connection until it has something to say.
+fn stop(scene: &Scene, settings: &[&str]) {
+    let server = scene.serve(&[&["--tasks", "2", "--stop-timeout", "1s"], settings].concat());
+    let tasks = scene.start_all(2, &["worker.py", "register", "--seconds", "600"]);
+    tasks.iter().for_each(|task| _ = task.line("registered", |_| true));
+
+    let told = server.process.signal(Signal::TERM);
+    let end = server.process.end();
+    assert!(end.status.success(), "the server ended with {}", end.status);
+    scene.figure("the server stopped after", end.at - told);
+
+    std::thread::sleep(OUTAGE);
+    assert!(tasks.iter().all(Process::is_running), "a client did not survive");
+}

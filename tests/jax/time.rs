@@ -1,0 +1,61 @@
+//! Moments on the one clock that all processes of a machine share, and waiting for conditions.
+
+use std::fmt;
+use std::ops::Sub;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// How long anything may take that must come to pass. Generous: a machine that builds meanwhile is slow.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a condition that cannot be waited for is looked at.
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// A moment of CLOCK_MONOTONIC, as Python's `time.monotonic()` shows it.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Moment(pub f64);
+
+impl Moment {
+    /// This moment.
+    pub fn now() -> Self {
+        let now = clock_gettime(ClockId::Monotonic);
+        let nanos = u32::try_from(now.tv_nsec).expect("less than a second");
+        Self(
+            f64::from(u32::try_from(now.tv_sec).expect("a machine that was started this century"))
+                + f64::from(nanos) / 1e9,
+        )
+    }
+
+    /// How long ago it was.
+    pub fn elapsed(self) -> Duration {
+        Duration::from_secs_f64((Self::now() - self).max(0.0))
+    }
+}
+
+/// In seconds, negative if `other` is later.
+impl Sub for Moment {
+    type Output = f64;
+
+    fn sub(self, other: Self) -> f64 {
+        self.0 - other.0
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.6}", self.0)
+    }
+}
+
+/// Looks again and again until there is something, which must come within [`PATIENCE`].
+#[track_caller]
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Moment::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain: {what}");
+        std::thread::sleep(GLANCE);
+    }
+}

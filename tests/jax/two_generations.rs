@@ -1,0 +1,82 @@
+//! Releases of different wire generations on one server at the same time.
+
+use libtest_mimic::{Failed, Trial};
+use muster::coordination::{Change, TaskIncarnation};
+
+use super::conformance;
+use super::process::Process;
+use super::release::{Generation, Release};
+use super::scene::Scene;
+use super::server::{DEFAULT, Server};
+
+const NAME: &str = "jobs_of_both_generations_share_a_port_and_are_told_apart_by_the_name_dialled";
+
+/// The newest release of each generation that is there; the last of `versions` may be missing on a machine.
+fn newest(releases: &[Release], generation: Generation) -> Option<&Release> {
+    releases.iter().rev().find(|release| release.generation() == generation && release.is_there())
+}
+
+/// The test, ignored where one of the generations is missing.
+pub fn trial(releases: &[Release]) -> Trial {
+    let old = newest(releases, Generation::A).cloned();
+    let new = newest(releases, Generation::C).cloned();
+    let both = old.zip(new);
+    let missing = both.is_none();
+    if missing {
+        eprintln!("NOT TESTED: {NAME}: it needs a release of each generation; run tests/jax/setup");
+    }
+    Trial::test(NAME, move || {
+        let (old, new) = both.ok_or_else(|| Failed::from("it needs a release of each generation"))?;
+        share_a_port(&old, &new);
+        Ok(())
+    })
+    .with_ignored_flag(missing)
+}
+
+/// Which job a call is for is told by the first label of the name that the client dialled. gRPC asks the system to resolve
+/// names, and the only one that every machine resolves to itself is `localhost`: not all of them know its subdomains. So one
+/// of the jobs is called just that, the other is reached at the bare address, and a third has a listener of its own.
+fn share_a_port(old: &Release, new: &Release) {
+    let mut scene = Scene::new(NAME, old);
+    let jobs = ["--job", "localhost=2", "--job", "default=2", "--job", "own=2@127.0.0.1:0"];
+    scene.serve(&jobs);
+    let server = scene.server();
+    let own = server
+        .about
+        .grpc
+        .iter()
+        .find(|listener| listener.jobs[0].as_str() == "own")
+        .expect("its listener")
+        .address;
+    let port = server.grpc().port();
+
+    let start = |scene: &Scene, address: &str| -> Vec<Process> {
+        (0..2).map(|task| scene.start_at(address, task, 2, &["conformance.py"])).collect()
+    };
+    let named = start(&scene, &format!("localhost:{port}"));
+    scene.release = new.clone();
+    let bare = start(&scene, &format!("127.0.0.1:{port}"));
+    let apart = start(&scene, &own.to_string());
+
+    conformance::check(&scene, DEFAULT, &bare);
+    conformance::check(&scene, "own", &apart);
+    scene.release = old.clone();
+    conformance::check(&scene, "localhost", &named);
+
+    let server = scene.server();
+    let [one, two, three] = ["localhost", DEFAULT, "own"].map(|job| incarnations(server, job));
+    for lives in [&one, &two, &three] {
+        assert_eq!(lives.len(), 2);
+    }
+    assert!(one.iter().all(|life| !two.contains(life) && !three.contains(life)));
+    assert!(two.iter().all(|life| !three.contains(life)));
+}
+
+/// Every life that has registered in a job.
+fn incarnations(server: &Server, job: &str) -> Vec<TaskIncarnation> {
+    let registered = server.events(job).into_iter().filter_map(|event| match event.what {
+        Change::TaskRegistering { incarnation, .. } => Some(incarnation),
+        _ => None,
+    });
+    registered.collect()
+}
