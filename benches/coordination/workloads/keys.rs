@@ -217,7 +217,7 @@ fn awaited_by_all(target: Target, cluster: &Cluster, wanted: &Wanted) -> Result<
     }
     let tasks = cluster.tasks();
     let work = format!("one key of 1 KiB reaching {} tasks that wait", count(tasks));
-    let figure = measured.finish("keysed", work, "task", rounds * u64::from(tasks))?;
+    let figure = measured.finish("keys.awaited", work, "task", rounds * u64::from(tasks))?;
     delete(cluster, "bench/awaited")?;
     Ok(figure)
 }
