@@ -29,6 +29,9 @@ pub struct Coordinator {
     connections: BTreeMap<ConnectionId, Connection>,
     /// The next deadline of every job that has one.
     wakes: BTreeSet<(Timestamp, JobId)>,
+    /// The service is on its way out, until it resumes: no call waits any more, and nobody is to blame for a lost
+    /// connection or for silence.
+    stopping: bool,
 }
 
 impl Coordinator {
@@ -54,13 +57,23 @@ impl Coordinator {
                 if let Err(failure) = self.introduce(caller.connection, job) {
                     return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
                 }
-                self.with(job, |job| job.call(now, effects, call, caller, request));
+                let stopping = self.stopping;
+                self.with(job, |job| {
+                    job.call(now, effects, call, caller, request);
+                    if stopping {
+                        job.stop(now, effects);
+                    }
+                });
             }
             Input::CallGone { job, call } => self.with(job, |job| job.call_gone(now, effects, call)),
             Input::Tick => self.tick(now, effects),
-            Input::Stop => self.each(|job| job.stop(now, effects)),
+            Input::Stop => {
+                self.stopping = true;
+                self.each(|job| job.stop(now, effects));
+            }
             Input::Lagged => self.each(|job| job.forgive_silence(now)),
             Input::Resumed => {
+                self.stopping = false;
                 self.connections.clear();
                 self.each(|job| job.resume(now, effects));
             }
@@ -70,7 +83,7 @@ impl Coordinator {
     /// When the state machine wants a [`Input::Tick`] next.
     #[must_use]
     pub fn next_wake(&self) -> Option<Timestamp> {
-        self.wakes.first().map(|(at, _)| *at)
+        self.wakes.first().filter(|_| !self.stopping).map(|(at, _)| *at)
     }
 
     /// The job of this name.
@@ -158,7 +171,7 @@ impl Coordinator {
     }
 
     fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        while let Some((at, id)) = self.wakes.first().copied() {
+        while let Some((at, id)) = self.wakes.first().copied().filter(|_| !self.stopping) {
             if at > now {
                 break;
             }
@@ -190,8 +203,9 @@ impl Coordinator {
         ending: &Ending,
     ) {
         let Some(known) = self.connections.remove(&connection) else { return };
+        let blame = Some(ending).filter(|_| !self.stopping);
         for id in known.jobs {
-            self.with(id, |job| job.connection_closed(now, effects, connection, ending));
+            self.with(id, |job| job.connection_closed(now, effects, connection, blame));
         }
     }
 }

@@ -140,12 +140,13 @@ impl Job {
         within!(self, now, effects, |run, cx| run.withdraw(cx, call));
     }
 
+    /// A connection is gone. Without a `blame`, that says nothing about the tasks that spoke on it.
     pub fn connection_closed(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
         connection: ConnectionId,
-        ending: &Ending,
+        blame: Option<&Ending>,
     ) {
         let Some(presence) = self.connections.remove(&connection) else { return };
         within!(self, now, effects, |run, cx| {
@@ -158,7 +159,7 @@ impl Job {
                 run.withdraw(cx, call);
             }
             for (task, (number, incarnation)) in presence.lives {
-                let Some(known) = run.task(task) else { continue };
+                let (Some(ending), Some(known)) = (blame, run.task(task)) else { continue };
                 let concerns = number == run.number
                     && known.incarnation == Some(incarnation)
                     && known.is_connected()

@@ -167,6 +167,12 @@ impl Chaos {
         self.world.call_as(connection, claim, request);
     }
 
+    fn resume(&mut self) {
+        self.world.asked.clear();
+        self.clients.clear();
+        self.world.input(Input::Resumed);
+    }
+
     fn step(&mut self) {
         let choice = self.rng.u8(0..100);
         if self.clients.is_empty() || choice < 12 {
@@ -209,12 +215,26 @@ impl Chaos {
                 }
             }
             _ => match self.rng.u8(0..10) {
-                0 => {
-                    self.world.asked.clear();
-                    self.clients.clear();
-                    self.world.input(Input::Resumed);
+                0 => self.resume(),
+                1 => {
+                    // A planned restart: whatever still comes meanwhile is answered at once.
+                    self.world.input(Input::Stop);
+                    for _ in 0..self.rng.usize(0..8) {
+                        match (self.clients.len(), self.rng.u8(0..4)) {
+                            (0, _) | (_, 0) => self.world.advance(Duration::from_secs(self.rng.u64(0..200))),
+                            (1.., 1) => {
+                                let client = self.clients.pop().expect("there is one");
+                                self.world.close(client.connection, Ending::Closed);
+                            }
+                            (count, _) => {
+                                let client = self.rng.usize(0..count);
+                                self.speak(client);
+                            }
+                        }
+                        assert!(self.world.asked.is_empty(), "nobody waits for a service that stops");
+                    }
+                    self.resume();
                 }
-                1 => self.world.input(Input::Stop),
                 _ => self.world.input(Input::Tick),
             },
         }

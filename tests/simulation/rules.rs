@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    CallId, Change, Claim, Code, ConnectionId, Ending, ErrorDelivery, Failure, JobSettings, Reply, Request,
-    RunOutcome, RunState, TaskId, TaskIncarnation, TaskSet, TaskStanding,
+    CallId, Change, Claim, Code, ConnectionId, Ending, ErrorDelivery, Failure, Input, JobSettings, Reply,
+    Request, RunOutcome, RunState, TaskId, TaskIncarnation, TaskSet, TaskStanding,
 };
 
 use crate::world::World;
@@ -445,6 +445,40 @@ fn when_the_last_live_task_of_a_recoverable_run_is_lost_the_run_is_over() {
 }
 
 #[test]
+fn a_service_that_stops_holds_nobody_and_blames_nobody() {
+    let mut job = Job::fate_sharing(3);
+    let early = job.poll(0);
+    job.world.input(Input::Stop);
+    assert_eq!(job.failure(early).code, Code::Cancelled);
+    // It was on its way when the service was told to stop.
+    let late = job.poll(1);
+    assert_eq!(
+        job.failure(late).code,
+        Code::Cancelled,
+        "a held poll would end the client with the connection"
+    );
+    let barrier = job.barrier(2, "step", 0);
+    assert_eq!(job.failure(barrier).code, Code::Unavailable);
+    let heartbeat = job.heartbeat(2);
+    assert!(matches!(job.world.answers.get(&heartbeat), Some(Ok(_))), "what can be answered at once is");
+
+    for task in 0..3 {
+        job.kill(task);
+    }
+    job.world.advance(Duration::from_secs(1000));
+    let run = job.world.view().run;
+    assert_eq!(
+        (run.state, run.live),
+        (RunState::Running, 3),
+        "the connections ended because the service stops"
+    );
+
+    job.world.input(Input::Resumed);
+    job.world.advance(Duration::from_secs(1000));
+    assert_eq!(job.world.view().run.state, RunState::Failed, "from then on silence counts again");
+}
+
+#[test]
 fn an_error_with_code_zero_is_none_and_one_with_an_unknown_code_is_kept() {
     let mut job = Job::fate_sharing(2);
     let poll = job.poll(0);
@@ -457,8 +491,14 @@ fn an_error_with_code_zero_is_none_and_one_with_an_unknown_code_is_kept() {
     assert_eq!((source.reported, source.source), (true, Some(TaskId(1))));
 }
 
+/// How a task names itself in the key of its step: to release 0.8.3, and later.
 #[test]
 fn a_save_that_all_agree_on_is_seen() {
+    save_that_all_agree_on("/job:jax_worker/task:");
+    save_that_all_agree_on("");
+}
+
+fn save_that_all_agree_on(prefix: &str) {
     let mut job = Job::fate_sharing(2);
     let waiting = job.ask(1, Request::Get { key: Bytes::from("RECEIVED_PREEMPTION_NOTICE") });
     let notice = Bytes::from("2026-01-01T00:00:00Z");
@@ -468,7 +508,7 @@ fn a_save_that_all_agree_on_is_seen() {
     );
     assert!(!job.waits(waiting));
     for (task, step) in [(0, "7"), (1, "9")] {
-        let key = Bytes::from(format!("PREEMPTION_CURRENT_COUNTER//job:jax_worker/task:{task}"));
+        let key = Bytes::from(format!("PREEMPTION_CURRENT_COUNTER/{prefix}{task}"));
         job.ask(task, Request::Insert { key, value: Bytes::from(step), overwrite: false });
         assert_eq!(job.world.view().run.preemption.and_then(|p| p.agreed_step), None);
         job.barrier(task, "PREEMPTION_SYNC_BARRIER", 0);
