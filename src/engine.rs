@@ -270,6 +270,7 @@ impl Engine {
                     let _ = self.followers.send(numbered.clone());
                     state.events.push_back(numbered);
                 }
+                Effect::BarrierEnded(_) => {}
                 Effect::WantIncarnation(job) => wanted.push(job),
             }
         }

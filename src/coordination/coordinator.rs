@@ -137,6 +137,10 @@ impl Coordinator {
         })
     }
 
+    pub(super) fn job(&self, job: JobId) -> Option<&Job> {
+        self.jobs.get(&job)
+    }
+
     pub(super) fn every_job(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values()
     }

@@ -77,6 +77,7 @@ impl Run {
         self.hear(cx, connection, id);
         let task = self.own_mut(id);
         task.last_heartbeat = Some(cx.now);
+        task.pulse.beat(cx.now);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use super::call::{Caller, Outcome, Request};
 use super::event::Event;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation};
 use super::settings::JobSettings;
+use super::straggling::BarrierEnding;
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,6 +107,8 @@ pub enum Effect {
     Reply(CallId, Outcome),
     /// Something changed that people or machines may want to know.
     Event(Event),
+    /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.
+    BarrierEnded(Box<BarrierEnding>),
     /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].
     WantIncarnation(JobId),
 }

@@ -181,6 +181,7 @@ impl Job {
             let task = self.run.own_mut(id);
             if task.is_connected() {
                 task.last_heartbeat = Some(now);
+                task.pulse.pause();
             }
         }
     }

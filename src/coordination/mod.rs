@@ -17,7 +17,9 @@
 //! | `store.rs` | the key-value store |
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
 //! | `devices.rs` | devices out of the topology values |
-//! | `view.rs`, `viewing.rs` | the state as people see it |
+//! | `pulse.rs`, `straggling.rs` | what is measured: heartbeats; barriers and who is late to them |
+//! | `view.rs`, `viewing.rs`, `keys.rs` | the state as people see it |
+//! | `observation.rs` | the state as instruments see it |
 //! | `audit.rs` | the invariants of all this, checked from scratch |
 
 mod audit;
@@ -32,13 +34,17 @@ mod failure;
 mod ids;
 mod input;
 mod job;
+mod keys;
 mod leaving;
 mod live;
 mod meeting;
+mod observation;
+mod pulse;
 mod registration;
 mod run;
 mod settings;
 mod store;
+mod straggling;
 mod task;
 mod timers;
 mod view;
@@ -52,5 +58,11 @@ pub use event::*;
 pub use failure::*;
 pub use ids::*;
 pub use input::*;
+pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
+pub use observation::*;
+pub use pulse::{GAP_CLASSES, Gaps, PulseView};
 pub use settings::*;
+pub use straggling::{
+    ArrivalView, BarrierEnding, BarrierKind, BarrierOutcome, BarrierRecord, StragglingView,
+};
 pub use view::*;

@@ -178,7 +178,13 @@ impl Run {
             Change::TaskRegistering { task: id, incarnation, peer },
             format!("{} registered; {missing} tasks are still missing", self.describe(id)),
         );
-        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Register(incarnation) });
+        self.arrive(
+            cx,
+            &key,
+            id,
+            connection,
+            Arrival { call, purpose: Purpose::Register(incarnation), at: cx.now },
+        );
     }
 
     /// Concludes a registration that waited for the others.
@@ -212,6 +218,7 @@ impl Run {
         let watch = !task.watched;
         task.standing = Standing::Connected;
         task.last_heartbeat = Some(now);
+        task.pulse.pause();
         task.watched = true;
         task.was_connected = true;
         task.unsynced |= again;

@@ -3,7 +3,7 @@
 //! The rules stand by subject: registration in `registration.rs`, barriers in `meeting.rs`, failure and its
 //! consequences in `failing.rs`, live sets in `live.rs`, leaving in `leaving.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, Ta
 use super::live::Question;
 use super::settings::JobSettings;
 use super::store::{Entry, Store, shown};
+use super::straggling::BarrierRecord;
 use super::task::Task;
 use super::timers::{Timer, Timers};
 use super::view::FirstCause;
@@ -46,6 +47,8 @@ pub(super) struct Run {
     /// The version that watchers have been told.
     pub told: i64,
     pub barriers: Barriers,
+    /// The last instances that ended, the latest last.
+    pub recent: VecDeque<BarrierRecord>,
     pub store: Store,
     pub questions: BTreeMap<TaskSet, Question>,
     /// What the tasks brought to the exchange of devices (generation A).
@@ -80,6 +83,7 @@ impl Run {
             version: 0,
             told: 0,
             barriers: Barriers::default(),
+            recent: VecDeque::new(),
             store: Store::default(),
             questions: BTreeMap::new(),
             exchanged: BTreeMap::new(),
@@ -235,7 +239,7 @@ impl Run {
         overwrite: bool,
         by: Option<TaskId>,
     ) -> Result<Reply, Failure> {
-        let entry = Entry { value: value.clone(), at: cx.now, by };
+        let entry = Entry::new(value.clone(), cx.now, by);
         let woken = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
         self.wake_readers(cx, woken, &value);
         if super::store::normalise(key).as_ref() == PREEMPTION_NOTICE {

@@ -11,13 +11,13 @@ use muster::coordination::{
 use crate::world::World;
 
 /// A job whose tasks have all registered, each on its own connection.
-struct Job {
-    world: World,
-    connections: Vec<ConnectionId>,
-    lives: Vec<TaskIncarnation>,
+pub struct Job {
+    pub world: World,
+    pub connections: Vec<ConnectionId>,
+    pub lives: Vec<TaskIncarnation>,
 }
 
-fn id(task: usize) -> TaskId {
+pub fn id(task: usize) -> TaskId {
     TaskId(i32::try_from(task).expect("a task id"))
 }
 
@@ -36,11 +36,11 @@ impl Job {
         job
     }
 
-    fn fate_sharing(tasks: u32) -> Self {
+    pub fn fate_sharing(tasks: u32) -> Self {
         Self::of(JobSettings::new(tasks))
     }
 
-    fn recoverable(tasks: u32) -> Self {
+    pub fn recoverable(tasks: u32) -> Self {
         let mut settings = JobSettings::new(tasks);
         settings.recoverable = true;
         Self::of(settings)
@@ -52,21 +52,21 @@ impl Job {
     }
 
     /// The process is started again: a new connection, a new life.
-    fn restart(&mut self, task: usize) -> CallId {
+    pub fn restart(&mut self, task: usize) -> CallId {
         self.connections[task] = self.world.connect();
         self.lives[task] = self.world.fresh_life();
         self.register(task)
     }
 
-    fn kill(&mut self, task: usize) {
+    pub fn kill(&mut self, task: usize) {
         self.world.close(self.connections[task], Ending::Reset);
     }
 
-    fn ask(&mut self, task: usize, request: Request) -> CallId {
+    pub fn ask(&mut self, task: usize, request: Request) -> CallId {
         self.world.call(self.connections[task], request)
     }
 
-    fn barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
+    pub fn barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
         let request = Request::Barrier {
             id: name.to_owned(),
             counter,
