@@ -45,6 +45,10 @@ pub struct Server {
     pub grpc_limits: Limits,
     /// Where people and tools look.
     pub http: SocketAddr,
+    /// Where metrics are served too, on a listener of their own.
+    pub metrics: Option<SocketAddr>,
+    /// Jobs with more tasks than this have no metrics for each task.
+    pub task_metrics_max: usize,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
     /// Threads that serve connections.
@@ -79,6 +83,8 @@ impl Server {
             grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
             grpc_limits: Limits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
+            metrics: None,
+            task_metrics_max: 1024,
             http_connections: 1024,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),

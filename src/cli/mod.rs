@@ -4,6 +4,7 @@ mod client;
 mod config;
 mod launch;
 mod limits;
+mod metrics;
 mod options;
 mod serve;
 mod server;
@@ -50,6 +51,7 @@ enum Command {
     Launch(launch::Arguments),
     Status(status::Arguments),
     Config(config::Arguments),
+    Metrics(metrics::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -64,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };

@@ -12,10 +12,12 @@ use tokio::task::JoinSet;
 use crate::clock::Clock;
 use crate::config::{Config, Job};
 use crate::coordination::JobName;
-use crate::engine::Engine;
+use crate::engine::{Engine, Observer};
+use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{self, About, Limits, Listener, Readiness, Site, Version};
 use crate::telemetry::events::log_events;
+use crate::telemetry::metrics::{Metrics, Tally};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
@@ -73,7 +75,11 @@ impl Server {
             }
         }
 
+        let metrics_listener =
+            config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
         let engine = Engine::new(Clock::start());
+        let tally = Arc::<Tally>::default();
+        engine.observe_with(Arc::clone(&tally) as Arc<dyn Observer>);
         for job in &config.jobs {
             engine.declare(job.name.clone(), job.settings.clone())?;
         }
@@ -89,23 +95,47 @@ impl Server {
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
-        let site = Site {
-            engine: Arc::clone(&server.engine),
-            readiness: Arc::clone(&server.readiness),
-            about: Arc::clone(&server.about),
-        };
+        let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
+        let edge = grpc::Server::new(Arc::clone(&server.engine), limits);
+        let site = server.site(&edge, tally, config);
         let limits = Limits::new(config.server.http_connections);
+        if let Some((listener, address)) = metrics_listener {
+            warn_if_open(address, "metrics");
+            tracing::info!(%address, "metrics have a listener of their own");
+            let router = http::metrics_router(site.clone());
+            server.http.tasks.spawn(http::serve(listener, router, limits, server.http.stop.subscribe()));
+        }
         server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
-        server.serve_grpc(listeners, config)?;
+        server.serve_grpc(&edge, listeners, config)?;
         warn_if_open(web_address, "HTTP");
         server.readiness.started();
         Ok(server)
     }
 
+    /// What the web edge looks at. Starts whatever measures by itself.
+    fn site(&mut self, edge: &Arc<grpc::Server>, tally: Arc<Tally>, config: &Config) -> Site {
+        let findings = Arc::<Board>::default();
+        self.timers.spawn(findings::watch(Arc::clone(&self.engine), Arc::clone(&findings)));
+        self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
+        let metrics = Metrics::new(
+            Arc::clone(&self.engine),
+            Arc::clone(edge),
+            tally,
+            Arc::clone(&findings),
+            Arc::clone(&self.readiness),
+            config.server.task_metrics_max,
+        );
+        Site {
+            engine: Arc::clone(&self.engine),
+            readiness: Arc::clone(&self.readiness),
+            about: Arc::clone(&self.about),
+            metrics: Arc::new(metrics),
+            findings,
+        }
+    }
+
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
-    fn serve_grpc(&mut self, listeners: Vec<Bound>, config: &Config) -> Result<()> {
-        let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
-        let edge = grpc::Server::new(Arc::clone(&self.engine), limits);
+    fn serve_grpc(&mut self, edge: &Arc<grpc::Server>, listeners: Vec<Bound>, config: &Config) -> Result<()> {
         let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
@@ -117,7 +147,7 @@ impl Server {
                     Routing::Own(place(&name).with_context(|| format!("the job {name} is not there"))?)
                 }
             };
-            self.grpc.tasks.spawn(Arc::clone(&edge).serve(listener, routing, self.grpc.stop.subscribe()));
+            self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, self.grpc.stop.subscribe()));
         }
         Ok(())
     }

@@ -66,6 +66,7 @@ impl Coordinator {
                 });
             }
             Input::CallGone { job, call } => self.with(job, |job| job.call_gone(now, effects, call)),
+            Input::Noted { job, note } => self.with(job, |job| job.note(now, effects, note)),
             Input::Tick => self.tick(now, effects),
             Input::Stop => {
                 self.stopping = true;

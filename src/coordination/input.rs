@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::call::{Caller, Outcome, Request};
 use super::event::Event;
-use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation};
+use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
 use super::straggling::BarrierEnding;
 
@@ -33,6 +34,19 @@ impl fmt::Display for Ending {
             Self::Broken(how) => write!(f, "broke ({how})"),
         }
     }
+}
+
+/// What an observer of a job has found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// The name of the finding.
+    pub finding: Arc<str>,
+    /// It holds from now on; otherwise it holds no more.
+    pub open: bool,
+    /// The tasks that it is about: a few of them.
+    pub tasks: Vec<TaskId>,
+    /// What it is, in a sentence.
+    pub reason: String,
 }
 
 /// Everything that can happen to the state machine. Applying the same inputs at the same times to
@@ -88,6 +102,13 @@ pub enum Input {
         job: JobId,
         /// The number of the call.
         call: CallId,
+    },
+    /// Something that was concluded from what is measured, for the order of events: it changes nothing else.
+    Noted {
+        /// The job that it is about.
+        job: JobId,
+        /// What was found.
+        note: Note,
     },
     /// Time has passed.
     Tick,

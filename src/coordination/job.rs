@@ -13,7 +13,7 @@ use super::failure::{Code, Failure};
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
-use super::input::{Effect, Ending};
+use super::input::{Effect, Ending, Note};
 use super::run::Run;
 use super::settings::JobSettings;
 use super::view::RunSummary;
@@ -169,6 +169,14 @@ impl Job {
                 }
             }
         });
+    }
+
+    /// An observer has found something, or finds it no more.
+    pub fn note(&mut self, now: Timestamp, effects: &mut Vec<Effect>, note: Note) {
+        let Note { finding, open, tasks, reason } = note;
+        let change =
+            if open { Change::FindingOpened { finding, tasks } } else { Change::FindingClosed { finding } };
+        within!(self, now, effects, |_run, cx| cx.event(change, reason));
     }
 
     pub fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {

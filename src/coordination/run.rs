@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::barrier::Barriers;
 use super::call::{Caller, Reply, Request, Shared, TaskInfo, TaskSet, TaskStates};
 use super::context::Cx;
-use super::event::{Change, RunOutcome};
+use super::event::{Change, FailureClass, RunOutcome};
 use super::failure::{Code, Failure, ServiceError};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
 use super::live::Question;
@@ -366,7 +366,7 @@ impl Run {
         let mut failure = Failure::plain(code, message);
         failure.service_error = Some(ServiceError { reported: true, source: Some(task) });
         let failure = Arc::new(failure);
-        self.fail_task(cx, task, &failure, "the task reported it");
+        self.fail_task(cx, task, &failure, FailureClass::Reported, "the task reported it");
         self.propagate(cx, Some(task), &failure);
         Ok(())
     }

@@ -204,6 +204,8 @@ impl<T: Transport> Connection<T> {
         }
         // Whether that was possible shows in how the socket is.
         let _ = self.cork.poll_send(&mut cx);
+        let (received, sent) = self.cork.moved();
+        self.desk.moved(received, sent);
         self.be_patient(taken > 0);
         match taken {
             // The peer's end may be known before HTTP/2 gets around to it.

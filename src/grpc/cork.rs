@@ -28,6 +28,8 @@ struct State<T> {
     end: Option<End>,
     /// The first byte that the peer sent.
     first: Option<u8>,
+    /// Bytes that came and went and were not asked about yet.
+    moved: (u64, u64),
 }
 
 /// How the peer's side of a socket came to its end.
@@ -53,7 +55,8 @@ pub(super) struct Cork<T>(Arc<Mutex<State<T>>>);
 
 /// Puts a cork on `socket`; it is not closed yet.
 pub(super) fn cork<T>(socket: T) -> (Corked<T>, Cork<T>) {
-    let state = State { socket, corked: false, gathered: Vec::new(), sent: 0, end: None, first: None };
+    let state =
+        State { socket, corked: false, gathered: Vec::new(), sent: 0, end: None, first: None, moved: (0, 0) };
     let state = Arc::new(Mutex::new(state));
     (Corked(Arc::clone(&state)), Cork(state))
 }
@@ -78,6 +81,11 @@ impl<T: AsyncWrite + Unpin> Cork<T> {
         lock(&self.0).poll_send(cx)
     }
 
+    /// How many bytes came and went since this was last asked.
+    pub(super) fn moved(&self) -> (u64, u64) {
+        std::mem::take(&mut lock(&self.0).moved)
+    }
+
     /// The socket itself, for its settings.
     pub(super) fn socket(&self, look: impl FnOnce(&T)) {
         look(&lock(&self.0).socket);
@@ -97,7 +105,10 @@ impl<T: AsyncWrite + Unpin> State<T> {
         while let Some(rest) = self.gathered.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match ready!(Pin::new(&mut self.socket).poll_write(cx, rest)) {
                 Ok(0) => return self.note(Err(io::ErrorKind::WriteZero.into())),
-                Ok(sent) => self.sent += sent,
+                Ok(sent) => {
+                    self.sent += sent;
+                    self.moved.1 += sent as u64;
+                }
                 Err(error) => return self.note(Err(error)),
             }
         }
@@ -139,6 +150,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Corked<T> {
                 state.end.get_or_insert(End::Finished);
             }
             Ok(()) => {
+                state.moved.0 += (buf.filled().len() - before) as u64;
                 if state.first.is_none() {
                     state.first = buf.filled().get(before).copied();
                 }
@@ -159,6 +171,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Corked<T> {
         }
         ready!(state.poll_send(cx))?;
         let result = ready!(Pin::new(&mut state.socket).poll_write(cx, buf));
+        state.moved.1 += *result.as_ref().unwrap_or(&0) as u64;
         state.note(result)
     }
 
@@ -174,6 +187,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Corked<T> {
         }
         ready!(state.poll_send(cx))?;
         let result = ready!(Pin::new(&mut state.socket).poll_write_vectored(cx, bufs));
+        state.moved.1 += *result.as_ref().unwrap_or(&0) as u64;
         state.note(result)
     }
 

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::body::{Body, Broken, Wallet};
 use super::call::{Dialect, Form, Reader};
+use super::count;
 use super::deadlines::Deadlines;
 use super::frame::Message;
 use super::head::{self, Refused, Target};
@@ -105,6 +106,17 @@ impl Desk {
         self.mailbox.unsent() > self.server.limits.unsent_bytes_per_connection
     }
 
+    /// Counts bytes that came and went.
+    pub(super) fn moved(&self, received: u64, sent: u64) {
+        let counts = &self.server.counts;
+        if received > 0 {
+            counts.received.add_many(received);
+        }
+        if sent > 0 {
+            counts.sent.add_many(sent);
+        }
+    }
+
     /// How long data may go unacknowledged.
     pub(super) fn unacknowledged(&self) -> Duration {
         self.server.limits.unacknowledged
@@ -189,7 +201,15 @@ impl Desk {
     }
 
     fn send(&self, respond: &mut Respond, outcome: &Outcome, form: &Form) {
+        let code = outcome.as_ref().err().map(|failure| failure.code);
+        self.count(form, code);
         respond::outcome(respond, outcome, form, self.server.limits.message_bytes, &self.mailbox);
+    }
+
+    fn count(&self, form: &Form, code: Option<Code>) {
+        if let Some(calls) = &self.server.calls {
+            calls.add(form.method, form.dialect, code);
+        }
     }
 
     /// Sends the answer to a call that waited.
@@ -206,7 +226,7 @@ impl Desk {
             Some(Entry::Waiting(waiting)) => {
                 let mut cx = Context::from_waker(&waiting.waker);
                 if waiting.respond.poll_reset(&mut cx).is_ready() {
-                    self.hang_up(slot);
+                    self.hang_up(slot, Code::Cancelled);
                 }
             }
             Some(Entry::Arriving(arriving)) => {
@@ -223,9 +243,10 @@ impl Desk {
         }
     }
 
-    fn hang_up(&mut self, slot: u64) -> Option<(Respond, Dialect)> {
+    fn hang_up(&mut self, slot: u64, code: Code) -> Option<(Respond, Dialect)> {
         let Some(Entry::Waiting(waiting)) = self.slots.remove(slot) else { return None };
         self.server.engine.hang_up(waiting.job, waiting.call);
+        self.count(&waiting.form, Some(code));
         Some((waiting.respond, waiting.form.dialect))
     }
 
@@ -239,7 +260,7 @@ impl Desk {
             match self.slots.get_mut(slot) {
                 None => {}
                 Some(Entry::Waiting(_)) => {
-                    if let Some((mut respond, dialect)) = self.hang_up(slot) {
+                    if let Some((mut respond, dialect)) = self.hang_up(slot, Code::DeadlineExceeded) {
                         respond::failure(&mut respond, &too_late(), dialect);
                     }
                 }
@@ -289,6 +310,7 @@ impl Drop for Desk {
                 .into(),
             )
         });
+        self.server.counts.endings[count::place_of(&ending)].add();
         self.server.engine.connection_closed(self.id, ending, &calls);
     }
 }

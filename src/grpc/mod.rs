@@ -8,6 +8,7 @@ mod body;
 mod call;
 mod connection;
 mod cork;
+mod count;
 mod deadlines;
 mod desk;
 mod frame;
@@ -28,6 +29,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use count::{CallCount, ENDINGS};
 pub use limits::Limits;
 pub use listener::bind;
 pub use route::Routing;

@@ -145,7 +145,7 @@ pub(super) async fn events(
     Ok(Json(EventsPage { events, next, gap }))
 }
 
-fn find(core: &Coordinator, name: &str) -> Result<JobId, Problem> {
+pub(super) fn find(core: &Coordinator, name: &str) -> Result<JobId, Problem> {
     core.job_named(name)
         .ok_or_else(|| Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect()))
 }

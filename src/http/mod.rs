@@ -7,26 +7,34 @@
 //! - `GET /api/v1/jobs`: every job in short
 //! - `GET /api/v1/jobs/{job}`: a job with its present run: tasks, barriers, devices, history
 //! - `GET /api/v1/jobs/{job}/events?after=N&limit=M`: what happened after event number N
+//! - `GET /api/v1/jobs/{job}/findings`: what is found in what is measured, open and closed
+//! - `GET /api/v1/findings`: the open findings of every job
+//! - `GET /metrics`: metrics in the text format of Prometheus
 //!
 //! Errors are RFC 9457 problem details (`application/problem+json`).
 
 mod about;
+mod findings;
 mod health;
 mod jobs;
 mod listen;
+mod metrics;
 mod problem;
 mod routes;
 
 use std::sync::Arc;
 
 pub use about::{About, Listener, Version};
+pub use findings::{FindingsPage, JobFindings};
 pub use health::Readiness;
 pub use jobs::{EventLine, EventsPage, JobSummary, JobsPage};
 pub use listen::{Limits, serve};
 pub use problem::{NO_SUCH_JOB, Problem};
-pub use routes::router;
+pub use routes::{metrics_router, router};
 
 use crate::engine::Engine;
+use crate::findings::Board;
+use crate::telemetry::metrics::Metrics;
 
 /// What the handlers look at.
 #[derive(Clone)]
@@ -37,4 +45,8 @@ pub struct Site {
     pub readiness: Arc<Readiness>,
     /// What the server says of itself.
     pub about: Arc<About>,
+    /// What is measured.
+    pub metrics: Arc<Metrics>,
+    /// What was found in it.
+    pub findings: Arc<Board>,
 }
