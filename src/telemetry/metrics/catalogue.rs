@@ -1,4 +1,7 @@
 //! Every metric, once: its name, its type, its labels and what it says. Nothing is exported that is not in here.
+//!
+//! The label for a job of Muster's is `muster_job`: Prometheus puts a label `job` of its own on everything that it
+//! scrapes, and would rename ours.
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,88 +64,88 @@ catalogue! {
     JOBS: Gauge "muster_jobs" [];
 
     /// Tasks that the job has.
-    JOB_TASKS: Gauge "muster_job_tasks" ["job"];
+    JOB_TASKS: Gauge "muster_job_tasks" ["muster_job"];
     /// After how long a silence a task has failed.
-    JOB_HEARTBEAT_TIMEOUT: Gauge "muster_job_heartbeat_timeout_seconds" ["job"];
+    JOB_HEARTBEAT_TIMEOUT: Gauge "muster_job_heartbeat_timeout_seconds" ["muster_job"];
     /// 1 for the state that the present run is in, 0 for the others.
-    RUN_STATE: Gauge "muster_run_state" ["job", "state"];
+    RUN_STATE: Gauge "muster_run_state" ["muster_job", "state"];
     /// The number of the present run.
-    RUN_NUMBER: Gauge "muster_run_number" ["job"];
+    RUN_NUMBER: Gauge "muster_run_number" ["muster_job"];
     /// When the registration of the present run opened.
-    RUN_OPENED: Gauge "muster_run_opened_timestamp_seconds" ["job"];
+    RUN_OPENED: Gauge "muster_run_opened_timestamp_seconds" ["muster_job"];
     /// When every task of the present run had registered; absent before.
-    RUN_STARTED: Gauge "muster_run_started_timestamp_seconds" ["job"];
+    RUN_STARTED: Gauge "muster_run_started_timestamp_seconds" ["muster_job"];
     /// Runs that have ended, by how.
-    RUNS: Counter "muster_runs_total" ["job", "outcome"];
+    RUNS: Counter "muster_runs_total" ["muster_job", "outcome"];
     /// Tasks by where they stand.
-    TASKS: Gauge "muster_tasks" ["job", "standing"];
+    TASKS: Gauge "muster_tasks" ["muster_job", "standing"];
     /// Tasks of the live set: connected and not excluded.
-    LIVE_TASKS: Gauge "muster_live_tasks" ["job"];
+    LIVE_TASKS: Gauge "muster_live_tasks" ["muster_job"];
     /// Registrations that took effect; kind again: of a task that had been connected in the same run.
-    REGISTRATIONS: Counter "muster_registrations_total" ["job", "kind"];
+    REGISTRATIONS: Counter "muster_registrations_total" ["muster_job", "kind"];
     /// Tasks that failed, by the class of the failure; consequence: the run failed, and with it the task.
-    TASK_FAILURES: Counter "muster_task_failures_total" ["job", "class"];
+    TASK_FAILURES: Counter "muster_task_failures_total" ["muster_job", "class"];
     /// Tasks that left in good order.
-    TASK_DEPARTURES: Counter "muster_task_departures_total" ["job"];
+    TASK_DEPARTURES: Counter "muster_task_departures_total" ["muster_job"];
     /// Tasks whose connection broke without a word.
-    SUSPICIONS: Counter "muster_suspicions_total" ["job"];
+    SUSPICIONS: Counter "muster_suspicions_total" ["muster_job"];
     /// Suspected tasks that were heard again in time.
-    RETURNS: Counter "muster_suspects_returned_total" ["job"];
+    RETURNS: Counter "muster_suspects_returned_total" ["muster_job"];
     /// Lives and connections of earlier runs that were turned away.
-    FENCED: Counter "muster_fenced_total" ["job"];
+    FENCED: Counter "muster_fenced_total" ["muster_job"];
     /// Processes that lost their task to a newer one.
-    SUPERSEDED: Counter "muster_superseded_total" ["job"];
+    SUPERSEDED: Counter "muster_superseded_total" ["muster_job"];
     /// Preemption notices: requests that all tasks save.
-    PREEMPTIONS: Counter "muster_preemption_notices_total" ["job"];
+    PREEMPTIONS: Counter "muster_preemption_notices_total" ["muster_job"];
 
     /// Gaps between heartbeats, of all tasks of the present run. To choose a heartbeat timeout by.
-    HEARTBEAT_GAPS: Histogram "muster_heartbeat_gap_seconds" ["job"];
+    HEARTBEAT_GAPS: Histogram "muster_heartbeat_gap_seconds" ["muster_job"];
     /// 1 if the task is connected. Left out for jobs with more tasks than task-metrics-max.
-    TASK_UP: Gauge "muster_task_up" ["job", "task"];
+    TASK_UP: Gauge "muster_task_up" ["muster_job", "task"];
     /// When the task was heard last. Left out for jobs with more tasks than task-metrics-max.
-    TASK_LAST_HEARTBEAT: Gauge "muster_task_last_heartbeat_timestamp_seconds" ["job", "task"];
+    TASK_LAST_HEARTBEAT: Gauge "muster_task_last_heartbeat_timestamp_seconds" ["muster_job", "task"];
     /// From 0 to 1: how far behind the others the task usually comes to barriers, as a part of the skew. Near 1: it is late
     /// every time. Left out for jobs with more tasks than task-metrics-max.
-    TASK_STRAGGLER_SCORE: Gauge "muster_task_straggler_score" ["job", "task"];
+    TASK_STRAGGLER_SCORE: Gauge "muster_task_straggler_score" ["muster_job", "task"];
     /// How long after the first the task usually comes to barriers. Left out for jobs with more tasks than task-metrics-max.
-    TASK_LATENESS: Gauge "muster_task_lateness_seconds" ["job", "task"];
+    TASK_LATENESS: Gauge "muster_task_lateness_seconds" ["muster_job", "task"];
     /// How long the others have waited at barriers for this task alone, in the present run. Left out for jobs with more tasks
     /// than task-metrics-max.
-    TASK_HELD_UP: Gauge "muster_task_held_up_seconds" ["job", "task"];
+    TASK_HELD_UP: Gauge "muster_task_held_up_seconds" ["muster_job", "task"];
     /// 1 if the job has more tasks than task-metrics-max, so that the metrics of single tasks are left out.
-    TASK_METRICS_OMITTED: Gauge "muster_task_metrics_omitted" ["job"];
+    TASK_METRICS_OMITTED: Gauge "muster_task_metrics_omitted" ["muster_job"];
 
     /// Barriers in progress.
-    BARRIERS_IN_PROGRESS: Gauge "muster_barriers_in_progress" ["job", "kind"];
+    BARRIERS_IN_PROGRESS: Gauge "muster_barriers_in_progress" ["muster_job", "kind"];
     /// Members that barriers in progress wait for, added up.
-    BARRIER_MISSING: Gauge "muster_barrier_missing_members" ["job", "kind"];
+    BARRIER_MISSING: Gauge "muster_barrier_missing_members" ["muster_job", "kind"];
     /// When the oldest barrier in progress began; absent while there is none.
-    BARRIER_OLDEST: Gauge "muster_barrier_oldest_began_timestamp_seconds" ["job", "kind"];
+    BARRIER_OLDEST: Gauge "muster_barrier_oldest_began_timestamp_seconds" ["muster_job", "kind"];
     /// Barriers that ended, by how.
-    BARRIERS: Counter "muster_barriers_total" ["job", "kind", "outcome"];
+    BARRIERS: Counter "muster_barriers_total" ["muster_job", "kind", "outcome"];
     /// From the first arrival at a barrier to its end.
-    BARRIER_DURATION: Histogram "muster_barrier_duration_seconds" ["job", "kind"];
+    BARRIER_DURATION: Histogram "muster_barrier_duration_seconds" ["muster_job", "kind"];
     /// From the first arrival at a barrier to the last.
-    BARRIER_SKEW: Histogram "muster_barrier_skew_seconds" ["job", "kind"];
+    BARRIER_SKEW: Histogram "muster_barrier_skew_seconds" ["muster_job", "kind"];
     /// How long tasks have waited at barriers that ended, added up over the tasks.
-    BARRIER_BLOCKED: Counter "muster_barrier_blocked_seconds_total" ["job", "kind"];
+    BARRIER_BLOCKED: Counter "muster_barrier_blocked_seconds_total" ["muster_job", "kind"];
     /// Barriers that passed without some member, by the rules for restarted tasks.
-    BARRIERS_WITHOUT: Counter "muster_barriers_passed_without_members_total" ["job"];
+    BARRIERS_WITHOUT: Counter "muster_barriers_passed_without_members_total" ["muster_job"];
 
     /// Calls that wait for an answer, by what they wait for.
-    WAITING_CALLS: Gauge "muster_waiting_calls" ["job", "waits_for"];
+    WAITING_CALLS: Gauge "muster_waiting_calls" ["muster_job", "waits_for"];
     /// Keys in the store.
-    STORE_KEYS: Gauge "muster_store_keys" ["job"];
+    STORE_KEYS: Gauge "muster_store_keys" ["muster_job"];
     /// Keys and values in the store.
-    STORE_BYTES: Gauge "muster_store_bytes" ["job"];
+    STORE_BYTES: Gauge "muster_store_bytes" ["muster_job"];
     /// What a bound allows, by the name of its setting; some are in bytes, some are numbers of things, as the names say.
-    BOUND_LIMIT: Gauge "muster_bound_limit" ["job", "bound"];
+    BOUND_LIMIT: Gauge "muster_bound_limit" ["muster_job", "bound"];
     /// How much of a bound is taken. Only for bounds on what there is altogether.
-    BOUND_USED: Gauge "muster_bound_used" ["job", "bound"];
+    BOUND_USED: Gauge "muster_bound_used" ["muster_job", "bound"];
     /// 1 for a finding that is open: something in what is measured wants a look.
-    FINDINGS: Gauge "muster_findings" ["job", "finding"];
+    FINDINGS: Gauge "muster_findings" ["muster_job", "finding"];
     /// Findings that were opened.
-    FINDINGS_OPENED: Counter "muster_findings_opened_total" ["job", "finding"];
+    FINDINGS_OPENED: Counter "muster_findings_opened_total" ["muster_job", "finding"];
     /// When the findings were last looked for. If this stands still, nobody is looking.
     FINDINGS_LOOKED: Gauge "muster_findings_looked_timestamp_seconds" [];
 

@@ -157,11 +157,11 @@ mod tests {
         let text = page.write();
         for line in [
             "# TYPE muster_runs_total counter",
-            "muster_runs_total{job=\"a\",outcome=\"failed\"} 2",
-            "muster_barrier_skew_seconds_bucket{job=\"a\",kind=\"client\",le=\"0.1\"} 1",
-            "muster_barrier_skew_seconds_bucket{job=\"a\",kind=\"client\",le=\"1\"} 2",
-            "muster_barrier_skew_seconds_bucket{job=\"a\",kind=\"client\",le=\"+Inf\"} 3",
-            "muster_barrier_skew_seconds_count{job=\"a\",kind=\"client\"} 3",
+            "muster_runs_total{muster_job=\"a\",outcome=\"failed\"} 2",
+            "muster_barrier_skew_seconds_bucket{muster_job=\"a\",kind=\"client\",le=\"0.1\"} 1",
+            "muster_barrier_skew_seconds_bucket{muster_job=\"a\",kind=\"client\",le=\"1\"} 2",
+            "muster_barrier_skew_seconds_bucket{muster_job=\"a\",kind=\"client\",le=\"+Inf\"} 3",
+            "muster_barrier_skew_seconds_count{muster_job=\"a\",kind=\"client\"} 3",
         ] {
             assert!(text.contains(line), "no {line} in:\n{text}");
         }
