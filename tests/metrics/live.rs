@@ -115,7 +115,10 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
         assert!(scrape.lines().any(|found| found == line), "no {line} in:\n{scrape}");
     }
     assert!(!scrape.contains("muster_task_up{muster_job=\"wide\""), "too many tasks to show each");
-    assert!(!scrape.contains("the-id-of") && !scrape.contains("nobody writes"), "no ids of barriers, no keys");
+    assert!(
+        !scrape.contains("the-id-of") && !scrape.contains("nobody writes"),
+        "no ids of barriers, no keys"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
