@@ -19,6 +19,7 @@ pub mod engine;
 pub mod findings;
 pub mod grpc;
 pub mod http;
+mod http2;
 pub mod proto;
 pub mod telemetry;
 pub mod text;

@@ -7,7 +7,6 @@ mod answer;
 mod body;
 mod call;
 mod connection;
-mod cork;
 mod count;
 mod deadlines;
 mod desk;
