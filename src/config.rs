@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::grpc::Limits;
+use crate::telemetry::traces::Protocol;
 
 mod file;
 mod keys;
@@ -49,6 +50,10 @@ pub struct Server {
     pub metrics: Option<SocketAddr>,
     /// Jobs with more tasks than this have no metrics for each task.
     pub task_metrics_max: usize,
+    /// Where traces are sent.
+    pub otlp_endpoint: Option<String>,
+    /// How they are sent.
+    pub otlp_protocol: Protocol,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
     /// Threads that serve connections.
@@ -85,6 +90,8 @@ impl Server {
             http: (Ipv4Addr::LOCALHOST, http).into(),
             metrics: None,
             task_metrics_max: 1024,
+            otlp_endpoint: None,
+            otlp_protocol: Protocol::Grpc,
             http_connections: 1024,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),

@@ -104,7 +104,7 @@ pub struct Engine {
     armed: AtomicU64,
     rearm: Notify,
     followers: broadcast::Sender<Numbered>,
-    observer: OnceLock<Arc<dyn Observer>>,
+    observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
 }
 
@@ -130,14 +130,14 @@ impl Engine {
             armed: AtomicU64::new(u64::MAX),
             rearm: Notify::new(),
             followers,
-            observer: OnceLock::new(),
+            observers: OnceLock::new(),
             missed: AtomicU64::new(0),
         })
     }
 
-    /// Tells `observer` of every effect from now on. The first one stays.
-    pub fn observe_with(&self, observer: Arc<dyn Observer>) {
-        let _ = self.observer.set(observer);
+    /// Tells `observers` of every effect from now on. Those of the first call stay.
+    pub fn observe_with(&self, observers: Vec<Arc<dyn Observer>>) {
+        let _ = self.observers.set(observers);
     }
 
     /// What the engine has counted so far.
@@ -316,7 +316,7 @@ impl Engine {
     ) -> (Option<Outcome>, Vec<(Waiting, Outcome)>) {
         let now = self.clock.now();
         state.inputs += 1;
-        let observer = self.observer.get();
+        let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
         state.core.apply(now, input, &mut effects);
         let mut answer = None;
@@ -331,9 +331,7 @@ impl Engine {
                     }
                 }
                 Effect::Event(event) => {
-                    if let Some(observer) = observer {
-                        observer.event(&event);
-                    }
+                    observers.iter().for_each(|observer| observer.event(&event));
                     let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
                     state.next_event += 1;
                     if state.events.len() == EVENTS_KEPT {
@@ -344,9 +342,7 @@ impl Engine {
                     state.events.push_back(numbered);
                 }
                 Effect::BarrierEnded(ending) => {
-                    if let Some(observer) = observer {
-                        observer.barrier_ended(&ending);
-                    }
+                    observers.iter().for_each(|observer| observer.barrier_ended(&ending));
                 }
                 Effect::WantIncarnation(job) => wanted.push(job),
             }

@@ -18,9 +18,12 @@ use crate::grpc::{self, Routing};
 use crate::http::{self, About, Limits, Listener, Readiness, Site, Version};
 use crate::telemetry::events::log_events;
 use crate::telemetry::metrics::{Metrics, Tally};
+use crate::telemetry::traces::{Protocol, Traces};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
+/// How long the last traces may take.
+const LAST_TRACES: Duration = Duration::from_secs(3);
 /// How long the wire edge may take, beyond its time, to cut what has not finished.
 const CUTTING: Duration = Duration::from_secs(2);
 
@@ -33,6 +36,7 @@ pub struct Server {
     http: Part,
     log: Part,
     timers: JoinSet<()>,
+    traces: Option<Arc<Traces>>,
 }
 
 /// Tasks that stop when they are told.
@@ -79,7 +83,10 @@ impl Server {
             config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
         let engine = Engine::new(Clock::start());
         let tally = Arc::<Tally>::default();
-        engine.observe_with(Arc::clone(&tally) as Arc<dyn Observer>);
+        let traces = start_traces(config, &engine)?;
+        let mut observers = vec![Arc::clone(&tally) as Arc<dyn Observer>];
+        observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
+        engine.observe_with(observers);
         for job in &config.jobs {
             engine.declare(job.name.clone(), job.settings.clone())?;
         }
@@ -90,13 +97,14 @@ impl Server {
             http: Part::new(),
             log: Part::new(),
             timers: JoinSet::new(),
+            traces,
             engine,
             about,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
-        let edge = grpc::Server::new(Arc::clone(&server.engine), limits);
+        let edge = grpc::Server::traced(Arc::clone(&server.engine), limits, server.traces.clone());
         let site = server.site(&edge, tally, config);
         let limits = Limits::new(config.server.http_connections);
         if let Some((listener, address)) = metrics_listener {
@@ -174,7 +182,34 @@ impl Server {
         let left = within.saturating_sub(self.engine.clock().now().since(began));
         self.http.stop(left.max(LAST_ANSWERS)).await;
         self.log.stop(LAST_ANSWERS).await;
+        if let Some(traces) = self.traces.take() {
+            // It blocks, and the collector may be slow.
+            let stopped = tokio::task::spawn_blocking(move || traces.stop());
+            if tokio::time::timeout(LAST_TRACES, stopped).await.is_err() {
+                tracing::warn!(within = ?LAST_TRACES, "the last traces were not sent in time");
+            }
+        }
     }
+}
+
+/// Traces, if somebody wants them: the settings say so, or else what OpenTelemetry's own variables say.
+fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Traces>>> {
+    let server = &config.server;
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let (endpoint, protocol) = match &server.otlp_endpoint {
+        Some(endpoint) => (endpoint.clone(), server.otlp_protocol),
+        None => {
+            let Some(endpoint) = variable("OTEL_EXPORTER_OTLP_ENDPOINT") else { return Ok(None) };
+            let protocol = variable("OTEL_EXPORTER_OTLP_PROTOCOL");
+            let protocol = protocol.map(|text| Protocol::parse(&text)).transpose();
+            let protocol = protocol.map_err(anyhow::Error::msg).context("OTEL_EXPORTER_OTLP_PROTOCOL")?;
+            (endpoint, protocol.unwrap_or(server.otlp_protocol))
+        }
+    };
+    let started = Traces::start(engine, &endpoint, protocol).map_err(anyhow::Error::msg);
+    let traces = started.with_context(|| format!("traces cannot be sent to {endpoint}"))?;
+    tracing::info!(endpoint, %protocol, "traces are sent");
+    Ok(Some(traces))
 }
 
 fn bind(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr)> {

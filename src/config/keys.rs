@@ -3,6 +3,7 @@
 
 use crate::coordination::{ErrorDelivery, JobSettings};
 use crate::telemetry::log;
+use crate::telemetry::traces::{Protocol, check_endpoint};
 
 use super::value::{
     parse_address, parse_count, parse_duration, parse_positive_duration, parse_switch, show_duration,
@@ -47,7 +48,7 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 15] = [
+pub static SERVER_KEYS: [Key<Server>; 17] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -152,6 +153,28 @@ pub static SERVER_KEYS: [Key<Server>; 15] = [
         help: "Count calls by method and code",
         show: |server| Shown::Switch(server.grpc_limits.count_calls),
         set: |server, text| parse_switch(text).map(|value| server.grpc_limits.count_calls = value),
+    },
+    Key {
+        name: "otlp-endpoint",
+        placeholder: "URL|none",
+        rare: true,
+        help: "Where traces are sent by OTLP, such as http://HOST:4317; without it, OTEL_EXPORTER_OTLP_ENDPOINT says so",
+        show: |server| server.otlp_endpoint.as_ref().map_or_else(|| text("none"), text),
+        set: |server, text| {
+            server.otlp_endpoint = match text {
+                "none" => None,
+                text => Some(check_endpoint(text).map(|()| text.to_owned())?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        name: "otlp-protocol",
+        placeholder: "grpc|http",
+        rare: true,
+        help: "How traces are sent to --otlp-endpoint",
+        show: |server| text(server.otlp_protocol),
+        set: |server, text| Protocol::parse(text).map(|value| server.otlp_protocol = value),
     },
     Key {
         name: "io-threads",

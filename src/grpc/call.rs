@@ -55,6 +55,14 @@ impl Dialect {
         if named { Self::Named } else { Self::Unnamed }
     }
 
+    /// The service that is called so.
+    pub(super) fn service(self) -> &'static str {
+        match self {
+            Self::Named | Self::Unnamed => super::generation_a::SERVICE,
+            Self::Number => super::generation_c::SERVICE,
+        }
+    }
+
     /// Where a shared answer keeps its encoded form in this dialect.
     pub(super) fn form(self) -> usize {
         self as usize

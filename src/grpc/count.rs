@@ -46,6 +46,11 @@ const METHODS: [&str; 19] = [
 pub(super) struct Method(u8);
 
 impl Method {
+    /// Its name.
+    pub(super) fn name(self) -> &'static str {
+        METHODS[usize::from(self.0)]
+    }
+
     pub(super) fn of(request: &Request) -> Self {
         Self(match request {
             Request::Register { .. } => 0,

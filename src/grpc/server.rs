@@ -9,6 +9,7 @@ use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
+use crate::telemetry::traces::Traces;
 
 /// The wire edge of one engine. Its bounds hold over all of its listeners together.
 pub struct Server {
@@ -20,12 +21,20 @@ pub struct Server {
     pub(super) counts: Counts,
     /// `None`: calls are not counted one by one.
     pub(super) calls: Option<Box<CallCounts>>,
+    /// `None`: calls are not traced.
+    pub(super) traces: Option<Arc<Traces>>,
 }
 
 impl Server {
     /// A wire edge for `engine`. It serves nobody before [`Server::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
+        Self::traced(engine, limits, None)
+    }
+
+    /// The same, and its calls are traced.
+    #[must_use]
+    pub fn traced(engine: Arc<Engine>, limits: Limits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let budget = Budget::new(limits.bodies_in_flight_bytes);
         let calls = limits.count_calls.then(Box::default);
         Arc::new(Self {
@@ -36,6 +45,7 @@ impl Server {
             services: Services::new(),
             counts: Counts::default(),
             calls,
+            traces,
         })
     }
 

@@ -1,5 +1,6 @@
-//! What is written about the server's life: logs and metrics, as projections of its effects.
+//! What is written about the server's life: logs, metrics and traces, as projections of its effects.
 
 pub mod events;
 pub mod log;
 pub mod metrics;
+pub mod traces;

@@ -26,7 +26,7 @@ impl Inbox for Nobody {
 /// A job whose tasks all poll for errors and have met at a barrier.
 fn engine(tally: &Arc<Tally>) -> Arc<Engine> {
     let engine = Engine::new(Clock::start());
-    engine.observe_with(Arc::clone(tally) as Arc<dyn Observer>);
+    engine.observe_with(vec![Arc::clone(tally) as Arc<dyn Observer>]);
     let job = engine.declare(JobName::default(), JobSettings::new(TASKS)).expect("the first job");
     let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
     let id = |task: u32| TaskId(i32::try_from(task).expect("a task id"));
