@@ -65,9 +65,11 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     let engine = engine(&tally);
     let board = Arc::<Board>::default();
     let edge = grpc::Server::new(Arc::clone(&engine), grpc::Limits::default());
-    let tasks_max = 1024;
-    let metrics =
-        Metrics::new(Arc::clone(&engine), edge, tally, Arc::clone(&board), Arc::default(), tasks_max);
+    let metrics = |tasks_max: usize| {
+        let (engine, edge, tally) = (Arc::clone(&engine), Arc::clone(&edge), Arc::clone(&tally));
+        Metrics::new(engine, edge, tally, Arc::clone(&board), Arc::default(), tasks_max)
+    };
+    let (usual, every_task) = (metrics(1024), metrics(TASKS as usize));
     let job = engine.look(|core, _| core.default_job()).expect("the only job");
     let seen = engine.look(|core, now| core.observe(job, now)).expect("the only job");
     assert_eq!(seen.standing(TaskStanding::Connected), TASKS as usize);
@@ -83,7 +85,10 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
         assert!(best < LIMIT, "{what} takes {best:?}");
     };
     timed("a scrape at 10,000 tasks", &|| {
-        assert!(metrics.scrape().contains("muster_live_tasks{muster_job=\"default\"} 10000\n"));
+        assert!(usual.scrape().contains("muster_live_tasks{muster_job=\"default\"} 10000\n"));
+    });
+    timed("the same with metrics of each task", &|| {
+        assert!(every_task.scrape().contains("muster_task_up{muster_job=\"default\",task=\"9999\"} 1\n"));
     });
     timed("the part of it under the lock", &|| {
         let _ = engine.look(|core, now| core.observe(job, now));

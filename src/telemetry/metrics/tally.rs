@@ -1,7 +1,7 @@
 //! What is counted as it happens: a projection of the engine's effects.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::catalogue as metric;
@@ -57,7 +57,7 @@ struct JobTally {
     preemptions: u64,
     without: u64,
     barriers: BTreeMap<BarrierKind, Barriers>,
-    findings: BTreeMap<std::sync::Arc<str>, u64>,
+    findings: BTreeMap<Arc<str>, u64>,
 }
 
 #[derive(Debug)]
@@ -169,7 +169,7 @@ impl Observer for Tally {
             Change::PreemptionNoticed => tally.preemptions += 1,
             Change::BarrierPassed { without, .. } if !without.is_empty() => tally.without += 1,
             Change::FindingOpened { finding, .. } => {
-                *tally.findings.entry(std::sync::Arc::clone(finding)).or_default() += 1;
+                *tally.findings.entry(Arc::clone(finding)).or_default() += 1;
             }
             _ => {}
         }
@@ -187,5 +187,42 @@ impl Observer for Tally {
         barriers.duration.observe(record.ended.since(record.began).as_secs_f64());
         barriers.skew.observe(seconds(record.skew_us));
         barriers.blocked_us = barriers.blocked_us.saturating_add(record.waited_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::{RunNumber, TaskId, Timestamp};
+
+    fn happened(tally: &Tally, job: u32, what: Change) {
+        let (at, run, reason) = (Timestamp(1), RunNumber(1), String::new());
+        tally.event(&Event { at, job: JobId(job), run, what, reason });
+    }
+
+    fn shown(tally: &Tally, job: u32) -> String {
+        let mut page = Page::default();
+        tally.show(JobId(job), "j", &mut page);
+        page.write()
+    }
+
+    #[test]
+    fn what_happens_is_counted_by_job_and_goes_with_the_job() {
+        let tally = Tally::default();
+        happened(&tally, 1, Change::RunEnded { outcome: RunOutcome::Failed });
+        let task = TaskId(0);
+        happened(&tally, 1, Change::TaskFailed { task, class: FailureClass::ConnectionLost });
+        happened(&tally, 2, Change::TaskSuspected { task });
+        for line in [
+            "muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 1",
+            "muster_runs_total{muster_job=\"j\",outcome=\"completed\"} 0",
+            "muster_task_failures_total{muster_job=\"j\",class=\"connection-lost\"} 1",
+            "muster_suspicions_total{muster_job=\"j\"} 0",
+        ] {
+            assert!(shown(&tally, 1).lines().any(|found| found == line), "no {line}");
+        }
+        assert!(shown(&tally, 2).contains("muster_suspicions_total{muster_job=\"j\"} 1"));
+        tally.keep(|job| job == JobId(2));
+        assert!(shown(&tally, 1).contains("muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 0"));
     }
 }
