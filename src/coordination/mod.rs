@@ -12,6 +12,10 @@
 //! | `task.rs` | one task: its standing, lives and health |
 //! | `registration.rs`, `leaving.rs` | coming and going |
 //! | `failing.rs` | signs of life, lost connections, the first cause, who is told |
+//! | `steering.rs` | what operators do: acts, and why they are refused |
+//! | `actor.rs` | who they are and why they act |
+//! | `exclusion.rs`, `excluding.rs` | the table of exclusions; what they mean for the tasks |
+//! | `draining.rs`, `configuring.rs` | asking for a coordinated save; other settings |
 //! | `barrier.rs`, `meeting.rs` | the table of barriers; what happens at them |
 //! | `live.rs` | the live-set question |
 //! | `store.rs` | the key-value store |
@@ -20,13 +24,18 @@
 //! | `view.rs`, `viewing.rs` | the state as people see it |
 //! | `audit.rs` | the invariants of all this, checked from scratch |
 
+mod actor;
 mod audit;
 mod barrier;
 mod call;
+mod configuring;
 mod context;
 mod coordinator;
 mod devices;
+mod draining;
 mod event;
+mod excluding;
+mod exclusion;
 mod failing;
 mod failure;
 mod ids;
@@ -38,6 +47,7 @@ mod meeting;
 mod registration;
 mod run;
 mod settings;
+mod steering;
 mod store;
 mod task;
 mod timers;
@@ -45,12 +55,16 @@ mod view;
 mod viewing;
 mod waiters;
 
+pub use actor::*;
 pub use call::*;
 pub use coordinator::Coordinator;
 pub use devices::{Device, TopologyKey};
+pub use draining::DrainRequest;
 pub use event::*;
+pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};
 pub use failure::*;
 pub use ids::*;
 pub use input::*;
 pub use settings::*;
+pub use steering::{Act, BarrierPreview, Done, ExclusionPreview, Refusal};
 pub use view::*;
