@@ -13,7 +13,7 @@ use super::ids::{ConnectionId, JobId, JobName, Timestamp};
 use super::input::{Effect, Ending, Input};
 use super::job::Job;
 use super::steering::{Act, Done, ExclusionPreview, Refusal};
-use super::view::{ExclusionView, JobView};
+use super::view::JobView;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Connection {
@@ -158,10 +158,8 @@ impl Coordinator {
         job.would_exclude(now, actor, reason, target)
     }
 
-    /// The exclusions of a job: those in force, by number, then those that are over, newest end first.
-    #[must_use]
-    pub fn exclusions(&self, job: JobId) -> Option<Vec<ExclusionView>> {
-        Some(self.jobs.get(&job)?.exclusion_views(true))
+    pub(super) fn job_of(&self, job: JobId) -> Option<&Job> {
+        self.jobs.get(&job)
     }
 
     pub(super) fn every_job(&self) -> impl Iterator<Item = &Job> {

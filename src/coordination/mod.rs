@@ -21,6 +21,7 @@
 //! | `store.rs` | the key-value store |
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
 //! | `devices.rs` | devices out of the topology values |
+//! | `looking.rs`, `store_listing.rs`, `device_map.rs` | parts of it, each made alone |
 //! | `view.rs`, `viewing.rs` | the state as people see it |
 //! | `audit.rs` | the invariants of all this, checked from scratch |
 
@@ -31,6 +32,7 @@ mod call;
 mod configuring;
 mod context;
 mod coordinator;
+mod device_map;
 mod devices;
 mod draining;
 mod event;
@@ -43,12 +45,14 @@ mod input;
 mod job;
 mod leaving;
 mod live;
+mod looking;
 mod meeting;
 mod registration;
 mod run;
 mod settings;
 mod steering;
 mod store;
+mod store_listing;
 mod task;
 mod timers;
 mod view;
@@ -58,6 +62,7 @@ mod waiters;
 pub use actor::*;
 pub use call::*;
 pub use coordinator::Coordinator;
+pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
 pub use devices::{Device, TopologyKey};
 pub use draining::DrainRequest;
 pub use event::*;
@@ -65,6 +70,7 @@ pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};
 pub use failure::*;
 pub use ids::*;
 pub use input::*;
+pub use looking::{JobLook, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, RunLine};
 pub use settings::*;
 pub use steering::{Act, BarrierPreview, Done, ExclusionPreview, Refusal};
 pub use view::*;

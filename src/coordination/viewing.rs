@@ -24,8 +24,20 @@ impl Job {
     /// The present run, with who is excluded from it.
     pub(super) fn run_view(&self) -> RunView {
         let mut view = self.run.view();
+        self.mark_excluded(&mut view.tasks);
+        view
+    }
+
+    /// The tasks of the present run, with who is excluded.
+    pub(super) fn task_views(&self) -> Vec<TaskView> {
+        let mut tasks = self.run.task_views();
+        self.mark_excluded(&mut tasks);
+        tasks
+    }
+
+    fn mark_excluded(&self, tasks: &mut [TaskView]) {
         if self.exclusions.len() > 0 {
-            for task in &mut view.tasks {
+            for task in tasks {
                 let host = task.lives.first().and_then(|life| life.peer).map(|peer| peer.ip());
                 task.excluded = self.exclusions.covering(task.task, host).map(|exclusion| TaskExclusion {
                     exclusion: exclusion.id,
@@ -35,7 +47,6 @@ impl Job {
                 });
             }
         }
-        view
     }
 
     /// The exclusions in force, and those that are over if they are wanted.
@@ -102,7 +113,7 @@ impl Run {
         }
     }
 
-    fn devices(&self) -> Vec<Device> {
+    pub(super) fn devices(&self) -> Vec<Device> {
         devices::decode(self.store.topology())
     }
 
@@ -175,7 +186,7 @@ impl Run {
         }
     }
 
-    fn barrier_views(&self) -> Vec<BarrierView> {
+    pub(super) fn barrier_views(&self) -> Vec<BarrierView> {
         let view = |(key, instance): (&BarrierKey, &super::barrier::Instance)| BarrierView {
             id: key.wire_id(self.incarnation).as_ref().to_owned(),
             counter: instance.counter,
@@ -189,7 +200,7 @@ impl Run {
         self.barriers.in_progress().map(view).collect()
     }
 
-    fn live_set_views(&self) -> Vec<LiveSetView> {
+    pub(super) fn live_set_views(&self) -> Vec<LiveSetView> {
         let views = self.questions.iter().map(|(set, question)| LiveSetView {
             members: set.ids().len(),
             arrived: question.asked.len(),
@@ -204,7 +215,7 @@ impl Run {
         views.collect()
     }
 
-    fn preemption(&self) -> Option<PreemptionView> {
+    pub(super) fn preemption(&self) -> Option<PreemptionView> {
         let notice = self.store.get(PREEMPTION_NOTICE)?;
         let mut acknowledged: Vec<(TaskId, i64)> = self
             .store

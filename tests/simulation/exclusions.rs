@@ -129,7 +129,7 @@ fn an_exclusion_ends_exactly_when_its_time_is_over() {
     assert_eq!(job.world.view().exclusions.len(), 1);
     job.world.advance(Duration::from_micros(1));
     assert!(job.world.view().exclusions.is_empty());
-    let over = job.world.core.exclusions(JOB).expect("the job is there").remove(0);
+    let over = job.world.core.job(JOB).expect("it is there").exclusions().remove(0);
     assert_eq!(over.ended.map(|ended| ended.how), Some(ExclusionEnd::Expired));
     let call = job.restart(1);
     assert!(job.world.answers[&call].is_ok(), "{:?}", job.world.answers[&call]);
@@ -300,7 +300,7 @@ fn exclusions_are_bounded_in_number_and_in_memory() {
     for exclusion in 1..3 {
         job.world.act(Act::Readmit { exclusion: ExclusionId(exclusion) }).expect("in force");
     }
-    assert_eq!(job.world.core.exclusions(JOB).expect("the job is there").len(), 1, "one is remembered");
+    assert_eq!(job.world.core.job(JOB).expect("it is there").exclusions().len(), 1, "one is remembered");
     exclude(&mut job, 2).expect("there is room again");
 }
 
