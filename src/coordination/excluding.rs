@@ -278,7 +278,7 @@ impl Exclusion {
         };
         let text = format!(
             "{whom} since {} and takes no part {until}, by decision of {}: {}. (Exclusion {id}; to lift it: muster readmit \
-             --job {job} {id}.) End this process.",
+             --job {job} {id} --reason TEXT.) End this process.",
             self.since,
             self.actor,
             self.reason,
