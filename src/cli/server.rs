@@ -14,7 +14,7 @@ use crate::config::{Config, Job};
 use crate::coordination::JobName;
 use crate::engine::Engine;
 use crate::grpc::{self, Routing};
-use crate::http::{self, About, Limits, Listener, Readiness, Site, Version};
+use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
 use crate::telemetry::events::log_events;
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
@@ -27,6 +27,7 @@ pub struct Server {
     engine: Arc<Engine>,
     about: Arc<About>,
     readiness: Arc<Readiness>,
+    streams: Arc<Streams>,
     grpc: Part,
     http: Part,
     log: Part,
@@ -62,6 +63,12 @@ struct Bound {
 impl Server {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
+        let audit = match &config.server.audit_file {
+            None => Audit::default(),
+            Some(path) => Audit::to_file(path).with_context(|| {
+                format!("cannot append to the audit file {}: name another with --audit-file", path.display())
+            })?,
+        };
         let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
         let mut listeners = Vec::new();
         let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
@@ -80,6 +87,7 @@ impl Server {
         let about = Arc::new(describe(web_address, &listeners, &config.jobs));
         let mut server = Self {
             readiness: Arc::default(),
+            streams: Arc::default(),
             grpc: Part::new(),
             http: Part::new(),
             log: Part::new(),
@@ -89,10 +97,12 @@ impl Server {
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
+        let (engine, readiness) = (Arc::clone(&server.engine), Arc::clone(&server.readiness));
         let site = Site {
-            engine: Arc::clone(&server.engine),
-            readiness: Arc::clone(&server.readiness),
-            about: Arc::clone(&server.about),
+            audit: Arc::new(audit),
+            streams: Arc::clone(&server.streams),
+            redaction: Arc::new(config.server.redact_keys.clone()),
+            ..Site::new(engine, readiness, Arc::clone(&server.about))
         };
         let limits = Limits::new(config.server.http_connections);
         server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
@@ -136,6 +146,7 @@ impl Server {
     /// HTTP stops last, so that whoever asks meanwhile is told.
     pub async fn stop(mut self, within: Duration) {
         self.readiness.stopping();
+        self.streams.close();
         let began = self.engine.clock().now();
         self.engine.stop();
         if !self.grpc.stop(within + CUTTING).await {

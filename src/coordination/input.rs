@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::actor::{Actor, Reason};
 use super::call::{Caller, Outcome, Request};
 use super::event::Event;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation};
 use super::settings::JobSettings;
+use super::steering::{Act, Done, Refusal};
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +90,17 @@ pub enum Input {
         /// The number of the call.
         call: CallId,
     },
+    /// An operator acts upon a job; answered with [`Effect::Acted`] at once.
+    Act {
+        /// The job.
+        job: JobId,
+        /// Who acts.
+        actor: Actor,
+        /// Why.
+        reason: Reason,
+        /// What shall be done.
+        act: Act,
+    },
     /// Time has passed.
     Tick,
     /// The driver itself could not run for a while: nobody is to blame for the silence since.
@@ -104,6 +117,8 @@ pub enum Input {
 pub enum Effect {
     /// Answer a call. Every call is answered once at most, and not at all once it is gone.
     Reply(CallId, Outcome),
+    /// What has become of the [`Input::Act`] that was applied.
+    Acted(Result<Done, Refusal>),
     /// Something changed that people or machines may want to know.
     Event(Event),
     /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].

@@ -218,6 +218,16 @@ impl Store {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
+    /// Every entry from there on, in byte order.
+    pub fn entries_from(&self, from: Bound<Vec<u8>>) -> impl Iterator<Item = (&Bytes, &Entry)> {
+        let from = match &from {
+            Bound::Included(key) => Bound::Included(key.as_slice()),
+            Bound::Excluded(key) => Bound::Excluded(key.as_slice()),
+            Bound::Unbounded => Bound::Unbounded,
+        };
+        self.entries.range::<[u8], _>((from, Bound::Unbounded))
+    }
+
     fn put(&mut self, key: &[u8], entry: Entry) -> Vec<CallId> {
         let woken = self.forget_waited(key);
         self.bytes += entry.value.len();

@@ -68,11 +68,7 @@ mod tests {
     async fn the_probe_says_why_the_server_is_not_ready() {
         let readiness = Arc::new(Readiness::default());
         let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
-        let site = Site {
-            engine: Engine::new(Clock::start()),
-            readiness: Arc::clone(&readiness),
-            about: Arc::new(about),
-        };
+        let site = Site::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
         let mut router = router(site);
         let mut probe = async || {
             let request = Request::get("/healthz/ready").body(Body::empty()).unwrap();

@@ -11,18 +11,18 @@ use muster::coordination::{
 use crate::world::World;
 
 /// A job whose tasks have all registered, each on its own connection.
-struct Job {
-    world: World,
-    connections: Vec<ConnectionId>,
-    lives: Vec<TaskIncarnation>,
+pub struct Job {
+    pub world: World,
+    pub connections: Vec<ConnectionId>,
+    pub lives: Vec<TaskIncarnation>,
 }
 
-fn id(task: usize) -> TaskId {
+pub fn id(task: usize) -> TaskId {
     TaskId(i32::try_from(task).expect("a task id"))
 }
 
 impl Job {
-    fn of(settings: JobSettings) -> Self {
+    pub fn of(settings: JobSettings) -> Self {
         let tasks = settings.tasks as usize;
         let mut job = Self { world: World::new(settings, 1), connections: Vec::new(), lives: Vec::new() };
         for task in 0..tasks {
@@ -36,37 +36,37 @@ impl Job {
         job
     }
 
-    fn fate_sharing(tasks: u32) -> Self {
+    pub fn fate_sharing(tasks: u32) -> Self {
         Self::of(JobSettings::new(tasks))
     }
 
-    fn recoverable(tasks: u32) -> Self {
+    pub fn recoverable(tasks: u32) -> Self {
         let mut settings = JobSettings::new(tasks);
         settings.recoverable = true;
         Self::of(settings)
     }
 
-    fn register(&mut self, task: usize) -> CallId {
+    pub fn register(&mut self, task: usize) -> CallId {
         let request = Request::Register { task: id(task), incarnation: self.lives[task], recoverable: false };
         self.world.call(self.connections[task], request)
     }
 
     /// The process is started again: a new connection, a new life.
-    fn restart(&mut self, task: usize) -> CallId {
+    pub fn restart(&mut self, task: usize) -> CallId {
         self.connections[task] = self.world.connect();
         self.lives[task] = self.world.fresh_life();
         self.register(task)
     }
 
-    fn kill(&mut self, task: usize) {
+    pub fn kill(&mut self, task: usize) {
         self.world.close(self.connections[task], Ending::Reset);
     }
 
-    fn ask(&mut self, task: usize, request: Request) -> CallId {
+    pub fn ask(&mut self, task: usize, request: Request) -> CallId {
         self.world.call(self.connections[task], request)
     }
 
-    fn barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
+    pub fn barrier(&mut self, task: usize, name: &str, counter: i64) -> CallId {
         let request = Request::Barrier {
             id: name.to_owned(),
             counter,
@@ -77,33 +77,33 @@ impl Job {
         self.ask(task, request)
     }
 
-    fn poll(&mut self, task: usize) -> CallId {
+    pub fn poll(&mut self, task: usize) -> CallId {
         self.ask(task, Request::PollForError { task: id(task) })
     }
 
-    fn heartbeat(&mut self, task: usize) -> CallId {
+    pub fn heartbeat(&mut self, task: usize) -> CallId {
         self.ask(task, Request::Heartbeat { task: id(task), incarnation: self.lives[task] })
     }
 
-    fn waits(&self, call: CallId) -> bool {
+    pub fn waits(&self, call: CallId) -> bool {
         self.world.asked.contains_key(&call)
     }
 
-    fn passed(&self, call: CallId) -> Option<i64> {
+    pub fn passed(&self, call: CallId) -> Option<i64> {
         match self.world.answers.get(&call)? {
             Ok(Reply::BarrierPassed(counter)) => Some(*counter),
             other => panic!("expected a passed barrier, found {other:?}"),
         }
     }
 
-    fn failure(&self, call: CallId) -> &Failure {
+    pub fn failure(&self, call: CallId) -> &Failure {
         match self.world.answers.get(&call) {
             Some(Err(failure)) => failure,
             other => panic!("expected a failure, found {other:?}"),
         }
     }
 
-    fn standing(&self, task: usize) -> TaskStanding {
+    pub fn standing(&self, task: usize) -> TaskStanding {
         self.world.view().run.tasks[task].standing
     }
 }
