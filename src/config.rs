@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::grpc::Limits;
+use crate::http::Redaction;
 use crate::telemetry::traces::Protocol;
 
 mod file;
@@ -24,7 +25,7 @@ mod value;
 
 pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
 pub use load::load;
-pub use value::{TASKS_MAX, parse_duration, parse_tasks, show_duration};
+pub use value::{TASKS_MAX, parse_duration, parse_positive_duration, parse_tasks, show_duration};
 
 /// Everything that a server is told.
 #[derive(Debug, Clone)]
@@ -64,6 +65,10 @@ pub struct Server {
     pub log: String,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// Where the audit is written besides memory.
+    pub audit_file: Option<PathBuf>,
+    /// Keys whose values are not shown.
+    pub redact_keys: Redaction,
 }
 
 /// What the defaults are chosen for.
@@ -97,6 +102,8 @@ impl Server {
             stop_timeout: Duration::from_secs(10),
             log: log.into(),
             log_format: LogFormat::Human,
+            audit_file: None,
+            redact_keys: Redaction::default(),
         }
     }
 }

@@ -15,8 +15,8 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Effect, Ending, Event, Input, JobId, JobName,
-    JobSettings, Note, Outcome, Request, Timestamp,
+    Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input,
+    JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp,
 };
 
 /// Where the answers to waiting calls go: one for each connection.
@@ -79,6 +79,16 @@ struct State {
     lags: u64,
 }
 
+/// What came of an input.
+struct Applied {
+    /// The answer to the call that was applied, if it came at once.
+    own: Option<Outcome>,
+    /// The answer to the act that was applied.
+    acted: Option<Result<Done, Refusal>>,
+    /// The answers to calls that waited.
+    deliveries: Vec<(Waiting, Outcome)>,
+}
+
 /// An event with its place in the order of all events of this server, from 1.
 #[derive(Debug, Clone)]
 pub struct Numbered {
@@ -92,6 +102,9 @@ pub struct Numbered {
 const EVENTS_KEPT: usize = 1 << 14;
 /// How many events a follower may lag behind before it loses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
+
+/// How many jobs one server has at most.
+const JOBS_MAX: usize = 4096;
 
 /// How late a deadline may be kept before the driver takes itself to have been away.
 const LAG_FORGIVEN: Duration = Duration::from_secs(1);
@@ -174,16 +187,30 @@ impl Engine {
     /// Declares a job.
     ///
     /// # Errors
-    /// If there is a job of that name.
-    pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, JobExists> {
+    /// If there is a job of that name, or there are too many jobs.
+    pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, CannotDeclare> {
         let state = self.lock();
         if state.core.job_named(name.as_str()).is_some() {
-            return Err(JobExists(name));
+            return Err(CannotDeclare::Exists(name));
+        }
+        if state.core.jobs().count() >= JOBS_MAX {
+            return Err(CannotDeclare::TooMany(JOBS_MAX));
         }
         let job = state.core.next_job();
         let incarnation = clock::random_incarnation();
         self.feed(state, Input::DeclareJob { job, name, settings, incarnation });
         Ok(job)
+    }
+
+    /// Acts upon a job.
+    ///
+    /// # Errors
+    /// If the act is refused; nothing has changed then.
+    pub fn act(&self, job: JobId, actor: Actor, reason: Reason, act: Act) -> Result<Done, Refusal> {
+        let mut state = self.lock();
+        let applied = self.apply(&mut state, Input::Act { job, actor, reason, act }, None);
+        self.settle(state, applied.deliveries);
+        applied.acted.unwrap_or(Err(Refusal::NoSuchJob))
     }
 
     /// Numbers a new connection.
@@ -217,13 +244,13 @@ impl Engine {
         let mut state = self.lock();
         let call = CallId(state.next_call);
         state.next_call += 1;
-        let own = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
-        if let Some(outcome) = own.0 {
-            self.settle(state, own.1);
+        let applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
+        if let Some(outcome) = applied.own {
+            self.settle(state, applied.deliveries);
             return Called::Now(outcome);
         }
         state.waiting.insert(call, Waiting { inbox: Arc::clone(inbox), slot });
-        self.settle(state, own.1);
+        self.settle(state, applied.deliveries);
         Called::Waiting(call)
     }
 
@@ -303,33 +330,28 @@ impl Engine {
     }
 
     fn feed(&self, mut state: MutexGuard<'_, State>, input: Input) {
-        let (_, deliveries) = self.apply(&mut state, input, None);
-        self.settle(state, deliveries);
+        let applied = self.apply(&mut state, input, None);
+        self.settle(state, applied.deliveries);
     }
 
-    /// Applies one input. Returns the answer to the call `own`, if it came at once, and the answers to others.
-    fn apply(
-        &self,
-        state: &mut State,
-        input: Input,
-        own: Option<CallId>,
-    ) -> (Option<Outcome>, Vec<(Waiting, Outcome)>) {
+    /// Applies one input; the answer to the call `own` is told apart.
+    fn apply(&self, state: &mut State, input: Input, own: Option<CallId>) -> Applied {
         let now = self.clock.now();
         state.inputs += 1;
         let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
         state.core.apply(now, input, &mut effects);
-        let mut answer = None;
-        let mut deliveries = Vec::new();
+        let mut applied = Applied { own: None, acted: None, deliveries: Vec::new() };
         let mut wanted = Vec::new();
         for effect in effects.drain(..) {
             match effect {
-                Effect::Reply(call, outcome) if Some(call) == own => answer = Some(outcome),
+                Effect::Reply(call, outcome) if Some(call) == own => applied.own = Some(outcome),
                 Effect::Reply(call, outcome) => {
                     if let Some(waiting) = state.waiting.remove(&call) {
-                        deliveries.push((waiting, outcome));
+                        applied.deliveries.push((waiting, outcome));
                     }
                 }
+                Effect::Acted(outcome) => applied.acted = Some(outcome),
                 Effect::Event(event) => {
                     observers.iter().for_each(|observer| observer.event(&event));
                     let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
@@ -353,7 +375,7 @@ impl Engine {
             effects.clear();
         }
         state.effects = effects;
-        (answer, deliveries)
+        applied
     }
 
     /// Releases the lock, wakes the timer task if a deadline came nearer, and hands out the answers.
@@ -373,10 +395,16 @@ impl Engine {
     }
 }
 
-/// There is a job of that name already.
+/// Why a job cannot be declared.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is a job named {0} already")]
-pub struct JobExists(pub JobName);
+pub enum CannotDeclare {
+    /// There is a job of that name already.
+    #[error("there is a job named {0} already")]
+    Exists(JobName),
+    /// There are too many.
+    #[error("there are {0} jobs, the most that one server has: delete one first")]
+    TooMany(usize),
+}
 
 /// Hashes numbers that we count up ourselves: spreads them over the high bits, which the table uses too.
 #[derive(Default)]

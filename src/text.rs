@@ -25,6 +25,12 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// Whether a text is one line that shows as it is written.
+#[must_use]
+pub fn is_safe_to_show(text: &str) -> bool {
+    !text.contains(unsafe_to_show)
+}
+
 /// Control characters, and those that turn the direction of writing.
 fn unsafe_to_show(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use http::header::{ACCEPT, HOST};
-use http::{Request, StatusCode, Uri};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-use crate::coordination::{JobName, JobView};
+use crate::coordination::{JobName, JobSummary, JobView};
 use crate::http::{About, JobsPage, NO_SUCH_JOB, Problem, Version};
 use crate::text::one_line;
 
@@ -61,7 +61,7 @@ pub enum ClientError {
         jobs: String,
     },
     /// The server refuses.
-    #[error("the server at {url} answers {title}: {detail}")]
+    #[error("the server at {url} answers {title}: {detail}{}", hint.map(|hint| format!("\n  {hint}")).unwrap_or_default())]
     Refused {
         /// Where.
         url: String,
@@ -69,7 +69,29 @@ pub enum ClientError {
         title: String,
         /// At length.
         detail: String,
+        /// What to do next, where that is known.
+        hint: Option<&'static str>,
     },
+    /// No job was named, and it is not clear which is meant.
+    #[error("which job? Name one with --job; there are: {0}")]
+    WhichJob(String),
+}
+
+/// What to do about a problem of this kind.
+fn hint(kind: &str) -> Option<&'static str> {
+    Some(match kind.strip_prefix("/problems/")? {
+        "ends-run" => "Look first with --dry-run; add --end-run if the run shall end.",
+        "already-excluded" => {
+            "See all with: muster exclude; lift one with: muster readmit NUMBER --reason TEXT"
+        }
+        "no-such-exclusion" | "already-over" => "See those in force with: muster exclude",
+        "no-such-task" => "See the tasks with: muster status",
+        "not-running" | "drain-under-way" => "See how the run stands with: muster status",
+        "tasks-connected" => "See who is connected with: muster status; add --force to do it anyway.",
+        "run-in-progress" => "See how the run stands with: muster status; wait for its end.",
+        "job-exists" => "See all with: muster job list; change one with: muster job set",
+        _ => return None,
+    })
 }
 
 /// A server that was found to be a Muster.
@@ -116,8 +138,31 @@ impl Client {
     }
 
     /// Every job in short.
-    pub async fn jobs(&self) -> Result<JobsPage, ClientError> {
-        self.get("/api/v1/jobs").await
+    pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
+        let mut jobs = Vec::new();
+        let mut path = "/api/v1/jobs".to_owned();
+        loop {
+            let page: JobsPage = self.get(&path).await?;
+            jobs.extend(page.jobs);
+            match page.next {
+                Some(last) => path = format!("/api/v1/jobs?after={last}"),
+                None => return Ok(jobs),
+            }
+        }
+    }
+
+    /// The job that is meant: the one that is named, or the only one, or the one named `default`.
+    pub async fn job_meant(&self, named: Option<&JobName>) -> Result<JobName, ClientError> {
+        if let Some(name) = named {
+            return Ok(name.clone());
+        }
+        let names: Vec<JobName> = self.jobs().await?.into_iter().map(|job| job.name).collect();
+        if let [only] = &names[..] {
+            return Ok(only.clone());
+        }
+        let default = names.iter().find(|name| name.as_str() == JobName::DEFAULT);
+        let all = || names.iter().map(JobName::as_str).collect::<Vec<_>>().join(", ");
+        default.cloned().ok_or_else(|| ClientError::WhichJob(all()))
     }
 
     /// One job.
@@ -125,28 +170,44 @@ impl Client {
         self.get(&format!("/api/v1/jobs/{name}")).await
     }
 
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        let (status, body) = get(&self.url, &self.host, self.port, path).await?;
+    /// What is there.
+    pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.ask(Method::GET, path, None).await
+    }
+
+    /// Does something; `body` is JSON, or nothing.
+    pub async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<T, ClientError> {
+        let (status, body) = exchange(&self.url, &self.host, self.port, method, path, body).await?;
         let url = self.url.clone();
-        if status == StatusCode::OK {
+        if status.is_success() {
+            // Nothing to read is read as JSON's nothing.
+            let body = if body.is_empty() { Bytes::from_static(b"null") } else { body };
             return serde_json::from_slice(&body).map_err(|error| ClientError::Refused {
                 url,
                 title: format!("{path} in a form that this version does not know"),
                 detail: error.to_string(),
+                hint: None,
             });
         }
         let Ok(problem) = serde_json::from_slice::<Problem>(&body) else {
-            return Err(ClientError::Refused { url, title: status.to_string(), detail: path.into() });
+            let (title, detail) = (status.to_string(), path.into());
+            return Err(ClientError::Refused { url, title, detail, hint: None });
         };
         if problem.kind == NO_SUCH_JOB {
             let jobs: Vec<&str> = problem.jobs.iter().map(JobName::as_str).collect();
-            let job = path.rsplit('/').next().unwrap_or_default().into();
+            let job = path.split(['/', '?']).nth(4).unwrap_or_default().into();
             return Err(ClientError::NoSuchJob { url, job, jobs: jobs.join(", ") });
         }
         Err(ClientError::Refused {
             url,
             title: one_line(&problem.title).into_owned(),
             detail: one_line(&problem.detail).into_owned(),
+            hint: hint(&problem.kind),
         })
     }
 }
@@ -160,6 +221,17 @@ fn parse_url(url: &str) -> Option<(String, u16)> {
 }
 
 async fn get(url: &str, host: &str, port: u16, path: &str) -> Result<(StatusCode, Bytes), ClientError> {
+    exchange(url, host, port, Method::GET, path, None).await
+}
+
+async fn exchange(
+    url: &str,
+    host: &str,
+    port: u16,
+    method: Method,
+    path: &str,
+    body: Option<Vec<u8>>,
+) -> Result<(StatusCode, Bytes), ClientError> {
     let unreachable = |error: String| ClientError::Unreachable { url: url.into(), error };
     // Brackets are how a URL writes an IPv6 address, not how the system does.
     let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -169,10 +241,16 @@ async fn get(url: &str, host: &str, port: u16, path: &str) -> Result<(StatusCode
         .map_err(|error| unreachable(error.to_string()))?;
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let request = Request::get(path)
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
             .header(HOST, format!("{host}:{port}"))
-            .header(ACCEPT, "application/json")
-            .body(Empty::<Bytes>::new())?;
+            .header(USER_AGENT, concat!("muster/", env!("CARGO_PKG_VERSION")))
+            .header(ACCEPT, "application/json");
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())))?;
         let answer = async {
             let (head, body) = sender.send_request(request).await?.into_parts();
             let body =

@@ -1,11 +1,18 @@
 //! The command line: one file for each subcommand.
 
+mod audit;
 mod client;
 mod config;
+mod drain;
+mod events;
+mod exclude;
+mod job;
 mod launch;
 mod limits;
 mod metrics;
 mod options;
+mod place;
+mod readmit;
 mod serve;
 mod server;
 mod status;
@@ -50,6 +57,12 @@ enum Command {
     Serve(serve::Arguments),
     Launch(launch::Arguments),
     Status(status::Arguments),
+    Events(events::Arguments),
+    Exclude(exclude::Arguments),
+    Readmit(readmit::Arguments),
+    Drain(drain::Arguments),
+    Job(job::Arguments),
+    Audit(audit::Arguments),
     Config(config::Arguments),
     Metrics(metrics::Arguments),
     #[command(name = launch::BECOME, hide = true)]
@@ -65,6 +78,12 @@ pub fn main() -> ExitCode {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Events(arguments) => events::run(&arguments),
+        Command::Exclude(arguments) => exclude::run(&arguments),
+        Command::Readmit(arguments) => readmit::run(&arguments),
+        Command::Drain(arguments) => drain::run(&arguments),
+        Command::Job(arguments) => job::run(&arguments),
+        Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),

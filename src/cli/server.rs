@@ -15,7 +15,7 @@ use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
 use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
-use crate::http::{self, About, Limits, Listener, Readiness, Site, Version};
+use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
 use crate::telemetry::events::log_events;
 use crate::telemetry::metrics::{Metrics, Tally};
 use crate::telemetry::traces::{Protocol, Traces};
@@ -32,6 +32,7 @@ pub struct Server {
     engine: Arc<Engine>,
     about: Arc<About>,
     readiness: Arc<Readiness>,
+    streams: Arc<Streams>,
     grpc: Part,
     http: Part,
     log: Part,
@@ -68,6 +69,12 @@ struct Bound {
 impl Server {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
+        let audit = match &config.server.audit_file {
+            None => Audit::default(),
+            Some(path) => Audit::to_file(path).with_context(|| {
+                format!("cannot append to the audit file {}: name another with --audit-file", path.display())
+            })?,
+        };
         let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
         let mut listeners = Vec::new();
         let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
@@ -93,6 +100,7 @@ impl Server {
         let about = Arc::new(describe(web_address, &listeners, &config.jobs));
         let mut server = Self {
             readiness: Arc::default(),
+            streams: Arc::default(),
             grpc: Part::new(),
             http: Part::new(),
             log: Part::new(),
@@ -105,7 +113,7 @@ impl Server {
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
         let edge = grpc::Server::traced(Arc::clone(&server.engine), limits, server.traces.clone());
-        let site = server.site(&edge, tally, config);
+        let site = server.site(&edge, tally, audit, config);
         let limits = Limits::new(config.server.http_connections);
         if let Some((listener, address)) = metrics_listener {
             warn_if_open(address, "metrics");
@@ -121,7 +129,7 @@ impl Server {
     }
 
     /// What the web edge looks at. Starts whatever measures by itself.
-    fn site(&mut self, edge: &Arc<grpc::Server>, tally: Arc<Tally>, config: &Config) -> Site {
+    fn site(&mut self, edge: &Arc<grpc::Server>, tally: Arc<Tally>, audit: Audit, config: &Config) -> Site {
         let findings = Arc::<Board>::default();
         self.timers.spawn(findings::watch(Arc::clone(&self.engine), Arc::clone(&findings)));
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
@@ -133,12 +141,14 @@ impl Server {
             Arc::clone(&self.readiness),
             config.server.task_metrics_max,
         );
+        let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
         Site {
-            engine: Arc::clone(&self.engine),
-            readiness: Arc::clone(&self.readiness),
-            about: Arc::clone(&self.about),
+            audit: Arc::new(audit),
+            streams: Arc::clone(&self.streams),
+            redaction: Arc::new(config.server.redact_keys.clone()),
             metrics: Arc::new(metrics),
             findings,
+            ..Site::new(engine, readiness, Arc::clone(&self.about))
         }
     }
 
@@ -174,6 +184,7 @@ impl Server {
     /// HTTP stops last, so that whoever asks meanwhile is told.
     pub async fn stop(mut self, within: Duration) {
         self.readiness.stopping();
+        self.streams.close();
         let began = self.engine.clock().now();
         self.engine.stop();
         if !self.grpc.stop(within + CUTTING).await {

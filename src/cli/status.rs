@@ -1,9 +1,11 @@
 //! `muster status`: what an operator wants to know at three in the morning.
 
 mod render;
-mod style;
+pub mod style;
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -11,6 +13,7 @@ use serde::Serialize;
 
 use super::client::{Client, DEFAULT_SERVER};
 use super::print;
+use crate::config::parse_positive_duration;
 use crate::coordination::{JobName, JobView};
 use crate::http::About;
 use style::Style;
@@ -34,6 +37,11 @@ pub struct Arguments {
     /// Print everything as JSON: the server, and every job as the REST API gives it
     #[arg(long)]
     json: bool,
+
+    /// Look again and again, every so often, until interrupted
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
+        value_parser = parse_positive_duration)]
+    watch: Option<Duration>,
 }
 
 const EXAMPLES: &str = "\
@@ -41,7 +49,7 @@ Examples:
   muster status
   muster status --server http://coordinator:8477 --job train
   muster status --json | jq '.jobs[].run.barriers[] | {id, missing}'
-  watch -c muster status";
+  muster status --watch          # every 2 s; --watch=500ms for more often";
 
 /// What is shown.
 #[derive(Debug, Serialize)]
@@ -53,23 +61,38 @@ struct Seen {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (url, seen) = runtime.block_on(look(arguments))?;
-    let text = if arguments.json {
+    let Some(pause) = arguments.watch else {
+        print(&shown(arguments, &runtime.block_on(look(arguments))?)?)?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    loop {
+        // A server that is away for a moment is shown as that, and looked for again.
+        let text = match runtime.block_on(look(arguments)) {
+            Ok(seen) => shown(arguments, &seen)?,
+            Err(error) => format!("{error:#}\n"),
+        };
+        // On a terminal each look takes the place of the one before.
+        let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+        print(&format!("{clear}{text}"))?;
+        runtime.block_on(tokio::time::sleep(pause));
+    }
+}
+
+fn shown(arguments: &Arguments, (url, seen): &(String, Seen)) -> Result<String> {
+    Ok(if arguments.json {
         let mut text = serde_json::to_string_pretty(&seen).context("cannot write the answer as JSON")?;
         text.push('\n');
         text
     } else {
-        render::render(&url, &seen.server, &seen.jobs, Style::of_stdout())
-    };
-    print(&text)?;
-    Ok(ExitCode::SUCCESS)
+        render::render(url, &seen.server, &seen.jobs, Style::of_stdout())
+    })
 }
 
 async fn look(arguments: &Arguments) -> Result<(String, Seen)> {
     let client = Client::find(&arguments.server).await?;
     let names = match &arguments.job {
         Some(name) => vec![name.clone()],
-        None => client.jobs().await?.jobs.into_iter().map(|job| job.name).collect(),
+        None => client.jobs().await?.into_iter().map(|job| job.name).collect(),
     };
     let mut jobs = Vec::with_capacity(names.len());
     for name in &names {

@@ -2,6 +2,7 @@
 //! `--help` and `muster config print` all come from these two tables.
 
 use crate::coordination::{ErrorDelivery, JobSettings};
+use crate::http::Redaction;
 use crate::telemetry::log;
 use crate::telemetry::traces::{Protocol, check_endpoint};
 
@@ -48,7 +49,7 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 17] = [
+pub static SERVER_KEYS: [Key<Server>; 19] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -208,6 +209,25 @@ pub static SERVER_KEYS: [Key<Server>; 17] = [
         help: "How log lines look: human or json",
         show: |server| text(server.log_format),
         set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
+    },
+    Key {
+        name: "audit-file",
+        placeholder: "PATH|none",
+        rare: false,
+        help: "Append a line of JSON to this file for everything that an operator does; the last lines are at                /api/v1/audit in any case",
+        show: |server| server.audit_file.as_ref().map_or_else(|| text("none"), |path| text(path.display())),
+        set: |server, text| {
+            server.audit_file = (text != "none").then(|| text.into());
+            Ok(())
+        },
+    },
+    Key {
+        name: "redact-keys",
+        placeholder: "GLOB,...|none",
+        rare: true,
+        help: "Keys whose values the REST API does not show; * stands for any text",
+        show: |server| text(&server.redact_keys),
+        set: |server, text| Redaction::parse(text).map(|value| server.redact_keys = value),
     },
 ];
 

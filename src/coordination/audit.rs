@@ -45,12 +45,34 @@ impl Job {
             let connection = run.waiters.connection(call);
             ensure!(connection.is_some_and(|c| self.knows(c)), "{call:?} waits on a connection that is gone");
         }
+        self.exclusions.audit(&self.settings.bounds)?;
+        self.audit_excluded()?;
         run.audit(&self.settings)
+    }
+
+    /// Who is excluded takes no part, and stops nobody.
+    fn audit_excluded(&self) -> Finding {
+        for exclusion in self.exclusions.in_force() {
+            for id in self.taken_out_by(exclusion.target) {
+                let task = self.run.own(id);
+                ensure!(!task.is_connected(), "task {id} is excluded and connected");
+                ensure!(task.poll.is_none(), "task {id} is excluded and its poll waits");
+            }
+            let Some(id) = exclusion.task().filter(|id| self.run.task(*id).is_some()) else { continue };
+            let waits = |place: &Place| match place {
+                Place::Barrier(_, task) | Place::Poll(task) | Place::LiveSet(_, task) => *task == id,
+                Place::Key(_) | Place::Watch => false,
+            };
+            ensure!(!self.run.waiters.all().any(|(_, p)| waits(p)), "task {id} is excluded and waits");
+            let may_miss = self.settings.recoverable;
+            ensure!(!may_miss || self.run.own(id).excused, "task {id} is excluded and waited for");
+        }
+        Ok(())
     }
 }
 
 impl Run {
-    fn audit(&self, settings: &JobSettings) -> Finding {
+    pub(super) fn audit(&self, settings: &JobSettings) -> Finding {
         self.audit_waiters(settings)?;
         self.audit_tasks()?;
         self.audit_barriers(settings)?;
@@ -109,6 +131,7 @@ impl Run {
         for id in self.ids() {
             let task = self.own(id);
             ensure!(started || !task.is_connected(), "task {id} is connected before all have registered");
+            ensure!(!(task.excused && task.is_connected()), "task {id} is excused and connected");
             ensure!(task.watched || !task.is_connected(), "nobody watches the heartbeats of task {id}");
             let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
             let here = named.filter(|(_, i)| matches!(i.slot(id), Some(Slot::Arrived(_)))).count();
@@ -139,11 +162,14 @@ impl Run {
             for position in 0..instance.members.len() {
                 let task = instance.members.at(position);
                 match instance.slot(task) {
-                    Some(Slot::Missing) => missing += 1,
+                    Some(Slot::Missing) => {
+                        ensure!(!self.own(task).excused, "{key:?} waits for task {task}, which is excused");
+                        missing += 1;
+                    }
                     Some(Slot::Arrived(_)) => arrived += 1,
                     Some(Slot::Released) => {
                         ensure!(
-                            self.own(task).was_connected,
+                            self.own(task).was_connected || self.own(task).excused,
                             "{key:?} released task {task}, which never came"
                         );
                     }

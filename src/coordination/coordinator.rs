@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::actor::{Actor, Reason};
+use super::exclusion::Target;
 use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, JobId, JobName, Timestamp};
 use super::input::{Effect, Ending, Input};
 use super::job::Job;
+use super::steering::{Act, Done, ExclusionPreview, Refusal};
 use super::view::JobView;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +70,7 @@ impl Coordinator {
             }
             Input::CallGone { job, call } => self.with(job, |job| job.call_gone(now, effects, call)),
             Input::Noted { job, note } => self.with(job, |job| job.note(now, effects, note)),
+            Input::Act { job, actor, reason, act } => self.act(now, effects, job, actor, reason, act),
             Input::Tick => self.tick(now, effects),
             Input::Stop => {
                 self.stopping = true;
@@ -133,12 +137,29 @@ impl Coordinator {
             name: job.name.clone(),
             settings: job.settings.clone(),
             seen_at: now,
-            run: job.run.view(),
+            run: job.run_view(),
             history: job.history().cloned().collect(),
+            exclusions: job.exclusion_views(false),
         })
     }
 
-    pub(super) fn job(&self, job: JobId) -> Option<&Job> {
+    /// What an exclusion would do, were it made now.
+    ///
+    /// # Errors
+    /// If it would be refused, for any reason but that it ends the run.
+    pub fn would_exclude(
+        &self,
+        now: Timestamp,
+        job: JobId,
+        actor: &Actor,
+        reason: &Reason,
+        target: Target,
+    ) -> Result<ExclusionPreview, Refusal> {
+        let job = self.jobs.get(&job).ok_or(Refusal::NoSuchJob)?;
+        job.would_exclude(now, actor, reason, target)
+    }
+
+    pub(super) fn job_of(&self, job: JobId) -> Option<&Job> {
         self.jobs.get(&job)
     }
 
@@ -175,6 +196,44 @@ impl Coordinator {
         }
     }
 
+    fn act(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: JobId,
+        actor: Actor,
+        reason: Reason,
+        act: Act,
+    ) {
+        let mut answer = Err(Refusal::NoSuchJob);
+        let by = actor.clone();
+        let why = reason.clone();
+        self.with(id, |job| answer = job.act(now, effects, actor, reason, act));
+        if answer == Ok(Done::JobDeleted) {
+            self.delete(now, effects, id, by, &why);
+        }
+        effects.push(Effect::Acted(answer));
+    }
+
+    /// Takes a job away: whatever waits is answered, and nothing of it is left.
+    fn delete(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: JobId,
+        actor: Actor,
+        reason: &Reason,
+    ) {
+        self.with(id, |job| job.dismiss(now, effects, actor, reason));
+        if let Some(job) = self.jobs.remove(&id) {
+            self.names.remove(&job.name);
+            self.wakes.retain(|(_, job)| *job != id);
+        }
+        for connection in self.connections.values_mut() {
+            connection.jobs.remove(&id);
+        }
+    }
+
     fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         while let Some((at, id)) = self.wakes.first().copied().filter(|_| !self.stopping) {
             if at > now {
@@ -187,7 +246,7 @@ impl Coordinator {
     /// Makes a connection known to a job that it speaks to for the first time.
     fn introduce(&mut self, connection: ConnectionId, id: JobId) -> Result<(), Failure> {
         let Some(job) = self.jobs.get_mut(&id) else {
-            return Err(Failure::service(Code::NotFound, "There is no such job any more."));
+            return Err(no_such_job());
         };
         if job.knows(connection) {
             return Ok(());
@@ -213,4 +272,9 @@ impl Coordinator {
             self.with(id, |job| job.connection_closed(now, effects, connection, blame));
         }
     }
+}
+
+/// What every call to a job is answered that is no more.
+pub(super) fn no_such_job() -> Failure {
+    Failure::service(Code::NotFound, "There is no such job any more.")
 }

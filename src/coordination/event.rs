@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
+use super::actor::Actor;
+use super::exclusion::Target;
+use super::ids::{ExclusionId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 
 /// One change of state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +48,8 @@ pub enum FailureClass {
     Restarted,
     /// It reported an error of its own.
     Reported,
+    /// An operator or a rule excluded it.
+    Excluded,
     /// The run failed, and with it every task.
     #[default]
     Consequence,
@@ -53,8 +57,14 @@ pub enum FailureClass {
 
 impl FailureClass {
     /// Every class.
-    pub const ALL: [Self; 5] =
-        [Self::HeartbeatTimeout, Self::ConnectionLost, Self::Restarted, Self::Reported, Self::Consequence];
+    pub const ALL: [Self; 6] = [
+        Self::HeartbeatTimeout,
+        Self::ConnectionLost,
+        Self::Restarted,
+        Self::Reported,
+        Self::Excluded,
+        Self::Consequence,
+    ];
 
     /// Its name, as in JSON.
     #[must_use]
@@ -64,6 +74,7 @@ impl FailureClass {
             Self::ConnectionLost => "connection-lost",
             Self::Restarted => "restarted",
             Self::Reported => "reported",
+            Self::Excluded => "excluded",
             Self::Consequence => "consequence",
         }
     }
@@ -161,6 +172,66 @@ pub enum Change {
     },
     /// Somebody asked for a coordinated save: the preemption notice is in the store.
     PreemptionNoticed,
+    /// Somebody decided that a task or a host takes no part.
+    Excluded {
+        /// The exclusion's number.
+        exclusion: ExclusionId,
+        /// Whom it is about.
+        target: Target,
+        /// The tasks of the present run that it takes out.
+        tasks: Vec<TaskId>,
+        /// Who decided it.
+        actor: Actor,
+    },
+    /// An exclusion is over: whom it was about may register again.
+    Readmitted {
+        /// The exclusion's number.
+        exclusion: ExclusionId,
+        /// Whom it was about.
+        target: Target,
+        /// Who lifted it; `None` if its time was over.
+        actor: Option<Actor>,
+    },
+    /// An exclusion turned a registration away. Said once for each exclusion.
+    RegistrationRefused {
+        /// The exclusion's number.
+        exclusion: ExclusionId,
+        /// The task that wanted to register.
+        task: TaskId,
+        /// From where.
+        peer: Option<SocketAddr>,
+    },
+    /// An operator asked for a coordinated save.
+    DrainRequested {
+        /// Who asked.
+        actor: Actor,
+    },
+    /// An operator changed settings of the job.
+    SettingsChanged {
+        /// Which, by the names of their settings.
+        settings: Vec<String>,
+        /// Who did.
+        actor: Actor,
+    },
+    /// An operator deleted the job.
+    JobDeleted {
+        /// Who did.
+        actor: Actor,
+    },
+    /// An operator wrote a key of the store.
+    KeyWritten {
+        /// Which, as text; long keys are cut.
+        key: String,
+        /// Who wrote it.
+        actor: Actor,
+    },
+    /// An operator removed a key of the store and everything below it.
+    KeyDeleted {
+        /// Which, as text; long keys are cut.
+        key: String,
+        /// Who removed it.
+        actor: Actor,
+    },
     /// The first error of the run: its cause. What follows is its consequence.
     FirstCause {
         /// The task that it came from, where one is known.

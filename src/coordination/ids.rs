@@ -13,6 +13,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Timestamp(pub u64);
 
+impl fmt::Display for Timestamp {
+    /// The moment in UTC, to the second, as people write it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Beyond the year 9999 there is no such form, and no such clock.
+        const LAST: u64 = 253_402_300_799;
+        let at = Duration::from_secs((self.0 / 1_000_000).min(LAST));
+        humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + at).fmt(f)
+    }
+}
+
 impl Timestamp {
     /// The moment `by` later, or the end of time.
     #[must_use]
@@ -63,6 +73,16 @@ impl fmt::Display for ServiceIncarnation {
 pub struct RunNumber(pub u64);
 
 impl fmt::Display for RunNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The number of an exclusion within its job, from 1; never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ExclusionId(pub u64);
+
+impl fmt::Display for ExclusionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

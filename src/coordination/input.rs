@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::actor::{Actor, Reason};
 use super::call::{Caller, Outcome, Request};
 use super::event::Event;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
+use super::steering::{Act, Done, Refusal};
 use super::straggling::BarrierEnding;
 
 /// How a connection ended: the evidence that is kept of it.
@@ -110,6 +112,17 @@ pub enum Input {
         /// What was found.
         note: Note,
     },
+    /// An operator acts upon a job; answered with [`Effect::Acted`] at once.
+    Act {
+        /// The job.
+        job: JobId,
+        /// Who acts.
+        actor: Actor,
+        /// Why.
+        reason: Reason,
+        /// What shall be done.
+        act: Act,
+    },
     /// Time has passed.
     Tick,
     /// The driver itself could not run for a while: nobody is to blame for the silence since.
@@ -126,6 +139,8 @@ pub enum Input {
 pub enum Effect {
     /// Answer a call. Every call is answered once at most, and not at all once it is gone.
     Reply(CallId, Outcome),
+    /// What has become of the [`Input::Act`] that was applied.
+    Acted(Result<Done, Refusal>),
     /// Something changed that people or machines may want to know.
     Event(Event),
     /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.

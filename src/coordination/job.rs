@@ -1,14 +1,16 @@
 //! A job: run after run, who may speak in the present one, and what is remembered of those before.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::actor::{Actor, Reason};
 use super::call::{Caller, Claim, Request};
-use super::context::Cx;
+use super::coordinator::no_such_job;
 use super::event::{Change, RunOutcome};
+use super::exclusion::Exclusions;
 use super::failure::{Code, Failure};
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
@@ -27,7 +29,7 @@ const RUNS_WITH_DEVICES: usize = 2;
 
 /// What is known of a connection in this job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Presence {
+pub(super) struct Presence {
     peer: SocketAddr,
     /// The lives that have spoken on it, and in which run.
     lives: BTreeMap<TaskId, (RunNumber, TaskIncarnation)>,
@@ -47,7 +49,7 @@ struct PastRun {
 /// One job and its present run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Job {
-    id: JobId,
+    pub id: JobId,
     pub name: JobName,
     pub settings: JobSettings,
     pub run: Run,
@@ -56,18 +58,27 @@ pub(super) struct Job {
     /// The identity of the next run.
     spare: Option<ServiceIncarnation>,
     connections: BTreeMap<ConnectionId, Presence>,
+    pub exclusions: Exclusions,
 }
 
 /// Runs `body` with the present run and its surroundings, then tells watchers of what it changed.
 macro_rules! within {
     ($job:expr, $now:expr, $effects:expr, |$run:ident, $cx:ident| $body:expr) => {{
-        let Job { id, settings, run: $run, .. } = $job;
-        let $cx = &mut Cx { now: $now, job: *id, run: $run.number, settings, effects: $effects };
+        let Job { id, settings, run: $run, .. } = &mut *$job;
+        let $cx = &mut $crate::coordination::context::Cx {
+            now: $now,
+            job: *id,
+            run: $run.number,
+            settings,
+            effects: $effects,
+        };
         let value = $body;
         $run.tell_watchers($cx);
         value
     }};
 }
+
+pub(super) use within;
 
 impl Job {
     pub fn new(
@@ -80,7 +91,8 @@ impl Job {
     ) -> Self {
         let run = Run::new(RunNumber(1), incarnation, &settings, now);
         let (past, connections) = (VecDeque::new(), BTreeMap::new());
-        let mut job = Self { id, name, settings, run, past, spare: None, connections };
+        let exclusions = Exclusions::default();
+        let mut job = Self { id, name, settings, run, past, spare: None, connections, exclusions };
         within!(&mut job, now, effects, |_run, cx| {
             cx.event(Change::JobDeclared, format!("a job of {} tasks", cx.settings.tasks));
             cx.event(Change::RunOpened, "the job was declared");
@@ -94,7 +106,39 @@ impl Job {
     }
 
     pub fn next_wake(&self) -> Option<Timestamp> {
-        self.run.timers.next()
+        let ends = [self.run.timers.next(), self.exclusions.next_expiry()];
+        ends.into_iter().flatten().min()
+    }
+
+    /// A copy to try an act upon: without what no act upon tasks looks at.
+    pub fn without_store(&self) -> Self {
+        Self {
+            id: self.id,
+            name: self.name.clone(),
+            settings: self.settings.clone(),
+            run: self.run.without_store(),
+            past: VecDeque::new(),
+            spare: None,
+            connections: self.connections.clone(),
+            exclusions: self.exclusions.clone(),
+        }
+    }
+
+    /// The connections on which only this task's present life has spoken.
+    pub fn connections_of(&self, id: TaskId) -> BTreeSet<ConnectionId> {
+        let Some(incarnation) = self.run.task(id).and_then(|task| task.incarnation) else {
+            return BTreeSet::new();
+        };
+        let life = (self.run.number, incarnation);
+        let is_its =
+            |presence: &Presence| presence.lives.len() == 1 && presence.lives.get(&id) == Some(&life);
+        self.connections.iter().filter(|(_, presence)| is_its(presence)).map(|(c, _)| *c).collect()
+    }
+
+    /// Forgets what is remembered beyond the bounds.
+    pub fn forget_beyond_bounds(&mut self) {
+        self.past.truncate(self.settings.bounds.runs_kept);
+        self.exclusions.forget_beyond(&self.settings.bounds);
     }
 
     pub fn knows(&self, connection: ConnectionId) -> bool {
@@ -118,21 +162,27 @@ impl Job {
         caller: Caller,
         request: Request,
     ) {
-        if let Request::Register { task, incarnation, .. } = &request {
-            let (task, incarnation) = (*task, *incarnation);
-            if let Err(failure) = self.admit_registration(now, effects, task, incarnation) {
-                return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
-            }
-            // Known from now on, so that the end of the connection is the end of the task, even if it still waits.
-            self.speak(caller.connection, task, incarnation);
-        } else if let Err(failure) = self.admit(now, effects, caller, &request) {
-            return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
-        }
         let presence = self.connections.get(&caller.connection);
         let peer = presence.map(|presence| presence.peer);
         let writer = presence
             .filter(|presence| presence.lives.len() == 1)
             .and_then(|presence| presence.lives.keys().next().copied());
+        if let Request::Register { task, incarnation, .. } = &request {
+            let (task, incarnation) = (*task, *incarnation);
+            if let Some(failure) = self.refuse_registration(now, effects, task, peer) {
+                return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
+            }
+            if let Err(failure) = self.admit_registration(now, effects, task, incarnation) {
+                return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
+            }
+            // Known from now on, so that the end of the connection is the end of the task, even if it still waits.
+            self.speak(caller.connection, task, incarnation);
+        } else if let Some(failure) = request.task().or(writer).and_then(|id| self.refuse_excluded(id, peer))
+        {
+            return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
+        } else if let Err(failure) = self.admit(now, effects, caller, &request) {
+            return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
+        }
         within!(self, now, effects, |run, cx| run.call(cx, call, caller, peer, writer, request));
     }
 
@@ -180,6 +230,7 @@ impl Job {
     }
 
     pub fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        self.expire_exclusions(now, effects);
         within!(self, now, effects, |run, cx| run.fire(cx));
     }
 
@@ -208,6 +259,15 @@ impl Job {
             }
         });
         self.forgive_silence(now);
+    }
+
+    /// The job is deleted: everything that waits is answered as later calls will be.
+    pub fn dismiss(&mut self, now: Timestamp, effects: &mut Vec<Effect>, actor: Actor, reason: &Reason) {
+        let gone = Arc::new(no_such_job());
+        within!(self, now, effects, |run, cx| {
+            run.dismiss_all(cx, &gone, &gone);
+            cx.event(Change::JobDeleted { actor }, reason.as_str());
+        });
     }
 
     pub fn stop(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
@@ -258,7 +318,7 @@ impl Job {
         }
     }
 
-    fn open_next_run(&mut self, now: Timestamp, effects: &mut Vec<Effect>) -> Result<(), Failure> {
+    pub fn open_next_run(&mut self, now: Timestamp, effects: &mut Vec<Effect>) -> Result<(), Failure> {
         let Some(incarnation) = self.spare.take() else {
             let text = format!(
                 "Run {} of job {} has ended and the next is being prepared.",
@@ -278,6 +338,7 @@ impl Job {
         let next = Run::new(number, incarnation, &self.settings, now);
         let ended = std::mem::replace(&mut self.run, next);
         self.remember(&ended);
+        self.excuse_excluded();
         within!(self, now, effects, |_run, cx| {
             cx.event(Change::RunOpened, "a new process registered after the last run had ended");
         });

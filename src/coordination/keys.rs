@@ -115,7 +115,7 @@ impl Coordinator {
         limit: usize,
     ) -> Option<KeysPage> {
         let limit = limit.clamp(1, KEYS_PAGE_MAX);
-        self.job(job).map(|job| job.run.store.level(prefix, after, limit))
+        self.job_of(job).map(|job| job.run.store.level(prefix, after, limit))
     }
 }
 

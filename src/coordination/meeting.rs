@@ -4,6 +4,8 @@
 //! those of all later ones. The rules on counters are the C++ service's, since clients count along; where it lets
 //! one caller's mistake poison an id for others, only that caller is refused here.
 //!
+//! Excused tasks (those that an exclusion took out; see `excluding.rs`) are waited for by nothing.
+//!
 //! Restarted tasks (recoverable ones that registered again in this run):
 //! 1. an instance that began before a task's present registration does not wait for that task;
 //! 2. an instance whose only missing members are unsynced tasks that wait at another instance passes without them.
@@ -222,7 +224,14 @@ impl Run {
         let deadline = cx.now.after(timeout);
         self.timers.set(deadline, Timer::Barrier(key.clone()));
         let size = members.len();
-        self.barriers.begin(key.clone(), Instance::new(counter, members, cx.now, deadline, first));
+        let mut instance = Instance::new(counter, members, cx.now, deadline, first);
+        for position in 0..size {
+            let member = instance.members.at(position);
+            if self.own(member).excused {
+                instance.put(member, Slot::Released);
+            }
+        }
+        self.barriers.begin(key.clone(), instance);
         cx.event(
             Change::BarrierStarted { barrier: wire_id, counter },
             format!("{} came first of {size}", self.describe(first)),
@@ -281,6 +290,8 @@ impl Run {
         {
             let reason = if instance.arrived() == instance.members.len() {
                 "every member has come"
+            } else if instance.absent_tasks().any(|id| self.own(id).excused) {
+                "every member has come but those that are excluded, or were and have not registered since"
             } else {
                 "every member has come but those that registered again after it began, and so missed it"
             };
@@ -312,10 +323,12 @@ impl Run {
         }
     }
 
-    /// Rule 1: the task has registered again; what began before does not wait for it.
+    /// Rule 1: the task has registered again; what began before does not wait for it. The same holds, for every barrier,
+    /// once it is excused.
     pub(super) fn release_from_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId) {
-        let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
-        let keys: Vec<BarrierKey> = named
+        let every = self.own(id).excused;
+        let concerned = self.barriers.in_progress().filter(|(key, _)| every || key.is_named());
+        let keys: Vec<BarrierKey> = concerned
             .filter(|(_, instance)| instance.slot(id) == Some(Slot::Missing))
             .map(|(key, _)| key.clone())
             .collect();
@@ -443,8 +456,9 @@ impl Run {
 
     /// The task's arrival does not count any more; its call has been dealt with by the caller.
     pub(super) fn leave_barrier(&mut self, _cx: &mut Cx<'_>, key: &BarrierKey, id: TaskId) {
+        let left = if self.own(id).excused { Slot::Released } else { Slot::Missing };
         let Some(instance) = self.barriers.instance_mut(key) else { return };
-        if let Some(Slot::Arrived(_)) = instance.put(id, Slot::Missing)
+        if let Some(Slot::Arrived(_)) = instance.put(id, left)
             && key.is_named()
         {
             self.own_mut(id).meetings -= 1;

@@ -12,23 +12,34 @@
 //! | `task.rs` | one task: its standing, lives and health |
 //! | `registration.rs`, `leaving.rs` | coming and going |
 //! | `failing.rs` | signs of life, lost connections, the first cause, who is told |
+//! | `steering.rs` | what operators do: acts, and why they are refused |
+//! | `actor.rs` | who they are and why they act |
+//! | `exclusion.rs`, `excluding.rs` | the table of exclusions; what they mean for the tasks |
+//! | `draining.rs`, `configuring.rs` | asking for a coordinated save; other settings |
 //! | `barrier.rs`, `meeting.rs` | the table of barriers; what happens at them |
 //! | `live.rs` | the live-set question |
 //! | `store.rs` | the key-value store |
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
 //! | `devices.rs` | devices out of the topology values |
 //! | `pulse.rs`, `straggling.rs` | what is measured: heartbeats; barriers and who is late to them |
-//! | `view.rs`, `viewing.rs`, `keys.rs` | the state as people see it |
 //! | `observation.rs` | the state as instruments see it |
+//! | `looking.rs`, `store_listing.rs`, `keys.rs`, `device_map.rs` | parts of it, each made alone |
+//! | `view.rs`, `viewing.rs` | the state as people see it |
 //! | `audit.rs` | the invariants of all this, checked from scratch |
 
+mod actor;
 mod audit;
 mod barrier;
 mod call;
+mod configuring;
 mod context;
 mod coordinator;
+mod device_map;
 mod devices;
+mod draining;
 mod event;
+mod excluding;
+mod exclusion;
 mod failing;
 mod failure;
 mod ids;
@@ -37,13 +48,16 @@ mod job;
 mod keys;
 mod leaving;
 mod live;
+mod looking;
 mod meeting;
 mod observation;
 mod pulse;
 mod registration;
 mod run;
 mod settings;
+mod steering;
 mod store;
+mod store_listing;
 mod straggling;
 mod task;
 mod timers;
@@ -51,17 +65,23 @@ mod view;
 mod viewing;
 mod waiters;
 
+pub use actor::*;
 pub use call::*;
 pub use coordinator::Coordinator;
+pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
 pub use devices::{Device, TopologyKey};
+pub use draining::DrainRequest;
 pub use event::*;
+pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};
 pub use failure::*;
 pub use ids::*;
 pub use input::*;
 pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
+pub use looking::{JobLook, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, RunLine};
 pub use observation::*;
 pub use pulse::{GAP_CLASSES, Gaps, PulseView};
 pub use settings::*;
+pub use steering::{Act, BarrierPreview, Done, ExclusionPreview, Refusal};
 pub use straggling::{
     ArrivalView, BarrierEnding, BarrierKind, BarrierOutcome, BarrierRecord, StragglingView,
 };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::barrier::BarrierKey;
 use super::coordinator::Coordinator;
 use super::event::RunOutcome;
+use super::exclusion::Exclusions;
 use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use super::job::Job;
 use super::pulse::Gaps;
@@ -155,6 +156,8 @@ pub struct JobObservation {
     pub keys: usize,
     /// Every bound.
     pub bounds: Vec<BoundUse>,
+    /// Exclusions in force.
+    pub exclusions: usize,
     /// Ended runs, newest first.
     pub past_runs: Vec<PastRunObservation>,
 }
@@ -192,7 +195,7 @@ impl Coordinator {
     /// A job as instruments see it. Costs a look at each of its tasks and waiting calls.
     #[must_use]
     pub fn observe(&self, job: JobId, now: Timestamp) -> Option<JobObservation> {
-        self.job(job).map(|found| found.observe(job, now))
+        self.job_of(job).map(|found| found.observe(job, now))
     }
 }
 
@@ -228,7 +231,8 @@ impl Job {
             gaps,
             store_bytes: run.store.bytes(),
             keys: run.store.len(),
-            bounds: run.observe_bounds(&self.settings.bounds, self.history().count()),
+            bounds: run.observe_bounds(&self.settings.bounds, self.history().count(), &self.exclusions),
+            exclusions: self.exclusions.len(),
             past_runs: past.collect(),
         }
     }
@@ -285,7 +289,7 @@ impl Run {
         waiting
     }
 
-    fn observe_bounds(&self, bounds: &Bounds, runs: usize) -> Vec<BoundUse> {
+    fn observe_bounds(&self, bounds: &Bounds, runs: usize, excluded: &Exclusions) -> Vec<BoundUse> {
         let exchanged =
             self.exchanged.values().flatten().map(|device| device.len() + size_of::<bytes::Bytes>());
         let fills = |name, limit, used| BoundUse { name, limit, used: Some(used), rolling: false };
@@ -309,6 +313,8 @@ impl Run {
             runs_kept,
             incarnations_kept,
             error_message_bytes,
+            exclusions,
+            exclusions_kept,
         } = bounds;
         vec![
             each("key-bytes", key_bytes),
@@ -331,6 +337,8 @@ impl Run {
             rolls("runs-kept", runs_kept, runs),
             each("incarnations-kept", incarnations_kept),
             each("error-message-bytes", error_message_bytes),
+            fills("exclusions", exclusions, excluded.len()),
+            rolls("exclusions-kept", exclusions_kept, excluded.over().count()),
         ]
     }
 }

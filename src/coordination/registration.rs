@@ -46,8 +46,8 @@ impl Run {
                 self.take_up(cx, connection, peer, id, incarnation, recoverable);
                 self.await_registration(cx, call, connection, id, incarnation);
             }
-            // Lost, and back: only an error that the task reported itself never heals.
-            Standing::Failed(failure) if recoverable && failure.is_loss() => {
+            // Lost or excluded, and back: only an error that the task reported itself never heals.
+            Standing::Failed(failure) if recoverable && (failure.is_loss() || failure.is_exclusion()) => {
                 self.take_up(cx, connection, peer, id, incarnation, recoverable);
                 self.await_registration(cx, call, connection, id, incarnation);
             }
@@ -211,17 +211,20 @@ impl Run {
     pub(super) fn connect(&mut self, cx: &mut Cx<'_>, id: TaskId, again: bool) {
         let timeout = cx.settings.heartbeat_timeout;
         let now = cx.now;
+        // One that was excluded when the others began comes late, for the first time.
+        let late = again;
         let again = again && self.own(id).was_connected;
         let task = self.own_mut(id);
         let entered = !task.is_connected();
-        let unsynced = again && !task.unsynced;
+        let unsynced = late && !task.unsynced;
         let watch = !task.watched;
         task.standing = Standing::Connected;
         task.last_heartbeat = Some(now);
         task.pulse.pause();
         task.watched = true;
         task.was_connected = true;
-        task.unsynced |= again;
+        task.unsynced |= late;
+        task.excused = false;
         if entered || again {
             task.since = now;
         }
@@ -236,10 +239,14 @@ impl Run {
             self.enter_questions(id);
         }
         if entered || again {
-            let reason = if again { "it registered again" } else { "every task has registered" };
+            let reason = match (again, late) {
+                (true, _) => "it registered again",
+                (false, true) => "it registered after the run had started without it",
+                (false, false) => "every task that is waited for has registered",
+            };
             cx.event(Change::TaskConnected { task: id, incarnation, again }, reason);
         }
-        if again {
+        if late {
             self.release_from_barriers(cx, id);
         }
     }

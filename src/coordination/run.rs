@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::barrier::Barriers;
 use super::call::{Caller, Reply, Request, Shared, TaskInfo, TaskSet, TaskStates};
 use super::context::Cx;
+use super::draining::DrainRequest;
 use super::event::{Change, FailureClass, RunOutcome};
 use super::failure::{Code, Failure, ServiceError};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
@@ -39,6 +40,8 @@ pub(super) struct Run {
     pub first_cause: Option<FirstCause>,
     /// When the preemption notice was left.
     pub noticed_at: Option<Timestamp>,
+    /// Who asked for that, if it was an operator.
+    pub drain: Option<DrainRequest>,
     pub tasks: Vec<Task>,
     pub connected: usize,
     pub unsynced: usize,
@@ -77,6 +80,7 @@ impl Run {
             ended: None,
             first_cause: None,
             noticed_at: None,
+            drain: None,
             tasks: vec![task; settings.tasks as usize],
             connected: 0,
             unsynced: 0,
@@ -91,6 +95,34 @@ impl Run {
             sticky: None,
             waiters: Waiters::default(),
             timers: Timers::default(),
+        }
+    }
+
+    /// A copy in which the store is empty: what to try an act upon that does not look into it.
+    pub fn without_store(&self) -> Self {
+        Self {
+            number: self.number,
+            incarnation: self.incarnation,
+            opened_at: self.opened_at,
+            started_at: self.started_at,
+            ended: self.ended,
+            first_cause: self.first_cause.clone(),
+            noticed_at: self.noticed_at,
+            drain: self.drain.clone(),
+            tasks: self.tasks.clone(),
+            connected: self.connected,
+            unsynced: self.unsynced,
+            version: self.version,
+            told: self.told,
+            barriers: self.barriers.clone(),
+            recent: VecDeque::new(),
+            store: Store::default(),
+            questions: self.questions.clone(),
+            exchanged: self.exchanged.clone(),
+            polled: self.polled,
+            sticky: self.sticky.clone(),
+            waiters: self.waiters.clone(),
+            timers: self.timers.clone(),
         }
     }
 
@@ -231,7 +263,7 @@ impl Run {
         cx.reply(call, outcome.map_err(Arc::new));
     }
 
-    fn insert(
+    pub fn insert(
         &mut self,
         cx: &mut Cx<'_>,
         key: &[u8],

@@ -60,6 +60,21 @@ impl JobSettings {
         }
     }
 
+    /// The names of the settings in which these differ from others.
+    pub(super) fn differences(&self, other: &Self) -> Vec<String> {
+        let pairs = [
+            ("tasks", self.tasks != other.tasks),
+            ("recoverable", self.recoverable != other.recoverable),
+            ("heartbeat-timeout", self.heartbeat_timeout != other.heartbeat_timeout),
+            ("register-timeout", self.register_timeout != other.register_timeout),
+            ("shutdown-timeout", self.shutdown_timeout != other.shutdown_timeout),
+            ("disconnect-grace", self.disconnect_grace != other.disconnect_grace),
+            ("error-delivery", self.error_delivery != other.error_delivery),
+            ("bounds", self.bounds != other.bounds),
+        ];
+        pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
+    }
+
     /// Whether polls are held until there is an error.
     #[must_use]
     pub fn holds_polls(&self) -> bool {
@@ -68,6 +83,53 @@ impl JobSettings {
             ErrorDelivery::Hold => true,
             ErrorDelivery::Cancel => false,
         }
+    }
+}
+
+/// New values for some settings of a job; what is `None` stays as it is.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingsChange {
+    /// [`JobSettings::tasks`]
+    pub tasks: Option<u32>,
+    /// [`JobSettings::recoverable`]
+    pub recoverable: Option<bool>,
+    /// [`JobSettings::heartbeat_timeout`]
+    pub heartbeat_timeout: Option<Duration>,
+    /// [`JobSettings::register_timeout`]
+    pub register_timeout: Option<Duration>,
+    /// [`JobSettings::shutdown_timeout`]
+    pub shutdown_timeout: Option<Duration>,
+    /// [`JobSettings::disconnect_grace`]
+    pub disconnect_grace: Option<Option<Duration>>,
+    /// [`JobSettings::error_delivery`]
+    pub error_delivery: Option<ErrorDelivery>,
+    /// [`JobSettings::bounds`], all of them.
+    pub bounds: Option<Bounds>,
+}
+
+impl SettingsChange {
+    /// The settings as they would be.
+    ///
+    /// # Errors
+    /// If a value makes no sense, with what to give instead.
+    pub fn applied_to(self, present: &JobSettings) -> Result<JobSettings, &'static str> {
+        if self.tasks == Some(0) {
+            return Err("a job has at least one task");
+        }
+        let never = |timeout: Option<Duration>| timeout.is_some_and(|timeout| timeout.is_zero());
+        if never(self.heartbeat_timeout) || never(self.register_timeout) {
+            return Err("the heartbeat timeout and the register timeout must be longer than zero");
+        }
+        Ok(JobSettings {
+            tasks: self.tasks.unwrap_or(present.tasks),
+            recoverable: self.recoverable.unwrap_or(present.recoverable),
+            heartbeat_timeout: self.heartbeat_timeout.unwrap_or(present.heartbeat_timeout),
+            register_timeout: self.register_timeout.unwrap_or(present.register_timeout),
+            shutdown_timeout: self.shutdown_timeout.unwrap_or(present.shutdown_timeout),
+            disconnect_grace: self.disconnect_grace.unwrap_or(present.disconnect_grace),
+            error_delivery: self.error_delivery.unwrap_or(present.error_delivery),
+            bounds: self.bounds.unwrap_or_else(|| present.bounds.clone()),
+        })
     }
 }
 
@@ -107,6 +169,10 @@ pub struct Bounds {
     pub runs_kept: usize,
     /// Past incarnations that are remembered a task.
     pub incarnations_kept: usize,
+    /// Exclusions in force at once.
+    pub exclusions: usize,
+    /// Exclusions that are over and are remembered.
+    pub exclusions_kept: usize,
     /// Length of an error message that a task reports, in bytes; the rest is cut off.
     pub error_message_bytes: usize,
 }
@@ -129,6 +195,8 @@ impl Default for Bounds {
             live_sets_in_progress: 1 << 10,
             runs_kept: 64,
             incarnations_kept: 16,
+            exclusions: 1 << 10,
+            exclusions_kept: 256,
             error_message_bytes: 16 << 10,
         }
     }

@@ -93,8 +93,8 @@ impl Store {
         let normal = normalise(key);
         let old = self.entries.get(normal.as_ref());
         if let Some(old) = old
-            && old.value == entry.value
             && matches!(self.topology.get(normal.as_ref()), Some(TopologyKey::Global { .. }))
+            && old.value == entry.value
         {
             // Process 0 gathers the topology again when it is restarted; that it is the same is good news, and an
             // error would end it.
@@ -224,6 +224,16 @@ impl Store {
     /// The lengths of every key and its value.
     pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
+    }
+
+    /// Every entry from there on, in byte order.
+    pub fn entries_from(&self, from: Bound<Vec<u8>>) -> impl Iterator<Item = (&Bytes, &Entry)> {
+        let from = match &from {
+            Bound::Included(key) => Bound::Included(key.as_slice()),
+            Bound::Excluded(key) => Bound::Excluded(key.as_slice()),
+            Bound::Unbounded => Bound::Unbounded,
+        };
+        self.entries.range::<[u8], _>((from, Bound::Unbounded))
     }
 
     fn put(&mut self, key: &[u8], entry: Entry) -> Vec<CallId> {

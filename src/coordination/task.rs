@@ -57,6 +57,8 @@ pub(super) struct Task {
     pub was_connected: bool,
     /// It registered again in this run and has not taken part in a barrier with all its members since.
     pub unsynced: bool,
+    /// It was excluded in this run, or before it, and has not registered since: nothing waits for it.
+    pub excused: bool,
     /// At how many barriers that clients named it waits.
     pub meetings: u32,
     pub last_heartbeat: Option<Timestamp>,
@@ -82,6 +84,7 @@ impl Task {
             recoverable,
             was_connected: false,
             unsynced: false,
+            excused: false,
             meetings: 0,
             last_heartbeat: None,
             pulse: Pulse::default(),

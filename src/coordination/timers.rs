@@ -31,6 +31,11 @@ impl Timers {
         self.0.remove(&(at, timer));
     }
 
+    /// Clears the heartbeat timers of all tasks.
+    pub fn clear_heartbeats(&mut self) {
+        self.0.retain(|(_, timer)| !matches!(timer, Timer::Heartbeat(_)));
+    }
+
     pub fn next(&self) -> Option<Timestamp> {
         self.0.first().map(|(at, _)| *at)
     }

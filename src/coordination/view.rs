@@ -1,13 +1,17 @@
 //! The state as people and tools see it: plain data, made on request, the same for the page, the REST API and
 //! the command line.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::actor::{Actor, Reason};
 use super::devices::Device;
+use super::draining::DrainRequest;
 use super::event::RunOutcome;
-use super::ids::{JobName, RunNumber, TaskId, Timestamp};
+use super::exclusion::{ExclusionEnded, Target};
+use super::ids::{ExclusionId, JobName, RunNumber, TaskId, Timestamp};
 use super::pulse::PulseView;
 use super::settings::JobSettings;
 use super::straggling::{ArrivalView, BarrierKind, BarrierRecord, StragglingView};
@@ -25,6 +29,48 @@ pub struct JobView {
     pub run: RunView,
     /// Earlier runs, newest first.
     pub history: Vec<RunSummary>,
+    /// The exclusions in force, by number.
+    #[serde(default)]
+    pub exclusions: Vec<ExclusionView>,
+}
+
+/// One exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExclusionView {
+    /// Its number within the job.
+    pub id: ExclusionId,
+    /// Whom it is about: a `task` or a `host`.
+    #[serde(flatten)]
+    pub target: Target,
+    /// The tasks of the present run that are out by it; none once it is over.
+    pub tasks: Vec<TaskId>,
+    /// Whose decision it is.
+    pub actor: Actor,
+    /// Why.
+    pub reason: Reason,
+    /// Since when.
+    pub since: Timestamp,
+    /// Until when; `None`: until somebody lifts it.
+    pub expires_at: Option<Timestamp>,
+    /// How many registrations it has turned away.
+    pub refused: u64,
+    /// The last time that it did.
+    pub last_refused_at: Option<Timestamp>,
+    /// How it ended; `None` while it is in force.
+    pub ended: Option<ExclusionEnded>,
+}
+
+/// Why a task takes no part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskExclusion {
+    /// The exclusion's number.
+    pub exclusion: ExclusionId,
+    /// Whose decision it is, as text.
+    pub by: String,
+    /// Why.
+    pub reason: Reason,
+    /// Until when; `None`: until somebody lifts it.
+    pub expires_at: Option<Timestamp>,
 }
 
 /// Where a run stands.
@@ -41,6 +87,18 @@ pub enum RunState {
     Failed,
     /// The last live task of a recoverable run was lost.
     Abandoned,
+}
+
+impl fmt::Display for RunState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forming => "forming",
+            Self::Running => "running",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Abandoned => "abandoned",
+        })
+    }
 }
 
 impl RunState {
@@ -161,6 +219,9 @@ pub struct TaskView {
     pub recoverable: bool,
     /// It came back in this run and has not completed a barrier with all members yet.
     pub unsynced: bool,
+    /// The exclusion that keeps it out.
+    #[serde(default)]
+    pub excluded: Option<TaskExclusion>,
     /// What it waits at: barrier ids, or a live-set question.
     pub waits_at: Vec<String>,
     /// Its error.
@@ -213,6 +274,9 @@ pub struct PreemptionView {
     pub notice: String,
     /// When it came.
     pub since: Timestamp,
+    /// Who asked for it, if it was an operator.
+    #[serde(default)]
+    pub requested: Option<DrainRequest>,
     /// The step that each task was at when it learned of it.
     pub acknowledged: Vec<(TaskId, i64)>,
     /// The step at which all will save, once all have acknowledged.

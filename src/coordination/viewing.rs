@@ -5,12 +5,15 @@ use std::sync::Arc;
 use super::barrier::{BarrierKey, Instance, Slot};
 use super::devices::{self, Device};
 use super::event::RunOutcome;
+use super::exclusion::{Exclusion, ExclusionEnded};
 use super::ids::TaskId;
+use super::job::Job;
 use super::run::{PREEMPTION_NOTICE, Run};
 use super::straggling::ArrivalView;
 use super::task::{Standing, Task};
 use super::view::{
-    BarrierView, LifeView, LiveSetView, PreemptionView, RunState, RunSummary, RunView, TaskStanding, TaskView,
+    BarrierView, ExclusionView, LifeView, LiveSetView, PreemptionView, RunState, RunSummary, RunView,
+    TaskExclusion, TaskStanding, TaskView,
 };
 
 /// How many arrivals at a barrier in progress are shown.
@@ -20,7 +23,57 @@ const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
 /// The barrier at which they wait until all have.
 const PREEMPTION_BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 
+impl Job {
+    /// The present run, with who is excluded from it.
+    pub(super) fn run_view(&self) -> RunView {
+        let mut view = self.run.view();
+        self.mark_excluded(&mut view.tasks);
+        view
+    }
+
+    /// The tasks of the present run, with who is excluded.
+    pub(super) fn task_views(&self) -> Vec<TaskView> {
+        let mut tasks = self.run.task_views();
+        self.mark_excluded(&mut tasks);
+        tasks
+    }
+
+    fn mark_excluded(&self, tasks: &mut [TaskView]) {
+        if self.exclusions.len() > 0 {
+            for task in tasks {
+                let host = task.lives.first().and_then(|life| life.peer).map(|peer| peer.ip());
+                task.excluded = self.exclusions.covering(task.task, host).map(|exclusion| TaskExclusion {
+                    exclusion: exclusion.id,
+                    by: exclusion.actor.to_string(),
+                    reason: exclusion.reason.clone(),
+                    expires_at: exclusion.expires_at,
+                });
+            }
+        }
+    }
+
+    /// The exclusions in force, and those that are over if they are wanted.
+    pub(super) fn exclusion_views(&self, with_past: bool) -> Vec<ExclusionView> {
+        let view = |exclusion: &Exclusion, ended: Option<&ExclusionEnded>| ExclusionView {
+            id: exclusion.id,
+            target: exclusion.target,
+            tasks: if ended.is_some() { Vec::new() } else { self.taken_out_by(exclusion.target) },
+            actor: exclusion.actor.clone(),
+            reason: exclusion.reason.clone(),
+            since: exclusion.since,
+            expires_at: exclusion.expires_at,
+            refused: exclusion.refused,
+            last_refused_at: exclusion.last_refused_at,
+            ended: ended.cloned(),
+        };
+        let present = self.exclusions.in_force().map(|exclusion| view(exclusion, None));
+        let past = self.exclusions.over().filter(|_| with_past);
+        present.chain(past.map(|(exclusion, ended)| view(exclusion, Some(ended)))).collect()
+    }
+}
+
 impl Run {
+    /// Where the run stands.
     pub(super) fn state(&self) -> RunState {
         match (self.ended, self.started_at) {
             (Some((outcome, _)), _) => RunState::ended(outcome),
@@ -64,7 +117,7 @@ impl Run {
         }
     }
 
-    fn devices(&self) -> Vec<Device> {
+    pub(super) fn devices(&self) -> Vec<Device> {
         devices::decode(self.store.topology())
     }
 
@@ -118,6 +171,7 @@ impl Run {
             straggling: task.straggling.view(),
             recoverable: task.recoverable,
             unsynced: task.unsynced,
+            excluded: None,
             waits_at,
             error: task.failure().map(ToString::to_string),
         }
@@ -139,7 +193,7 @@ impl Run {
         }
     }
 
-    fn barrier_views(&self) -> Vec<BarrierView> {
+    pub(super) fn barrier_views(&self) -> Vec<BarrierView> {
         let view = |(key, instance): (&BarrierKey, &Instance)| BarrierView {
             id: key.wire_id(self.incarnation).as_ref().to_owned(),
             counter: instance.counter,
@@ -155,7 +209,7 @@ impl Run {
         self.barriers.in_progress().map(view).collect()
     }
 
-    fn live_set_views(&self) -> Vec<LiveSetView> {
+    pub(super) fn live_set_views(&self) -> Vec<LiveSetView> {
         let views = self.questions.iter().map(|(set, question)| LiveSetView {
             members: set.ids().len(),
             arrived: question.asked.len(),
@@ -170,7 +224,7 @@ impl Run {
         views.collect()
     }
 
-    fn preemption(&self) -> Option<PreemptionView> {
+    pub(super) fn preemption(&self) -> Option<PreemptionView> {
         let notice = self.store.get(PREEMPTION_NOTICE)?;
         let mut acknowledged: Vec<(TaskId, i64)> = self
             .store
@@ -190,6 +244,7 @@ impl Run {
         Some(PreemptionView {
             notice: String::from_utf8_lossy(&notice.value).into_owned(),
             since: notice.at,
+            requested: self.drain.clone(),
             acknowledged,
             agreed_step: last.filter(|_| agreed).map(|step| step.saturating_add(1)),
         })

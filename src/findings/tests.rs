@@ -63,6 +63,7 @@ fn healthy() -> JobObservation {
             BoundUse { name: "keys", limit: 100, used: Some(89), rolling: false },
             BoundUse { name: "barriers-recent", limit: 100, used: Some(100), rolling: true },
         ],
+        exclusions: 0,
         past_runs: vec![past(1, 4000, RunOutcome::Failed), past(2, 3500, RunOutcome::Failed)],
     }
 }

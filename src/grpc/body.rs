@@ -8,6 +8,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::frame::{Message, PREFIX, Prefix, too_long};
 use super::gzip::Gzip;
+use super::pool::{Buffer, Pool};
+use super::sets::TaskSets;
 use crate::coordination::{Code, Failure};
 
 /// Memory for requests that are not there in one piece. A purse is shared by those who have a copy of it.
@@ -39,11 +41,13 @@ impl Purse {
     }
 }
 
-/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones.
+/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones; and
+/// buffers that are used again.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
     small: Purse,
     large: Purse,
+    pool: Arc<Pool>,
 }
 
 /// Bodies up to this length are small.
@@ -51,7 +55,8 @@ const SMALL: usize = 8 << 20;
 
 impl Budget {
     pub(super) fn new(bytes: usize) -> Self {
-        Self { small: Purse::new(bytes / 4), large: Purse::new(bytes - bytes / 4) }
+        let (small, large) = (Purse::new(bytes / 4), Purse::new(bytes - bytes / 4));
+        Self { small, large, pool: Arc::default() }
     }
 
     /// Bytes that are taken.
@@ -99,12 +104,13 @@ pub(super) struct Wallet {
     large: Account,
     /// The longest message.
     message_bytes: usize,
+    pool: Arc<Pool>,
 }
 
 impl Wallet {
     pub(super) fn new(budget: &Budget, message_bytes: usize) -> Self {
         let (small, large) = (Account::new(&budget.small), Account::new(&budget.large));
-        Self { small, large, message_bytes }
+        Self { small, large, message_bytes, pool: Arc::clone(&budget.pool) }
     }
 
     /// Memory for `bytes`, once there is room.
@@ -128,7 +134,7 @@ enum Stage {
     /// A part of the message is there, and waits for memory for the whole.
     Paying(Prefix, Vec<u8>, Payment),
     /// Parts of the message are put together.
-    Assembling(Prefix, Vec<u8>, Claim),
+    Assembling(Prefix, Buffer, Claim),
     /// The message is there.
     Whole(Prefix, Message, Option<Claim>),
     /// The message is there, inflated.
@@ -164,10 +170,16 @@ impl Body {
     }
 
     /// Takes in what has arrived.
-    pub(super) fn push(&mut self, bytes: &[u8], ended: bool, wallet: &Wallet) -> Result<(), Broken> {
+    pub(super) fn push(
+        &mut self,
+        bytes: &[u8],
+        ended: bool,
+        wallet: &Wallet,
+        sets: &TaskSets,
+    ) -> Result<(), Broken> {
         self.received += bytes.len();
         self.ended |= ended;
-        let Stage::Prefix(prefix, filled) = &mut self.stage else { return self.add(bytes) };
+        let Stage::Prefix(prefix, filled) = &mut self.stage else { return self.add(bytes, wallet) };
         let rest = prefix.get_mut(*filled..).unwrap_or_default();
         let count = rest.len().min(bytes.len());
         let (head, bytes) = bytes.split_at(count);
@@ -192,14 +204,18 @@ impl Body {
         let (message, more) = bytes.split_at(prefix.length);
         self.used += bytes.len();
         self.stage = if prefix.compressed && ended && inflates_inline(message, wallet)? {
-            Stage::Inflated(Message::new(Gzip::open(message)?.inflate()?))
+            let file = Gzip::open(message)?;
+            Stage::Inflated(match sets.recall(&file) {
+                Some(recalled) => Message::Recalled(recalled),
+                None => Message::new(file.inflate()?),
+            })
         } else {
             Stage::Whole(prefix, Message::new(message.to_vec()), None)
         };
         if more.is_empty() { Ok(()) } else { Err(too_much()) }
     }
 
-    fn add(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+    fn add(&mut self, bytes: &[u8], wallet: &Wallet) -> Result<(), Broken> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -208,26 +224,26 @@ impl Body {
                 held.extend_from_slice(bytes);
             }
             Stage::Assembling(prefix, message, _) if message.len() + bytes.len() <= prefix.length => {
-                message.extend_from_slice(bytes);
+                message.extend(bytes);
                 self.used += bytes.len();
-                self.complete();
+                self.complete(wallet);
             }
             _ => return Err(too_much()),
         }
         Ok(())
     }
 
-    fn complete(&mut self) {
+    fn complete(&mut self, wallet: &Wallet) {
         if let Stage::Assembling(prefix, message, _) = &self.stage
             && message.len() == prefix.length
             && let Stage::Assembling(prefix, message, claim) = std::mem::replace(&mut self.stage, Stage::Done)
         {
-            self.stage = Stage::Whole(prefix, Message::new(message), Some(claim));
+            self.stage = Stage::Whole(prefix, Message::Whole(wallet.pool.lend(message)), Some(claim));
         }
     }
 
     /// Where the next bytes of the message belong, and how many of them at most, once there is memory for them.
-    pub(super) fn room(&mut self) -> Option<(&mut Vec<u8>, usize)> {
+    pub(super) fn room(&mut self) -> Option<(&mut Buffer, usize)> {
         match &mut self.stage {
             Stage::Assembling(prefix, message, _) => {
                 let room = prefix.length.saturating_sub(message.len());
@@ -238,10 +254,10 @@ impl Body {
     }
 
     /// Notes that so many bytes were read into the room.
-    pub(super) fn filled(&mut self, bytes: usize) {
+    pub(super) fn filled(&mut self, bytes: usize, wallet: &Wallet) {
         self.received += bytes;
         self.used += bytes;
-        self.complete();
+        self.complete(wallet);
     }
 
     /// How much was used since this was last asked: the peer may send as much more.
@@ -267,14 +283,13 @@ impl Body {
                         return Poll::Ready(Err(no_memory()));
                     };
                     let (prefix, held) = (*prefix, std::mem::take(held));
-                    let mut message = Vec::new();
-                    if message.try_reserve_exact(prefix.length).is_err() {
+                    let Some(mut message) = wallet.pool.take(prefix.length) else {
                         return Poll::Ready(Err(no_memory()));
-                    }
-                    message.extend_from_slice(&held);
+                    };
+                    message.extend(&held);
                     self.used += held.len();
                     self.stage = Stage::Assembling(prefix, message, claim);
-                    self.complete();
+                    self.complete(wallet);
                 }
                 _ if !self.ended => return Poll::Pending,
                 _ => {

@@ -15,6 +15,7 @@ use super::deadlines::Deadlines;
 use super::frame::Message;
 use super::head::{Heading, Refused, Target};
 use super::mailbox::{Mailbox, slot_waker};
+use super::pool::Buffer;
 use super::respond;
 use super::route::{Route, Routing};
 use super::server::Server;
@@ -208,7 +209,7 @@ impl Desk {
         let due = Due::After(head.timeout);
         let trace = self.begin_trace(head);
         let mut body = Body::new(head.compresses);
-        let pushed = body.push(bytes, ended, &self.wallet);
+        let pushed = body.push(bytes, ended, &self.wallet, &self.server.sets);
         // Nobody is woken for a body that is there.
         let polled = match pushed {
             Ok(()) => body.poll(&mut Context::from_waker(Waker::noop()), &self.wallet),
@@ -297,7 +298,7 @@ impl Desk {
                 call.push(bytes, ended);
             }
             Entry::Arriving(arriving) => {
-                if let Err(why) = arriving.body.push(bytes, ended, &self.wallet) {
+                if let Err(why) = arriving.body.push(bytes, ended, &self.wallet, &self.server.sets) {
                     sender.release(stream, bytes.len());
                     self.drop_body(sender, slot);
                     return self.refuse(sender, stream, &why);
@@ -308,7 +309,7 @@ impl Desk {
     }
 
     /// Where the next bytes of the body of `stream` may be read to, and how many of them at most.
-    pub(super) fn room(&mut self, sender: &Sender, stream: StreamId) -> Option<(&mut Vec<u8>, usize)> {
+    pub(super) fn room(&mut self, sender: &Sender, stream: StreamId) -> Option<(&mut Buffer, usize)> {
         match self.slots.get_mut(sender.slot(stream)?)? {
             Entry::Arriving(arriving) => arriving.body.room(),
             _ => None,
@@ -319,7 +320,7 @@ impl Desk {
     pub(super) fn filled(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
         let slot = sender.slot(stream);
         if let Some(Entry::Arriving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
-            arriving.body.filled(bytes);
+            arriving.body.filled(bytes, &self.wallet);
             sender.release(stream, arriving.body.take_used());
         }
     }

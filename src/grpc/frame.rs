@@ -2,6 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::sets::Recalled;
 use crate::coordination::{Code, Failure};
 
 /// Length of the prefix: a flag for compression and the message's length.
@@ -9,21 +10,32 @@ pub(super) const PREFIX: usize = 5;
 
 /// One request message, in memory of its own.
 #[derive(Debug, Clone)]
-pub(super) struct Message(Bytes);
+pub(super) enum Message {
+    Whole(Bytes),
+    /// One that ends in a set of tasks that is known, and is in memory but once.
+    Recalled(Recalled),
+}
 
 impl Message {
     pub(super) fn new(bytes: Vec<u8>) -> Self {
-        Self(bytes.into())
+        Self::Whole(bytes.into())
     }
 
     /// The message.
     pub(super) fn bytes(&self) -> Bytes {
-        self.0.clone()
+        match self {
+            Self::Whole(bytes) => bytes.clone(),
+            Self::Recalled(recalled) => recalled.bytes(),
+        }
     }
 
     /// A part of the message, to be kept: as it is if that keeps little else in memory, copied otherwise.
     pub(super) fn own(&self, part: Bytes) -> Bytes {
-        if part.len() >= self.0.len() / 4 { part } else { Bytes::copy_from_slice(&part) }
+        let length = match self {
+            Self::Whole(bytes) => bytes.len(),
+            Self::Recalled(recalled) => recalled.bytes().len(),
+        };
+        if part.len() >= length / 4 { part } else { Bytes::copy_from_slice(&part) }
     }
 }
 

@@ -6,6 +6,7 @@
 mod answer;
 mod body;
 mod call;
+mod checksum;
 mod connection;
 mod count;
 mod deadlines;
@@ -18,6 +19,7 @@ mod head;
 mod limits;
 mod listener;
 mod mailbox;
+mod pool;
 mod respond;
 mod route;
 mod server;

@@ -193,8 +193,11 @@ async fn answer(mut routes: Routes, request: Request<tonic::body::Body>, sent: &
     let (head, body) = response.into_parts();
     let ended = body.is_end_stream();
     let _ = sent.send(Piece::Head(block(Some(head.status.as_u16()), &head.headers), ended)).await;
+    if ended {
+        return;
+    }
     let mut body = pin!(body);
-    while !ended {
+    loop {
         let piece = match std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
             None => Piece::End,
             Some(Err(_)) => return,

@@ -1,7 +1,6 @@
 //! What the server says of itself.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
@@ -52,6 +51,22 @@ pub struct About {
 }
 
 impl About {
+    /// The same with the jobs that there are now: those that were made since are found on the shared listener, which
+    /// comes first, and those that were deleted nowhere.
+    #[must_use]
+    pub fn with_jobs<'a>(&self, present: impl IntoIterator<Item = &'a JobName>) -> Self {
+        let mut about = self.clone();
+        let mut present: Vec<JobName> = present.into_iter().cloned().collect();
+        for listener in &mut about.grpc {
+            listener.jobs.retain(|job| present.contains(job));
+            present.retain(|job| !listener.jobs.contains(job));
+        }
+        if let Some(shared) = about.grpc.first_mut() {
+            shared.jobs.append(&mut present);
+        }
+        about
+    }
+
     /// The address that a task of `job` should be given. `host` is how this server was reached, for listeners that
     /// are bound to every address of it; without one, the machine's own name stands there.
     #[must_use]
@@ -89,9 +104,11 @@ pub(super) async fn version() -> Json<Version> {
     Json(Version::this())
 }
 
-/// `GET /api/v1/server`
-pub(super) async fn server(State(site): State<Site>) -> Json<Arc<About>> {
-    Json(Arc::clone(&site.about))
+/// What the server says of itself: its version, and where the jobs are reached
+#[utoipa::path(get, path = "/api/v1/server", tag = "server",
+    responses((status = 200, description = "Version and addresses, with the jobs that each gRPC address serves")))]
+pub(super) async fn server(State(site): State<Site>) -> Json<About> {
+    Json(site.engine.look(|core, _| site.about.with_jobs(core.jobs().map(|(_, name)| name))))
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! What was found in what is measured.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 
-use super::jobs::find;
-use super::{Problem, Site};
+use super::Site;
+use super::extract::Job;
 use crate::coordination::{JobId, Timestamp};
 use crate::findings::Finding;
 
@@ -29,17 +29,18 @@ pub struct FindingsPage {
     pub looked_at: Timestamp,
 }
 
-/// `GET /api/v1/jobs/{job}/findings`
-pub(super) async fn of_job(
-    State(site): State<Site>,
-    Path(name): Path<String>,
-) -> Result<Json<JobFindings>, Problem> {
-    let job = site.engine.look(|core, _| find(core, &name))?;
-    let (open, closed) = site.findings.of(job);
-    Ok(Json(JobFindings { open, closed, looked_at: site.findings.looked_at() }))
+/// What is found in what is measured of a job, and what was
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/findings", tag = "findings",
+    params(("job" = String, Path, description = "The job's name")),
+    responses((status = 200, description = "The findings of the job"), (status = 404, description = "There is none")))]
+pub(super) async fn of_job(State(site): State<Site>, job: Job) -> Json<JobFindings> {
+    let (open, closed) = site.findings.of(job.id);
+    Json(JobFindings { open, closed, looked_at: site.findings.looked_at() })
 }
 
-/// `GET /api/v1/findings`
+/// What is found in what is measured, of every job
+#[utoipa::path(get, path = "/api/v1/findings", tag = "findings",
+    responses((status = 200, description = "The open findings of every job")))]
 pub(super) async fn all(State(site): State<Site>) -> Json<FindingsPage> {
     let jobs: Vec<JobId> = site.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
     let findings = jobs.into_iter().flat_map(|job| site.findings.of(job).0).collect();

@@ -62,24 +62,13 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::engine::Engine;
-    use crate::findings::Board;
     use crate::http::{About, Version, router};
-    use crate::telemetry::metrics::Metrics;
-
-    fn site(readiness: Arc<Readiness>, about: About) -> Site {
-        let engine = Engine::new(Clock::start());
-        let edge = crate::grpc::Server::new(Arc::clone(&engine), crate::grpc::Limits::default());
-        let (tally, findings) = (Arc::default(), Arc::<Board>::default());
-        let metrics =
-            Metrics::new(Arc::clone(&engine), edge, tally, Arc::clone(&findings), Arc::clone(&readiness), 1);
-        Site { engine, readiness, about: Arc::new(about), metrics: Arc::new(metrics), findings }
-    }
 
     #[tokio::test]
     async fn the_probe_says_why_the_server_is_not_ready() {
         let readiness = Arc::new(Readiness::default());
         let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
-        let site = site(Arc::clone(&readiness), about);
+        let site = Site::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
         let mut router = router(site);
         let mut probe = async || {
             let request = Request::get("/healthz/ready").body(Body::empty()).unwrap();

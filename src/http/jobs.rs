@@ -1,151 +1,253 @@
-//! Jobs and what happened in them.
+//! Jobs: which there are, one of them whole, and making, changing and deleting them.
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
-use super::{Problem, Site};
+use super::actor::Acting;
+use super::audit::Deed;
+use super::extract::{Body, Job, Params};
+use super::page::cut;
+use super::{AuditOutcome, Problem, Site};
+use crate::config::{TASKS_MAX, parse_duration};
 use crate::coordination::{
-    Change, Coordinator, FirstCause, JobId, JobName, JobView, RunNumber, RunState, Timestamp,
+    Act, Bounds, Done, ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason, RunState,
+    SettingsChange,
 };
 
-/// How many events a page holds at most.
-const EVENTS_PAGE_MAX: usize = 1000;
-
-/// A job in short.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JobSummary {
-    /// Its name.
-    pub name: JobName,
-    /// How many tasks it has.
-    pub tasks: u32,
-    /// Its tasks may fail and come back.
-    pub recoverable: bool,
-    /// Its present run.
-    pub run: RunNumber,
-    /// Where that stands.
-    pub state: RunState,
-    /// How many tasks are connected.
-    pub live: usize,
-    /// The first error of the present run.
-    pub first_cause: Option<FirstCause>,
-}
-
-impl From<JobView> for JobSummary {
-    fn from(view: JobView) -> Self {
-        Self {
-            name: view.name,
-            tasks: view.settings.tasks,
-            recoverable: view.settings.recoverable,
-            run: view.run.number,
-            state: view.run.state,
-            live: view.run.live,
-            first_cause: view.run.first_cause,
-        }
-    }
-}
-
-/// Every job.
+/// Jobs, by name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobsPage {
-    /// The jobs, in the order of their declaration.
+    /// The jobs of this page.
     pub jobs: Vec<JobSummary>,
-}
-
-/// One event.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EventLine {
-    /// Its place among all events of this server, from 1.
-    pub number: u64,
-    /// When, in microseconds since the Unix epoch.
-    pub at: Timestamp,
-    /// In which job.
-    pub job: JobName,
-    /// In which of its runs.
-    pub run: RunNumber,
-    /// What changed.
-    #[serde(flatten)]
-    pub what: Change,
-    /// Why.
-    pub reason: String,
-}
-
-/// Some events of a job, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EventsPage {
-    /// The events.
-    pub events: Vec<EventLine>,
-    /// What to give as `after` for those that follow.
-    pub next: u64,
-    /// Events that are no longer kept may be missing before the first.
-    pub gap: bool,
-}
-
-/// `GET /api/v1/jobs`
-pub(super) async fn list(State(site): State<Site>) -> Json<JobsPage> {
-    let views: Vec<JobView> = site.engine.look(|core, now| {
-        let ids: Vec<JobId> = core.jobs().map(|(job, _)| job).collect();
-        ids.into_iter().filter_map(|job| core.job_view(job, now)).collect()
-    });
-    Json(JobsPage { jobs: views.into_iter().map(JobSummary::from).collect() })
-}
-
-/// `GET /api/v1/jobs/{job}`
-pub(super) async fn show(
-    State(site): State<Site>,
-    Path(name): Path<String>,
-) -> Result<Json<JobView>, Problem> {
-    site.engine.look(|core, now| {
-        let job = find(core, &name)?;
-        core.job_view(job, now).map(Json).ok_or_else(|| Problem::no_such_job(&name, Vec::new()))
-    })
-}
-
-/// The query of a page of events.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Page {
-    /// The number of the last event that the caller has.
+    /// What to give as `after` for those that follow; none if these are the last.
     #[serde(default)]
-    after: u64,
+    pub next: Option<JobName>,
+}
+
+/// Which jobs are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct JobsQuery {
+    /// Only jobs whose present run stands so: `forming`, `running`, `completed`, `failed` or `abandoned`.
+    #[param(value_type = Option<String>)]
+    state: Option<RunState>,
+    /// The name of the last job that the caller has.
+    after: Option<String>,
     /// How many to give at most.
     limit: Option<usize>,
 }
 
-/// `GET /api/v1/jobs/{job}/events`
-pub(super) async fn events(
+/// Every job in short
+#[utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", params(JobsQuery),
+    responses((status = 200, description = "A page of jobs, by name")))]
+pub(super) async fn list(
     State(site): State<Site>,
-    Path(name): Path<String>,
-    query: Result<Query<Page>, QueryRejection>,
-) -> Result<Json<EventsPage>, Problem> {
-    let Query(page) = query.map_err(|error| Problem::bad_query(error.body_text()))?;
-    let job = site.engine.look(|core, _| find(core, &name))?;
-    let limit = page.limit.unwrap_or(EVENTS_PAGE_MAX).clamp(1, EVENTS_PAGE_MAX);
-    let (kept, _) = site.engine.follow(page.after);
-    let gap = kept.first().is_some_and(|first| first.number > page.after.saturating_add(1));
-    let job_name: JobName = name.parse().unwrap_or_default();
-    let mut next = kept.last().map_or(page.after, |last| last.number);
-    let mut events = Vec::new();
-    for numbered in kept.iter().filter(|numbered| numbered.event.job == job) {
-        let event = numbered.event.as_ref().clone();
-        events.push(EventLine {
-            number: numbered.number,
-            at: event.at,
-            job: job_name.clone(),
-            run: event.run,
-            what: event.what,
-            reason: event.reason,
-        });
-        if events.len() == limit {
-            next = numbered.number;
-            break;
-        }
-    }
-    Ok(Json(EventsPage { events, next, gap }))
+    Params(query): Params<JobsQuery>,
+) -> Result<Json<JobsPage>, Problem> {
+    let summaries: Vec<JobSummary> = site.engine.look(|core, _| {
+        let jobs = core.jobs().filter_map(|(job, _)| core.job(job));
+        jobs.map(|job| job.summary()).collect()
+    });
+    let wanted =
+        summaries.iter().filter(|job| query.state.is_none_or(|state| state == job.state)).collect::<Vec<_>>();
+    let (page, next) = cut(wanted, query.after.as_deref(), query.limit, |job| job.name.as_str());
+    let next = next.and_then(|name| name.parse().ok());
+    Ok(Json(JobsPage { jobs: page.into_iter().cloned().collect(), next }))
 }
 
-pub(super) fn find(core: &Coordinator, name: &str) -> Result<JobId, Problem> {
-    core.job_named(name)
-        .ok_or_else(|| Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect()))
+/// A job with its present run: tasks, barriers, devices, history
+#[utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs",
+    params(("job" = String, Path, description = "The job's name")),
+    responses((status = 200, description = "The job"), (status = 404, description = "There is none")))]
+pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<JobView>, Problem> {
+    let view = site.engine.look(|core, now| core.job_view(job.id, now));
+    view.map(Json).ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
+}
+
+/// Settings of a job; what is left out stays as it is, or has its default. Durations are written as `90s` or `5m`.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SettingsBody {
+    /// How many tasks the job has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tasks: Option<u32>,
+    /// Tasks may fail and come back without ending the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recoverable: Option<bool>,
+    /// A task that gives no sign of life for this long has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heartbeat_timeout: Option<String>,
+    /// How long tasks wait for one another when they register.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub register_timeout: Option<String>,
+    /// How long they wait for one another when they shut down; `0s`: not at all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shutdown_timeout: Option<String>,
+    /// How long a task whose connection broke may take to be heard again; `off`: only heartbeats count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disconnect_grace: Option<String>,
+    /// How errors reach tasks: `auto`, `hold` or `cancel`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub error_delivery: Option<ErrorDelivery>,
+    /// What the job may hold, by the names of the bounds (`keys`, `store-bytes`, …).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub bounds: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+impl SettingsBody {
+    fn change(self, present: &JobSettings) -> Result<SettingsChange, Problem> {
+        let duration = |name: &str, text: Option<String>| {
+            let read = text.map(|text| parse_duration(&text)).transpose();
+            read.map_err(|wrong| Problem::unusable(format!("{name}: {wrong}")))
+        };
+        if self.tasks.is_some_and(|tasks| tasks == 0 || tasks > TASKS_MAX) {
+            return Err(Problem::unusable(format!("tasks: write a number from 1 to {TASKS_MAX}")));
+        }
+        let disconnect_grace = match self.disconnect_grace.as_deref() {
+            Some("off") => Some(None),
+            _ => duration("disconnect_grace", self.disconnect_grace)?.map(Some),
+        };
+        Ok(SettingsChange {
+            tasks: self.tasks,
+            recoverable: self.recoverable,
+            heartbeat_timeout: duration("heartbeat_timeout", self.heartbeat_timeout)?,
+            register_timeout: duration("register_timeout", self.register_timeout)?,
+            shutdown_timeout: duration("shutdown_timeout", self.shutdown_timeout)?,
+            disconnect_grace,
+            error_delivery: self.error_delivery,
+            bounds: self.bounds.map(|given| merged(&present.bounds, given)).transpose()?,
+        })
+    }
+}
+
+/// The bounds with some of them replaced.
+fn merged(present: &Bounds, given: serde_json::Map<String, serde_json::Value>) -> Result<Bounds, Problem> {
+    let Ok(serde_json::Value::Object(mut all)) = serde_json::to_value(present) else {
+        return Err(Problem::internal());
+    };
+    all.extend(given);
+    serde_json::from_value(all.into()).map_err(|error| Problem::unusable(format!("bounds: {error}")))
+}
+
+/// A job to make.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewJob {
+    /// Its name: letters, digits and hyphens, as in a host's name.
+    #[schema(value_type = String)]
+    pub name: JobName,
+    /// Its settings; `tasks` is required.
+    pub settings: SettingsBody,
+    /// Why: one line of at most 500 bytes.
+    #[schema(value_type = String)]
+    pub reason: Reason,
+}
+
+/// Make a job
+///
+/// Its tasks reach it on the shared listener, by the name that they dial: `NAME.HOST:PORT`.
+#[utoipa::path(post, path = "/api/v1/jobs", tag = "jobs", request_body = NewJob,
+    responses(
+        (status = 201, description = "The job in short"),
+        (status = 409, description = "There is a job of that name, or there are too many"),
+    ))]
+pub(super) async fn create(
+    State(site): State<Site>,
+    Acting(actor): Acting,
+    Body(new): Body<NewJob>,
+) -> Result<Response, Problem> {
+    let Some(tasks) = new.settings.tasks else {
+        return Err(Problem::unusable("settings.tasks is required: how many tasks the job has"));
+    };
+    let defaults = JobSettings::new(tasks);
+    let change = new.settings.change(&defaults)?;
+    let settings = change.applied_to(&defaults).map_err(Problem::unusable)?;
+    let name = new.name;
+    let made = site.engine.declare(name.clone(), settings);
+    let outcome = if made.is_ok() { AuditOutcome::Done } else { AuditOutcome::Refused };
+    let detail = made.as_ref().err().map_or_else(|| format!("{tasks} tasks"), ToString::to_string);
+    let (job, subject, reason) = (Some(name.clone()), format!("job {name}"), Some(new.reason));
+    let deed = Deed { actor, job, act: "create-job", subject, reason };
+    site.audit.record(site.engine.clock().now(), deed, outcome, detail);
+    let job = Job { id: made?, name };
+    let summary = site.look(&job, |look| look.summary())?;
+    let place = [(header::LOCATION, format!("/api/v1/jobs/{}", job.name))];
+    Ok((StatusCode::CREATED, place, Json(summary)).into_response())
+}
+
+/// Settings to change.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JobPatch {
+    /// The new values.
+    pub settings: SettingsBody,
+    /// Why: one line of at most 500 bytes.
+    #[schema(value_type = String)]
+    pub reason: Reason,
+}
+
+/// Change settings of a job
+///
+/// The heartbeat timeout holds at once, other timeouts for what begins from then on. What a run in progress was begun
+/// with (the number of tasks, whether they are recoverable) cannot change until it has ended.
+#[utoipa::path(patch, path = "/api/v1/jobs/{job}", tag = "jobs",
+    params(("job" = String, Path, description = "The job's name")),
+    request_body = JobPatch,
+    responses(
+        (status = 200, description = "The settings that hold now"),
+        (status = 409, description = "A run in progress does not allow it"),
+    ))]
+pub(super) async fn change(
+    State(site): State<Site>,
+    job: Job,
+    Acting(actor): Acting,
+    Body(patch): Body<JobPatch>,
+) -> Result<Json<JobSettings>, Problem> {
+    let present = site.look(&job, |look| look.settings().clone())?;
+    let subject = serde_json::to_string(&patch.settings).unwrap_or_default();
+    let change = Box::new(patch.settings.change(&present)?);
+    match site.act(&job, actor, patch.reason, "change-settings", subject, Act::Configure(change))? {
+        Done::Configured(settings) => Ok(Json(*settings)),
+        _ => Err(Problem::internal()),
+    }
+}
+
+/// How a job is deleted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Deletion {
+    /// Why: one line of at most 500 bytes.
+    #[param(value_type = String)]
+    reason: Reason,
+    /// Even if tasks are connected.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Delete a job
+///
+/// Whatever waits is answered NOT_FOUND, as every later call is.
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}", tag = "jobs",
+    params(("job" = String, Path, description = "The job's name"), Deletion),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 409, description = "Tasks are connected, and it was not said to do it by force"),
+    ))]
+pub(super) async fn delete(
+    State(site): State<Site>,
+    job: Job,
+    Params(how): Params<Deletion>,
+    Acting(actor): Acting,
+) -> Result<StatusCode, Problem> {
+    let subject = format!("job {}{}", job.name, if how.force { " by force" } else { "" });
+    site.act(&job, actor, how.reason, "delete-job", subject, Act::DeleteJob { force: how.force })?;
+    Ok(StatusCode::NO_CONTENT)
 }

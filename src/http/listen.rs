@@ -1,16 +1,22 @@
 //! Accepts HTTP connections, within bounds.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
+
+use super::actor::Peer;
 
 /// The bounds of the web edge.
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +67,8 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, mut st
         };
         tokio::select! {
             Some((accepted, slot)) = next => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, router.clone(), limits, stop.clone(), slot));
+                Ok((stream, peer)) => {
+                    connections.spawn(connection(stream, peer, router.clone(), limits, stop.clone(), slot));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept an HTTP connection");
@@ -84,6 +90,7 @@ async fn told(stop: &mut watch::Receiver<bool>) {
 
 async fn connection(
     stream: TcpStream,
+    peer: SocketAddr,
     router: Router,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
@@ -94,11 +101,16 @@ async fn connection(
     let _ = socket.set_tcp_nodelay(true);
     #[cfg(target_os = "linux")]
     let _ = socket.set_tcp_user_timeout(Some(limits.send_timeout));
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Peer(peer));
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .max_buf_size(limits.head_bytes)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -4,37 +4,65 @@
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
-//! - `GET /api/v1/jobs`: every job in short
-//! - `GET /api/v1/jobs/{job}`: a job with its present run: tasks, barriers, devices, history
-//! - `GET /api/v1/jobs/{job}/events?after=N&limit=M`: what happened after event number N
-//! - `GET /api/v1/jobs/{job}/findings`: what is found in what is measured, open and closed
-//! - `GET /api/v1/findings`: the open findings of every job
+//! - `GET /api/v1/openapi.json`: the description of all that stands under `/api/v1`
+//! - `GET /api/v1/audit`: who did what, why, from where, and what came of it
+//! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, in short and whole
+//! - `GET /api/v1/jobs/{job}/events`: what happened, as pages or as a stream
+//! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: who takes no part
+//! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
+//! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`, `/devices/map`
+//! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
+//! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: what is found in what is measured
 //! - `GET /metrics`: metrics in the text format of Prometheus
 //!
-//! Errors are RFC 9457 problem details (`application/problem+json`).
+//! Whoever changes anything gives a reason, and it stands in the audit. Errors are RFC 9457 problem details (`application/problem+json`).
+
+#![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 
 mod about;
+mod actor;
+mod audit;
+mod drain;
+mod etag;
+mod events;
+mod exclusions;
+mod extract;
 mod findings;
 mod health;
 mod jobs;
+mod keys;
 mod listen;
 mod metrics;
+mod openapi;
+mod page;
 mod problem;
+mod redaction;
 mod routes;
+mod runs;
 
 use std::sync::Arc;
 
 pub use about::{About, Listener, Version};
+pub use actor::{Acting, Peer};
+pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage};
+pub use drain::{DrainView, NewDrain};
+pub use events::{EventLine, EventsPage, Streams};
+pub use exclusions::{ExclusionsPage, NewExclusion};
 pub use findings::{FindingsPage, JobFindings};
 pub use health::Readiness;
-pub use jobs::{EventLine, EventsPage, JobSummary, JobsPage};
+pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
+pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listen::{Limits, serve};
 pub use problem::{NO_SUCH_JOB, Problem};
+pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
+pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
 
+use crate::coordination::{Act, Actor, Done, JobLook, Reason};
 use crate::engine::Engine;
 use crate::findings::Board;
 use crate::telemetry::metrics::Metrics;
+use audit::Deed;
 
 /// What the handlers look at.
 #[derive(Clone)]
@@ -45,8 +73,59 @@ pub struct Site {
     pub readiness: Arc<Readiness>,
     /// What the server says of itself.
     pub about: Arc<About>,
+    /// Who did what.
+    pub audit: Arc<Audit>,
+    /// The streams that are open.
+    pub streams: Arc<Streams>,
+    /// Which values are not shown.
+    pub redaction: Arc<Redaction>,
     /// What is measured.
     pub metrics: Arc<Metrics>,
     /// What was found in it.
     pub findings: Arc<Board>,
+}
+
+impl Site {
+    /// A site that keeps its audit in memory, hides nothing, and measures what can be seen of the engine.
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<About>) -> Self {
+        let metrics = Arc::new(Metrics::of_engine(&engine, &readiness));
+        Self {
+            engine,
+            readiness,
+            about,
+            metrics,
+            findings: Arc::default(),
+            audit: Arc::default(),
+            streams: Arc::default(),
+            redaction: Arc::default(),
+        }
+    }
+
+    /// Looks at a part of a job.
+    fn look<T>(&self, job: &extract::Job, look: impl FnOnce(JobLook<'_>) -> T) -> Result<T, Problem> {
+        let seen = self.engine.look(|core, _| core.job(job.id).map(look));
+        seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
+    }
+
+    /// Acts upon a job, and writes down what came of it.
+    fn act(
+        &self,
+        job: &extract::Job,
+        actor: Actor,
+        reason: Reason,
+        verb: &'static str,
+        subject: String,
+        act: Act,
+    ) -> Result<Done, Problem> {
+        let done = self.engine.act(job.id, actor.clone(), reason.clone(), act);
+        let (outcome, detail) = match &done {
+            Ok(Done::Excluded(id)) => (AuditOutcome::Done, format!("exclusion {id}")),
+            Ok(_) => (AuditOutcome::Done, String::new()),
+            Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
+        };
+        let deed = Deed { actor, job: Some(job.name.clone()), act: verb, subject, reason: Some(reason) };
+        self.audit.record(self.engine.clock().now(), deed, outcome, detail);
+        Ok(done?)
+    }
 }

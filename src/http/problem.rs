@@ -6,7 +6,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use crate::coordination::JobName;
+use crate::coordination::{Code, JobName, Refusal};
+use crate::engine::CannotDeclare;
 
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
@@ -61,10 +62,84 @@ impl Problem {
         Self { jobs, ..Self::new(StatusCode::NOT_FOUND, NO_SUCH_JOB, "No such job", detail) }
     }
 
+    /// There is no such thing in the job; `kind` names it.
+    #[must_use]
+    pub(super) fn not_found(kind: &str, detail: impl Into<Box<str>>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, &format!("/problems/{kind}"), "Not found", detail)
+    }
+
+    /// The body cannot be read.
+    #[must_use]
+    pub(super) fn bad_body(status: StatusCode, detail: impl Into<Box<str>>) -> Self {
+        Self::new(status, "/problems/bad-body", "Bad body", detail)
+    }
+
+    /// The path cannot be read.
+    #[must_use]
+    pub(super) fn bad_path(detail: impl Into<Box<str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "/problems/bad-path", "Bad path", detail)
+    }
+
+    /// The request can be read and makes no sense.
+    #[must_use]
+    pub(super) fn unusable(detail: impl Into<Box<str>>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "/problems/unusable", "Unusable request", detail)
+    }
+
+    /// Every slot for streams is taken.
+    #[must_use]
+    pub(super) fn too_many_streams(most: usize) -> Self {
+        let detail =
+            format!("{most} streams of events are open, the most at once: close one, or ask for pages");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-streams", "Too many streams", detail)
+    }
+
+    /// Something that cannot be has been.
+    #[must_use]
+    pub(super) fn internal() -> Self {
+        let detail = "the server contradicts itself; its log and this request would help to find out why";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "/problems/internal", "Internal error", detail)
+    }
+
     /// The query makes no sense.
     #[must_use]
     pub fn bad_query(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "/problems/bad-query", "Bad query", detail)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let (status, title) = match &refusal {
+            Refusal::NoSuchJob => (StatusCode::NOT_FOUND, "No such job"),
+            Refusal::NoSuchExclusion(_) => (StatusCode::NOT_FOUND, "No such exclusion"),
+            Refusal::NoSuchTask { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "No such task"),
+            Refusal::BadSetting(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Bad setting"),
+            Refusal::AlreadyExcluded { .. } => (StatusCode::CONFLICT, "Already excluded"),
+            Refusal::AlreadyOver(_) => (StatusCode::CONFLICT, "Already over"),
+            Refusal::EndsRun { .. } => (StatusCode::CONFLICT, "It would end the run"),
+            Refusal::TooManyExclusions(_) => (StatusCode::CONFLICT, "Too many exclusions"),
+            Refusal::NotRunning(_) => (StatusCode::CONFLICT, "No run is running"),
+            Refusal::DrainUnderWay(_) => (StatusCode::CONFLICT, "A drain is under way"),
+            Refusal::RunInProgress { .. } => (StatusCode::CONFLICT, "A run is in progress"),
+            Refusal::BoundsTooLow(_) => (StatusCode::CONFLICT, "Bounds too low"),
+            Refusal::TasksConnected(_) => (StatusCode::CONFLICT, "Tasks are connected"),
+            Refusal::Store(failure) if failure.code == Code::ResourceExhausted => {
+                (StatusCode::INSUFFICIENT_STORAGE, "No room")
+            }
+            Refusal::Store(_) => (StatusCode::CONFLICT, "Refused by the store"),
+        };
+        Self::new(status, &format!("/problems/{}", refusal.kind()), title, refusal.to_string())
+    }
+}
+
+impl From<CannotDeclare> for Problem {
+    fn from(refusal: CannotDeclare) -> Self {
+        let (kind, title) = match refusal {
+            CannotDeclare::Exists(_) => ("job-exists", "There is such a job"),
+            CannotDeclare::TooMany(_) => ("too-many-jobs", "Too many jobs"),
+        };
+        Self::new(StatusCode::CONFLICT, &format!("/problems/{kind}"), title, refusal.to_string())
     }
 }
 
@@ -104,7 +179,9 @@ pub(super) async fn finish(uri: Uri, request: Request, next: Next) -> Response {
     }
     let headers = response.headers_mut();
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Everything here is the state of this moment.
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Everything here is the state of this moment; what has a tag may be kept to ask about it.
+    if !headers.contains_key(header::ETAG) {
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
     response
 }

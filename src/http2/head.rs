@@ -96,7 +96,13 @@ const CONNECTION_SPECIFIC: [&[u8]; 5] =
 /// same method again and again: what they mean is worked out once.
 #[derive(Debug)]
 pub(crate) struct Memo<H> {
-    known: Vec<Option<(Box<[u8]>, Arc<H>)>>,
+    known: Vec<Option<Known<H>>>,
+}
+
+#[derive(Debug)]
+struct Known<H> {
+    block: Box<[u8]>,
+    head: Arc<H>,
 }
 
 /// How many heads are remembered. A power of two.
@@ -124,8 +130,8 @@ impl<H> Memo<H> {
 
     /// What `block` means, if it is known.
     pub(super) fn recall(&self, block: &[u8]) -> Option<Arc<H>> {
-        let (known, head) = self.known.get(Self::place(block))?.as_ref()?;
-        (**known == *block).then(|| Arc::clone(head))
+        let known = self.known.get(Self::place(block))?.as_ref()?;
+        (*known.block == *block).then(|| Arc::clone(&known.head))
     }
 
     /// Remembers what `block` means.
@@ -137,7 +143,7 @@ impl<H> Memo<H> {
             self.known.resize_with(REMEMBERED, || None);
         }
         if let Some(place) = self.known.get_mut(Self::place(block)) {
-            *place = Some((block.into(), Arc::clone(head)));
+            *place = Some(Known { block: block.into(), head: Arc::clone(head) });
         }
     }
 }

@@ -12,6 +12,8 @@ mod huffman;
 mod output;
 mod receive;
 mod send;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use frame::{Fault, PREFACE, Reason, StreamId};
 pub(crate) use head::{Head, Memo};

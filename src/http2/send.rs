@@ -34,7 +34,7 @@ pub(super) struct Stream {
     pub(super) heard: bool,
     /// What its user calls it.
     slot: Option<u64>,
-    waiting: Option<Box<VecDeque<Item>>>,
+    waiting: Option<VecDeque<Item>>,
     /// It stands in the queue.
     queued: bool,
 }
@@ -273,7 +273,7 @@ impl Sender {
             return self.put_data(id, &part);
         }
         self.waiting += part.len();
-        stream.waiting = Some(Box::new(VecDeque::from([Item::Data(part)])));
+        stream.waiting = Some(VecDeque::from([Item::Data(part)]));
         self.queue(id);
         self.pump();
     }
@@ -326,7 +326,7 @@ impl Sender {
     /// Forgets a stream, and what it had to send; whether there was one.
     pub(super) fn forget(&mut self, id: StreamId) -> bool {
         let Some(stream) = self.streams.remove(&id) else { return false };
-        for item in stream.waiting.into_iter().flat_map(|waiting| *waiting) {
+        for item in stream.waiting.into_iter().flatten() {
             if let Item::Data(part) = item {
                 self.waiting -= part.len();
             }

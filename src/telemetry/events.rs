@@ -8,7 +8,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::coordination::{Change, Event, JobId, JobName, RunOutcome, TaskId};
+use crate::coordination::{Change, Event, JobId, JobName, RunOutcome, Target, TaskId};
 use crate::engine::{Engine, Numbered};
 use crate::text::one_line;
 
@@ -106,6 +106,9 @@ fn level(what: &Change) -> Level {
         | Change::Fenced { .. }
         | Change::BarrierFailed { .. }
         | Change::FindingOpened { .. }
+        | Change::Excluded { .. }
+        | Change::RegistrationRefused { .. }
+        | Change::JobDeleted { .. }
         | Change::FirstCause { .. } => Level::WARN,
         Change::RunEnded { outcome } if *outcome != RunOutcome::Completed => Level::WARN,
         // A barrier that passed without somebody is a decision, not routine.
@@ -116,6 +119,11 @@ fn level(what: &Change) -> Level {
         | Change::RunEnded { .. }
         | Change::FindingClosed { .. }
         | Change::TaskReturned { .. }
+        | Change::Readmitted { .. }
+        | Change::DrainRequested { .. }
+        | Change::SettingsChanged { .. }
+        | Change::KeyWritten { .. }
+        | Change::KeyDeleted { .. }
         | Change::PreemptionNoticed => Level::INFO,
         Change::TaskRegistering { .. }
         | Change::TaskConnected { .. }
@@ -142,6 +150,14 @@ pub fn kind(what: &Change) -> &'static str {
         Change::BarrierStarted { .. } => "barrier-started",
         Change::BarrierPassed { .. } => "barrier-passed",
         Change::BarrierFailed { .. } => "barrier-failed",
+        Change::Excluded { .. } => "excluded",
+        Change::Readmitted { .. } => "readmitted",
+        Change::RegistrationRefused { .. } => "registration-refused",
+        Change::DrainRequested { .. } => "drain-requested",
+        Change::SettingsChanged { .. } => "settings-changed",
+        Change::KeyWritten { .. } => "key-written",
+        Change::KeyDeleted { .. } => "key-deleted",
+        Change::JobDeleted { .. } => "job-deleted",
         Change::PreemptionNoticed => "preemption-noticed",
         Change::FirstCause { .. } => "first-cause",
         Change::FindingOpened { .. } => "finding-opened",
@@ -158,6 +174,13 @@ fn about(what: &Change) -> About<'_> {
         Change::TaskSuperseded { task, new_peer, .. } => {
             About { task: Some(*task), peer: *new_peer, ..About::default() }
         }
+        Change::RegistrationRefused { task, peer, .. } => {
+            About { task: Some(*task), peer: *peer, ..About::default() }
+        }
+        Change::Excluded { target, .. } | Change::Readmitted { target, .. } => match target {
+            Target::Task(task) => About { task: Some(*task), ..About::default() },
+            Target::Host(_) => About::default(),
+        },
         Change::TaskConnected { task, .. }
         | Change::TaskSuspected { task }
         | Change::TaskReturned { task }
@@ -180,8 +203,13 @@ fn about(what: &Change) -> About<'_> {
         Change::FindingOpened { tasks, .. } => About { task: tasks.first().copied(), ..About::default() },
         Change::JobDeclared
         | Change::RunOpened
-        | Change::PreemptionNoticed
-        | Change::FindingClosed { .. } => About::default(),
+        | Change::FindingClosed { .. }
+        | Change::DrainRequested { .. }
+        | Change::SettingsChanged { .. }
+        | Change::KeyWritten { .. }
+        | Change::KeyDeleted { .. }
+        | Change::JobDeleted { .. }
+        | Change::PreemptionNoticed => About::default(),
     }
 }
 

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    CallId, Claim, ConnectionId, Ending, ErrorDelivery, Input, JobSettings, Request, ServiceIncarnation,
-    TaskId, TaskIncarnation, TaskSet,
+    Act, Bounds, CallId, Claim, Code, ConnectionId, Done, Ending, ErrorDelivery, ExclusionId, Input,
+    JobSettings, Refusal, Request, ServiceIncarnation, SettingsChange, Target, TaskId, TaskIncarnation,
+    TaskSet,
 };
 
 use crate::for_every_seed;
@@ -72,7 +73,9 @@ impl Chaos {
         let connection = if self.rng.u8(0..8) == 0 && !self.clients.is_empty() {
             self.clients[self.rng.usize(0..self.clients.len())].connection
         } else {
-            self.world.connect()
+            // A few hosts, some of which several tasks share.
+            let host = self.rng.u8(1..5);
+            self.world.connect_from(host)
         };
         let life = self.world.fresh_life();
         let claims = self.rng.bool();
@@ -167,10 +170,72 @@ impl Chaos {
         self.world.call_as(connection, claim, request);
     }
 
+    /// An operator does something, sensible or not.
+    fn steer(&mut self) {
+        let act = match self.rng.u8(0..12) {
+            0..5 => {
+                let target = match self.rng.u8(0..4) {
+                    0 => Target::Host([10, 0, 0, self.rng.u8(1..5)].into()),
+                    _ => Target::Task(self.some_task()),
+                };
+                let expires_in = self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..60_000)));
+                Act::Exclude { target, expires_in, end_run: self.rng.u8(0..3) == 0 }
+            }
+            5..8 => Act::Readmit { exclusion: ExclusionId(self.rng.u64(0..8)) },
+            8 => Act::Drain { at: None },
+            9 => Act::PutKey {
+                key: self.some_key(),
+                value: Bytes::from_static(b"8"),
+                overwrite: self.rng.bool(),
+            },
+            10 => Act::DeleteKey { key: self.some_key() },
+            _ => Act::Configure(Box::new(self.some_settings())),
+        };
+        // That an act is refused is as good as anything.
+        let _ = self.world.act(act);
+    }
+
+    fn some_settings(&mut self) -> SettingsChange {
+        let rng = &mut self.rng;
+        let mut bounds = Bounds::default();
+        bounds.exclusions = rng.usize(0..4);
+        bounds.exclusions_kept = rng.usize(0..4);
+        bounds.keys = rng.usize(0..10);
+        SettingsChange {
+            tasks: None,
+            recoverable: (rng.u8(0..4) == 0).then(|| rng.bool()),
+            heartbeat_timeout: rng.bool().then(|| Duration::from_secs(rng.u64(0..20))),
+            register_timeout: rng.bool().then(|| Duration::from_secs(rng.u64(1..20))),
+            shutdown_timeout: rng.bool().then(|| Duration::from_secs(rng.u64(0..20))),
+            disconnect_grace: rng
+                .bool()
+                .then(|| rng.bool().then(|| Duration::from_millis(rng.u64(0..2_000)))),
+            error_delivery: rng
+                .bool()
+                .then(|| [ErrorDelivery::Auto, ErrorDelivery::Hold, ErrorDelivery::Cancel][rng.usize(0..3)]),
+            bounds: rng.bool().then_some(bounds),
+        }
+    }
+
     fn resume(&mut self) {
         self.world.asked.clear();
         self.clients.clear();
         self.world.input(Input::Resumed);
+    }
+
+    /// The job is deleted; whoever still speaks to it is told.
+    fn delete(&mut self) {
+        let live = self.world.view().run.live;
+        if live > 0 {
+            let refused = self.world.act(Act::DeleteJob { force: false });
+            assert_eq!(refused, Err(Refusal::TasksConnected(live)));
+        }
+        assert_eq!(self.world.act(Act::DeleteJob { force: true }), Ok(Done::JobDeleted));
+        assert!(self.world.asked.is_empty(), "whoever waited is answered");
+        let client = self.world.connect();
+        let call = self.world.call(client, Request::JobState);
+        let answer = &self.world.answers[&call];
+        assert!(answer.as_ref().is_err_and(|failure| failure.code == Code::NotFound), "{answer:?}");
     }
 
     fn step(&mut self) {
@@ -202,12 +267,14 @@ impl Chaos {
                     self.clients.push(client);
                 }
             }
-            93..96 => {
+            93 => self.steer(),
+            94 | 95 => {
                 let task = self.clients[client].task;
                 self.start(task);
             }
             96 => self.world.advance(Duration::from_secs(self.rng.u64(0..120))),
-            97 => self.world.input(Input::Lagged),
+            97 if self.rng.bool() => self.world.input(Input::Lagged),
+            97 => self.steer(),
             98 => {
                 let everyone: Vec<TaskId> = (0..self.tasks.cast_signed()).map(TaskId).collect();
                 for task in everyone {
@@ -253,6 +320,9 @@ fn every_invariant_holds_after_every_input_of_any_schedule() {
                 chaos.world.snapshot();
             }
             chaos.step();
+        }
+        if seed % 8 == 0 {
+            chaos.delete();
         }
         chaos.world.end();
     });

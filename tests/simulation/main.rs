@@ -5,6 +5,7 @@
 //! `MUSTER_SEED=<seed> cargo test --test simulation`. `MUSTER_SEEDS=<n>` sets how many are tried.
 
 mod chaos;
+mod exclusions;
 mod measures;
 mod programs;
 mod rules;

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use muster::coordination::{
-    CallId, Claim, ConnectionId, Ending, JobSettings, Reply, Request, TaskId, TaskIncarnation, Timestamp,
+    Act, CallId, Claim, Code, ConnectionId, Ending, JobSettings, Reply, Request, Target, TaskId,
+    TaskIncarnation, Timestamp,
 };
 
 use crate::for_every_seed;
@@ -101,6 +102,15 @@ impl Program {
         self.workers[index].phase = Phase::Dead(back);
     }
 
+    /// An operator takes the worker out for a while; its supervisor starts it again and again meanwhile.
+    fn exclude(&mut self, index: usize) {
+        let target = Target::Task(self.workers[index].task);
+        let expires_in = Some(Duration::from_millis(self.rng.u64(1..20_000)));
+        if self.world.act(Act::Exclude { target, expires_in, end_run: false }).is_ok() {
+            self.kill(index);
+        }
+    }
+
     fn wait_at(&mut self, index: usize, which: usize) -> CallId {
         let claim = self.claim(index);
         let worker = &self.workers[index];
@@ -132,7 +142,11 @@ impl Program {
         match phase {
             Phase::Dead(until) if now >= until => self.start(index),
             Phase::Registering(call) => {
-                if let Some(answer) = self.world.answers.get(&call) {
+                let answer = self.world.answers.get(&call);
+                let excluded = answer.and_then(|answer| answer.as_ref().err());
+                if excluded.is_some_and(|failure| failure.code == Code::PermissionDenied) {
+                    self.kill(index);
+                } else if let Some(answer) = answer {
                     assert!(answer.is_ok(), "task {index} cannot register: {answer:?}");
                     let call = self.wait_at(index, 0);
                     self.workers[index].phase = Phase::AtBegin(call);
@@ -176,7 +190,11 @@ impl Program {
             if kills && self.rng.u8(0..60) == 0 && dead + 1 < self.workers.len() && self.all_were_in() {
                 let victim = self.rng.usize(0..self.workers.len());
                 if !matches!(self.workers[victim].phase, Phase::Dead(_) | Phase::Registering(_)) {
-                    self.kill(victim);
+                    if self.rng.u8(0..3) == 0 {
+                        self.exclude(victim);
+                    } else {
+                        self.kill(victim);
+                    }
                 }
             }
             let first = self.rng.usize(0..self.workers.len());

@@ -22,7 +22,7 @@ pub fn id(task: usize) -> TaskId {
 }
 
 impl Job {
-    fn of(settings: JobSettings) -> Self {
+    pub fn of(settings: JobSettings) -> Self {
         let tasks = settings.tasks as usize;
         let mut job = Self { world: World::new(settings, 1), connections: Vec::new(), lives: Vec::new() };
         for task in 0..tasks {
@@ -46,7 +46,7 @@ impl Job {
         Self::of(settings)
     }
 
-    fn register(&mut self, task: usize) -> CallId {
+    pub fn register(&mut self, task: usize) -> CallId {
         let request = Request::Register { task: id(task), incarnation: self.lives[task], recoverable: false };
         self.world.call(self.connections[task], request)
     }
@@ -77,33 +77,33 @@ impl Job {
         self.ask(task, request)
     }
 
-    fn poll(&mut self, task: usize) -> CallId {
+    pub fn poll(&mut self, task: usize) -> CallId {
         self.ask(task, Request::PollForError { task: id(task) })
     }
 
-    fn heartbeat(&mut self, task: usize) -> CallId {
+    pub fn heartbeat(&mut self, task: usize) -> CallId {
         self.ask(task, Request::Heartbeat { task: id(task), incarnation: self.lives[task] })
     }
 
-    fn waits(&self, call: CallId) -> bool {
+    pub fn waits(&self, call: CallId) -> bool {
         self.world.asked.contains_key(&call)
     }
 
-    fn passed(&self, call: CallId) -> Option<i64> {
+    pub fn passed(&self, call: CallId) -> Option<i64> {
         match self.world.answers.get(&call)? {
             Ok(Reply::BarrierPassed(counter)) => Some(*counter),
             other => panic!("expected a passed barrier, found {other:?}"),
         }
     }
 
-    fn failure(&self, call: CallId) -> &Failure {
+    pub fn failure(&self, call: CallId) -> &Failure {
         match self.world.answers.get(&call) {
             Some(Err(failure)) => failure,
             other => panic!("expected a failure, found {other:?}"),
         }
     }
 
-    fn standing(&self, task: usize) -> TaskStanding {
+    pub fn standing(&self, task: usize) -> TaskStanding {
         self.world.view().run.tasks[task].standing
     }
 }

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::coordination::{
-    BarrierEnding, BarrierOutcome, CallId, Caller, Change, Claim, ConnectionId, Coordinator, Effect, Ending,
-    Event, Input, JobId, JobName, JobSettings, JobView, Outcome, Reply, Request, ServiceIncarnation, TaskId,
-    TaskIncarnation, Timestamp,
+    Act, Actor, BarrierEnding, BarrierOutcome, CallId, Caller, Change, Claim, ConnectionId, Coordinator,
+    Done, Effect, Ending, Event, ExclusionPreview, Input, JobId, JobName, JobSettings, JobView, Means,
+    Outcome, Reason, Refusal, Reply, Request, ServiceIncarnation, Target, TaskId, TaskIncarnation, Timestamp,
 };
 
 /// The only job of the simulated world.
@@ -29,6 +29,8 @@ struct Membership {
     connected: bool,
     again: bool,
     synced: bool,
+    /// It was excluded and has not registered since.
+    excused: bool,
 }
 
 pub struct World {
@@ -50,6 +52,21 @@ pub struct World {
     took_part: BTreeSet<(String, i64, TaskId)>,
     order: u64,
     tasks: u32,
+    /// The model: who is excluded by number.
+    excluded: BTreeSet<TaskId>,
+    acted: Option<Result<Done, Refusal>>,
+    /// The job has been deleted.
+    deleted: bool,
+}
+
+/// Somebody who acts.
+pub fn operator() -> Actor {
+    Actor { who: "alice".into(), address: None, means: Means::Cli }
+}
+
+/// Why they do.
+pub fn reason() -> Reason {
+    Reason::try_from("it was seen to misbehave".to_owned()).expect("a reason")
 }
 
 /// A record says what its arrivals say.
@@ -85,6 +102,9 @@ impl World {
             took_part: BTreeSet::new(),
             order: 0,
             tasks: settings.tasks,
+            excluded: BTreeSet::new(),
+            acted: None,
+            deleted: false,
         };
         let incarnation = world.fresh_service();
         world.input(Input::DeclareJob { job: JOB, name: JobName::default(), settings, incarnation });
@@ -111,10 +131,15 @@ impl World {
     }
 
     pub fn connect(&mut self) -> ConnectionId {
+        self.connect_from(1)
+    }
+
+    /// A connection from the host 10.0.0.`host`.
+    pub fn connect_from(&mut self, host: u8) -> ConnectionId {
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
         let port = u16::try_from(1024 + self.next_connection % 60_000).expect("a port");
-        self.input(Input::ConnectionOpened { connection, peer: SocketAddr::from(([10, 0, 0, 1], port)) });
+        self.input(Input::ConnectionOpened { connection, peer: SocketAddr::from(([10, 0, 0, host], port)) });
         connection
     }
 
@@ -134,6 +159,57 @@ impl World {
         self.asked.insert(call, Asked { connection, request: request.clone() });
         self.input(Input::Call { job: JOB, call, caller: Caller { connection, claim }, request });
         call
+    }
+
+    /// An operator acts; what an exclusion does is held against what it was said to do.
+    pub fn act(&mut self, act: Act) -> Result<Done, Refusal> {
+        let foreseen = match &act {
+            Act::Exclude { target, .. } => {
+                Some(self.core.would_exclude(self.now, JOB, &operator(), &reason(), *target))
+            }
+            _ => None,
+        };
+        let before = postcard::to_stdvec(&self.core).expect("the state can be serialised");
+        let (asked, events) = (self.asked.len(), self.events.len());
+        let delete = matches!(act, Act::DeleteJob { .. });
+        self.input(Input::Act { job: JOB, actor: operator(), reason: reason(), act });
+        let acted = self.acted.take().expect("an act is answered");
+        if acted.is_err() {
+            let after = postcard::to_stdvec(&self.core).expect("the state can be serialised");
+            assert_eq!(after, before, "a refused act changes nothing");
+        }
+        match (&acted, foreseen) {
+            (Ok(Done::Excluded(_)), Some(Ok(preview))) => self.check_preview(&preview, asked, events),
+            (Err(Refusal::EndsRun { .. }), Some(Ok(preview))) => assert!(preview.ends_run.is_some()),
+            (Err(refusal), Some(Err(foreseen))) => assert_eq!(*refusal, foreseen),
+            (_, None) => {}
+            (acted, foreseen) => panic!("{acted:?}, which was foreseen as {foreseen:?}"),
+        }
+        self.deleted |= delete && acted.is_ok();
+        acted
+    }
+
+    fn check_preview(&self, preview: &ExclusionPreview, asked: usize, events: usize) {
+        let run = self.view().run;
+        let live: Vec<TaskId> =
+            run.tasks.iter().filter(|task| self.core_connected(task.task)).map(|task| task.task).collect();
+        assert_eq!(preview.live, live, "the live set that was foreseen is the one that is left");
+        assert_eq!(preview.calls_refused + preview.calls_answered, asked - self.asked.len());
+        let ended = self.events[events..].iter().filter(|event| {
+            matches!(event.what, Change::BarrierPassed { .. } | Change::BarrierFailed { .. })
+        });
+        assert_eq!(preview.barriers.len(), ended.count(), "the barriers that were foreseen to end did");
+        let over = self.events[events..].iter().find_map(|event| match event.what {
+            Change::RunEnded { outcome } => Some(outcome),
+            _ => None,
+        });
+        assert_eq!(preview.ends_run, over);
+    }
+
+    fn core_connected(&self, task: TaskId) -> bool {
+        use muster::coordination::TaskStanding::{Connected, Suspect};
+        let index = usize::try_from(task.0).expect("a task of the job");
+        matches!(self.view().run.tasks[index].standing, Connected | Suspect)
     }
 
     pub fn hang_up(&mut self, call: CallId) {
@@ -207,10 +283,12 @@ impl World {
                     check_measured(&ending);
                 }
                 Effect::WantIncarnation(job) => wanted |= job == JOB,
+                Effect::Acted(acted) => self.acted = Some(acted),
             }
         }
         assert_eq!(ended, measured, "every instance that ends is measured once");
         self.check_live_sets(&answered);
+        self.check_excluded(&answered);
         for (change, without) in passed {
             self.check_passed(&change, &without, &answered);
         }
@@ -228,21 +306,52 @@ impl World {
     fn note(&mut self, event: &Event) {
         self.order += 1;
         match &event.what {
+            Change::Excluded { target, tasks, .. } => {
+                for task in tasks {
+                    self.members.entry(*task).or_default().excused = true;
+                }
+                if let Target::Task(task) = target {
+                    self.excluded.insert(*task);
+                }
+            }
+            Change::Readmitted { target: Target::Task(task), .. } => {
+                self.excluded.remove(task);
+                let started = self.view().run.started_at.is_some();
+                // Whoever has not come to a run that still forms is waited for again.
+                if let Some(member) = self.members.get_mut(task).filter(|member| !member.connected) {
+                    member.excused = started;
+                }
+            }
             Change::RunOpened => {
                 self.members.clear();
+                for task in &self.excluded {
+                    self.members.entry(*task).or_default().excused = true;
+                }
                 self.began.clear();
                 self.took_part.clear();
             }
             Change::TaskConnected { task, again, .. } => {
                 let member = self.members.entry(*task).or_default();
                 assert_eq!(member.connected, *again, "connected again is connected before");
-                *member =
-                    Membership { registered: self.order, connected: true, again: *again, synced: !*again };
+                // Excused when the others began: as late as one that comes again.
+                let again = *again || (member.excused && event.reason.contains("had started without it"));
+                let (registered, synced) = (self.order, !again);
+                *member = Membership { registered, connected: true, again, synced, excused: false };
             }
             Change::BarrierStarted { barrier, .. } => {
                 self.began.insert(barrier.to_string(), self.order);
             }
             _ => {}
+        }
+    }
+
+    /// Nobody who is excluded is told of a success, of a barrier least of all.
+    fn check_excluded(&self, answered: &[(CallId, Asked, Outcome)]) {
+        for (call, asked, outcome) in answered {
+            let excluded = asked.request.task().filter(|task| self.excluded.contains(task));
+            if let (Some(task), Ok(_)) = (excluded, outcome) {
+                panic!("task {task} is excluded, and {call:?} is answered {outcome:?}: {:?}", asked.request);
+            }
         }
     }
 
@@ -290,7 +399,7 @@ impl World {
             });
             let unsynced = member.again && !member.synced;
             assert!(
-                missed_it || (unsynced && waits_elsewhere),
+                member.excused || missed_it || (unsynced && waits_elsewhere),
                 "{barrier} passed without task {task}, which it had to wait for: {member:?}, began {began}"
             );
         }
@@ -346,6 +455,11 @@ impl World {
 
     /// Everybody goes away: nothing may be left that waits.
     pub fn end(&mut self) {
+        if self.deleted {
+            assert_eq!(self.core.waiting_calls(), 0, "nobody waits for a job that is no more");
+            assert!(self.core.next_wake().is_none() && self.core.jobs().next().is_none());
+            return self.check_replay();
+        }
         let connections: Vec<ConnectionId> = (0..self.next_connection).map(ConnectionId).collect();
         for connection in connections {
             self.close(connection, Ending::Closed);

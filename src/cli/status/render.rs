@@ -17,6 +17,8 @@ const MISSING_LISTED: usize = 10;
 /// How many barriers and earlier runs are listed.
 const BARRIERS_LISTED: usize = 20;
 const RUNS_LISTED: usize = 5;
+/// How many exclusions are listed.
+const EXCLUSIONS_LISTED: usize = 10;
 /// How much of an error is shown.
 const CAUSE_CHARS: usize = 2000;
 const ERROR_CHARS: usize = 300;
@@ -51,6 +53,7 @@ impl Job<'_> {
     fn render(&self) -> String {
         let mut text = self.headline();
         text.push_str(&self.cause());
+        text.push_str(&self.exclusions());
         text.push_str(&self.troubled());
         text.push_str(&self.barriers());
         text.push_str(&self.live_sets());
@@ -105,6 +108,36 @@ impl Job<'_> {
         };
         let error = shorten(&one_line(&cause.error), CAUSE_CHARS);
         self.style.entry(2, "FIRST CAUSE", Colour::Bad, &format!("{whose}{error}"))
+    }
+
+    /// Who takes no part, by whose decision.
+    fn exclusions(&self) -> String {
+        let all = &self.view.exclusions;
+        let mut text = String::new();
+        for exclusion in all.iter().take(EXCLUSIONS_LISTED) {
+            let until = match exclusion.expires_at {
+                Some(at) => format!("for {} more", span(at.since(self.now))),
+                None => "until it is lifted".to_owned(),
+            };
+            let turned = match exclusion.refused {
+                0 => String::new(),
+                times => format!("; {times} registration(s) refused"),
+            };
+            let line = format!(
+                "{} since {} ago, {until}, by {}: {} (number {}){turned}",
+                exclusion.target,
+                self.ago(exclusion.since),
+                one_line(&exclusion.actor.to_string()),
+                one_line(exclusion.reason.as_str()),
+                exclusion.id,
+            );
+            text.push_str(&self.style.entry(2, "EXCLUDED", Colour::Caution, &line));
+        }
+        if all.len() > EXCLUSIONS_LISTED {
+            let more = format!("… {} in all; see them with: muster exclude", all.len());
+            text.push_str(&self.style.entry(2, "EXCLUDED", Colour::Caution, &more));
+        }
+        text
     }
 
     fn ago_of(&self, at: Timestamp) -> String {

@@ -85,6 +85,8 @@ catalogue! {
     REGISTRATIONS: Counter "muster_registrations_total" ["muster_job", "kind"];
     /// Tasks that failed, by the class of the failure; consequence: the run failed, and with it the task.
     TASK_FAILURES: Counter "muster_task_failures_total" ["muster_job", "class"];
+    /// Exclusions in force: tasks or hosts that take no part.
+    EXCLUSIONS: Gauge "muster_exclusions" ["muster_job"];
     /// Tasks that left in good order.
     TASK_DEPARTURES: Counter "muster_task_departures_total" ["muster_job"];
     /// Tasks whose connection broke without a word.

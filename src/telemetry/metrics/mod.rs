@@ -76,6 +76,14 @@ impl Metrics {
         Self { engine, edge, tally, board, readiness, tasks_max, scrapes, scrape_us }
     }
 
+    /// Metrics of an engine alone, that nobody counts for.
+    #[must_use]
+    pub fn of_engine(engine: &Arc<Engine>, readiness: &Arc<Readiness>) -> Self {
+        let edge = grpc::Server::new(Arc::clone(engine), grpc::Limits::default());
+        let (tally, board) = (Arc::default(), Arc::default());
+        Self::new(Arc::clone(engine), edge, tally, board, Arc::clone(readiness), 0)
+    }
+
     /// Samples how late timers wake up, for as long as it is polled.
     pub async fn sample_lag(engine: Arc<Engine>, tally: Arc<Tally>) {
         loop {
@@ -164,6 +172,7 @@ impl Metrics {
             page.size(&metric::TASKS, &[job, name], seen.standing(standing));
         }
         page.size(&metric::LIVE_TASKS, &[job], seen.live);
+        page.size(&metric::EXCLUSIONS, &[job], seen.exclusions);
         for (name, waiting) in [
             ("barrier", seen.waiting.barrier),
             ("error", seen.waiting.poll),

@@ -1,0 +1,79 @@
+//! `muster audit`: who did what, why, from where, and what came of it.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::place::{Place, converse, moment};
+use crate::coordination::JobName;
+use crate::http::{AuditLine, AuditOutcome, AuditPage};
+use crate::text::one_line;
+
+/// Show who did what to the jobs, why, from where, and what came of it
+///
+/// The server keeps the last acts in memory; with `muster serve --audit-file PATH` it also writes every one to a file.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// Only acts upon this job
+    #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
+    job: Option<JobName>,
+
+    /// Only acts that were refused
+    #[arg(long)]
+    refused: bool,
+
+    /// Only what came after the act of this number
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    after: u64,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster audit
+  muster audit --job train --refused
+  muster audit --json | jq '.[] | [.actor.who, .act, .subject]'";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    converse(async {
+        let client = arguments.place.find().await?;
+        let mut query = String::new();
+        // Writing to a string cannot fail.
+        if let Some(job) = &arguments.job {
+            let _ = write!(query, "&job={job}");
+        }
+        if arguments.refused {
+            query.push_str("&outcome=refused");
+        }
+        let mut lines: Vec<AuditLine> = Vec::new();
+        let mut after = arguments.after;
+        loop {
+            let page: AuditPage = client.get(&format!("/api/v1/audit?after={after}{query}")).await?;
+            lines.extend(page.lines);
+            if page.next <= after {
+                break;
+            }
+            after = page.next;
+        }
+        arguments.place.show(&lines, |lines| lines.iter().map(line).collect())?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn line(line: &AuditLine) -> String {
+    let outcome = match line.outcome {
+        AuditOutcome::Done => "done",
+        AuditOutcome::Refused => "REFUSED",
+    };
+    let job = line.job.as_ref().map_or_else(String::new, |job| format!(" in job {job}"));
+    let reason = line.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
+    let detail = if line.detail.is_empty() { String::new() } else { format!(": {}", line.detail) };
+    let what = format!("{} {}{job}, {}{reason}  {outcome}{detail}", line.act, line.subject, line.actor);
+    format!("{:>6}  {}  {}\n", line.number, moment(line.at), one_line(&what))
+}

@@ -1,0 +1,177 @@
+//! `muster exclude`: takes a task or a host out, or shows who is out.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use http::Method;
+
+use super::place::{Meant, Place, converse, moment, send};
+use crate::config::parse_positive_duration;
+use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome};
+use crate::http::{ExclusionsPage, NewExclusion};
+use crate::text::one_line;
+
+/// Take a task or a host out of its job, or show who is out
+///
+/// An excluded task is out at once: it leaves the live set, its waiting calls are answered with your reason, barriers go on
+/// without it, and it cannot register again until the exclusion expires or is lifted (`muster readmit`). The others go on.
+/// Exclusions outlive the runs of a job.
+///
+/// In a job whose tasks are not recoverable the run cannot go on without one of them: excluding it ends the run, and is
+/// refused unless --end-run says that this is wanted.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// A task's number, or a host's IP address: all that registers from it. Without, the exclusions in force are shown
+    target: Option<String>,
+
+    /// Why; the excluded process is shown it, and the audit keeps it
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+
+    /// How long, such as 10m; without, until it is lifted
+    #[arg(long = "for", value_name = "DURATION", value_parser = parse_positive_duration)]
+    lasts: Option<Duration>,
+
+    /// Do it even if it ends the run
+    #[arg(long)]
+    end_run: bool,
+
+    /// Only say what it would do
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    meant: Meant,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  See what it would do, then do it for ten minutes:
+    muster exclude 2 --reason 'flaky NIC' --dry-run
+    muster exclude 2 --reason 'flaky NIC' --for 10m
+
+  Keep a whole host out until somebody lifts it:
+    muster exclude 10.0.0.7 --reason 'ECC errors, ticket 4711'
+
+  See who is out, and let one in again:
+    muster exclude
+    muster readmit 1 --reason 'NIC replaced'";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    converse(async {
+        let client = arguments.place.find().await?;
+        let path = format!("{}/exclusions", arguments.meant.path(&client).await?);
+        let Some(target) = &arguments.target else {
+            let page: ExclusionsPage = client.get(&path).await?;
+            arguments.place.show(&page, in_force)?;
+            return Ok(ExitCode::SUCCESS);
+        };
+        let Some(reason) = &arguments.reason else {
+            bail!("say why, with --reason TEXT: the excluded process is shown it, and the audit keeps it");
+        };
+        let body = new_exclusion(arguments, target, reason)?;
+        if arguments.dry_run {
+            let preview: ExclusionPreview = send(&client, Method::POST, &path, &body).await?;
+            arguments.place.show(&preview, |preview| foreseen(target, preview))?;
+        } else {
+            let made: ExclusionView = send(&client, Method::POST, &path, &body).await?;
+            arguments.place.show(&made, done)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn new_exclusion(arguments: &Arguments, target: &str, reason: &str) -> Result<NewExclusion> {
+    let task = target.parse::<i32>().ok();
+    let host = task.is_none().then(|| target.to_owned());
+    Ok(NewExclusion {
+        task,
+        host,
+        reason: Reason::try_from(reason.to_owned())?,
+        expires_in_seconds: arguments
+            .lasts
+            .map(|lasts| lasts.as_millis().div_ceil(1000).try_into())
+            .transpose()?,
+        end_run: arguments.end_run,
+        dry_run: arguments.dry_run,
+    })
+}
+
+fn done(made: &ExclusionView) -> String {
+    let until = match made.expires_at {
+        Some(at) => format!("until {}", moment(at)),
+        None => "until that is lifted".to_owned(),
+    };
+    let out = match &made.tasks[..] {
+        [] => "no task of the present run is concerned".to_owned(),
+        tasks => format!("out of the present run: {}", listed(tasks)),
+    };
+    format!(
+        "Exclusion {}: {} takes no part {until}; {out}.\nLift it with: muster readmit {} --reason TEXT\n",
+        made.id, made.target, made.id
+    )
+}
+
+fn foreseen(target: &str, preview: &ExclusionPreview) -> String {
+    let mut text = format!("Nothing was done. Excluding {} would\n", one_line(target));
+    let mut say = |line: String| _ = writeln!(text, "  {line}");
+    match &preview.tasks[..] {
+        [] => say("take no task of the present run out; it would hold for those that come".into()),
+        tasks => say(format!("take out {}", listed(tasks))),
+    }
+    if preview.calls_refused > 0 {
+        say(format!("answer {} waiting call(s) of theirs with the reason", preview.calls_refused));
+    }
+    for barrier in &preview.barriers {
+        let how = if barrier.passes { "let the others pass" } else { "fail" };
+        say(format!("{how} barrier {} (use {})", one_line(&barrier.id), barrier.counter));
+    }
+    if preview.live_sets > 0 {
+        say(format!("answer {} live-set question(s)", preview.live_sets));
+    }
+    if preview.starts_run {
+        say("start the run, which waits for nobody else".into());
+    }
+    match preview.ends_run {
+        Some(RunOutcome::Failed) => say("END THE RUN, whose tasks share their fate (needs --end-run)".into()),
+        Some(_) => say("END THE RUN, in which nobody would be left (needs --end-run)".into()),
+        None => say(format!("leave {} task(s) live", preview.live.len())),
+    }
+    text
+}
+
+fn in_force(page: &ExclusionsPage) -> String {
+    if page.exclusions.is_empty() {
+        return "Nobody is excluded.\n".to_owned();
+    }
+    let mut text = String::new();
+    for exclusion in &page.exclusions {
+        let until = exclusion.expires_at.map_or_else(|| "lifted".to_owned(), moment);
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:>4}  {} since {} until {until}, by {}: {} ({} registration(s) refused)",
+            exclusion.id,
+            exclusion.target,
+            moment(exclusion.since),
+            one_line(&exclusion.actor.to_string()),
+            one_line(exclusion.reason.as_str()),
+            exclusion.refused,
+        );
+    }
+    text
+}
+
+fn listed(tasks: &[crate::coordination::TaskId]) -> String {
+    let shown: Vec<String> = tasks.iter().take(16).map(|task| format!("task {task}")).collect();
+    let more = if tasks.len() > 16 { format!(" … {} in all", tasks.len()) } else { String::new() };
+    format!("{}{more}", shown.join(", "))
+}

@@ -1,0 +1,239 @@
+//! `muster job`: which jobs there are, and making, changing and deleting them.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, Subcommand};
+use http::Method;
+
+use super::place::{Place, converse, encoded, pretty, send};
+use super::print;
+use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
+use crate::http::{JobPatch, NewJob, SettingsBody};
+
+/// List, show, make, change or delete the jobs of a server
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster job list
+  muster job create eval --tasks 4 --recoverable --reason 'nightly evaluation'
+  muster job set train --heartbeat-timeout 20s --reason 'the network is fine now'
+  muster job delete eval --reason 'done'";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(List),
+    Show(Show),
+    Create(Create),
+    Set(Set),
+    Delete(Delete),
+}
+
+/// Every job in short
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    place: Place,
+}
+
+/// A job's settings, or everything about it with --json
+#[derive(Debug, Args)]
+struct Show {
+    /// Its name
+    name: JobName,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Make a job; its tasks reach it on the shared listener, by the name that they dial: NAME.HOST:PORT
+#[derive(Debug, Args)]
+struct Create {
+    /// Its name: letters, digits and hyphens, as in a host's name
+    name: JobName,
+    /// How many tasks it has
+    #[arg(long, value_name = "N")]
+    tasks: u32,
+    #[command(flatten)]
+    settings: Settings,
+    /// Why; the audit keeps it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Change settings of a job, also while it runs
+///
+/// The heartbeat timeout holds at once, other timeouts for what begins from then on. What a run in progress was begun with
+/// (the number of tasks, whether they are recoverable) cannot change until it has ended.
+#[derive(Debug, Args)]
+struct Set {
+    /// Its name
+    name: JobName,
+    /// How many tasks it has
+    #[arg(long, value_name = "N")]
+    tasks: Option<u32>,
+    #[command(flatten)]
+    settings: Settings,
+    /// Why; the audit keeps it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Delete a job; whatever waits is answered that there is no such job
+#[derive(Debug, Args)]
+struct Delete {
+    /// Its name
+    name: JobName,
+    /// Even if tasks are connected
+    #[arg(long)]
+    force: bool,
+    /// Why; the audit keeps it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Settings, as `muster serve` names them.
+#[derive(Debug, Args)]
+struct Settings {
+    /// Tasks may fail and come back without ending the run
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    recoverable: Option<bool>,
+    /// A task that gives no sign of life for this long has failed
+    #[arg(long, value_name = "DURATION")]
+    heartbeat_timeout: Option<String>,
+    /// How long tasks wait for one another when they register
+    #[arg(long, value_name = "DURATION")]
+    register_timeout: Option<String>,
+    /// How long tasks wait for one another when they shut down; 0s: not at all
+    #[arg(long, value_name = "DURATION")]
+    shutdown_timeout: Option<String>,
+    /// How long a task whose connection broke may take to be heard again
+    #[arg(long, value_name = "DURATION|off")]
+    disconnect_grace: Option<String>,
+    /// How errors reach tasks
+    #[arg(long, value_name = "auto|hold|cancel")]
+    error_delivery: Option<String>,
+    /// A bound, such as keys=1000; repeat for more
+    #[arg(long = "bound", value_name = "NAME=NUMBER")]
+    bounds: Vec<String>,
+}
+
+impl Settings {
+    fn body(&self, tasks: Option<u32>) -> Result<SettingsBody> {
+        let error_delivery = match self.error_delivery.as_deref() {
+            None => None,
+            Some("auto") => Some(ErrorDelivery::Auto),
+            Some("hold") => Some(ErrorDelivery::Hold),
+            Some("cancel") => Some(ErrorDelivery::Cancel),
+            Some(other) => bail!("--error-delivery {other}: write auto, hold or cancel"),
+        };
+        let mut bounds = serde_json::Map::new();
+        for bound in &self.bounds {
+            let (name, number) =
+                bound.split_once('=').context("--bound: write NAME=NUMBER, such as keys=1000")?;
+            let number: u64 = number.parse().with_context(|| format!("--bound {bound}: write a number"))?;
+            bounds.insert(name.to_owned(), number.into());
+        }
+        Ok(SettingsBody {
+            tasks,
+            recoverable: self.recoverable,
+            heartbeat_timeout: self.heartbeat_timeout.clone(),
+            register_timeout: self.register_timeout.clone(),
+            shutdown_timeout: self.shutdown_timeout.clone(),
+            disconnect_grace: self.disconnect_grace.clone(),
+            error_delivery,
+            bounds: (!bounds.is_empty()).then_some(bounds),
+        })
+    }
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    converse(async {
+        match &arguments.command {
+            Command::List(list) => {
+                let jobs = list.place.find().await?.jobs().await?;
+                list.place.show(&jobs, |jobs| jobs.iter().map(line).collect())?;
+            }
+            Command::Show(show) => {
+                let job: JobView = show.place.find().await?.job(&show.name).await?;
+                show.place.show(&job, |job| settings(&job.settings))?;
+            }
+            Command::Create(create) => {
+                let client = create.place.find().await?;
+                let settings = create.settings.body(Some(create.tasks))?;
+                let reason = Reason::try_from(create.reason.clone())?;
+                let body = NewJob { name: create.name.clone(), settings, reason };
+                let made: JobSummary = send(&client, Method::POST, "/api/v1/jobs", &body).await?;
+                create.place.show(&made, |made| format!("Made: {}", line(made)))?;
+            }
+            Command::Set(set) => {
+                let client = set.place.find().await?;
+                let reason = Reason::try_from(set.reason.clone())?;
+                let body = JobPatch { settings: set.settings.body(set.tasks)?, reason };
+                let path = format!("/api/v1/jobs/{}", set.name);
+                let now: JobSettings = send(&client, Method::PATCH, &path, &body).await?;
+                set.place.show(&now, settings)?;
+            }
+            Command::Delete(delete) => {
+                let client = delete.place.find().await?;
+                let (name, force) = (&delete.name, delete.force);
+                let path = format!("/api/v1/jobs/{name}?force={force}&reason={}", encoded(&delete.reason));
+                client.ask::<()>(Method::DELETE, &path, None).await?;
+                if !delete.place.json {
+                    print(&format!("Job {name} is deleted.\n"))?;
+                }
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+fn line(job: &JobSummary) -> String {
+    let mut text = format!(
+        "{}  run {} {}, {} of {} task(s) connected",
+        job.name, job.run, job.state, job.live, job.tasks
+    );
+    // Writing to a string cannot fail.
+    if job.recoverable {
+        text.push_str(", recoverable");
+    }
+    if job.exclusions > 0 {
+        let _ = write!(text, ", {} exclusion(s)", job.exclusions);
+    }
+    text.push('\n');
+    text
+}
+
+/// Settings, one a line, as JSON spells them.
+fn settings(settings: &JobSettings) -> String {
+    let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else {
+        return pretty(settings).unwrap_or_default();
+    };
+    let mut text = String::new();
+    for (name, value) in all {
+        match value {
+            serde_json::Value::Object(bounds) => {
+                for (bound, value) in bounds {
+                    let _ = writeln!(text, "bound {bound} = {value}");
+                }
+            }
+            serde_json::Value::Null => _ = writeln!(text, "{name} = off"),
+            serde_json::Value::String(value) => _ = writeln!(text, "{name} = {value}"),
+            value => _ = writeln!(text, "{name} = {value}"),
+        }
+    }
+    text
+}

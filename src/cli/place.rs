@@ -1,0 +1,87 @@
+//! What the subcommands that speak to a server share: where it is, which job is meant, how to show the answer.
+
+use std::future::Future;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use http::Method;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::client::{Client, DEFAULT_SERVER};
+use super::print;
+use crate::coordination::{JobName, Timestamp};
+
+/// Where the server is, and how its answer is shown.
+#[derive(Debug, Args)]
+pub struct Place {
+    /// The HTTP address of the server
+    #[arg(long, value_name = "URL", env = "MUSTER_SERVER", default_value = DEFAULT_SERVER, hide_env_values = true)]
+    pub server: String,
+
+    /// Print the answer as JSON, as the REST API gives it
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Place {
+    /// Finds the server.
+    pub async fn find(&self) -> Result<Client> {
+        Ok(Client::find(&self.server).await?)
+    }
+
+    /// Prints an answer: as JSON if that is wanted, otherwise in words.
+    pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> String) -> Result<()> {
+        let text = if self.json { pretty(answer)? } else { words(answer) };
+        Ok(print(&text)?)
+    }
+}
+
+/// Which job is meant.
+#[derive(Debug, Args)]
+pub struct Meant {
+    /// The job; may be left out if there is only one, or one named `default`
+    #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
+    pub job: Option<JobName>,
+}
+
+impl Meant {
+    /// The path of the job in the REST API.
+    pub async fn path(&self, client: &Client) -> Result<String> {
+        Ok(format!("/api/v1/jobs/{}", client.job_meant(self.job.as_ref()).await?))
+    }
+}
+
+/// An answer as JSON, for people who read it.
+pub fn pretty<T: Serialize>(answer: &T) -> Result<String> {
+    let mut text = serde_json::to_string_pretty(answer).context("cannot write the answer as JSON")?;
+    text.push('\n');
+    Ok(text)
+}
+
+/// Runs a conversation with a server to its end.
+pub fn converse<T>(conversation: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(conversation)
+}
+
+/// Sends `body` as JSON.
+pub async fn send<T: DeserializeOwned>(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: &impl Serialize,
+) -> Result<T> {
+    let body = serde_json::to_vec(body).context("cannot write the request as JSON")?;
+    Ok(client.ask(method, path, Some(body)).await?)
+}
+
+/// A text as a value of a query.
+pub fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+/// A moment as people write it.
+pub fn moment(at: Timestamp) -> String {
+    at.to_string()
+}

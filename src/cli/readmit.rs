@@ -1,0 +1,76 @@
+//! `muster readmit`: lifts an exclusion.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow};
+use clap::Args;
+use http::Method;
+
+use super::place::{Meant, Place, converse, encoded};
+use crate::coordination::{ExclusionView, Target, TaskId};
+use crate::http::ExclusionsPage;
+
+/// Lift an exclusion: whom it was about may register again
+///
+/// The excluded process has ended: start it again, and it takes part. Nothing waits for it until it does.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// The exclusion's number, as `muster exclude` shows it
+    #[arg(required_unless_present_any = ["task", "host"])]
+    exclusion: Option<u64>,
+
+    /// Rather than by number: the exclusion of this task
+    #[arg(long, value_name = "N", conflicts_with = "exclusion")]
+    task: Option<i32>,
+
+    /// Rather than by number: the exclusion of this host
+    #[arg(long, value_name = "IP", conflicts_with_all = ["exclusion", "task"])]
+    host: Option<std::net::IpAddr>,
+
+    /// Why; the audit keeps it
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+
+    #[command(flatten)]
+    meant: Meant,
+
+    #[command(flatten)]
+    place: Place,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster readmit 1 --reason 'NIC replaced'
+  muster readmit --task 2 --reason 'it was the switch'";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    converse(async {
+        let client = arguments.place.find().await?;
+        let path = format!("{}/exclusions", arguments.meant.path(&client).await?);
+        let wanted = match (arguments.task, arguments.host) {
+            (Some(task), _) => Some(Target::Task(TaskId(task))),
+            (None, Some(host)) => Some(Target::host(host)),
+            (None, None) => None,
+        };
+        let number = match (arguments.exclusion, wanted) {
+            (Some(number), _) => number,
+            (None, wanted) => {
+                let page: ExclusionsPage = client.get(&path).await?;
+                let found = page.exclusions.iter().find(|exclusion| Some(exclusion.target) == wanted);
+                let missing = || anyhow!("no such exclusion is in force; see all with: muster exclude");
+                found.ok_or_else(missing)?.id.0
+            }
+        };
+        let path = format!("{path}/{number}?reason={}", encoded(&arguments.reason));
+        let over: ExclusionView = client.ask(Method::DELETE, &path, None).await?;
+        arguments.place.show(&over, |over| {
+            format!(
+                "Exclusion {} is lifted: {} may register again. Start its process anew.\n",
+                over.id, over.target
+            )
+        })?;
+        Ok(ExitCode::SUCCESS)
+    })
+}

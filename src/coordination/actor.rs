@@ -1,0 +1,133 @@
+//! Who acts upon a job besides its tasks, and why they say they do.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::text::is_safe_to_show;
+
+/// By what means somebody acts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Means {
+    /// A program of theirs, by the REST API.
+    Api,
+    /// The command line.
+    Cli,
+    /// A page in a browser.
+    Page,
+}
+
+impl fmt::Display for Means {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Api => "the REST API",
+            Self::Cli => "the command line",
+            Self::Page => "a page",
+        })
+    }
+}
+
+/// Who acts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Actor {
+    /// Their name; `anonymous` where nobody had to say it.
+    pub who: Arc<str>,
+    /// Where they act from, as far as is known.
+    pub address: Option<SocketAddr>,
+    /// By what means.
+    pub means: Means,
+}
+
+impl Actor {
+    /// The name of those who did not have to say theirs.
+    pub const ANONYMOUS: &str = "anonymous";
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (by {}", self.who, self.means)?;
+        match self.address {
+            Some(address) => write!(f, " from {})", address.ip()),
+            None => f.write_str(")"),
+        }
+    }
+}
+
+/// Why somebody acts, in their own words: one line that is safe to show anywhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Reason(Arc<str>);
+
+impl Reason {
+    /// How many bytes a reason may have.
+    pub const BYTES_MAX: usize = 500;
+
+    /// The reason as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A text that is no reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidReason {
+    /// There is none.
+    #[error("a reason is required: say in a few words why, for those who look later")]
+    Empty,
+    /// It is too long.
+    #[error("the reason has {0} bytes; at most {max} are allowed", max = Reason::BYTES_MAX)]
+    TooLong(usize),
+    /// It would not show as one line.
+    #[error("the reason holds control characters; write it as one line of plain text")]
+    Unsafe,
+}
+
+impl TryFrom<String> for Reason {
+    type Error = InvalidReason;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(InvalidReason::Empty);
+        }
+        if text.len() > Self::BYTES_MAX {
+            return Err(InvalidReason::TooLong(text.len()));
+        }
+        if !is_safe_to_show(text) {
+            return Err(InvalidReason::Unsafe);
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+impl From<Reason> for String {
+    fn from(reason: Reason) -> Self {
+        reason.0.as_ref().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_one_line_of_text_within_its_length() {
+        let reason = |text: &str| Reason::try_from(text.to_owned());
+        assert_eq!(reason("  flaky NIC, see ticket 12 ").unwrap().as_str(), "flaky NIC, see ticket 12");
+        assert_eq!(reason(" \n "), Err(InvalidReason::Empty));
+        assert_eq!(reason(&"x".repeat(501)), Err(InvalidReason::TooLong(501)));
+        for text in ["a\nb", "a\u{1b}[2Jb", "a\u{202e}b", "a\0b"] {
+            assert_eq!(reason(text), Err(InvalidReason::Unsafe), "{text:?}");
+        }
+    }
+}

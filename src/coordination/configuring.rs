@@ -1,0 +1,113 @@
+//! Changing the settings of a job while it is there.
+
+use std::sync::Arc;
+
+use super::actor::{Actor, Reason};
+use super::context::Cx;
+use super::event::Change;
+use super::failure::{Code, Failure};
+use super::ids::Timestamp;
+use super::input::Effect;
+use super::job::{Job, within};
+use super::run::Run;
+use super::settings::{JobSettings, SettingsChange};
+use super::steering::{Done, Refusal};
+use super::timers::Timer;
+
+impl Job {
+    /// Gives the job other settings. Timeouts hold for what begins from now on, and the heartbeat timeout at once.
+    pub(super) fn configure(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        actor: Actor,
+        reason: &Reason,
+        change: SettingsChange,
+    ) -> Result<Done, Refusal> {
+        let next = change.applied_to(&self.settings).map_err(Refusal::BadSetting)?;
+        let changed = next.differences(&self.settings);
+        self.check_settings(&next)?;
+        let reshaped = next.tasks != self.settings.tasks || next.recoverable != self.settings.recoverable;
+        let silenced = self.settings.holds_polls() && !next.holds_polls();
+        let beats = next.heartbeat_timeout != self.settings.heartbeat_timeout;
+        self.settings = next.clone();
+        self.forget_beyond_bounds();
+        within!(self, now, effects, |run, cx| {
+            let change = Change::SettingsChanged { settings: changed, actor };
+            cx.event(change, reason.as_str());
+            if beats {
+                run.rearm_heartbeats(cx);
+            }
+            if silenced {
+                run.answer_polls(cx);
+            }
+        });
+        if reshaped {
+            self.reshape(now, effects);
+        }
+        Ok(Done::Configured(Box::new(next)))
+    }
+
+    fn check_settings(&self, next: &JobSettings) -> Result<(), Refusal> {
+        let present = &self.settings;
+        let in_progress =
+            self.run.ended.is_none() && (self.run.started_at.is_some() || self.run.waiters.len() > 0);
+        let refuse = |setting, why| Err(Refusal::RunInProgress { setting, run: self.run.number, why });
+        let shape = "it was begun with so many tasks, of this kind; wait for its end";
+        if in_progress && next.tasks != present.tasks {
+            return refuse("the number of tasks", shape);
+        }
+        if in_progress && next.recoverable != present.recoverable {
+            return refuse("whether tasks are recoverable", shape);
+        }
+        if in_progress && next.holds_polls() && !present.holds_polls() {
+            return refuse(
+                "error-delivery",
+                "its tasks have stopped polling for errors, and would never hear of one",
+            );
+        }
+        if next.bounds != present.bounds {
+            let exclusions = self.exclusions.len();
+            if exclusions > next.bounds.exclusions {
+                return Err(Refusal::BoundsTooLow(format!("{exclusions} exclusions are in force")));
+            }
+            self.run.audit(next).map_err(Refusal::BoundsTooLow)?;
+        }
+        Ok(())
+    }
+
+    /// The number or the kind of the tasks is another: a run that nobody takes part in begins anew.
+    fn reshape(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        if self.run.ended.is_some() && self.open_next_run(now, effects).is_ok() {
+            return;
+        }
+        if self.run.ended.is_none() {
+            self.run = Run::new(self.run.number, self.run.incarnation, &self.settings, self.run.opened_at);
+            self.excuse_excluded();
+        }
+    }
+}
+
+impl Run {
+    /// Every heartbeat timer stands where the timeout that holds now puts it.
+    fn rearm_heartbeats(&mut self, cx: &mut Cx<'_>) {
+        self.timers.clear_heartbeats();
+        for id in self.ids() {
+            let task = self.own_mut(id);
+            task.watched = task.is_connected();
+            if task.watched {
+                let due = task.last_heartbeat.unwrap_or_default().after(cx.settings.heartbeat_timeout);
+                self.timers.set(due.max(cx.now), Timer::Heartbeat(id));
+            }
+        }
+    }
+
+    /// Polls are not held any more.
+    fn answer_polls(&mut self, cx: &mut Cx<'_>) {
+        let text = "Errors of this job are delivered with heartbeats from now on; no need to poll.";
+        let failure = Arc::new(Failure::plain(Code::Cancelled, text));
+        for id in self.ids() {
+            self.answer_poll(cx, id, &failure);
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! What exclusions mean for the tasks of a job.
+//!
+//! - A task that is excluded fails, as a lost one does, and every call of its waits no more.
+//! - Its registrations and calls are refused for as long as the exclusion is in force. The refusal is PERMISSION_DENIED in
+//!   the service's own name: clients try again after ABORTED, INTERNAL and what the transport says, and after nothing
+//!   else, so that a process that is excluded ends at once and says why.
+//! - Nothing waits for it (it is *excused*), from its exclusion until it registers again: a member that will not come is
+//!   let go as one that came back too late is, by `meeting.rs`. So neither the exclusion nor its end ever stops the others.
+//!   Tasks whose failure ends the run are never excused: the run needs them all.
+//! - In a run that still forms, a task that is excluded by number is excused, and waited for again if the exclusion ends
+//!   before the run has started. One whose host is excluded may come from another host, and is waited for.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::actor::{Actor, Reason};
+use super::barrier::Slot;
+use super::context::Cx;
+use super::event::{Change, FailureClass, RunOutcome};
+use super::exclusion::{Exclusion, ExclusionEnd, ExclusionEnded, Target};
+use super::failure::{Code, Failure};
+use super::ids::{CallId, ConnectionId, ExclusionId, TaskId, Timestamp};
+use super::input::Effect;
+use super::job::{Job, within};
+use super::run::Run;
+use super::steering::{BarrierPreview, ExclusionPreview, Refusal};
+use super::waiters::Place;
+
+impl Failure {
+    /// The task was taken out by an exclusion: it may come back once that is over.
+    pub(super) fn is_exclusion(&self) -> bool {
+        self.code == Code::PermissionDenied && self.service_error.is_some_and(|e| !e.reported)
+    }
+}
+
+impl Job {
+    /// Takes a task or a host out.
+    #[expect(clippy::too_many_arguments, reason = "what an exclusion is made of")]
+    pub(super) fn exclude(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        actor: Actor,
+        reason: Reason,
+        target: Target,
+        expires_in: Option<Duration>,
+        end_run: bool,
+    ) -> Result<ExclusionId, Refusal> {
+        self.check_exclusion(target)?;
+        if !end_run && let Some(outcome) = self.preview(now, &actor, &reason, target).ends_run {
+            let why = match outcome {
+                RunOutcome::Failed => "its tasks share their fate, and it needs all of them",
+                _ => "nobody would be left in it",
+            };
+            return Err(Refusal::EndsRun { target, run: self.run.number, why });
+        }
+        let expires_at = expires_in.map(|by| now.after(by));
+        let id = self.exclusions.add(target, actor, reason, now, expires_at);
+        self.take_out(now, effects, id);
+        Ok(id)
+    }
+
+    fn check_exclusion(&self, target: Target) -> Result<(), Refusal> {
+        if let Target::Task(task) = target
+            && self.run.task(task).is_none()
+        {
+            return Err(Refusal::NoSuchTask { task, last: self.settings.tasks.saturating_sub(1) });
+        }
+        if let Some(known) = self.exclusions.of_target(target) {
+            let by = Box::new(known.actor.clone());
+            return Err(Refusal::AlreadyExcluded { target, exclusion: known.id, by });
+        }
+        let bound = self.settings.bounds.exclusions;
+        if self.exclusions.len() >= bound {
+            return Err(Refusal::TooManyExclusions(bound));
+        }
+        Ok(())
+    }
+
+    /// What an exclusion would do. Made by doing it to a copy, so that there is one rule for both.
+    ///
+    /// # Errors
+    /// If it would be refused, for any reason but that it ends the run.
+    pub(super) fn would_exclude(
+        &self,
+        now: Timestamp,
+        actor: &Actor,
+        reason: &Reason,
+        target: Target,
+    ) -> Result<ExclusionPreview, Refusal> {
+        self.check_exclusion(target)?;
+        Ok(self.preview(now, actor, reason, target))
+    }
+
+    fn preview(&self, now: Timestamp, actor: &Actor, reason: &Reason, target: Target) -> ExclusionPreview {
+        let mut trial = self.without_store();
+        let mut effects = Vec::new();
+        let id = trial.exclusions.add(target, actor.clone(), reason.clone(), now, None);
+        trial.take_out(now, &mut effects, id);
+        let tasks = self.taken_out_by(target);
+        let mut preview = ExclusionPreview {
+            calls_refused: 0,
+            calls_answered: 0,
+            barriers: Vec::new(),
+            live_sets: self.run.questions.keys().filter(|set| !trial.run.questions.contains_key(set)).count(),
+            starts_run: self.run.started_at.is_none() && trial.run.started_at.is_some(),
+            ends_run: trial.run.ended.filter(|_| self.run.ended.is_none()).map(|(outcome, _)| outcome),
+            live: trial.run.ids().filter(|id| trial.run.own(*id).is_connected()).collect(),
+            tasks,
+        };
+        for effect in effects {
+            match effect {
+                Effect::Reply(_, Err(failure)) if failure.is_exclusion() => preview.calls_refused += 1,
+                Effect::Reply(..) => preview.calls_answered += 1,
+                Effect::Event(event) => preview.barriers.extend(match event.what {
+                    Change::BarrierPassed { barrier, counter, .. } => {
+                        Some(BarrierPreview { id: barrier.to_string(), counter, passes: true })
+                    }
+                    Change::BarrierFailed { barrier, counter } => {
+                        Some(BarrierPreview { id: barrier.to_string(), counter, passes: false })
+                    }
+                    _ => None,
+                }),
+                Effect::WantIncarnation(_) | Effect::Acted(_) | Effect::BarrierEnded(_) => {}
+            }
+        }
+        preview
+    }
+
+    /// The tasks of the present run that an exclusion is about: the task itself, or those whose present or last life
+    /// registered from the host.
+    pub(super) fn taken_out_by(&self, target: Target) -> Vec<TaskId> {
+        let concerns = |id: &TaskId| match target {
+            Target::Task(task) => task == *id,
+            host @ Target::Host(_) => {
+                self.run.own(*id).peer.is_some_and(|peer| Target::host(peer.ip()) == host)
+            }
+        };
+        self.run.ids().filter(concerns).collect()
+    }
+
+    /// Performs an exclusion that stands in the table upon the present run.
+    fn take_out(&mut self, now: Timestamp, effects: &mut Vec<Effect>, id: ExclusionId) {
+        let Some(exclusion) = self.exclusions.get(id).cloned() else { return };
+        let Exclusion { target, actor, reason, .. } = &exclusion;
+        let tasks = self.taken_out_by(*target);
+        let own: Vec<BTreeSet<ConnectionId>> = tasks.iter().map(|task| self.connections_of(*task)).collect();
+        let name = self.name.clone();
+        let why = format!("excluded by {actor}: {reason}");
+        within!(self, now, effects, |run, cx| {
+            let change = Change::Excluded {
+                exclusion: id,
+                target: *target,
+                tasks: tasks.clone(),
+                actor: actor.clone(),
+            };
+            cx.event(change, reason.as_str());
+            for (task, own) in tasks.into_iter().zip(own) {
+                let failure = Arc::new(exclusion.refusal(name.as_str(), task));
+                run.expel(cx, task, &failure, &why, &own);
+                run.excuse(cx, task, matches!(target, Target::Task(_)));
+            }
+        });
+    }
+
+    /// Ends an exclusion before its time.
+    pub(super) fn readmit(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        actor: Actor,
+        reason: Reason,
+        id: ExclusionId,
+    ) -> Result<(), Refusal> {
+        if self.exclusions.get(id).is_none() {
+            let numbered = self.exclusions.has_numbered(id);
+            return Err(if numbered { Refusal::AlreadyOver(id) } else { Refusal::NoSuchExclusion(id) });
+        }
+        let (actor, reason) = (Some(actor), Some(reason));
+        let ended = ExclusionEnded { at: now, how: ExclusionEnd::Lifted, actor, reason };
+        self.end_exclusion(now, effects, id, ended);
+        Ok(())
+    }
+
+    /// Ends every exclusion whose time is over.
+    pub(super) fn expire_exclusions(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        while let Some(id) = self.exclusions.due(now) {
+            let ended = ExclusionEnded { at: now, how: ExclusionEnd::Expired, actor: None, reason: None };
+            self.end_exclusion(now, effects, id, ended);
+        }
+    }
+
+    fn end_exclusion(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: ExclusionId,
+        ended: ExclusionEnded,
+    ) {
+        let actor = ended.actor.clone();
+        let reason = match &ended.reason {
+            Some(reason) => reason.to_string(),
+            None => "its time was over".to_owned(),
+        };
+        let Some(exclusion) = self.exclusions.end(id, ended, &self.settings.bounds) else { return };
+        let Exclusion { target, .. } = exclusion;
+        within!(self, now, effects, |run, cx| {
+            cx.event(Change::Readmitted { exclusion: id, target, actor }, reason);
+            if let Target::Task(task) = target {
+                run.expect_again(task);
+            }
+        });
+    }
+
+    /// What a registration of an excluded task, or from an excluded host, is answered.
+    pub(super) fn refuse_registration(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        task: TaskId,
+        peer: Option<SocketAddr>,
+    ) -> Option<Failure> {
+        let exclusion = self.exclusions.covering(task, peer.map(|peer| peer.ip()))?;
+        let (id, failure) = (exclusion.id, exclusion.refusal(self.name.as_str(), task));
+        if self.exclusions.note_refused(id, now) {
+            let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
+            let reason = format!("task {task} wanted to register{from}: {}", failure.message);
+            within!(self, now, effects, |_run, cx| {
+                cx.event(Change::RegistrationRefused { exclusion: id, task, peer }, reason);
+            });
+        }
+        Some(failure)
+    }
+
+    /// What any other call of an excluded task is answered, even when the exclusion is over: its life has ended with it.
+    pub(super) fn refuse_excluded(&self, task: TaskId, peer: Option<SocketAddr>) -> Option<Failure> {
+        if let Some(exclusion) = self.exclusions.covering(task, peer.map(|peer| peer.ip())) {
+            return Some(exclusion.refusal(self.name.as_str(), task));
+        }
+        let failure = self.run.task(task)?.failure().filter(|failure| failure.is_exclusion())?;
+        Some(failure.as_ref().clone())
+    }
+
+    /// Excuses the tasks of a new run that are excluded by number.
+    pub(super) fn excuse_excluded(&mut self) {
+        if !self.settings.recoverable {
+            return;
+        }
+        let excluded: Vec<TaskId> = self.exclusions.in_force().filter_map(|e| e.task()).collect();
+        for task in excluded {
+            if self.run.task(task).is_some() {
+                self.run.own_mut(task).excused = true;
+            }
+        }
+    }
+}
+
+impl Exclusion {
+    /// The task that it is about, if it is about one.
+    pub(super) fn task(&self) -> Option<TaskId> {
+        match self.target {
+            Target::Task(task) => Some(task),
+            Target::Host(_) => None,
+        }
+    }
+
+    /// What a process of the task is told. Final for its client, which shows it and ends.
+    fn refusal(&self, job: &str, task: TaskId) -> Failure {
+        let whom = match self.target {
+            Target::Task(_) => format!("Task {task} of job {job} is excluded"),
+            Target::Host(host) => format!("Task {task} of job {job} runs on {host}, a host that is excluded"),
+        };
+        let until = match self.expires_at {
+            Some(at) => format!("until {at}"),
+            None => "until that is lifted".to_owned(),
+        };
+        let text = format!(
+            "{whom} since {} and takes no part {until}, by decision of {}: {}. (Exclusion {id}; to lift it: muster readmit \
+             --job {job} {id} --reason TEXT.) End this process.",
+            self.since,
+            self.actor,
+            self.reason,
+            id = self.id,
+        );
+        Failure::service(Code::PermissionDenied, text)
+    }
+}
+
+impl Run {
+    /// Takes a task out: its calls are answered, and it fails if it takes part.
+    fn expel(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: TaskId,
+        failure: &Arc<Failure>,
+        why: &str,
+        own: &BTreeSet<ConnectionId>,
+    ) {
+        if !self.own(id).is_connected() {
+            return self.answer_all_of(cx, id, failure, own);
+        }
+        let text = format!("The run was ended: {} was {why}", self.describe(id));
+        let told = Arc::new(Failure::service(Code::Aborted, text));
+        if !self.own(id).recoverable && self.ended.is_none() {
+            // Before anything that follows from it fails.
+            self.note_first_cause(cx, Some(id), &told);
+        }
+        self.answer_all_of(cx, id, failure, own);
+        self.fail_task(cx, id, failure, FailureClass::Excluded, why);
+        self.propagate(cx, Some(id), &told);
+    }
+
+    /// Answers every call that waits in the name of a task, and all that waits on connections that are its alone.
+    fn answer_all_of(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: TaskId,
+        failure: &Arc<Failure>,
+        own: &BTreeSet<ConnectionId>,
+    ) {
+        let is_its = |(call, place): &(CallId, &Place)| match place {
+            Place::Barrier(_, task) | Place::Poll(task) | Place::LiveSet(_, task) => *task == id,
+            Place::Key(_) | Place::Watch => self.waiters.connection(*call).is_some_and(|c| own.contains(&c)),
+        };
+        let calls: Vec<CallId> = self.waiters.all().filter(is_its).map(|(call, _)| call).collect();
+        for call in calls {
+            let barrier = match self.waiters.place(call) {
+                Some(Place::Barrier(key, _)) => {
+                    self.barriers.instance(key).map(|i| (key.wire_id(self.incarnation.0), i.counter))
+                }
+                _ => None,
+            };
+            self.withdraw(cx, call);
+            cx.reply(
+                call,
+                Err(match barrier {
+                    Some((barrier, counter)) => {
+                        Arc::new(failure.as_ref().clone().of_barrier(&barrier, counter))
+                    }
+                    None => Arc::clone(failure),
+                }),
+            );
+        }
+    }
+
+    /// Nothing waits for the task until it registers again. `by_number`: whichever host it comes from.
+    fn excuse(&mut self, cx: &mut Cx<'_>, id: TaskId, by_number: bool) {
+        let may_miss = match self.started_at {
+            Some(_) => self.own(id).recoverable,
+            None => by_number && cx.settings.recoverable,
+        };
+        if may_miss && !std::mem::replace(&mut self.own_mut(id).excused, true) {
+            self.release_from_barriers(cx, id);
+        }
+    }
+
+    /// An exclusion by number is over. A run that still forms waits for the task again.
+    fn expect_again(&mut self, id: TaskId) {
+        if self.started_at.is_some() || self.task(id).is_none() {
+            return;
+        }
+        self.own_mut(id).excused = false;
+        let keys: Vec<_> = self.barriers.in_progress().map(|(key, _)| key.clone()).collect();
+        for key in keys {
+            if let Some(instance) = self.barriers.instance_mut(&key)
+                && instance.slot(id) == Some(Slot::Released)
+            {
+                instance.put(id, Slot::Missing);
+            }
+        }
+    }
+}

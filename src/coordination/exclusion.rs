@@ -1,0 +1,207 @@
+//! The table of a job's exclusions: who takes no part, since when, until when, by whose decision and why.
+//!
+//! This file knows targets, deadlines and the record of what is over; what an exclusion means for the tasks of a run
+//! stands in `excluding.rs`. Exclusions belong to the job: they outlive its runs.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::actor::{Actor, Reason};
+use super::ids::{ExclusionId, TaskId, Timestamp};
+use super::settings::Bounds;
+
+/// Whom an exclusion is about.
+///
+/// A host is an address, not a name: the service sees addresses, and a name that resolves to another one tomorrow
+/// would move the exclusion unseen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Target {
+    /// A task, wherever it runs.
+    Task(TaskId),
+    /// A host: whatever task registers from it.
+    Host(IpAddr),
+}
+
+impl Target {
+    /// A host in the one form in which it is compared: IPv4 addresses that arrive on an IPv6 socket are IPv4.
+    #[must_use]
+    pub fn host(address: IpAddr) -> Self {
+        Self::Host(address.to_canonical())
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Task(task) => write!(f, "task {task}"),
+            Self::Host(host) => write!(f, "host {host}"),
+        }
+    }
+}
+
+/// How an exclusion came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ExclusionEnd {
+    /// Its time was over.
+    Expired,
+    /// Somebody lifted it.
+    Lifted,
+}
+
+/// How, when and why an exclusion ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExclusionEnded {
+    /// When.
+    pub at: Timestamp,
+    /// How.
+    pub how: ExclusionEnd,
+    /// Who lifted it.
+    pub actor: Option<Actor>,
+    /// Why they did.
+    pub reason: Option<Reason>,
+}
+
+/// One exclusion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Exclusion {
+    pub id: ExclusionId,
+    pub target: Target,
+    pub actor: Actor,
+    pub reason: Reason,
+    pub since: Timestamp,
+    pub expires_at: Option<Timestamp>,
+    /// How many registrations it has turned away.
+    pub refused: u64,
+    pub last_refused_at: Option<Timestamp>,
+}
+
+/// Every exclusion of a job that is in force, and the last of those that are over.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Exclusions {
+    in_force: BTreeMap<ExclusionId, Exclusion>,
+    by_target: BTreeMap<Target, ExclusionId>,
+    /// The ends that are set, by time.
+    expiries: BTreeSet<(Timestamp, ExclusionId)>,
+    /// Those that are over, newest end first.
+    over: VecDeque<(Exclusion, ExclusionEnded)>,
+    /// How many there have been.
+    numbered: u64,
+}
+
+impl Exclusions {
+    pub fn in_force(&self) -> impl Iterator<Item = &Exclusion> {
+        self.in_force.values()
+    }
+
+    /// Those that are over, newest end first.
+    pub fn over(&self) -> impl Iterator<Item = &(Exclusion, ExclusionEnded)> {
+        self.over.iter()
+    }
+
+    pub fn len(&self) -> usize {
+        self.in_force.len()
+    }
+
+    pub fn get(&self, id: ExclusionId) -> Option<&Exclusion> {
+        self.in_force.get(&id)
+    }
+
+    pub fn of_target(&self, target: Target) -> Option<&Exclusion> {
+        self.in_force.get(self.by_target.get(&target)?)
+    }
+
+    /// The exclusion that keeps a task out that speaks from, or sits at, this host.
+    pub fn covering(&self, task: TaskId, host: Option<IpAddr>) -> Option<&Exclusion> {
+        // The usual case, which every call passes through.
+        if self.in_force.is_empty() {
+            return None;
+        }
+        let by_host = || self.of_target(Target::host(host?));
+        self.of_target(Target::Task(task)).or_else(by_host)
+    }
+
+    /// Whether there has ever been an exclusion of this number.
+    pub fn has_numbered(&self, id: ExclusionId) -> bool {
+        (1..=self.numbered).contains(&id.0)
+    }
+
+    pub fn add(
+        &mut self,
+        target: Target,
+        actor: Actor,
+        reason: Reason,
+        since: Timestamp,
+        expires_at: Option<Timestamp>,
+    ) -> ExclusionId {
+        self.numbered += 1;
+        let id = ExclusionId(self.numbered);
+        let exclusion =
+            Exclusion { id, target, actor, reason, since, expires_at, refused: 0, last_refused_at: None };
+        self.in_force.insert(id, exclusion);
+        self.by_target.insert(target, id);
+        if let Some(at) = expires_at {
+            self.expiries.insert((at, id));
+        }
+        id
+    }
+
+    /// Ends an exclusion and keeps it among those that are over.
+    pub fn end(&mut self, id: ExclusionId, ended: ExclusionEnded, bounds: &Bounds) -> Option<Exclusion> {
+        let exclusion = self.in_force.remove(&id)?;
+        self.by_target.remove(&exclusion.target);
+        if let Some(at) = exclusion.expires_at {
+            self.expiries.remove(&(at, id));
+        }
+        self.over.push_front((exclusion.clone(), ended));
+        self.over.truncate(bounds.exclusions_kept);
+        Some(exclusion)
+    }
+
+    /// Forgets those that are over beyond the bound.
+    pub fn forget_beyond(&mut self, bounds: &Bounds) {
+        self.over.truncate(bounds.exclusions_kept);
+    }
+
+    /// Notes that a registration was turned away; `true` for the first one.
+    pub fn note_refused(&mut self, id: ExclusionId, now: Timestamp) -> bool {
+        let Some(exclusion) = self.in_force.get_mut(&id) else { return false };
+        exclusion.refused += 1;
+        exclusion.last_refused_at = Some(now);
+        exclusion.refused == 1
+    }
+
+    /// When the next one expires.
+    pub fn next_expiry(&self) -> Option<Timestamp> {
+        self.expiries.first().map(|(at, _)| *at)
+    }
+
+    /// The first one whose time is over.
+    pub fn due(&self, now: Timestamp) -> Option<ExclusionId> {
+        self.expiries.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
+    }
+
+    /// Checks that the tables say the same, and their bounds.
+    pub fn audit(&self, bounds: &Bounds) -> Result<(), String> {
+        let targets: BTreeMap<Target, ExclusionId> =
+            self.in_force.values().map(|exclusion| (exclusion.target, exclusion.id)).collect();
+        if targets != self.by_target {
+            return Err("the exclusions are not found by their targets".to_owned());
+        }
+        let ends = self.in_force.values().filter_map(|e| Some((e.expires_at?, e.id)));
+        if ends.collect::<BTreeSet<_>>() != self.expiries {
+            return Err("an exclusion that expires has no deadline, or the other way round".to_owned());
+        }
+        if self.in_force.keys().any(|id| !self.has_numbered(*id)) {
+            return Err("an exclusion has a number that was not given".to_owned());
+        }
+        if self.len() > bounds.exclusions || self.over.len() > bounds.exclusions_kept {
+            return Err("there are more exclusions than allowed".to_owned());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! The store as a tree, for people.
+//!
+//! A key may have a value and be a directory at once: then it has two lines, `a` and `a/`.
+
+use std::ops::Bound;
+
+use bytes::Bytes;
+
+use super::looking::KeyLine;
+use super::store::{Store, normalise};
+
+impl Store {
+    /// What lies below a directory, in byte order, at most `limit` lines after the line `after`; the empty directory
+    /// is the root. Directories end with a slash, unless the `whole_tree` is asked for, which has values only.
+    pub fn lines(&self, directory: &[u8], after: &[u8], whole_tree: bool, limit: usize) -> Vec<KeyLine> {
+        let directory = normalise(directory);
+        let prefix = if directory.is_empty() { Vec::new() } else { [directory.as_ref(), b"/"].concat() };
+        let from = match after.strip_suffix(b"/") {
+            _ if after < prefix.as_slice() => Bound::Included(prefix.clone()),
+            // What follows a directory and all below it: '0' is the byte after '/'.
+            Some(seen) => Bound::Included([seen, b"0"].concat()),
+            None => Bound::Excluded(after.to_vec()),
+        };
+        let mut lines: Vec<KeyLine> = Vec::new();
+        for (key, entry) in self.entries_from(from) {
+            let Some(rest) = key.strip_prefix(prefix.as_slice()) else { break };
+            let end = rest.iter().position(|byte| *byte == b'/').filter(|_| !whole_tree);
+            let shown = end.map_or(key.as_ref(), |end| &key[..=prefix.len() + end]);
+            if lines.last().is_none_or(|line| line.key != shown) {
+                if lines.len() == limit {
+                    break;
+                }
+                let value = end.is_none().then_some(entry);
+                lines.push(KeyLine {
+                    key: Bytes::copy_from_slice(shown),
+                    value_bytes: value.map(|entry| entry.value.len()),
+                    written_at: value.map(|entry| entry.at),
+                    written_by: value.and_then(|entry| entry.by),
+                    keys_below: 0,
+                    bytes_below: 0,
+                });
+            }
+            if let (Some(line), Some(_)) = (lines.last_mut(), end) {
+                line.keys_below += 1;
+                line.bytes_below += entry.value.len();
+            }
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ids::Timestamp;
+    use super::super::settings::Bounds;
+    use super::super::store::Entry;
+    use super::*;
+
+    fn filled(keys: &[&str]) -> Store {
+        let mut store = Store::default();
+        for key in keys {
+            let entry = Entry::new(Bytes::from_static(b"vv"), Timestamp(0), None);
+            store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
+        }
+        store
+    }
+
+    fn told(lines: Vec<KeyLine>) -> Vec<(String, Option<usize>, usize, usize)> {
+        let text = |line: &KeyLine| String::from_utf8_lossy(&line.key).into_owned();
+        lines.iter().map(|line| (text(line), line.value_bytes, line.keys_below, line.bytes_below)).collect()
+    }
+
+    #[test]
+    fn a_directory_shows_its_values_and_its_directories_with_their_sizes() {
+        let store = filled(&["a", "a-b", "a/c", "a/d/e", "b/x"]);
+        let root = told(store.lines(b"", b"", false, 100));
+        let line = |key: &str, value, keys, bytes| (key.to_owned(), value, keys, bytes);
+        let all = [
+            line("a", Some(2), 0, 0),
+            line("a-b", Some(2), 0, 0),
+            line("a/", None, 2, 4),
+            line("b/", None, 1, 2),
+        ];
+        assert_eq!(root, all);
+        let below = told(store.lines(b"/a/", b"", false, 100));
+        assert_eq!(below, [line("a/c", Some(2), 0, 0), line("a/d/", None, 1, 2)]);
+        // Page by page, one line each, gives the same.
+        let mut after = Vec::new();
+        let mut paged = Vec::new();
+        while let [line] = &store.lines(b"", &after, false, 1)[..] {
+            after = line.key.to_vec();
+            paged.push(line.clone());
+        }
+        assert_eq!(told(paged), all);
+    }
+
+    #[test]
+    fn the_whole_tree_has_every_value_and_no_directory() {
+        let store = filled(&["a", "a/c", "a/d/e", "b/x"]);
+        let keys = |after: &str| {
+            let lines = store.lines(b"", after.as_bytes(), true, 2);
+            told(lines).into_iter().map(|line| line.0).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(""), ["a", "a/c"]);
+        assert_eq!(keys("a/c"), ["a/d/e", "b/x"]);
+        assert!(store.lines(b"nothing", b"", true, 2).is_empty());
+    }
+}

@@ -1,0 +1,72 @@
+//! Who makes a request.
+//!
+//! Whoever knows better (authentication, say) puts an [`Actor`] into the request's extensions, and that one counts.
+//! Otherwise the actor has no name: what is known is where the request comes from, and what kind of client sent it.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use axum::extract::FromRequestParts;
+use axum::http::header::USER_AGENT;
+use axum::http::request::Parts;
+
+use crate::coordination::{Actor, Means};
+
+/// Where a request comes from: the listener puts it into the extensions of every request.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer(pub SocketAddr);
+
+/// The actor of a request.
+#[derive(Debug, Clone)]
+pub struct Acting(pub Actor);
+
+impl<S: Sync> FromRequestParts<S> for Acting {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        if let Some(known) = parts.extensions.get::<Actor>() {
+            return Ok(Self(known.clone()));
+        }
+        let agent = parts.headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+        let address = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        Ok(Self(Actor { who: Actor::ANONYMOUS.into(), address, means: means(agent) }))
+    }
+}
+
+/// By what means a client with this user agent acts. It says so itself: a hint for people, and no proof.
+fn means(agent: &str) -> Means {
+    if agent.starts_with("muster/") {
+        Means::Cli
+    } else if agent.contains("Mozilla/") {
+        Means::Page
+    } else {
+        Means::Api
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::Request;
+
+    async fn acting(request: Request<()>) -> Actor {
+        let mut parts = request.into_parts().0;
+        Acting::from_request_parts(&mut parts, &()).await.unwrap().0
+    }
+
+    #[tokio::test]
+    async fn whoever_is_known_counts_before_what_the_client_looks_like() {
+        let agent = |agent: &str| Request::builder().header("user-agent", agent).body(()).unwrap();
+        assert_eq!(acting(agent("muster/0.1.0")).await.means, Means::Cli);
+        assert_eq!(acting(agent("Mozilla/5.0 (X11)")).await.means, Means::Page);
+        let mut request = agent("curl/8");
+        request.extensions_mut().insert(Peer(([10, 0, 0, 5], 4).into()));
+        let seen = acting(request).await;
+        assert_eq!((&*seen.who, seen.means), (Actor::ANONYMOUS, Means::Api));
+        assert_eq!(seen.to_string(), "anonymous (by the REST API from 10.0.0.5)");
+        let known = Actor { who: "alice".into(), address: None, means: Means::Page };
+        let mut request = agent("curl/8");
+        request.extensions_mut().insert(known.clone());
+        assert_eq!(acting(request).await, known);
+    }
+}

@@ -1,0 +1,89 @@
+//! Draining: all tasks agree on a step and save.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::actor::Acting;
+use super::extract::{Body, Job};
+use super::{Problem, Site};
+use crate::coordination::{Act, PreemptionView, Reason, RunNumber, TaskId};
+
+/// The longest notice: a day.
+const SECONDS_MAX: u64 = 24 * 60 * 60;
+
+/// A drain to ask for.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewDrain {
+    /// Why: one line of at most 500 bytes.
+    #[schema(value_type = String)]
+    pub reason: Reason,
+    /// In how many seconds the machines will be gone, as the notice says; 0: now. JAX waits with the save until a quarter
+    /// of an hour before.
+    #[serde(default)]
+    pub in_seconds: u64,
+}
+
+/// How a drain stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainView {
+    /// Of which run.
+    pub run: RunNumber,
+    /// What was asked for, who has acknowledged and which step was agreed; `None` if nobody has asked.
+    pub preemption: Option<PreemptionView>,
+    /// Live tasks that have not acknowledged.
+    pub waiting_for: Vec<TaskId>,
+}
+
+/// Ask all tasks to agree on a step and save
+///
+/// The notice is the one that JAX programs wait for (`multihost_utils.reached_preemption_sync_point`). A run can be
+/// drained once.
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/drain", tag = "drain",
+    params(("job" = String, Path, description = "The job's name")),
+    request_body = NewDrain,
+    responses(
+        (status = 202, description = "The notice is given; how it stands"),
+        (status = 409, description = "No run is running, or a drain is under way already"),
+    ))]
+pub(super) async fn create(
+    State(site): State<Site>,
+    job: Job,
+    Acting(actor): Acting,
+    Body(new): Body<NewDrain>,
+) -> Result<(StatusCode, Json<DrainView>), Problem> {
+    if new.in_seconds > SECONDS_MAX {
+        return Err(Problem::unusable(format!("in_seconds can be {SECONDS_MAX} (a day) at most")));
+    }
+    let notice = Duration::from_secs(new.in_seconds);
+    let at = (new.in_seconds > 0).then(|| site.engine.clock().now().after(notice));
+    let subject = at.map_or_else(|| "at once".to_owned(), |at| format!("before {at}"));
+    site.act(&job, actor, new.reason, "drain", subject, Act::Drain { at })?;
+    Ok((StatusCode::ACCEPTED, Json(view(&site, &job)?)))
+}
+
+/// How the drain of the present run stands
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/drain", tag = "drain",
+    params(("job" = String, Path, description = "The job's name")),
+    responses((status = 200, description = "Who has acknowledged, and the step that was agreed")))]
+pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<DrainView>, Problem> {
+    view(&site, &job).map(Json)
+}
+
+fn view(site: &Site, job: &Job) -> Result<DrainView, Problem> {
+    site.look(job, |look| {
+        let live = look.live();
+        let preemption = look.preemption();
+        let told = |task: &TaskId| {
+            preemption.as_ref().is_some_and(|p| p.acknowledged.iter().any(|(known, _)| known == task))
+        };
+        let waiting_for = live.tasks.iter().map(|live| live.task).filter(|task| !told(task));
+        let waiting_for = if preemption.is_some() { waiting_for.collect() } else { Vec::new() };
+        DrainView { run: live.run, waiting_for, preemption }
+    })
+}

@@ -1,0 +1,81 @@
+//! Weak entity tags: whoever has seen an answer is not sent it again.
+
+use std::hash::{DefaultHasher, Hasher as _};
+
+use axum::body::{Body, HttpBody as _};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use http_body_util::BodyExt as _;
+
+/// The moment of a view, which says nothing of the state.
+const MOMENT: &[u8] = b"\"seen_at\":";
+
+/// Gives every successful answer to a GET a weak tag, and answers 304 where the client has it.
+pub(super) async fn tag(request: Request, next: Next) -> Response {
+    let asks = matches!(*request.method(), Method::GET | Method::HEAD);
+    let known = request.headers().get(header::IF_NONE_MATCH).cloned();
+    let response = next.run(request).await;
+    // A stream has no end that could be hashed.
+    if !asks || response.status() != StatusCode::OK || !is_json(response.headers()) || is_open(&response) {
+        return response;
+    }
+    let (mut head, body) = response.into_parts();
+    // The body is in memory already: no error can come of collecting it.
+    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let tag = format!("W/\"{:016x}\"", digest(&bytes));
+    let matches = known.is_some_and(|known| {
+        let known = known.to_str().unwrap_or_default();
+        known.trim() == "*" || known.split(',').any(|one| one.trim() == tag)
+    });
+    if let Ok(value) = HeaderValue::from_str(&tag) {
+        head.headers.insert(header::ETAG, value);
+        // To be kept, and asked about every time.
+        head.headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    }
+    if matches {
+        head.status = StatusCode::NOT_MODIFIED;
+        head.headers.remove(header::CONTENT_LENGTH);
+        head.headers.remove(header::CONTENT_TYPE);
+        return Response::from_parts(head, Body::empty());
+    }
+    Response::from_parts(head, Body::from(bytes))
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json")
+}
+
+fn is_open(response: &Response) -> bool {
+    response.body().size_hint().exact().is_none()
+}
+
+/// A digest of an answer, the same on every server of one version. The moment at which a view was made does not count.
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match bytes.windows(MOMENT.len()).position(|window| window == MOMENT) {
+        Some(at) => {
+            let (before, after) = bytes.split_at(at + MOMENT.len());
+            let digits = after.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            hasher.write(before);
+            hasher.write(&after[digits..]);
+        }
+        None => hasher.write(bytes),
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_moment_of_a_view_does_not_count() {
+        let view = |moment: u64, live: u32| {
+            digest(format!("{{\"name\":\"a\",\"seen_at\":{moment},\"live\":{live}}}").as_bytes())
+        };
+        assert_eq!(view(1, 3), view(222, 3));
+        assert_ne!(view(1, 3), view(1, 4));
+    }
+}

@@ -1,0 +1,218 @@
+//! Exclusions: who takes no part, and why.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::actor::Acting;
+use super::extract::{Body, Item, Job, Params};
+use super::page::cut;
+use super::{Problem, Site};
+use crate::coordination::{Act, Done, ExclusionId, ExclusionView, Reason, Target, TaskId};
+
+/// The longest that an exclusion with an end may last: a year.
+const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
+
+/// What to exclude.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewExclusion {
+    /// A task, by its number; either this or `host`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<i32>,
+    /// A host, by its IP address: whatever registers from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Why: one line of at most 500 bytes, which the excluded process is shown.
+    #[schema(value_type = String)]
+    pub reason: Reason,
+    /// How long; without it, until it is lifted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in_seconds: Option<u64>,
+    /// Do it even if it ends the run.
+    #[serde(default)]
+    pub end_run: bool,
+    /// Only say what it would do.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+impl NewExclusion {
+    fn target(&self) -> Result<Target, Problem> {
+        match (self.task, &self.host) {
+            (Some(task), None) => Ok(Target::Task(TaskId(task))),
+            (None, Some(host)) => match host.parse::<IpAddr>() {
+                Ok(address) => Ok(Target::host(address)),
+                Err(_) => Err(Problem::unusable(format!(
+                    "{host:?} is no IP address: a host is excluded by the address that its tasks register from, without \
+                     a port (see the tasks of the job)"
+                ))),
+            },
+            _ => Err(Problem::unusable("give either \"task\": NUMBER or \"host\": \"IP ADDRESS\"")),
+        }
+    }
+
+    fn expires_in(&self) -> Result<Option<Duration>, Problem> {
+        match self.expires_in_seconds {
+            Some(0) => {
+                Err(Problem::unusable("expires_in_seconds must be at least 1; leave it out for no end"))
+            }
+            Some(seconds) if seconds > SECONDS_MAX => {
+                Err(Problem::unusable(format!("expires_in_seconds can be {SECONDS_MAX} (a year) at most")))
+            }
+            seconds => Ok(seconds.map(Duration::from_secs)),
+        }
+    }
+}
+
+/// Exclusions of a job, by number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExclusionsPage {
+    /// Those of this page.
+    pub exclusions: Vec<ExclusionView>,
+    /// What to give as `after` for those that follow; none if these are the last.
+    pub next: Option<ExclusionId>,
+}
+
+/// Which exclusions are wanted.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Wanted {
+    /// Those that hold now.
+    #[default]
+    InForce,
+    /// Those that are over, as far as they are remembered.
+    Over,
+    /// Both.
+    All,
+}
+
+/// Which exclusions are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ExclusionsQuery {
+    /// `in-force` (as if not given), `over` or `all`.
+    #[serde(default)]
+    #[param(inline)]
+    state: Wanted,
+    /// The number of the last exclusion that the caller has.
+    after: Option<u64>,
+    /// How many to give at most.
+    limit: Option<usize>,
+}
+
+/// Why an act is done, where it has no body to say so.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Because {
+    /// Why: one line of at most 500 bytes.
+    #[param(value_type = String)]
+    pub reason: Reason,
+}
+
+/// Exclude a task or a host
+///
+/// It is out at once: its waiting calls are answered, the others go on without it, and its registrations are refused with
+/// the reason for as long as the exclusion holds. In a job whose tasks share their fate that ends the run, and is refused
+/// unless `end_run` says that it is wanted. With `dry_run` nothing happens: the answer says what would.
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/exclusions", tag = "exclusions",
+    params(("job" = String, Path, description = "The job's name")),
+    request_body = NewExclusion,
+    responses(
+        (status = 201, description = "The exclusion, which holds now"),
+        (status = 200, description = "What it would do (dry run)"),
+        (status = 409, description = "It is refused: it would end the run, or there is one already"),
+        (status = 422, description = "There is no such task or address"),
+    ))]
+pub(super) async fn create(
+    State(site): State<Site>,
+    job: Job,
+    Acting(actor): Acting,
+    Body(new): Body<NewExclusion>,
+) -> Result<Response, Problem> {
+    let (target, expires_in) = (new.target()?, new.expires_in()?);
+    if new.dry_run {
+        let preview =
+            site.engine.look(|core, now| core.would_exclude(now, job.id, &actor, &new.reason, target));
+        return Ok(Json(preview?).into_response());
+    }
+    let act = Act::Exclude { target, expires_in, end_run: new.end_run };
+    let done = site.act(&job, actor, new.reason, "exclude", target.to_string(), act)?;
+    let Done::Excluded(id) = done else { return Err(Problem::internal()) };
+    let view = find(&site, &job, id)?;
+    let place = [(header::LOCATION, format!("/api/v1/jobs/{}/exclusions/{id}", job.name))];
+    Ok((StatusCode::CREATED, place, Json(view)).into_response())
+}
+
+/// The exclusions of a job
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions", tag = "exclusions",
+    params(("job" = String, Path, description = "The job's name"), ExclusionsQuery),
+    responses((status = 200, description = "A page of exclusions, by number")))]
+pub(super) async fn list(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<ExclusionsQuery>,
+) -> Result<Json<ExclusionsPage>, Problem> {
+    let mut all = site.look(&job, |look| look.exclusions())?;
+    all.retain(|exclusion| match query.state {
+        Wanted::InForce => exclusion.ended.is_none(),
+        Wanted::Over => exclusion.ended.is_some(),
+        Wanted::All => true,
+    });
+    all.sort_by_key(|exclusion| exclusion.id);
+    let (exclusions, next) = cut(all, query.after.map(ExclusionId), query.limit, |exclusion| exclusion.id);
+    Ok(Json(ExclusionsPage { exclusions, next }))
+}
+
+/// One exclusion
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions/{id}", tag = "exclusions",
+    params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number")),
+    responses((status = 200, description = "The exclusion"), (status = 404, description = "There is none")))]
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    Item(id): Item<u64>,
+) -> Result<Json<ExclusionView>, Problem> {
+    find(&site, &job, ExclusionId(id)).map(Json)
+}
+
+/// Lift an exclusion
+///
+/// Whom it was about may register again. Its process must be started anew.
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/exclusions/{id}", tag = "exclusions",
+    params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number"), Because),
+    responses(
+        (status = 200, description = "The exclusion, which is over now"),
+        (status = 404, description = "There is none"),
+        (status = 409, description = "It is over already"),
+    ))]
+pub(super) async fn lift(
+    State(site): State<Site>,
+    job: Job,
+    Item(id): Item<u64>,
+    Params(because): Params<Because>,
+    Acting(actor): Acting,
+) -> Result<Json<ExclusionView>, Problem> {
+    let id = ExclusionId(id);
+    let before = find(&site, &job, id).ok();
+    let target = before.map_or_else(String::new, |exclusion| format!(" ({})", exclusion.target));
+    let subject = format!("exclusion {id}{target}");
+    site.act(&job, actor, because.reason, "readmit", subject, Act::Readmit { exclusion: id })?;
+    find(&site, &job, id).map(Json)
+}
+
+fn find(site: &Site, job: &Job, id: ExclusionId) -> Result<ExclusionView, Problem> {
+    let all = site.look(job, |look| look.exclusions())?;
+    all.into_iter().find(|exclusion| exclusion.id == id).ok_or_else(|| {
+        let text = format!("there is no exclusion {id} in job {} (or it is over and forgotten)", job.name);
+        Problem::not_found("no-such-exclusion", text)
+    })
+}

@@ -1,0 +1,76 @@
+//! What handlers take out of a request; what cannot be taken is answered with a problem.
+
+use axum::Json;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, RawPathParams, Request};
+use axum::http::request::Parts;
+use serde::de::DeserializeOwned;
+
+use super::{Problem, Site};
+use crate::coordination::{JobId, JobName};
+
+/// The body of a request, as JSON. Types refuse fields that they do not know.
+pub(super) struct Body<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        match Json::<T>::from_request(request, state).await {
+            Ok(Json(body)) => Ok(Self(body)),
+            Err(rejection @ JsonRejection::MissingJsonContentType(_)) => {
+                let detail = "the body must be JSON: send it with the header content-type: application/json";
+                Err(Problem::bad_body(rejection.status(), detail))
+            }
+            Err(rejection) => Err(Problem::bad_body(rejection.status(), rejection.body_text())),
+        }
+    }
+}
+
+/// The query of a request. Types refuse parameters that they do not know.
+pub(super) struct Params<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(params)) => Ok(Self(params)),
+            Err(rejection) => Err(Problem::bad_query(rejection.body_text())),
+        }
+    }
+}
+
+/// The job that the path names.
+pub(super) struct Job {
+    pub id: JobId,
+    pub name: JobName,
+}
+
+impl FromRequestParts<Site> for Job {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Problem> {
+        let params = RawPathParams::from_request_parts(parts, site).await;
+        let params = params.map_err(|error| Problem::bad_path(error.body_text()))?;
+        let name = params.iter().find(|(key, _)| *key == "job").map_or("", |(_, value)| value);
+        site.engine.look(|core, _| match (core.job_named(name), name.parse()) {
+            (Some(id), Ok(name)) => Ok(Self { id, name }),
+            _ => Err(Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect())),
+        })
+    }
+}
+
+/// What comes after the job in the path.
+pub(super) struct Item<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<Site> for Item<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, site: &Site) -> Result<Self, Problem> {
+        match Path::<(String, T)>::from_request_parts(parts, site).await {
+            Ok(Path((_, item))) => Ok(Self(item)),
+            Err(rejection) => Err(Problem::bad_path(rejection.body_text())),
+        }
+    }
+}

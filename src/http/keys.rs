@@ -1,0 +1,278 @@
+//! The key-value store of the present run, as a tree.
+//!
+//! A key stands in the path as it is, percent-encoded where it must be; keys need not be text.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use percent_encoding::percent_decode_str;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::actor::Acting;
+use super::exclusions::Because;
+use super::extract::{Body, Job, Params};
+use super::page::limit;
+use super::{Problem, Site};
+use crate::coordination::{Act, KeyLine, Reason, TaskId, Timestamp};
+
+/// How much of a value is shown unless more is asked for, in bytes.
+const SHOWN_BYTES: usize = 64 << 10;
+/// How much of a value is shown at most, in bytes.
+const SHOWN_BYTES_MAX: usize = 4 << 20;
+
+/// A key, without its value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyInfo {
+    /// The key as text; a directory ends with a slash. What is no text in it is replaced.
+    pub key: String,
+    /// The key's bytes in base64, if it is not text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_base64: Option<String>,
+    /// How many bytes the value has; none for a directory.
+    pub value_bytes: Option<usize>,
+    /// When the value was written last.
+    pub written_at: Option<Timestamp>,
+    /// Which task wrote it, where that is known.
+    pub written_by: Option<TaskId>,
+    /// How many keys lie below a directory.
+    pub keys_below: usize,
+    /// How many bytes the values of those have.
+    pub bytes_below: usize,
+}
+
+impl From<KeyLine> for KeyInfo {
+    fn from(line: KeyLine) -> Self {
+        let (key, key_base64) = text_of(&line.key);
+        Self {
+            key,
+            key_base64,
+            value_bytes: line.value_bytes,
+            written_at: line.written_at,
+            written_by: line.written_by,
+            keys_below: line.keys_below,
+            bytes_below: line.bytes_below,
+        }
+    }
+}
+
+fn text_of(key: &[u8]) -> (String, Option<String>) {
+    match std::str::from_utf8(key) {
+        Ok(text) => (text.to_owned(), None),
+        Err(_) => (String::from_utf8_lossy(key).into_owned(), Some(STANDARD.encode(key))),
+    }
+}
+
+/// Keys, in byte order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeysPage {
+    /// Those of this page.
+    pub keys: Vec<KeyInfo>,
+    /// What to give as `after` for those that follow, percent-encoded; none if these are the last.
+    pub next: Option<String>,
+}
+
+/// Which keys are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct KeysQuery {
+    /// Below which directory; without it, from the root.
+    #[serde(default)]
+    prefix: String,
+    /// Every key of the tree, rather than one level with its directories.
+    #[serde(default)]
+    recursive: bool,
+    /// The `next` of the page before.
+    #[serde(default)]
+    after: String,
+    /// How many to give at most.
+    limit: Option<usize>,
+}
+
+/// The keys of the present run's store, by directory, with sizes
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys", tag = "keys",
+    params(("job" = String, Path, description = "The job's name"), KeysQuery),
+    responses((status = 200, description = "A page of keys and directories, in byte order")))]
+pub(super) async fn list(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<KeysQuery>,
+) -> Result<Json<KeysPage>, Problem> {
+    let limit = limit(query.limit);
+    let after: Vec<u8> = percent_decode_str(&query.after).collect();
+    let prefix = query.prefix.as_bytes();
+    let mut lines = site.look(&job, |look| look.keys(prefix, &after, query.recursive, limit + 1))?;
+    let more = lines.len() > limit;
+    lines.truncate(limit);
+    let last = lines.last().filter(|_| more);
+    let encoded =
+        |key: &Bytes| percent_encoding::percent_encode(key, percent_encoding::NON_ALPHANUMERIC).to_string();
+    let next = last.map(|line| encoded(&line.key));
+    Ok(Json(KeysPage { keys: lines.into_iter().map(KeyInfo::from).collect(), next }))
+}
+
+/// A value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyView {
+    /// The key as text.
+    pub key: String,
+    /// The key's bytes in base64, if it is not text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_base64: Option<String>,
+    /// How many bytes the value has.
+    pub value_bytes: usize,
+    /// When it was written last.
+    pub written_at: Timestamp,
+    /// Which task wrote it, where that is known.
+    pub written_by: Option<TaskId>,
+    /// The value, if it is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// The value in base64, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base64: Option<String>,
+    /// Only the beginning of the value is shown.
+    pub truncated: bool,
+    /// The value is not shown: a setting of the server hides it.
+    pub redacted: bool,
+}
+
+/// How much of a value is wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ValueQuery {
+    /// How many bytes of it to show at most.
+    max_bytes: Option<usize>,
+}
+
+/// One value, as text or in base64
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+    params(("job" = String, Path, description = "The job's name"),
+        ("key" = String, Path, description = "The key, slashes and all"), ValueQuery),
+    responses((status = 200, description = "The value"), (status = 404, description = "There is none")))]
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    uri: Uri,
+    Params(query): Params<ValueQuery>,
+) -> Result<Json<KeyView>, Problem> {
+    let key = key_in(uri.path());
+    let found = site.look(&job, |look| look.key(&key))?;
+    let (text_key, key_base64) = text_of(&key);
+    let found = found.ok_or_else(|| {
+        let text = format!("there is no key {text_key:?} in the present run of job {}", job.name);
+        Problem::not_found("no-such-key", text)
+    })?;
+    let most = query.max_bytes.unwrap_or(SHOWN_BYTES).min(SHOWN_BYTES_MAX);
+    // By the key as it is stored: another spelling of it shows no more.
+    let redacted = site.redaction.hides(&found.key);
+    let shown = if redacted { &[][..] } else { &found.value[..found.value.len().min(most)] };
+    // A text that is cut within a character is still a text.
+    let text = match std::str::from_utf8(shown) {
+        Ok(text) => Some(text),
+        Err(error) if error.error_len().is_none() && shown.len() < found.value.len() => {
+            std::str::from_utf8(&shown[..error.valid_up_to()]).ok()
+        }
+        Err(_) => None,
+    };
+    Ok(Json(KeyView {
+        key: text_key,
+        key_base64,
+        value_bytes: found.value.len(),
+        written_at: found.written_at,
+        written_by: found.written_by,
+        base64: (text.is_none() && !redacted).then(|| STANDARD.encode(shown)),
+        text: text.filter(|_| !redacted).map(str::to_owned),
+        truncated: !redacted && shown.len() < found.value.len(),
+        redacted,
+    }))
+}
+
+/// A value to store.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewValue {
+    /// The value as text; either this or `base64`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// The value's bytes in base64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base64: Option<String>,
+    /// Replace what is there; otherwise that is an error.
+    #[serde(default)]
+    pub overwrite: bool,
+    /// Why: one line of at most 500 bytes.
+    #[schema(value_type = String)]
+    pub reason: Reason,
+}
+
+/// Store a value
+#[utoipa::path(put, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+    params(("job" = String, Path, description = "The job's name"),
+        ("key" = String, Path, description = "The key, slashes and all")),
+    request_body = NewValue,
+    responses(
+        (status = 204, description = "It is stored, and whoever waited for it has it"),
+        (status = 409, description = "There is a value already"),
+    ))]
+pub(super) async fn put(
+    State(site): State<Site>,
+    job: Job,
+    uri: Uri,
+    Acting(actor): Acting,
+    Body(new): Body<NewValue>,
+) -> Result<StatusCode, Problem> {
+    let key = key_in(uri.path());
+    let value = match (new.text, new.base64) {
+        (Some(text), None) => Bytes::from(text),
+        (None, Some(text)) => match STANDARD.decode(text) {
+            Ok(value) => Bytes::from(value),
+            Err(error) => return Err(Problem::unusable(format!("base64: {error}"))),
+        },
+        _ => return Err(Problem::unusable("give either \"text\" or \"base64\"")),
+    };
+    let subject = format!("key {}", text_of(&key).0);
+    let act = Act::PutKey { key, value, overwrite: new.overwrite };
+    site.act(&job, actor, new.reason, "put-key", subject, act)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Remove a key and everything below it
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+    params(("job" = String, Path, description = "The job's name"),
+        ("key" = String, Path, description = "The key, slashes and all"), Because),
+    responses((status = 204, description = "It is gone, or was not there")))]
+pub(super) async fn remove(
+    State(site): State<Site>,
+    job: Job,
+    uri: Uri,
+    Params(because): Params<Because>,
+    Acting(actor): Acting,
+) -> Result<StatusCode, Problem> {
+    let key = key_in(uri.path());
+    let subject = format!("key {}", text_of(&key).0);
+    site.act(&job, actor, because.reason, "delete-key", subject, Act::DeleteKey { key })?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The key in a path `/api/v1/jobs/JOB/keys/KEY`, with its slashes.
+fn key_in(path: &str) -> Bytes {
+    let key = path.splitn(7, '/').nth(6).unwrap_or_default();
+    Bytes::from(percent_decode_str(key).collect::<Vec<u8>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_what_follows_slashes_and_all() {
+        assert_eq!(key_in("/api/v1/jobs/a/keys/x/y%2Fz/%ff"), Bytes::from_static(b"x/y/z/\xff"));
+        assert_eq!(key_in("/api/v1/jobs/a/keys/"), Bytes::new());
+    }
+}

@@ -1,0 +1,54 @@
+//! Long answers, page by page.
+
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+/// How many items a page has at most, and has if nobody says how many.
+pub(super) const PAGE_MAX: usize = 1000;
+
+/// How many items to give, given what was asked for.
+pub(super) fn limit(asked: Option<usize>) -> usize {
+    asked.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX)
+}
+
+/// Which page is wanted.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Paging {
+    /// The last item that the caller has: the `next` of the page before.
+    pub after: Option<u64>,
+    /// How many to give at most.
+    pub limit: Option<usize>,
+}
+
+/// Cuts a page out of `items`, which are in the order of their keys. Returns it with what to give as `after` for the next
+/// one; `None` if there is none.
+pub(super) fn cut<T, K: PartialOrd + Copy>(
+    items: impl IntoIterator<Item = T>,
+    after: Option<K>,
+    asked: Option<usize>,
+    key: impl Fn(&T) -> K,
+) -> (Vec<T>, Option<K>) {
+    let limit = limit(asked);
+    let mut rest = items.into_iter().filter(|item| after.is_none_or(|after| key(item) > after));
+    let page: Vec<T> = rest.by_ref().take(limit).collect();
+    let next = page.last().map(&key).filter(|_| rest.next().is_some());
+    (page, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_follow_one_another_without_gap_or_repeat() {
+        let all = || 0..5_u64;
+        let page = |after, limit| cut(all(), after, limit, |item| *item);
+        assert_eq!(page(None, Some(2)), (vec![0, 1], Some(1)));
+        assert_eq!(page(Some(1), Some(2)), (vec![2, 3], Some(3)));
+        assert_eq!(page(Some(3), Some(2)), (vec![4], None));
+        assert_eq!(page(None, None), (all().collect(), None));
+        assert_eq!(page(Some(9), Some(0)).0, Vec::<u64>::new());
+    }
+}

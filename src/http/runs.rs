@@ -1,0 +1,218 @@
+//! Runs, and what the present one is made of: tasks, barriers, the live set, devices.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::IntoParams;
+
+use super::extract::{Item, Job, Params};
+use super::page::{Paging, cut};
+use super::{Problem, Site};
+use crate::coordination::{
+    BarrierView, Device, DeviceFate, DeviceMap, LiveView, RunLine, RunNumber, RunState, TaskId, TaskStanding,
+    TaskView,
+};
+
+/// Runs of a job, the newest first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunsPage {
+    /// Those of this page.
+    pub runs: Vec<RunLine>,
+    /// What to give as `after` for those before them; none if these are the oldest that are remembered.
+    pub next: Option<RunNumber>,
+}
+
+/// Which runs are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct RunsQuery {
+    /// Only runs that stand so: `forming`, `running`, `completed`, `failed` or `abandoned`.
+    #[param(value_type = Option<String>)]
+    state: Option<RunState>,
+    /// The number of the last run that the caller has.
+    after: Option<u64>,
+    /// How many to give at most.
+    limit: Option<usize>,
+}
+
+/// The runs of a job, the present one first
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/runs", tag = "runs",
+    params(("job" = String, Path, description = "The job's name"), RunsQuery),
+    responses((status = 200, description = "A page of runs, the newest first")))]
+pub(super) async fn runs(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<RunsQuery>,
+) -> Result<Json<RunsPage>, Problem> {
+    let mut runs = site.look(&job, |look| look.runs())?;
+    runs.retain(|run| query.state.is_none_or(|state| state == run.state));
+    // The newest first: what comes after a run has a smaller number.
+    let order = |run: &RunLine| std::cmp::Reverse(run.number);
+    let after = query.after.map(|number| std::cmp::Reverse(RunNumber(number)));
+    let (runs, next) = cut(runs, after, query.limit, order);
+    Ok(Json(RunsPage { runs, next: next.map(|number| number.0) }))
+}
+
+/// Tasks of a job, by number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TasksPage {
+    /// Those of this page.
+    pub tasks: Vec<TaskView>,
+    /// What to give as `after` for those that follow; none if these are the last.
+    pub next: Option<TaskId>,
+}
+
+/// Which tasks are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TasksQuery {
+    /// Only tasks that stand so: `missing`, `registering`, `connected`, `suspect`, `disconnected` or `failed`.
+    #[param(value_type = Option<String>)]
+    state: Option<TaskStanding>,
+    /// Only tasks that an exclusion keeps out, or only those that none does.
+    excluded: Option<bool>,
+    /// The number of the last task that the caller has.
+    after: Option<i32>,
+    /// How many to give at most.
+    limit: Option<usize>,
+}
+
+/// The tasks of the present run
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", tag = "tasks",
+    params(("job" = String, Path, description = "The job's name"), TasksQuery),
+    responses((status = 200, description = "A page of tasks, by number")))]
+pub(super) async fn tasks(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<TasksQuery>,
+) -> Result<Json<TasksPage>, Problem> {
+    let mut tasks = site.look(&job, |look| look.tasks())?;
+    tasks.retain(|task| {
+        query.state.is_none_or(|state| state == task.standing)
+            && query.excluded.is_none_or(|wanted| wanted == task.excluded.is_some())
+    });
+    let (tasks, next) = cut(tasks, query.after.map(TaskId), query.limit, |task| task.task);
+    Ok(Json(TasksPage { tasks, next }))
+}
+
+/// One task
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", tag = "tasks",
+    params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
+    responses((status = 200, description = "The task"), (status = 404, description = "There is none")))]
+pub(super) async fn task(
+    State(site): State<Site>,
+    job: Job,
+    Item(number): Item<i32>,
+) -> Result<Json<TaskView>, Problem> {
+    let tasks = site.look(&job, |look| look.tasks())?;
+    let last = tasks.len().saturating_sub(1);
+    let found = tasks.into_iter().find(|task| task.task == TaskId(number));
+    found.map(Json).ok_or_else(|| {
+        let text = format!("there is no task {number}: job {} has the tasks 0 to {last}", job.name);
+        Problem::not_found("no-such-task", text)
+    })
+}
+
+/// Barriers in progress, in the order in which they began.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarriersPage {
+    /// Those of this page.
+    pub barriers: Vec<BarrierView>,
+    /// What to give as `after` for those that follow; none if these are the last.
+    pub next: Option<u64>,
+}
+
+/// The barriers in progress, the longest waiting first
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", tag = "barriers",
+    params(("job" = String, Path, description = "The job's name"), Paging),
+    responses((status = 200, description = "A page of barriers: who came, who is missing, until when they wait")))]
+pub(super) async fn barriers(
+    State(site): State<Site>,
+    job: Job,
+    Params(page): Params<Paging>,
+) -> Result<Json<BarriersPage>, Problem> {
+    let mut barriers = site.look(&job, |look| look.barriers())?;
+    barriers.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
+    let numbered = (1..).zip(barriers);
+    let (page, next) = cut(numbered, page.after, page.limit, |(number, _)| *number);
+    Ok(Json(BarriersPage { barriers: page.into_iter().map(|(_, barrier)| barrier).collect(), next }))
+}
+
+/// The live set, and the questions about it that are in progress
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/live", tag = "tasks",
+    params(("job" = String, Path, description = "The job's name")),
+    responses((status = 200, description = "Who is alive: connected, and not excluded")))]
+pub(super) async fn live(State(site): State<Site>, job: Job) -> Result<Json<LiveView>, Problem> {
+    site.look(&job, |look| look.live()).map(Json)
+}
+
+/// Devices, by platform and global id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DevicesPage {
+    /// Those of this page.
+    pub devices: Vec<Device>,
+    /// What to give as `after` for those that follow; none if these are the last.
+    pub next: Option<u64>,
+}
+
+/// Which devices are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DevicesQuery {
+    /// Only those of this task.
+    task: Option<i32>,
+    /// Only those of this platform.
+    platform: Option<String>,
+    /// The place of the last device that the caller has, as `next` gave it.
+    after: Option<u64>,
+    /// How many to give at most.
+    limit: Option<usize>,
+}
+
+/// The devices that the tasks of the present run have published
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", tag = "devices",
+    params(("job" = String, Path, description = "The job's name"), DevicesQuery),
+    responses((status = 200, description = "A page of devices")))]
+pub(super) async fn devices(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<DevicesQuery>,
+) -> Result<Json<DevicesPage>, Problem> {
+    let mut devices = site.look(&job, |look| look.devices())?;
+    devices.retain(|device| {
+        query.task.is_none_or(|task| device.task == TaskId(task))
+            && query.platform.as_ref().is_none_or(|platform| device.platform == *platform)
+    });
+    let (page, next) = cut((1..).zip(devices), query.after, query.limit, |(number, _)| *number);
+    Ok(Json(DevicesPage { devices: page.into_iter().map(|(_, device)| device).collect(), next }))
+}
+
+/// Which places are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DeviceMapQuery {
+    /// Only places of this fate: `same`, `moved`, `came` or `gone`.
+    #[param(value_type = Option<String>)]
+    state: Option<DeviceFate>,
+}
+
+/// The present run's devices beside those of the run before: what moved
+///
+/// Devices are matched by where they are (the boot of their host, the platform, their local id), not by the task
+/// number or the global id, which processes get anew with every start.
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", tag = "devices",
+    params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
+    responses((status = 200, description = "Every place, with who it was and who it is")))]
+pub(super) async fn device_map(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<DeviceMapQuery>,
+) -> Result<Json<DeviceMap>, Problem> {
+    let mut map = site.look(&job, |look| look.device_map())?;
+    map.places.retain(|place| query.state.is_none_or(|fate| fate == place.fate));
+    Ok(Json(map))
+}
