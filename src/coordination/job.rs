@@ -139,6 +139,7 @@ impl Job {
     pub fn forget_beyond_bounds(&mut self) {
         self.past.truncate(self.settings.bounds.runs_kept);
         self.exclusions.forget_beyond(&self.settings.bounds);
+        self.run.forget_records(self.settings.bounds.barriers_recent);
     }
 
     pub fn knows(&self, connection: ConnectionId) -> bool {

@@ -298,14 +298,15 @@ impl Run {
             without: instance.absent_tasks().take(NAMED).collect(),
             latest,
         };
-        while self.recent.len() >= cx.settings.bounds.barriers_recent.max(1) {
-            self.recent.pop_front();
-        }
-        if cx.settings.bounds.barriers_recent > 0 {
-            self.recent.push_back(record.clone());
-        }
+        self.recent.push_back(record.clone());
+        self.forget_records(cx.settings.bounds.barriers_recent);
         let (job, run) = (cx.job, cx.run);
         cx.effects.push(Effect::BarrierEnded(Box::new(BarrierEnding { job, run, record, arrivals })));
+    }
+
+    /// Keeps so many records, the latest.
+    pub(super) fn forget_records(&mut self, most: usize) {
+        self.recent.drain(..self.recent.len().saturating_sub(most));
     }
 
     fn note_stragglers(

@@ -109,8 +109,7 @@ where
         connection_window: CONNECTION_WINDOW,
         header_list: HEADER_LIST,
     };
-    // What came with the preface is counted when it is read.
-    let received = PREFACE.len() as u64;
+    let received = early.len() as u64;
     early.drain(..PREFACE.len());
     let mailbox = Arc::clone(place.mailbox());
     let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
@@ -162,7 +161,7 @@ pub(super) struct Connection<T> {
     sender: Sender,
     /// Bytes that came and were not counted yet.
     received: u64,
-    /// What came together with the preface.
+    /// What was read and has not been looked at.
     early: Vec<u8>,
     /// The latest request, if its body may come in the same piece.
     fresh: Option<Fresh>,
@@ -247,7 +246,7 @@ impl<T: Transport> Connection<T> {
                 return Driven::Over(Ending::Closed);
             }
             // Who does not take what was asked for asks no further.
-            if blocked && self.desk.is_full(&self.sender) {
+            if blocked && (self.desk.is_full(&self.sender) || !self.early.is_empty()) {
                 return Driven::Idle;
             }
             if read >= TURN {
@@ -256,10 +255,7 @@ impl<T: Transport> Connection<T> {
             match self.read(cx) {
                 Poll::Pending => return Driven::Idle,
                 Poll::Ready(Ok(Ok(0))) => return Driven::Over(Ending::Closed),
-                Poll::Ready(Ok(Ok(bytes))) => {
-                    read += bytes;
-                    self.received += bytes as u64;
-                }
+                Poll::Ready(Ok(Ok(bytes))) => read += bytes,
                 Poll::Ready(Ok(Err(ending))) => {
                     // The peer hears why, if it still listens.
                     let _ = self.sender.output.poll_send(cx, &mut self.socket);
@@ -286,11 +282,13 @@ impl<T: Transport> Connection<T> {
 
     /// Reads once, and takes what has come: how many bytes, or how the connection ended.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, Ending>>> {
-        if let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
+        if self.early.is_empty()
+            && let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
             && let Some((body, room)) = self.desk.room(&self.sender, stream)
             && room > 0
         {
             let bytes = ready!(body.poll_fill(cx, &mut self.socket, room.min(left)))?;
+            self.received += bytes as u64;
             self.receiver.took(bytes);
             self.desk.filled(&mut self.sender, stream, bytes);
             let mut tools = TOOLS.take();
@@ -308,6 +306,9 @@ impl<T: Transport> Connection<T> {
             Poll::Ready(Ok(early.len()))
         };
         let polled = polled.map_ok(|bytes| {
+            if early.is_empty() {
+                self.received += bytes as u64;
+            }
             let input = if early.is_empty() { tools.room.get(..bytes).unwrap_or_default() } else { &early };
             self.take(input, &mut tools.memo).map(|()| bytes)
         });
@@ -352,6 +353,7 @@ impl<T: Transport> Connection<T> {
         if let Some(Fresh { stream, head }) = self.fresh.take() {
             desk.take(sender, stream, head, &[], false);
         }
+        self.early = input.to_vec();
         Ok(())
     }
 

@@ -46,13 +46,18 @@ impl Output {
         self.length
     }
 
-    /// How many bytes the peer's host has taken since this was last asked.
-    pub(crate) fn take_sent(&mut self) -> u64 {
-        std::mem::take(&mut self.sent)
+    /// How many of them take up memory of this connection's own.
+    pub(crate) fn copied(&self) -> usize {
+        self.gathered.len() - self.gone
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// How many bytes the peer's host has taken since this was last asked.
+    pub(crate) fn take_sent(&mut self) -> u64 {
+        std::mem::take(&mut self.sent)
     }
 
     /// Adds what `write` writes.

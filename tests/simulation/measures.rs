@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    BarrierKind, BarrierOutcome, Ending, Input, KeyNode, Request, RunState, TaskId, TaskStanding,
+    BarrierKind, BarrierOutcome, Change, Ending, Input, KeyNode, Note, Request, RunState, TaskId,
+    TaskStanding,
 };
 
 use crate::rules::{Job, id};
@@ -142,4 +143,27 @@ fn an_observation_says_what_the_view_says() {
     job.world.advance(Duration::from_secs(5));
     let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
     assert_eq!((seen.state, seen.standing(TaskStanding::Failed)), (RunState::Failed, 3));
+}
+
+#[test]
+fn what_an_observer_finds_is_an_event_and_changes_nothing_else() {
+    let mut job = Job::fate_sharing(2);
+    job.world.snapshot();
+    let before = job.world.view().run;
+    for open in [true, false] {
+        let note = Note {
+            finding: "stalled-task".into(),
+            open,
+            tasks: vec![TaskId(1)],
+            reason: "everybody waits for it".into(),
+        };
+        job.world.input(Input::Noted { job: JOB, note });
+    }
+    assert_eq!(job.world.view().run, before);
+    let told: Vec<&Change> = job.world.events.iter().rev().take(2).map(|event| &event.what).collect();
+    assert!(
+        matches!(told[..], [Change::FindingClosed { .. }, Change::FindingOpened { .. }]),
+        "they are told in order: {told:?}"
+    );
+    job.world.check_replay();
 }
