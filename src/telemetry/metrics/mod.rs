@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus::core::Collector as _;
-use prometheus::process_collector::ProcessCollector;
+#[cfg(target_os = "linux")]
+use prometheus::{core::Collector as _, process_collector::ProcessCollector};
 
 use self::catalogue as metric;
 use self::page::Page;
@@ -109,6 +109,7 @@ impl Metrics {
                 self.tally.show(job, seen.name.as_str(), &mut page);
             }
         }
+        #[cfg(target_os = "linux")]
         page.adopt(ProcessCollector::for_self().collect());
         let text = page.write();
         let took = self.engine.clock().now().since(began);
