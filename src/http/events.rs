@@ -77,6 +77,12 @@ impl Default for Streams {
 }
 
 impl Streams {
+    /// How many are open, and how many may be.
+    #[must_use]
+    pub fn open(&self) -> (usize, usize) {
+        (STREAMS_MAX - self.slots.available_permits().min(STREAMS_MAX), STREAMS_MAX)
+    }
+
     /// Ends every stream: the server stops.
     pub fn close(&self) {
         self.stop.send_replace(true);
