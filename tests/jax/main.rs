@@ -16,6 +16,7 @@ mod claims;
 mod conformance;
 mod death;
 mod drain;
+mod exclude;
 mod freeze;
 mod http;
 mod launch;
@@ -65,6 +66,7 @@ fn tests() -> Vec<Test> {
         freeze::TESTS,
         claims::TESTS,
         drain::TESTS,
+        exclude::TESTS,
         launch::TESTS,
         stop::TESTS,
     ]
