@@ -166,7 +166,7 @@ pub(super) struct AuditQuery {
 }
 
 /// Who did what, why, from where, and what came of it
-#[utoipa::path(get, path = "/api/v1/audit", tag = "audit", params(AuditQuery),
+#[utoipa::path(get, path = "/api/v1/audit", operation_id = "audit_list", tag = "audit", params(AuditQuery),
     responses((status = 200, description = "A page of the audit, oldest first")))]
 pub(super) async fn list(
     State(site): State<Site>,

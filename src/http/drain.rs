@@ -44,7 +44,7 @@ pub struct DrainView {
 ///
 /// The notice is the one that JAX programs wait for (`multihost_utils.reached_preemption_sync_point`). A run can be
 /// drained once.
-#[utoipa::path(post, path = "/api/v1/jobs/{job}/drain", tag = "drain",
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/drain", operation_id = "drain_create", tag = "drain",
     params(("job" = String, Path, description = "The job's name")),
     request_body = NewDrain,
     responses(
@@ -68,7 +68,7 @@ pub(super) async fn create(
 }
 
 /// How the drain of the present run stands
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/drain", tag = "drain",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/drain", operation_id = "drain_show", tag = "drain",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, description = "Who has acknowledged, and the step that was agreed")))]
 pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<DrainView>, Problem> {

@@ -103,7 +103,7 @@ pub(super) struct EventsQuery {
 /// As JSON a page, oldest first. As `text/event-stream` what happens from `after` (or the header `Last-Event-ID`) on,
 /// without end: each event has its number as `id`, its kind as `event` and its JSON as `data`. An event `gap` says that
 /// some are no longer kept.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/events", tag = "events",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/events", operation_id = "events_list", tag = "events",
     params(("job" = String, Path, description = "The job's name"), EventsQuery),
     responses(
         (status = 200, description = "A page of events, or a stream of them"),

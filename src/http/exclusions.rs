@@ -123,7 +123,7 @@ pub(super) struct Because {
 /// It is out at once: its waiting calls are answered, the others go on without it, and its registrations are refused with
 /// the reason for as long as the exclusion holds. In a job whose tasks share their fate that ends the run, and is refused
 /// unless `end_run` says that it is wanted. With `dry_run` nothing happens: the answer says what would.
-#[utoipa::path(post, path = "/api/v1/jobs/{job}/exclusions", tag = "exclusions",
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/exclusions", operation_id = "exclusions_create", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name")),
     request_body = NewExclusion,
     responses(
@@ -153,7 +153,7 @@ pub(super) async fn create(
 }
 
 /// The exclusions of a job
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions", tag = "exclusions",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions", operation_id = "exclusions_list", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ExclusionsQuery),
     responses((status = 200, description = "A page of exclusions, by number")))]
 pub(super) async fn list(
@@ -173,7 +173,7 @@ pub(super) async fn list(
 }
 
 /// One exclusion
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions/{id}", tag = "exclusions",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions/{id}", operation_id = "exclusions_show", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number")),
     responses((status = 200, description = "The exclusion"), (status = 404, description = "There is none")))]
 pub(super) async fn show(
@@ -187,7 +187,7 @@ pub(super) async fn show(
 /// Lift an exclusion
 ///
 /// Whom it was about may register again. Its process must be started anew.
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}/exclusions/{id}", tag = "exclusions",
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/exclusions/{id}", operation_id = "exclusions_lift", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number"), Because),
     responses(
         (status = 200, description = "The exclusion, which is over now"),

@@ -43,7 +43,7 @@ pub(super) struct JobsQuery {
 }
 
 /// Every job in short
-#[utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", params(JobsQuery),
+#[utoipa::path(get, path = "/api/v1/jobs", operation_id = "jobs_list", tag = "jobs", params(JobsQuery),
     responses((status = 200, description = "A page of jobs, by name")))]
 pub(super) async fn list(
     State(site): State<Site>,
@@ -61,7 +61,7 @@ pub(super) async fn list(
 }
 
 /// A job with its present run: tasks, barriers, devices, history
-#[utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}", operation_id = "jobs_show", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, description = "The job"), (status = 404, description = "There is none")))]
 pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<JobView>, Problem> {
@@ -153,7 +153,7 @@ pub struct NewJob {
 /// Make a job
 ///
 /// Its tasks reach it on the shared listener, by the name that they dial: `NAME.HOST:PORT`.
-#[utoipa::path(post, path = "/api/v1/jobs", tag = "jobs", request_body = NewJob,
+#[utoipa::path(post, path = "/api/v1/jobs", operation_id = "jobs_create", tag = "jobs", request_body = NewJob,
     responses(
         (status = 201, description = "The job in short"),
         (status = 409, description = "There is a job of that name, or there are too many"),
@@ -197,7 +197,7 @@ pub struct JobPatch {
 ///
 /// The heartbeat timeout holds at once, other timeouts for what begins from then on. What a run in progress was begun
 /// with (the number of tasks, whether they are recoverable) cannot change until it has ended.
-#[utoipa::path(patch, path = "/api/v1/jobs/{job}", tag = "jobs",
+#[utoipa::path(patch, path = "/api/v1/jobs/{job}", operation_id = "jobs_change", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
     request_body = JobPatch,
     responses(
@@ -235,7 +235,7 @@ pub(super) struct Deletion {
 /// Delete a job
 ///
 /// Whatever waits is answered NOT_FOUND, as every later call is.
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}", tag = "jobs",
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}", operation_id = "jobs_delete", tag = "jobs",
     params(("job" = String, Path, description = "The job's name"), Deletion),
     responses(
         (status = 204, description = "It is gone"),

@@ -94,7 +94,7 @@ pub(super) struct KeysQuery {
 }
 
 /// The keys of the present run's store, by directory, with sizes
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys", tag = "keys",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys", operation_id = "keys_list", tag = "keys",
     params(("job" = String, Path, description = "The job's name"), KeysQuery),
     responses((status = 200, description = "A page of keys and directories, in byte order")))]
 pub(super) async fn list(
@@ -151,7 +151,7 @@ pub(super) struct ValueQuery {
 }
 
 /// One value, as text or in base64
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_show", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all"), ValueQuery),
     responses((status = 200, description = "The value"), (status = 404, description = "There is none")))]
@@ -212,7 +212,7 @@ pub struct NewValue {
 }
 
 /// Store a value
-#[utoipa::path(put, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+#[utoipa::path(put, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_put", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all")),
     request_body = NewValue,
@@ -243,7 +243,7 @@ pub(super) async fn put(
 }
 
 /// Remove a key and everything below it
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_remove", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all"), Because),
     responses((status = 204, description = "It is gone, or was not there")))]

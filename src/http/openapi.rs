@@ -42,7 +42,7 @@ impl Document {
 }
 
 /// This description
-#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "server",
+#[utoipa::path(get, path = "/api/v1/openapi.json", operation_id = "description_show", tag = "server",
     responses((status = 200, description = "The REST API as an OpenAPI document")))]
 pub(super) async fn show(Extension(document): Extension<Document>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], document.0)

@@ -37,7 +37,7 @@ pub(super) struct RunsQuery {
 }
 
 /// The runs of a job, the present one first
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/runs", tag = "runs",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/runs", operation_id = "runs", tag = "runs",
     params(("job" = String, Path, description = "The job's name"), RunsQuery),
     responses((status = 200, description = "A page of runs, the newest first")))]
 pub(super) async fn runs(
@@ -80,7 +80,7 @@ pub(super) struct TasksQuery {
 }
 
 /// The tasks of the present run
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", tag = "tasks",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", operation_id = "tasks", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), TasksQuery),
     responses((status = 200, description = "A page of tasks, by number")))]
 pub(super) async fn tasks(
@@ -98,7 +98,7 @@ pub(super) async fn tasks(
 }
 
 /// One task
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", tag = "tasks",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", operation_id = "task", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
     responses((status = 200, description = "The task"), (status = 404, description = "There is none")))]
 pub(super) async fn task(
@@ -125,7 +125,7 @@ pub struct BarriersPage {
 }
 
 /// The barriers in progress, the longest waiting first
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", tag = "barriers",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", operation_id = "barriers", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), Paging),
     responses((status = 200, description = "A page of barriers: who came, who is missing, until when they wait")))]
 pub(super) async fn barriers(
@@ -141,7 +141,7 @@ pub(super) async fn barriers(
 }
 
 /// The live set, and the questions about it that are in progress
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/live", tag = "tasks",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/live", operation_id = "live", tag = "tasks",
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, description = "Who is alive: connected, and not excluded")))]
 pub(super) async fn live(State(site): State<Site>, job: Job) -> Result<Json<LiveView>, Problem> {
@@ -173,7 +173,7 @@ pub(super) struct DevicesQuery {
 }
 
 /// The devices that the tasks of the present run have published
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", tag = "devices",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", operation_id = "devices", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DevicesQuery),
     responses((status = 200, description = "A page of devices")))]
 pub(super) async fn devices(
@@ -204,7 +204,7 @@ pub(super) struct DeviceMapQuery {
 ///
 /// Devices are matched by where they are (the boot of their host, the platform, their local id), not by the task
 /// number or the global id, which processes get anew with every start.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", tag = "devices",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", operation_id = "device_map", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
     responses((status = 200, description = "Every place, with who it was and who it is")))]
 pub(super) async fn device_map(
