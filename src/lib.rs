@@ -17,6 +17,7 @@ pub mod coordination;
 pub mod engine;
 pub mod grpc;
 pub mod http;
+mod http2;
 pub mod proto;
 pub mod telemetry;
 pub mod text;

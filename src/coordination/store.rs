@@ -85,8 +85,8 @@ impl Store {
         let normal = normalise(key);
         let old = self.entries.get(normal.as_ref());
         if let Some(old) = old
-            && old.value == entry.value
             && matches!(self.topology.get(normal.as_ref()), Some(TopologyKey::Global { .. }))
+            && old.value == entry.value
         {
             // Process 0 gathers the topology again when it is restarted; that it is the same is good news, and an
             // error would end it.

@@ -4,12 +4,12 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes};
-use h2::RecvStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::frame::{Message, PREFIX, Prefix, too_long};
 use super::gzip::Gzip;
+use super::pool::{Buffer, Pool};
+use super::sets::TaskSets;
 use crate::coordination::{Code, Failure};
 
 /// Memory for requests that are not there in one piece. A purse is shared by those who have a copy of it.
@@ -41,11 +41,13 @@ impl Purse {
     }
 }
 
-/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones.
+/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones; and
+/// buffers that are used again.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
     small: Purse,
     large: Purse,
+    pool: Arc<Pool>,
 }
 
 /// Bodies up to this length are small.
@@ -53,7 +55,8 @@ const SMALL: usize = 8 << 20;
 
 impl Budget {
     pub(super) fn new(bytes: usize) -> Self {
-        Self { small: Purse::new(bytes / 4), large: Purse::new(bytes - bytes / 4) }
+        let (small, large) = (Purse::new(bytes / 4), Purse::new(bytes - bytes / 4));
+        Self { small, large, pool: Arc::default() }
     }
 
     /// Bytes that are taken.
@@ -101,12 +104,13 @@ pub(super) struct Wallet {
     large: Account,
     /// The longest message.
     message_bytes: usize,
+    pool: Arc<Pool>,
 }
 
 impl Wallet {
     pub(super) fn new(budget: &Budget, message_bytes: usize) -> Self {
         let (small, large) = (Account::new(&budget.small), Account::new(&budget.large));
-        Self { small, large, message_bytes }
+        Self { small, large, message_bytes, pool: Arc::clone(&budget.pool) }
     }
 
     /// Memory for `bytes`, once there is room.
@@ -118,20 +122,8 @@ impl Wallet {
 /// Messages that inflate to no more than this are inflated by the connection itself.
 const INFLATED_INLINE: usize = 1 << 20;
 
-/// Why there is no message.
-#[derive(Debug)]
-pub(super) enum Broken {
-    /// The peer has given up the call: there is nobody to answer.
-    Gone,
-    /// The request is not in order.
-    Bad(Failure),
-}
-
-impl From<Failure> for Broken {
-    fn from(failure: Failure) -> Self {
-        Self::Bad(failure)
-    }
-}
+/// Why there is no message: the request is not in order.
+type Broken = Failure;
 
 type Work = Pin<Box<dyn Future<Output = Result<Message, Failure>> + Send>>;
 type Payment = Pin<Box<dyn Future<Output = Option<Claim>> + Send>>;
@@ -139,14 +131,14 @@ type Payment = Pin<Box<dyn Future<Output = Option<Claim>> + Send>>;
 enum Stage {
     /// The prefix is not complete.
     Prefix([u8; PREFIX], usize),
-    /// Nothing of the message itself is there.
-    Head(Prefix),
     /// A part of the message is there, and waits for memory for the whole.
-    Paying(Prefix, Bytes, Payment),
+    Paying(Prefix, Vec<u8>, Payment),
     /// Parts of the message are put together.
-    Assembling(Prefix, Vec<u8>, Claim),
-    /// The message is there; its stream has not ended.
+    Assembling(Prefix, Buffer, Claim),
+    /// The message is there.
     Whole(Prefix, Message, Option<Claim>),
+    /// The message is there, inflated.
+    Inflated(Message),
     /// The message is being inflated.
     Working(Work),
     /// All is done.
@@ -155,140 +147,176 @@ enum Stage {
 
 /// A request's body on its way in.
 pub(super) struct Body {
-    stream: RecvStream,
     stage: Stage,
     /// Whether compressed messages are announced.
     compresses: bool,
+    /// The peer has sent all of it.
+    ended: bool,
     received: usize,
     /// What had been received when progress was last looked for.
     seen: usize,
+    /// What was received and is used, and nobody was told of yet.
+    used: usize,
 }
 
 fn bad(text: impl Into<String>) -> Broken {
-    Broken::Bad(Failure::plain(Code::Internal, text))
+    Failure::plain(Code::Internal, text)
 }
 
 impl Body {
-    pub(super) fn new(stream: RecvStream, compresses: bool) -> Self {
-        Self { stream, stage: Stage::Prefix([0; PREFIX], 0), compresses, received: 0, seen: 0 }
+    pub(super) fn new(compresses: bool) -> Self {
+        let stage = Stage::Prefix([0; PREFIX], 0);
+        Self { stage, compresses, ended: false, received: 0, seen: 0, used: 0 }
     }
 
-    /// Receives the message.
+    /// Takes in what has arrived.
+    pub(super) fn push(
+        &mut self,
+        bytes: &[u8],
+        ended: bool,
+        wallet: &Wallet,
+        sets: &TaskSets,
+    ) -> Result<(), Broken> {
+        self.received += bytes.len();
+        self.ended |= ended;
+        let Stage::Prefix(prefix, filled) = &mut self.stage else { return self.add(bytes, wallet) };
+        let rest = prefix.get_mut(*filled..).unwrap_or_default();
+        let count = rest.len().min(bytes.len());
+        let (head, bytes) = bytes.split_at(count);
+        if let Some(rest) = rest.get_mut(..count) {
+            rest.copy_from_slice(head);
+        }
+        *filled += count;
+        let (prefix, filled) = (*prefix, *filled);
+        self.used += count;
+        if filled < PREFIX {
+            return Ok(());
+        }
+        let prefix = Prefix::read(prefix, wallet.message_bytes)?;
+        if prefix.compressed && !self.compresses {
+            return Err(bad("the message is compressed, but no grpc-encoding says how"));
+        }
+        if bytes.len() < prefix.length {
+            // What is held back here is not released before it is paid for.
+            self.stage = Stage::Paying(prefix, bytes.to_vec(), Box::pin(wallet.take(prefix.length)));
+            return Ok(());
+        }
+        let (message, more) = bytes.split_at(prefix.length);
+        self.used += bytes.len();
+        self.stage = if prefix.compressed && ended && inflates_inline(message, wallet)? {
+            let file = Gzip::open(message)?;
+            Stage::Inflated(match sets.recall(&file) {
+                Some(recalled) => Message::Recalled(recalled),
+                None => Message::new(file.inflate()?),
+            })
+        } else {
+            Stage::Whole(prefix, Message::new(message.to_vec()), None)
+        };
+        if more.is_empty() { Ok(()) } else { Err(too_much()) }
+    }
+
+    fn add(&mut self, bytes: &[u8], wallet: &Wallet) -> Result<(), Broken> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        match &mut self.stage {
+            Stage::Paying(prefix, held, _) if held.len() + bytes.len() <= prefix.length => {
+                held.extend_from_slice(bytes);
+            }
+            Stage::Assembling(prefix, message, _) if message.len() + bytes.len() <= prefix.length => {
+                message.extend(bytes);
+                self.used += bytes.len();
+                self.complete(wallet);
+            }
+            _ => return Err(too_much()),
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, wallet: &Wallet) {
+        if let Stage::Assembling(prefix, message, _) = &self.stage
+            && message.len() == prefix.length
+            && let Stage::Assembling(prefix, message, claim) = std::mem::replace(&mut self.stage, Stage::Done)
+        {
+            self.stage = Stage::Whole(prefix, Message::Whole(wallet.pool.lend(message)), Some(claim));
+        }
+    }
+
+    /// Where the next bytes of the message belong, and how many of them at most, once there is memory for them.
+    pub(super) fn room(&mut self) -> Option<(&mut Buffer, usize)> {
+        match &mut self.stage {
+            Stage::Assembling(prefix, message, _) => {
+                let room = prefix.length.saturating_sub(message.len());
+                Some((message, room))
+            }
+            _ => None,
+        }
+    }
+
+    /// Notes that so many bytes were read into the room.
+    pub(super) fn filled(&mut self, bytes: usize, wallet: &Wallet) {
+        self.received += bytes;
+        self.used += bytes;
+        self.complete(wallet);
+    }
+
+    /// How much was used since this was last asked: the peer may send as much more.
+    pub(super) fn take_used(&mut self) -> usize {
+        std::mem::take(&mut self.used)
+    }
+
+    /// How much was received that is not used.
+    pub(super) fn held(&self) -> usize {
+        match &self.stage {
+            Stage::Paying(_, held, _) => held.len(),
+            _ => 0,
+        }
+    }
+
+    /// The message, once it is there.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>, wallet: &Wallet) -> Poll<Result<Message, Broken>> {
         loop {
             match &mut self.stage {
                 Stage::Working(work) => return Poll::Ready(Ok(ready!(work.as_mut().poll(cx))?)),
-                Stage::Paying(prefix, first, payment) => {
-                    let prefix = *prefix;
+                Stage::Paying(prefix, held, payment) => {
                     let Some(claim) = ready!(payment.as_mut().poll(cx)) else {
                         return Poll::Ready(Err(no_memory()));
                     };
-                    let first = std::mem::take(first);
-                    self.assemble(prefix, &first, claim)?;
-                    self.release(first.len());
+                    let (prefix, held) = (*prefix, std::mem::take(held));
+                    let Some(mut message) = wallet.pool.take(prefix.length) else {
+                        return Poll::Ready(Err(no_memory()));
+                    };
+                    message.extend(&held);
+                    self.used += held.len();
+                    self.stage = Stage::Assembling(prefix, message, claim);
+                    self.complete(wallet);
                 }
-                _ => {}
-            }
-            if !self.stream.is_end_stream() {
-                match ready!(self.stream.poll_data(cx)) {
-                    Some(Ok(next)) => {
-                        self.received += next.len();
-                        self.take(next, wallet)?;
-                        continue;
+                _ if !self.ended => return Poll::Pending,
+                _ => {
+                    if let Some(message) = self.finish(wallet)? {
+                        return Poll::Ready(Ok(message));
                     }
-                    Some(Err(_)) => return Poll::Ready(Err(Broken::Gone)),
-                    None => {}
                 }
             }
-            if let Some(message) = self.finish(wallet)? {
-                return Poll::Ready(Ok(message));
-            }
         }
     }
 
-    /// Lets the peer send as much more. Failing, the stream is gone, which shows elsewhere.
-    fn release(&mut self, length: usize) {
-        if length > 0 {
-            let _ = self.stream.flow_control().release_capacity(length);
-        }
-    }
-
-    /// Takes in what has arrived.
-    fn take(&mut self, mut next: Bytes, wallet: &Wallet) -> Result<(), Broken> {
-        if let Stage::Prefix(prefix, filled) = &mut self.stage {
-            let rest = prefix.get_mut(*filled..).unwrap_or_default();
-            let count = rest.len().min(next.len());
-            if let Some(rest) = rest.get_mut(..count) {
-                next.copy_to_slice(rest);
-            }
-            *filled += count;
-            let (prefix, filled) = (*prefix, *filled);
-            self.release(count);
-            if filled < PREFIX {
-                return Ok(());
-            }
-            let prefix = Prefix::read(prefix, wallet.message_bytes)?;
-            if prefix.compressed && !self.compresses {
-                return Err(bad("the message is compressed, but no grpc-encoding says how"));
-            }
-            self.stage = Stage::Head(prefix);
-        }
-        self.take_message(next, wallet)
-    }
-
-    fn take_message(&mut self, next: Bytes, wallet: &Wallet) -> Result<(), Broken> {
-        let length = next.len();
-        match &mut self.stage {
-            Stage::Head(prefix) if prefix.length == length => {
-                self.stage = Stage::Whole(*prefix, Message::borrowed(next), None);
-            }
-            _ if next.is_empty() => {}
-            Stage::Head(prefix) if length < prefix.length => {
-                // What is held back here is not released before it is paid for.
-                self.stage = Stage::Paying(*prefix, next, Box::pin(wallet.take(prefix.length)));
-                return Ok(());
-            }
-            Stage::Assembling(prefix, message, _) if message.len() + length <= prefix.length => {
-                message.extend_from_slice(&next);
-                if message.len() == prefix.length
-                    && let Stage::Assembling(prefix, message, claim) =
-                        std::mem::replace(&mut self.stage, Stage::Done)
-                {
-                    self.stage = Stage::Whole(prefix, Message::owned(message), Some(claim));
-                }
-            }
-            _ => return Err(bad("the request goes on after its message: calls have one message each way")),
-        }
-        self.release(length);
-        Ok(())
-    }
-
-    fn assemble(&mut self, prefix: Prefix, first: &[u8], claim: Claim) -> Result<(), Broken> {
-        let mut message = Vec::new();
-        if message.try_reserve_exact(prefix.length).is_err() {
-            return Err(no_memory());
-        }
-        message.extend_from_slice(first);
-        self.stage = Stage::Assembling(prefix, message, claim);
-        Ok(())
-    }
-
-    /// The stream has ended: gives the message, if it is complete and not yet to be inflated.
+    /// The body has ended: gives the message, if it is complete and not yet to be inflated.
     fn finish(&mut self, wallet: &Wallet) -> Result<Option<Message>, Broken> {
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Whole(prefix, message, claim) if prefix.compressed => {
-                self.stage = Stage::Working(inflate(message, claim, wallet)?);
+                self.stage = inflate(message, claim, wallet)?;
                 Ok(None)
             }
-            Stage::Whole(_, message, _) => Ok(Some(message)),
+            Stage::Whole(_, message, _) | Stage::Inflated(message) => Ok(Some(message)),
             Stage::Prefix(_, 0) => Err(bad("the request has no message")),
             Stage::Prefix(..) => Err(bad("the request ends within the prefix of its message")),
-            Stage::Head(prefix) | Stage::Assembling(prefix, ..) | Stage::Paying(prefix, ..) => {
+            Stage::Assembling(prefix, ..) | Stage::Paying(prefix, ..) => {
                 let text =
                     format!("the request ends before the {} bytes of its message are there", prefix.length);
                 Err(bad(text))
             }
-            Stage::Working(_) | Stage::Done => Err(Broken::Gone),
+            Stage::Working(_) | Stage::Done => Err(bad("the request was read already")),
         }
     }
 
@@ -306,23 +334,31 @@ impl Body {
     }
 }
 
+fn too_much() -> Broken {
+    bad("the request goes on after its message: calls have one message each way")
+}
+
 fn no_memory() -> Broken {
-    Broken::Bad(Failure::plain(Code::ResourceExhausted, "there is no memory for the request"))
+    Failure::plain(Code::ResourceExhausted, "there is no memory for the request")
+}
+
+/// Whether a message is so short that it is inflated at once.
+fn inflates_inline(file: &[u8], wallet: &Wallet) -> Result<bool, Failure> {
+    Ok(Gzip::open(file)?.length <= INFLATED_INLINE.min(wallet.message_bytes))
 }
 
 /// Inflates a message: at once if it is short, otherwise on a thread of its own when it is its turn.
-fn inflate(message: Message, claim: Option<Claim>, wallet: &Wallet) -> Result<Work, Broken> {
+fn inflate(message: Message, claim: Option<Claim>, wallet: &Wallet) -> Result<Stage, Broken> {
     let file = message.bytes();
     let length = Gzip::open(&file)?.length;
     if length > wallet.message_bytes {
-        return Err(too_long(length, wallet.message_bytes).into());
+        return Err(too_long(length, wallet.message_bytes));
     }
     if length <= INFLATED_INLINE {
-        let inflated = Gzip::open(&file)?.inflate()?;
-        return Ok(Box::pin(std::future::ready(Ok(Message::owned(inflated)))));
+        return Ok(Stage::Inflated(Message::new(Gzip::open(&file)?.inflate()?)));
     }
     let room = wallet.take(length);
-    Ok(Box::pin(async move {
+    Ok(Stage::Working(Box::pin(async move {
         // The claim on the compressed bytes is given up first: holding one while waiting for
         // another could stop everybody.
         drop(claim);
@@ -333,8 +369,8 @@ fn inflate(message: Message, claim: Option<Claim>, wallet: &Wallet) -> Result<Wo
         });
         let inflated = inflated.await;
         let stopped = |_| Failure::plain(Code::Internal, "the inflating thread was stopped");
-        inflated.map_err(stopped)?.map(Message::owned)
-    }))
+        inflated.map_err(stopped)?.map(Message::new)
+    })))
 }
 
 #[cfg(test)]

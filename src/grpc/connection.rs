@@ -1,44 +1,61 @@
 //! One client connection: a task that drives HTTP/2 and everything on it.
 //!
 //! A call whose body is there, as it usually is, is read, put to the engine and answered on the
-//! spot. Bodies that are still arriving and calls that wait take a slot; what happens to them comes as a note
-//! that names the slot.
+//! spot, and all answers of a turn leave with one write. Bodies that are still arriving and calls that wait take a slot;
+//! what happens to them comes as a note that names the slot.
 
+use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use h2::server;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::cork::{Cork, Corked, End, cork};
 use super::desk::Desk;
+use super::head::Heading;
 use super::listener::Place;
 use super::mailbox::{Mailbox, Note};
-use super::respond::Piece;
 use super::route::Routing;
 use super::server::Server;
 use crate::coordination::Ending;
+use crate::http2::{Event, Memo, PREFACE, Receiver, Sender, Settings, StreamId};
 
-/// So many calls are taken in one turn before others get theirs.
-const TURN: usize = 256;
-/// The largest frame, and so the largest message that arrives in one piece.
+/// So much is read in one turn before others get theirs.
+const TURN: usize = 512 << 10;
+/// So much is read at once.
+const ROOM: usize = 64 << 10;
+/// Bodies of which so much is known to follow are read to where they belong.
+const DIRECT: usize = 16 << 10;
+/// The largest frame.
 const FRAME: u32 = 2 << 20;
 /// What may be on its way on one stream, and on one connection.
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
-/// Headers are not remembered between requests: what is remembered holds on to the buffers that it was read into, some
-/// 12 KiB a connection, to save a microsecond a call.
-const HEADER_TABLE: u32 = 0;
 /// What a TLS client's first byte is; HTTP/2 begins with a P.
 const TLS_HANDSHAKE: u8 = 0x16;
+
+/// What a thread needs to serve a connection, whichever it is.
+struct Tools {
+    room: Vec<u8>,
+    memo: Memo<Heading>,
+}
+
+impl Default for Tools {
+    fn default() -> Self {
+        Self { room: Vec::new(), memo: Memo::new() }
+    }
+}
+
+thread_local! {
+    static TOOLS: Cell<Tools> = Cell::default();
+}
 
 /// What a connection needs of its socket.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
@@ -59,7 +76,7 @@ impl Transport for TcpStream {
 /// Finds out whether a new connection speaks HTTP/2, and opens it if so.
 pub(super) async fn greet<T>(
     server: Arc<Server>,
-    socket: T,
+    mut socket: T,
     peer: SocketAddr,
     routing: Routing,
     place: Place,
@@ -67,13 +84,12 @@ pub(super) async fn greet<T>(
 where
     T: Transport,
 {
-    let (corked, cork) = cork(socket);
-    let greeting = builder(&server).handshake(corked);
-    let http = match timeout(server.limits.handshake, greeting).await {
-        Ok(Ok(http)) => http,
+    let mut early = Vec::with_capacity(256);
+    match timeout(server.limits.handshake, preface(&mut socket, &mut early)).await {
+        Ok(Ok(())) => {}
         Ok(Err(error)) => {
             server.counts.strangers.add();
-            if cork.first() == Some(TLS_HANDSHAKE) {
+            if early.first() == Some(&TLS_HANDSHAKE) {
                 tracing::info!(%peer, "a client spoke TLS to a port without it: its mTLS settings do not belong here");
             } else {
                 tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
@@ -85,35 +101,69 @@ where
             tracing::debug!(%peer, "a connection that says nothing");
             return None;
         }
+    }
+    let settings = Settings {
+        streams: server.limits.streams_per_connection,
+        frame: FRAME,
+        stream_window: STREAM_WINDOW,
+        connection_window: CONNECTION_WINDOW,
+        header_list: HEADER_LIST,
     };
-    cork.close();
+    early.drain(..PREFACE.len());
     let mailbox = Arc::clone(place.mailbox());
     let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
-    let waker = Waker::from(Arc::clone(&mailbox));
-    Some(Connection { desk, http, cork, mailbox, waker, patient: false, _place: place })
+    let (receiver, sender) = (Receiver::new(), Sender::new(settings));
+    Some(Connection {
+        desk,
+        socket,
+        receiver,
+        sender,
+        early,
+        fresh: None,
+        peer_left: false,
+        mailbox,
+        patient: false,
+        _place: place,
+    })
 }
 
-fn builder(server: &Server) -> server::Builder {
-    let mut builder = server::Builder::new();
-    builder
-        .max_frame_size(FRAME)
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_header_list_size(HEADER_LIST)
-        .header_table_size(HEADER_TABLE)
-        .max_concurrent_streams(server.limits.streams_per_connection);
-    builder
+/// Reads until the preface is there, or what is there is none.
+async fn preface<T: Transport>(socket: &mut T, early: &mut Vec<u8>) -> io::Result<()> {
+    while early.len() < PREFACE.len() {
+        if socket.read_buf(early).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let there = early.len().min(PREFACE.len());
+        if early.get(..there) != PREFACE.get(..there) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it does not begin with HTTP/2's preface",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A request whose body has not begun.
+struct Fresh {
+    stream: StreamId,
+    head: Arc<Heading>,
 }
 
 /// A connection in progress. Its desk stands first, so that it is cleared first when all is
 /// dropped: the state machine hears at once of a connection that is gone.
 pub(super) struct Connection<T> {
     desk: Desk,
-    http: server::Connection<Corked<T>, Piece>,
-    cork: Cork<T>,
+    socket: T,
+    receiver: Receiver,
+    sender: Sender,
+    /// What came together with the preface.
+    early: Vec<u8>,
+    /// The latest request, if its body may come in the same piece.
+    fresh: Option<Fresh>,
+    /// The peer makes no further requests.
+    peer_left: bool,
     mailbox: Arc<Mailbox>,
-    /// What HTTP/2 wakes: the mailbox.
-    waker: Waker,
     /// The peer may take its time to acknowledge.
     patient: bool,
     _place: Place,
@@ -138,9 +188,9 @@ impl<T: Transport> Future for Connection<T> {
             if let Some(ending) = this.read_notes() {
                 return this.end(ending);
             }
-            match this.drive() {
+            match this.drive(cx) {
                 Driven::Idle => {
-                    if this.desk.keep_time(cx) {
+                    if this.desk.keep_time(cx, &mut this.sender) {
                         continue;
                     }
                 }
@@ -164,93 +214,161 @@ impl<T: Transport> Connection<T> {
     }
 
     fn read_notes(&mut self) -> Option<Ending> {
+        let sender = &mut self.sender;
         for note in self.mailbox.collect() {
             match note {
-                Note::Answer(slot, outcome) => self.desk.answer(slot, &outcome),
-                Note::Stirred(slot) => self.desk.look_at(slot),
-                Note::Stop => self.http.graceful_shutdown(),
+                Note::Answer(slot, outcome) => self.desk.answer(sender, slot, &outcome),
+                Note::Stirred(slot) => self.desk.look_at(sender, slot),
+                Note::Stop => sender.leave(),
                 Note::Abort => return Some(Ending::Broken("the server closed it".into())),
             }
         }
         None
     }
 
-    /// Drives HTTP/2: takes what has come in, sends what is to be sent.
-    fn drive(&mut self) -> Driven {
-        let mut cx = Context::from_waker(&self.waker);
-        let mut taken = 0;
+    /// Takes what has come in, sends what is to be sent.
+    fn drive(&mut self, cx: &mut Context<'_>) -> Driven {
+        let mut read = 0;
         loop {
-            self.mailbox.calm();
-            let full = self.desk.is_full();
-            let next = if full {
-                // Driven without taking further calls, until the peer takes its answers.
-                self.http.poll_closed(&mut cx).map(|closed| closed.err().map(Err))
-            } else {
-                self.http.poll_accept(&mut cx)
+            let blocked = match self.send(cx) {
+                Ok(blocked) => blocked,
+                Err(error) => return Driven::Over(broken(&error)),
             };
-            match next {
-                Poll::Ready(Some(Ok((request, respond)))) => {
-                    self.desk.take(request, respond);
-                    taken += 1;
-                    if taken == TURN {
-                        break;
-                    }
+            self.be_patient(read > 0);
+            let idle = self.sender.streams() == 0 && self.sender.output.is_empty();
+            if idle && (self.peer_left || self.sender.has_left()) {
+                return Driven::Over(Ending::Closed);
+            }
+            // Who does not take what was asked for asks no further.
+            if blocked && self.desk.is_full(&self.sender) {
+                return Driven::Idle;
+            }
+            if read >= TURN {
+                return Driven::More;
+            }
+            match self.read(cx) {
+                Poll::Pending => return Driven::Idle,
+                Poll::Ready(Ok(Ok(0))) => return Driven::Over(Ending::Closed),
+                Poll::Ready(Ok(Ok(bytes))) => read += bytes,
+                Poll::Ready(Ok(Err(ending))) => {
+                    // The peer hears why, if it still listens.
+                    let _ = self.sender.output.poll_send(cx, &mut self.socket);
+                    return Driven::Over(ending);
                 }
-                Poll::Ready(Some(Err(error))) => return Driven::Over(self.ending(Some(&error))),
-                Poll::Ready(None) => return Driven::Over(self.ending(None)),
-                Poll::Pending if full && !self.desk.is_full() => {}
-                Poll::Pending => break,
+                Poll::Ready(Err(error)) => return Driven::Over(broken(&error)),
             }
         }
-        // Whether that was possible shows in how the socket is.
-        let _ = self.cork.poll_send(&mut cx);
-        self.be_patient(taken > 0);
-        match taken {
-            // The peer's end may be known before HTTP/2 gets around to it.
-            _ if self.cork.end().is_some() => Driven::Over(self.ending(None)),
-            TURN => Driven::More,
-            _ => Driven::Idle,
+    }
+
+    /// Sends all that there is, and takes up what was put off for it; whether the peer's host takes no more.
+    fn send(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        loop {
+            let blocked = self.sender.output.poll_send(cx, &mut self.socket);
+            if let Poll::Ready(Err(error)) = blocked {
+                return Err(error);
+            }
+            self.desk.unpark(&mut self.sender);
+            if blocked.is_pending() || self.sender.output.is_empty() {
+                return Ok(blocked.is_pending());
+            }
         }
+    }
+
+    /// Reads once, and takes what has come: how many bytes, or how the connection ended.
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, Ending>>> {
+        if let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
+            && let Some((body, room)) = self.desk.room(&self.sender, stream)
+            && room > 0
+        {
+            let bytes = ready!(body.poll_fill(cx, &mut self.socket, room.min(left)))?;
+            self.receiver.took(bytes);
+            self.desk.filled(&mut self.sender, stream, bytes);
+            let mut tools = TOOLS.take();
+            let taken = self.take(&[], &mut tools.memo);
+            TOOLS.set(tools);
+            return Poll::Ready(Ok(taken.map(|()| bytes)));
+        }
+        let mut tools = TOOLS.take();
+        tools.room.resize(ROOM, 0);
+        let early = std::mem::take(&mut self.early);
+        let polled = if early.is_empty() {
+            let mut room = ReadBuf::new(&mut tools.room);
+            Pin::new(&mut self.socket).poll_read(cx, &mut room).map_ok(|()| room.filled().len())
+        } else {
+            Poll::Ready(Ok(early.len()))
+        };
+        let polled = polled.map_ok(|bytes| {
+            let input = if early.is_empty() { tools.room.get(..bytes).unwrap_or_default() } else { &early };
+            self.take(input, &mut tools.memo).map(|()| bytes)
+        });
+        TOOLS.set(tools);
+        polled
+    }
+
+    /// Takes what has come in.
+    fn take(&mut self, mut input: &[u8], memo: &mut Memo<Heading>) -> Result<(), Ending> {
+        let (desk, sender) = (&mut self.desk, &mut self.sender);
+        let fault = loop {
+            let event = match self.receiver.next(&mut input, sender, memo) {
+                Ok(Some(event)) => event,
+                Ok(None) => break None,
+                Err(fault) => break Some(fault),
+            };
+            if let Some(Fresh { stream, head }) = self.fresh.take() {
+                // The whole request at once, as most are.
+                if let Event::Data { stream: of, bytes, ended } = event
+                    && of == stream
+                {
+                    desk.take(sender, stream, head, bytes, ended);
+                    continue;
+                }
+                if !matches!(event, Event::Reset { stream: of, .. } if of == stream) {
+                    desk.take(sender, stream, head, &[], false);
+                }
+            }
+            match event {
+                Event::Request { stream, head, ended: false } => self.fresh = Some(Fresh { stream, head }),
+                Event::Request { stream, head, ended: true } => desk.take(sender, stream, head, &[], true),
+                Event::Data { stream, bytes, ended } => desk.more(sender, stream, bytes, ended),
+                Event::Reset { slot: Some(slot), .. } => desk.give_up(sender, slot),
+                Event::Reset { slot: None, .. } => {}
+                Event::Left => self.peer_left = true,
+            }
+        };
+        if let Some(fault) = fault {
+            sender.accuse(fault);
+            return Err(Ending::Broken(fault.to_string()));
+        }
+        if let Some(Fresh { stream, head }) = self.fresh.take() {
+            desk.take(sender, stream, head, &[], false);
+        }
+        Ok(())
     }
 
     /// To the system, a process that is stopped while its host has no more room for it looks like a host that has
     /// vanished. So after a large answer the connection is not given up for silence, until the peer speaks again and
     /// everything is sent.
     fn be_patient(&mut self, heard: bool) {
-        if self.mailbox.had_large() {
+        if self.sender.had_large() {
             if !self.patient {
                 self.patient = true;
-                self.cork.socket(|socket| socket.bear_with(None));
+                self.socket.bear_with(None);
             }
-        } else if self.patient && heard && self.mailbox.unsent() == 0 {
+        } else if self.patient && heard && self.sender.unsent() == 0 {
             self.patient = false;
-            let unacknowledged = self.desk.unacknowledged();
-            self.cork.socket(|socket| socket.bear_with(Some(unacknowledged)));
-        }
-    }
-
-    /// How the connection ended: what the socket knows is the nearest to the truth.
-    fn ending(&self, error: Option<&h2::Error>) -> Ending {
-        match (self.cork.end(), error) {
-            (Some(End::Finished), _) => Ending::Closed,
-            (Some(End::Failed(kind, text)), _) => broken(kind, text),
-            (None, Some(error)) => match error.get_io() {
-                Some(error) => broken(error.kind(), error.to_string()),
-                None if error.is_go_away() && error.is_remote() => Ending::Closed,
-                None => Ending::Broken(error.to_string()),
-            },
-            (None, None) => Ending::Closed,
+            self.socket.bear_with(Some(self.desk.unacknowledged()));
         }
     }
 }
 
-fn broken(kind: io::ErrorKind, text: String) -> Ending {
-    match kind {
+/// How the connection ended: what the socket knows is the nearest to the truth.
+fn broken(error: &io::Error) -> Ending {
+    match error.kind() {
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionAborted => {
             Ending::Reset
         }
         io::ErrorKind::TimedOut => Ending::TimedOut,
         io::ErrorKind::UnexpectedEof => Ending::Closed,
-        _ => Ending::Broken(text),
+        _ => Ending::Broken(error.to_string()),
     }
 }

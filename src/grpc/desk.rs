@@ -1,36 +1,46 @@
 //! The calls of one connection: where they come in, wait and are answered.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use h2::RecvStream;
-use http::Request;
 use tokio::time::Instant;
 
-use super::body::{Body, Broken, Wallet};
+use super::body::{Body, Wallet};
 use super::call::{Dialect, Form, Reader};
 use super::deadlines::Deadlines;
 use super::frame::Message;
-use super::head::{self, Refused, Target};
+use super::head::{Heading, Refused, Target};
 use super::mailbox::{Mailbox, slot_waker};
-use super::respond::{self, Respond};
+use super::pool::Buffer;
+use super::respond;
 use super::route::{Route, Routing};
 use super::server::Server;
-use super::side::Side;
+use super::side::{Side, SideCall};
 use super::slots::Slots;
 use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, JobId, Outcome};
 use crate::engine::{Called, Inbox};
+use crate::http2::{Sender, StreamId};
+
+/// A request that is looked at later: the peer has too many answers to take.
+struct Parked {
+    head: Arc<Heading>,
+    stream: StreamId,
+    bytes: Vec<u8>,
+    ended: bool,
+}
 
 /// A request whose body is on its way.
 struct Arriving {
     body: Body,
     reader: Reader,
     job: JobId,
-    respond: Respond,
+    stream: StreamId,
     due: Option<Instant>,
     waker: Waker,
+    parked: bool,
 }
 
 /// A call that the state machine has not answered yet.
@@ -38,13 +48,14 @@ struct Waiting {
     call: CallId,
     job: JobId,
     form: Form,
-    respond: Respond,
-    waker: Waker,
+    stream: StreamId,
 }
 
 enum Entry {
+    Parked(Parked),
     Arriving(Box<Arriving>),
     Waiting(Waiting),
+    Side(Box<SideCall>),
 }
 
 /// When the caller stops waiting.
@@ -75,6 +86,8 @@ pub(super) struct Desk {
     deadlines: Deadlines,
     wallet: Wallet,
     side: Side,
+    /// Slots that are looked at when the peer has taken its answers.
+    parked: VecDeque<u64>,
     ending: Option<Ending>,
 }
 
@@ -92,7 +105,8 @@ impl Desk {
         let route = Route::new(routing);
         let wallet = Wallet::new(&server.budget, server.limits.message_bytes);
         let (slots, deadlines) = (Slots::default(), Deadlines::default());
-        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, ending: None }
+        let parked = VecDeque::new();
+        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, parked, ending: None }
     }
 
     /// Closes it, noting how the connection ended.
@@ -101,8 +115,8 @@ impl Desk {
     }
 
     /// Whether the peer has so many answers to take that no further calls are taken from it.
-    pub(super) fn is_full(&self) -> bool {
-        self.mailbox.unsent() > self.server.limits.unsent_bytes_per_connection
+    pub(super) fn is_full(&self, sender: &Sender) -> bool {
+        sender.unsent() > self.server.limits.unsent_bytes_per_connection
     }
 
     /// How long data may go unacknowledged.
@@ -110,137 +124,306 @@ impl Desk {
         self.server.limits.unacknowledged
     }
 
-    /// Takes a new request.
-    pub(super) fn take(&mut self, request: Request<RecvStream>, mut respond: Respond) {
-        let (head, stream) = request.into_parts();
-        self.server.counts.calls.add();
-        let reader = match head::target(&head) {
-            Ok(Target::Coordination(reader)) => reader,
-            Ok(Target::Side) => {
-                let request = Request::from_parts(head, stream);
-                return self.side.take(&self.server.services, request, respond, &self.mailbox);
+    /// Takes a new request, with what has arrived of its body.
+    pub(super) fn take(
+        &mut self,
+        sender: &mut Sender,
+        stream: StreamId,
+        head: Arc<Heading>,
+        bytes: &[u8],
+        ended: bool,
+    ) {
+        if self.is_full(sender) || !self.parked.is_empty() {
+            let parked = Parked { head, stream, bytes: bytes.to_vec(), ended };
+            let slot = self.slots.insert(Entry::Parked(parked));
+            sender.assign(stream, slot);
+            return self.parked.push_back(slot);
+        }
+        self.begin(sender, stream, &head, bytes, ended);
+    }
+
+    /// Looks at what was put off, as long as the peer takes its answers.
+    pub(super) fn unpark(&mut self, sender: &mut Sender) {
+        while !self.is_full(sender) {
+            let Some(slot) = self.parked.pop_front() else { return };
+            match self.slots.get_mut(slot) {
+                Some(Entry::Parked(_)) => {
+                    if let Some(Entry::Parked(Parked { head, stream, bytes, ended })) =
+                        self.slots.remove(slot)
+                    {
+                        self.begin(sender, stream, &head, &bytes, ended);
+                    }
+                }
+                _ => self.look_at(sender, slot),
             }
+        }
+    }
+
+    fn begin(
+        &mut self,
+        sender: &mut Sender,
+        stream: StreamId,
+        head: &Arc<Heading>,
+        bytes: &[u8],
+        ended: bool,
+    ) {
+        let reader = match &head.target {
+            Ok(Target::Coordination(reader)) => *reader,
+            Ok(Target::Side) => return self.begin_side(sender, stream, head, bytes, ended),
             Err(refused) => {
+                sender.release(stream, bytes.len());
+                self.server.counts.calls.add();
                 self.server.counts.refused_calls.add();
                 return match refused {
-                    Refused::Http(status, why) => respond::refuse(&mut respond, status, &why),
-                    Refused::Call(why) => respond::failure(&mut respond, &why, Dialect::Number),
-                    Refused::Encoding(why) => respond::refuse_encoding(&mut respond, &why),
+                    Refused::Http(status, why) => respond::refuse(sender, stream, *status, why),
+                    Refused::Call(why) => respond::failure(sender, stream, why, Dialect::Number),
+                    Refused::Encoding(why) => respond::refuse_encoding(sender, stream, why),
                 };
             }
         };
-        let authority = head.uri.authority().map_or("", |authority| authority.as_str());
-        let job = match self.route.job(&self.server.engine, authority) {
+        let job = match self.route.job(&self.server.engine, &head.head.authority) {
             Ok(job) => job,
-            Err(why) => return self.refuse(respond, &why),
+            Err(why) => {
+                sender.release(stream, bytes.len());
+                return self.refuse(sender, stream, &why);
+            }
         };
-        let due = Due::After(head::timeout(&head.headers));
-        let mut body = Body::new(stream, head::compresses(&head.headers));
+        let due = Due::After(head.timeout);
+        let mut body = Body::new(head.compresses);
+        let pushed = body.push(bytes, ended, &self.wallet, &self.server.sets);
         // Nobody is woken for a body that is there.
-        match body.poll(&mut Context::from_waker(Waker::noop()), &self.wallet) {
-            Poll::Ready(Ok(message)) => self.ask(job, reader, &message, respond, due),
-            Poll::Ready(Err(broken)) => self.give_up(respond, &broken),
-            Poll::Pending => self.wait_for_body(body, reader, job, respond, due),
+        let polled = match pushed {
+            Ok(()) => body.poll(&mut Context::from_waker(Waker::noop()), &self.wallet),
+            Err(why) => Poll::Ready(Err(why)),
+        };
+        match polled {
+            Poll::Ready(result) => {
+                sender.release(stream, bytes.len());
+                match result {
+                    Ok(message) => self.ask(sender, job, reader, &message, stream, due),
+                    Err(why) => self.refuse(sender, stream, &why),
+                }
+            }
+            Poll::Pending => {
+                sender.release(stream, body.take_used());
+                self.wait_for_body(sender, body, reader, job, stream, due);
+            }
         }
     }
 
-    fn refuse(&self, mut respond: Respond, why: &Failure) {
+    fn begin_side(
+        &mut self,
+        sender: &mut Sender,
+        stream: StreamId,
+        head: &Heading,
+        bytes: &[u8],
+        ended: bool,
+    ) {
+        self.server.counts.calls.add();
+        sender.release(stream, bytes.len());
+        let waker = slot_waker(&self.mailbox, self.slots.next_key());
+        match self.side.begin(&self.server.services, &head.head, stream, waker) {
+            Err(why) => respond::failure(sender, stream, &why, Dialect::Number),
+            Ok(mut call) => {
+                call.push(bytes, ended);
+                let slot = self.slots.insert(Entry::Side(Box::new(call)));
+                sender.assign(stream, slot);
+                self.look_at(sender, slot);
+            }
+        }
+    }
+
+    /// Answers a call that does not come before the state machine.
+    fn refuse(&self, sender: &mut Sender, stream: StreamId, why: &Failure) {
+        self.server.counts.calls.add();
         self.server.counts.refused_calls.add();
-        respond::failure(&mut respond, why, Dialect::Number);
+        respond::failure(sender, stream, why, Dialect::Number);
     }
 
-    fn give_up(&self, respond: Respond, broken: &Broken) {
-        match broken {
-            Broken::Gone => {}
-            Broken::Bad(why) => self.refuse(respond, why),
-        }
-    }
-
-    fn wait_for_body(&mut self, body: Body, reader: Reader, job: JobId, respond: Respond, due: Due) {
+    fn wait_for_body(
+        &mut self,
+        sender: &mut Sender,
+        body: Body,
+        reader: Reader,
+        job: JobId,
+        stream: StreamId,
+        due: Due,
+    ) {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.at();
         let stall = Instant::now() + self.server.limits.body_stall;
-        let arriving = Box::new(Arriving { body, reader, job, respond, due, waker });
+        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked: false });
         let slot = self.slots.insert(Entry::Arriving(arriving));
+        sender.assign(stream, slot);
         self.deadlines.add(due.map_or(stall, |due| due.min(stall)), slot);
-        self.look_at(slot);
+        self.look_at(sender, slot);
+    }
+
+    /// Takes more of the body of a request.
+    pub(super) fn more(&mut self, sender: &mut Sender, stream: StreamId, bytes: &[u8], ended: bool) {
+        let slot = sender.slot(stream);
+        let Some((slot, entry)) = slot.and_then(|slot| Some((slot, self.slots.get_mut(slot)?))) else {
+            return sender.release(stream, bytes.len());
+        };
+        match entry {
+            // What follows an ended request does not come through.
+            Entry::Waiting(_) => sender.release(stream, bytes.len()),
+            Entry::Parked(parked) => {
+                parked.bytes.extend_from_slice(bytes);
+                parked.ended |= ended;
+            }
+            Entry::Side(call) => {
+                sender.release(stream, bytes.len());
+                call.push(bytes, ended);
+            }
+            Entry::Arriving(arriving) => {
+                if let Err(why) = arriving.body.push(bytes, ended, &self.wallet, &self.server.sets) {
+                    sender.release(stream, bytes.len());
+                    self.drop_body(sender, slot);
+                    return self.refuse(sender, stream, &why);
+                }
+                self.look_at(sender, slot);
+            }
+        }
+    }
+
+    /// Where the next bytes of the body of `stream` may be read to, and how many of them at most.
+    pub(super) fn room(&mut self, sender: &Sender, stream: StreamId) -> Option<(&mut Buffer, usize)> {
+        match self.slots.get_mut(sender.slot(stream)?)? {
+            Entry::Arriving(arriving) => arriving.body.room(),
+            _ => None,
+        }
+    }
+
+    /// Notes that so many bytes of the body of `stream` were read to their room.
+    pub(super) fn filled(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
+        let slot = sender.slot(stream);
+        if let Some(Entry::Arriving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+            arriving.body.filled(bytes, &self.wallet);
+            sender.release(stream, arriving.body.take_used());
+        }
+    }
+
+    /// Removes an arriving request; what it held counts as used.
+    fn drop_body(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<Arriving>> {
+        let Some(Entry::Arriving(mut arriving)) = self.slots.remove(slot) else { return None };
+        sender.release_connection(arriving.body.held() + arriving.body.take_used());
+        Some(arriving)
     }
 
     /// Puts a call to the state machine.
-    fn ask(&mut self, job: JobId, reader: Reader, message: &Message, mut respond: Respond, due: Due) {
+    fn ask(
+        &mut self,
+        sender: &mut Sender,
+        job: JobId,
+        reader: Reader,
+        message: &Message,
+        stream: StreamId,
+        due: Due,
+    ) {
         let call = match reader(message, &self.server.sets) {
             Ok(call) => call,
-            Err(why) => return self.refuse(respond, &why),
+            Err(why) => return self.refuse(sender, stream, &why),
         };
+        self.server.counts.calls.add();
         let caller = Caller { connection: self.id, claim: call.claim };
         let slot = self.slots.next_key();
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
-            Called::Now(outcome) => self.send(&mut respond, &outcome, &call.form),
+            Called::Now(outcome) => self.send(sender, stream, &outcome, &call.form),
             Called::Waiting(id) => {
-                let waker = slot_waker(&self.mailbox, slot);
-                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form: call.form, respond, waker }));
+                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form: call.form, stream }));
+                sender.assign(stream, slot);
                 if let Some(due) = due.at() {
                     self.deadlines.add(due, slot);
                 }
-                // From now on the slot is told if the peer gives up the call.
-                self.look_at(slot);
             }
         }
     }
 
-    fn send(&self, respond: &mut Respond, outcome: &Outcome, form: &Form) {
-        respond::outcome(respond, outcome, form, self.server.limits.message_bytes, &self.mailbox);
+    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
+        respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
     }
 
     /// Sends the answer to a call that waited.
-    pub(super) fn answer(&mut self, slot: u64, outcome: &Outcome) {
-        if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
-            self.send(&mut waiting.respond, outcome, &waiting.form);
+    pub(super) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &Outcome) {
+        if let Some(Entry::Waiting(waiting)) = self.slots.remove(slot) {
+            self.send(sender, waiting.stream, outcome, &waiting.form);
         }
     }
 
-    /// Looks at a slot whose stream may have moved.
-    pub(super) fn look_at(&mut self, slot: u64) {
+    /// Looks at a slot for which something may have come about.
+    pub(super) fn look_at(&mut self, sender: &mut Sender, slot: u64) {
+        let full = self.is_full(sender);
         match self.slots.get_mut(slot) {
-            None => {}
-            Some(Entry::Waiting(waiting)) => {
-                let mut cx = Context::from_waker(&waiting.waker);
-                if waiting.respond.poll_reset(&mut cx).is_ready() {
-                    self.hang_up(slot);
+            None | Some(Entry::Waiting(_) | Entry::Parked(_)) => {}
+            Some(Entry::Side(call)) if full => {
+                if !std::mem::replace(&mut call.parked, true) {
+                    self.parked.push_back(slot);
+                }
+            }
+            Some(Entry::Arriving(arriving)) if full => {
+                if !std::mem::replace(&mut arriving.parked, true) {
+                    self.parked.push_back(slot);
+                }
+            }
+            Some(Entry::Side(call)) => {
+                call.parked = false;
+                if call.pass_on(sender) {
+                    self.slots.remove(slot);
                 }
             }
             Some(Entry::Arriving(arriving)) => {
-                let Arriving { body, waker, .. } = &mut **arriving;
+                let Arriving { body, waker, stream, parked, .. } = &mut **arriving;
+                *parked = false;
                 let polled = body.poll(&mut Context::from_waker(waker), &self.wallet);
+                sender.release(*stream, body.take_used());
                 let Poll::Ready(result) = polled else { return };
                 let Some(Entry::Arriving(arriving)) = self.slots.remove(slot) else { return };
-                let Arriving { reader, job, respond, due, .. } = *arriving;
+                let Arriving { reader, job, stream, due, .. } = *arriving;
                 match result {
-                    Ok(message) => self.ask(job, reader, &message, respond, Due::At(due)),
-                    Err(broken) => self.give_up(respond, &broken),
+                    Ok(message) => self.ask(sender, job, reader, &message, stream, Due::At(due)),
+                    Err(why) => self.refuse(sender, stream, &why),
                 }
             }
         }
     }
 
-    fn hang_up(&mut self, slot: u64) -> Option<(Respond, Dialect)> {
+    /// The peer has given up the request in this slot.
+    pub(super) fn give_up(&mut self, sender: &mut Sender, slot: u64) {
+        match self.slots.get_mut(slot) {
+            None => {}
+            Some(Entry::Waiting(_)) => {
+                self.hang_up(slot);
+            }
+            Some(Entry::Arriving(_)) => {
+                self.drop_body(sender, slot);
+            }
+            Some(Entry::Parked(_) | Entry::Side(_)) => {
+                if let Some(Entry::Parked(parked)) = self.slots.remove(slot) {
+                    sender.release_connection(parked.bytes.len());
+                }
+            }
+        }
+    }
+
+    fn hang_up(&mut self, slot: u64) -> Option<(StreamId, Dialect)> {
         let Some(Entry::Waiting(waiting)) = self.slots.remove(slot) else { return None };
         self.server.engine.hang_up(waiting.job, waiting.call);
-        Some((waiting.respond, waiting.form.dialect))
+        Some((waiting.stream, waiting.form.dialect))
     }
 
     /// Ends the calls whose time is up; whether there were any.
-    pub(super) fn keep_time(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(super) fn keep_time(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> bool {
         let mut any = false;
         let live = self.slots.len();
         self.deadlines.forget_dead(live, |slot| self.slots.get_mut(slot).is_some());
         while let Poll::Ready((slot, now)) = self.deadlines.poll(cx) {
             any = true;
             match self.slots.get_mut(slot) {
-                None => {}
+                None | Some(Entry::Parked(_) | Entry::Side(_)) => {}
                 Some(Entry::Waiting(_)) => {
-                    if let Some((mut respond, dialect)) = self.hang_up(slot) {
-                        respond::failure(&mut respond, &too_late(), dialect);
+                    if let Some((stream, dialect)) = self.hang_up(slot) {
+                        respond::failure(sender, stream, &too_late(), dialect);
                     }
                 }
                 Some(Entry::Arriving(arriving)) => {
@@ -251,8 +434,9 @@ impl Desk {
                         self.deadlines.add(next, slot);
                         continue;
                     }
-                    let Some(Entry::Arriving(arriving)) = self.slots.remove(slot) else { continue };
-                    self.refuse(arriving.respond, &if over { too_late() } else { stalled(stall) });
+                    let Some(arriving) = self.drop_body(sender, slot) else { continue };
+                    let why = if over { too_late() } else { stalled(stall) };
+                    self.refuse(sender, arriving.stream, &why);
                 }
             }
         }
@@ -276,7 +460,7 @@ impl Drop for Desk {
             .iter()
             .filter_map(|entry| match entry {
                 Entry::Waiting(waiting) => Some(waiting.call),
-                Entry::Arriving(_) => None,
+                _ => None,
             })
             .collect();
         let ending = self.ending.take().unwrap_or_else(|| {

@@ -2,42 +2,40 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::sets::Recalled;
 use crate::coordination::{Code, Failure};
 
 /// Length of the prefix: a flag for compression and the message's length.
 pub(super) const PREFIX: usize = 5;
 
-/// How much memory one slice of the transport's own buffers may keep from being used again.
-const TRANSPORT_BUFFER: usize = 1 << 20;
-
-/// One request message.
+/// One request message, in memory of its own.
 #[derive(Debug, Clone)]
-pub(super) struct Message {
-    bytes: Bytes,
-    /// Whether the bytes are a slice of what the transport reads into.
-    borrowed: bool,
+pub(super) enum Message {
+    Whole(Bytes),
+    /// One that ends in a set of tasks that is known, and is in memory but once.
+    Recalled(Recalled),
 }
 
 impl Message {
-    /// A message within the transport's buffer.
-    pub(super) fn borrowed(bytes: Bytes) -> Self {
-        Self { bytes, borrowed: true }
-    }
-
-    /// A message in memory of its own.
-    pub(super) fn owned(bytes: Vec<u8>) -> Self {
-        Self { bytes: bytes.into(), borrowed: false }
+    pub(super) fn new(bytes: Vec<u8>) -> Self {
+        Self::Whole(bytes.into())
     }
 
     /// The message.
     pub(super) fn bytes(&self) -> Bytes {
-        self.bytes.clone()
+        match self {
+            Self::Whole(bytes) => bytes.clone(),
+            Self::Recalled(recalled) => recalled.bytes(),
+        }
     }
 
-    /// A part of the message, to be kept: as it is if most of the memory that it keeps is its own, copied otherwise.
+    /// A part of the message, to be kept: as it is if that keeps little else in memory, copied otherwise.
     pub(super) fn own(&self, part: Bytes) -> Bytes {
-        let pinned = if self.borrowed { TRANSPORT_BUFFER } else { self.bytes.len() };
-        if part.len() >= pinned / 4 { part } else { Bytes::copy_from_slice(&part) }
+        let length = match self {
+            Self::Whole(bytes) => bytes.len(),
+            Self::Recalled(recalled) => recalled.bytes().len(),
+        };
+        if part.len() >= length / 4 { part } else { Bytes::copy_from_slice(&part) }
     }
 }
 
@@ -173,12 +171,7 @@ mod tests {
 
     #[test]
     fn a_value_is_copied_where_it_would_pin_much_more_than_itself() {
-        let buffer = Bytes::from(vec![0; 2 << 20]);
-        let borrowed = Message::borrowed(buffer.clone());
-        let same = |kept: &Bytes| buffer.as_ptr_range().contains(&kept.as_ptr());
-        assert!(!same(&borrowed.own(buffer.slice(0..1000))));
-        assert!(same(&borrowed.own(buffer.slice(0..1 << 20))));
-        let owned = Message::owned(vec![0; 1000]);
+        let owned = Message::new(vec![0; 1000]);
         assert_eq!(owned.own(owned.bytes().slice(0..900)).as_ptr(), owned.bytes().as_ptr());
         assert_ne!(owned.own(owned.bytes().slice(0..100)).as_ptr(), owned.bytes().as_ptr());
     }

@@ -158,7 +158,7 @@ fn delete(message: &Message, _: &TaskSets) -> Read {
 }
 
 fn barrier(message: &Message, sets: &TaskSets) -> Read {
-    let (rest, members) = sets.lift(message.bytes(), 3, Spelling::Messages)?;
+    let (rest, members) = sets.lift(message, 3, Spelling::Messages)?;
     let asked = wire::BarrierRequest::decode(rest).map_err(|error| unreadable(&error))?;
     let (id, counter, timeout_ms) = (asked.barrier_id, asked.counter, asked.barrier_timeout_in_ms);
     Ok(by(asked.source_task, |task| Request::Barrier { id, counter, timeout_ms, members, task }))
@@ -171,7 +171,7 @@ fn cancel_barrier(message: &Message, _: &TaskSets) -> Read {
 }
 
 fn alive_tasks(message: &Message, sets: &TaskSets) -> Read {
-    let (rest, tasks) = sets.lift(message.bytes(), 2, Spelling::Messages)?;
+    let (rest, tasks) = sets.lift(message, 2, Spelling::Messages)?;
     let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| unreadable(&error))?;
     let tasks = tasks.unwrap_or_else(TaskSets::empty);
     Ok(by(asked.requesting_task, |task| Request::LiveSet { task, tasks }))

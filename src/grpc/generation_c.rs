@@ -119,7 +119,7 @@ fn delete(message: &Message, _: &TaskSets) -> Read {
 }
 
 fn barrier(message: &Message, sets: &TaskSets) -> Read {
-    let (rest, members) = sets.lift(message.bytes(), 4, Spelling::Numbers)?;
+    let (rest, members) = sets.lift(message, 4, Spelling::Numbers)?;
     let asked = wire::BarrierRequest::decode(rest).map_err(|error| unreadable(&error))?;
     let (id, counter, timeout_ms) = (asked.barrier_id, asked.counter, asked.barrier_timeout_in_ms);
     let task = TaskId(asked.source_task_id);
@@ -133,7 +133,7 @@ fn cancel_barrier(message: &Message, _: &TaskSets) -> Read {
 }
 
 fn alive_tasks(message: &Message, sets: &TaskSets) -> Read {
-    let (rest, tasks) = sets.lift(message.bytes(), 3, Spelling::Numbers)?;
+    let (rest, tasks) = sets.lift(message, 3, Spelling::Numbers)?;
     let asked = wire::GetAliveTasksRequest::decode(rest).map_err(|error| unreadable(&error))?;
     let task = TaskId(asked.requesting_task_id);
     let tasks = tasks.unwrap_or_else(TaskSets::empty);

@@ -24,7 +24,8 @@ const RATIO: usize = 1040;
 #[derive(Debug)]
 pub(super) struct Gzip<'a> {
     deflated: &'a [u8],
-    checksum: u32,
+    /// The checksum of the message.
+    pub(super) checksum: u32,
     /// How long the message is, inflated. The file says so itself, and it is not believed if more comes out.
     pub(super) length: usize,
 }
@@ -66,6 +67,13 @@ impl<'a> Gzip<'a> {
             return Err(corrupt("it states a length that nothing so short inflates to"));
         }
         Ok(Self { deflated, checksum, length })
+    }
+
+    /// Inflates the beginning, as far as `beginning` has room. What comes out has not been checked, and may be missing
+    /// at the end.
+    pub(super) fn peek(&self, beginning: &mut [u8]) {
+        // That there is not enough room is what is expected.
+        let _ = INFLATER.with_borrow_mut(|it| it.deflate_decompress(self.deflated, beginning));
     }
 
     /// Inflates it: one message of the stated length and checksum, which stand at the very end.

@@ -2,14 +2,38 @@
 
 use std::time::Duration;
 
+use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap};
-use http::{Method, StatusCode, request};
 
 use super::call::Reader;
 use super::{generation_a, generation_c};
 use crate::coordination::{Code, Failure};
+use crate::http2::Head;
+
+/// The head of a request, and what it says.
+#[derive(Debug)]
+pub(super) struct Heading {
+    pub(super) target: Result<Target, Refused>,
+    /// How long the caller waits for the answer, if it says so.
+    pub(super) timeout: Option<Duration>,
+    /// Whether compressed messages are announced.
+    pub(super) compresses: bool,
+    pub(super) head: Head,
+}
+
+impl From<Head> for Heading {
+    fn from(head: Head) -> Self {
+        Self {
+            target: target(&head),
+            timeout: timeout(&head.fields),
+            compresses: compresses(&head.fields),
+            head,
+        }
+    }
+}
 
 /// Where a request is to go.
+#[derive(Debug)]
 pub(super) enum Target {
     /// A call to the coordination service, of either generation.
     Coordination(Reader),
@@ -18,6 +42,7 @@ pub(super) enum Target {
 }
 
 /// Why a request goes nowhere.
+#[derive(Debug)]
 pub(super) enum Refused {
     /// It is no gRPC call.
     Http(StatusCode, Failure),
@@ -30,19 +55,19 @@ pub(super) enum Refused {
 const SIDE: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 
 /// Finds where a request is to go.
-pub(super) fn target(head: &request::Parts) -> Result<Target, Refused> {
-    if head.method != Method::POST {
+fn target(head: &Head) -> Result<Target, Refused> {
+    if head.method != "POST" {
         let text = format!("gRPC calls use POST, not {}", head.method);
         return Err(Refused::Http(StatusCode::METHOD_NOT_ALLOWED, Failure::plain(Code::Unimplemented, text)));
     }
-    if !is_grpc(&head.headers) {
+    if !is_grpc(&head.fields) {
         let text = "the content-type must be application/grpc or application/grpc+proto";
         return Err(Refused::Http(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Failure::plain(Code::Unimplemented, text),
         ));
     }
-    let path = head.uri.path();
+    let path = head.path.split_once('?').map_or(head.path.as_str(), |(path, _)| path);
     if SIDE.iter().any(|service| path.starts_with(service)) {
         return Ok(Target::Side);
     }
@@ -53,7 +78,7 @@ pub(super) fn target(head: &request::Parts) -> Result<Target, Refused> {
         _ => None,
     };
     if let Some(reader) = reader {
-        return encoding(&head.headers).map(|()| Target::Coordination(reader));
+        return encoding(&head.fields).map(|()| Target::Coordination(reader));
     }
     let shown = path.get(..path.floor_char_boundary(200)).unwrap_or_default();
     Err(Refused::Call(Failure::plain(Code::Unimplemented, format!("this server has no method {shown}"))))
@@ -76,13 +101,11 @@ fn encoding(headers: &HeaderMap) -> Result<(), Refused> {
     }
 }
 
-/// Whether compressed messages are announced.
-pub(super) fn compresses(headers: &HeaderMap) -> bool {
+fn compresses(headers: &HeaderMap) -> bool {
     headers.get("grpc-encoding").is_some_and(|given| given.as_bytes() == b"gzip")
 }
 
-/// How long the caller waits for the answer, if it says so.
-pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let (unit, number) = headers.get("grpc-timeout")?.as_bytes().split_last()?;
     // Eight digits at most, says the protocol: the largest unit holds no overflow then.
     if !(1..=8).contains(&number.len()) || !number.iter().all(u8::is_ascii_digit) {
@@ -104,12 +127,14 @@ pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn head(method: &str, path: &str, headers: &[(&'static str, &str)]) -> request::Parts {
-        let mut request = http::Request::builder().method(method).uri(path);
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        request.body(()).expect("a request").into_parts().0
+    fn head(method: &str, path: &str, headers: &[(&'static str, &str)]) -> Head {
+        let named = |(name, value): &(&'static str, &str)| {
+            (http::HeaderName::from_static(name), value.parse().expect("a value"))
+        };
+        let mut head = Head::default();
+        (head.method, head.path) = (method.into(), path.into());
+        head.fields = headers.iter().map(named).collect();
+        head
     }
 
     const TYPE: (&str, &str) = ("content-type", "application/grpc");
@@ -164,7 +189,7 @@ mod tests {
 
     #[test]
     fn timeouts() {
-        let given = |text| timeout(&head("POST", "/", &[("grpc-timeout", text)]).headers);
+        let given = |text| timeout(&head("POST", "/", &[("grpc-timeout", text)]).fields);
         assert_eq!(given("50S"), Some(Duration::from_secs(50)));
         assert_eq!(given("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
         assert_eq!(given("7m"), Some(Duration::from_millis(7)));

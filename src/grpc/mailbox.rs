@@ -1,10 +1,9 @@
 //! What a connection's task is told from outside, and how it is woken for it.
 //!
 //! A connection is one task. Everything that concerns it ends up in its mailbox: answers to its
-//! waiting calls, streams that moved, the order to stop. While the task runs nobody needs to wake
+//! waiting calls, memory for a body, the order to stop. While the task runs nobody needs to wake
 //! it, so a batch costs one wake-up, and what the task does to itself costs none.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
@@ -15,7 +14,7 @@ use crate::engine::Inbox;
 pub(super) enum Note {
     /// The answer to the call in this slot.
     Answer(u64, Outcome),
-    /// The stream in this slot may have moved on.
+    /// What this slot waits for may have come about.
     Stirred(u64),
     /// Say goodbye: finish what is in progress and close.
     Stop,
@@ -28,21 +27,13 @@ struct State {
     notes: Vec<Note>,
     /// The task's waker, there while the task sleeps.
     sleeper: Option<Waker>,
-    /// HTTP/2 wants to be driven again, and said so while the task was running.
-    stirred: bool,
 }
 
 /// The mailbox of one connection.
 #[derive(Default)]
 pub(super) struct Mailbox {
     state: Mutex<State>,
-    unsent: AtomicUsize,
-    /// An answer was given that the peer's host may have no room for.
-    large: AtomicBool,
 }
-
-/// Answers up to this length fit into what any host keeps for a process that does not read.
-const LARGE: usize = 16 << 10;
 
 impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -67,49 +58,14 @@ impl Mailbox {
         std::mem::take(&mut state.notes)
     }
 
-    /// Forgets that HTTP/2 wanted to be driven, as it is about to be.
-    pub(super) fn calm(&self) {
-        self.lock().stirred = false;
-    }
-
     /// Lets the task sleep; `false` if there are notes to read first.
     pub(super) fn rest(&self, task: &Waker) -> bool {
         let mut state = self.lock();
         if !state.notes.is_empty() {
             return false;
         }
-        if std::mem::take(&mut state.stirred) {
-            // It asked to be driven again while it was being driven: in the next turn, so that
-            // others get theirs.
-            drop(state);
-            task.wake_by_ref();
-        } else {
-            state.sleeper = Some(task.clone());
-        }
+        state.sleeper = Some(task.clone());
         true
-    }
-
-    /// Answer bytes that the peer has not taken yet.
-    pub(super) fn unsent(&self) -> usize {
-        self.unsent.load(Ordering::Relaxed)
-    }
-
-    /// Counts answer bytes that are to be sent.
-    pub(super) fn charge(&self, bytes: usize) {
-        self.unsent.fetch_add(bytes, Ordering::Relaxed);
-        if bytes > LARGE {
-            self.large.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether there was a large answer since this was last asked.
-    pub(super) fn had_large(&self) -> bool {
-        self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
-    }
-
-    /// Counts answer bytes that are sent, or never will be.
-    pub(super) fn discharge(&self, bytes: usize) {
-        self.unsent.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -119,23 +75,7 @@ impl Inbox for Mailbox {
     }
 }
 
-/// The waker that HTTP/2 and the socket are given.
-impl Wake for Mailbox {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        let mut state = self.lock();
-        state.stirred = true;
-        if let Some(sleeper) = state.sleeper.take() {
-            drop(state);
-            sleeper.wake();
-        }
-    }
-}
-
-/// The waker of one slot, so that a stream that moves does not make the task look at all of them.
+/// The waker of one slot, so that what one call waits for does not make the task look at all of them.
 struct SlotWaker {
     mailbox: Arc<Mailbox>,
     slot: u64,
@@ -151,13 +91,15 @@ impl Wake for SlotWaker {
     }
 }
 
-/// The waker for what happens to the stream in `slot`.
+/// The waker for what the call in `slot` waits for.
 pub(super) fn slot_waker(mailbox: &Arc<Mailbox>, slot: u64) -> Waker {
     Arc::new(SlotWaker { mailbox: Arc::clone(mailbox), slot }).into()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     struct Count(AtomicUsize);
@@ -186,27 +128,5 @@ mod tests {
         assert!(!mailbox.rest(&task), "there is a note to read");
         assert!(matches!(mailbox.collect()[..], [Note::Stop]));
         assert_eq!(woken(), 1);
-    }
-
-    #[test]
-    fn http2_that_wants_another_turn_gets_it() {
-        let mailbox = Arc::new(Mailbox::default());
-        let count = Arc::new(Count(AtomicUsize::new(0)));
-        let task = Waker::from(Arc::clone(&count));
-        let woken = || count.0.load(Ordering::Relaxed);
-
-        mailbox.collect();
-        mailbox.wake_by_ref();
-        mailbox.calm();
-        assert!(mailbox.rest(&task));
-        assert_eq!(woken(), 0, "what came before it was driven is taken care of");
-        mailbox.wake_by_ref();
-        assert_eq!(woken(), 1);
-
-        mailbox.collect();
-        mailbox.calm();
-        mailbox.wake_by_ref();
-        assert!(mailbox.rest(&task));
-        assert_eq!(woken(), 2);
     }
 }

@@ -6,8 +6,8 @@
 mod answer;
 mod body;
 mod call;
+mod checksum;
 mod connection;
-mod cork;
 mod deadlines;
 mod desk;
 mod frame;
@@ -18,6 +18,7 @@ mod head;
 mod limits;
 mod listener;
 mod mailbox;
+mod pool;
 mod respond;
 mod route;
 mod server;

@@ -1,122 +1,72 @@
 //! Sending answers.
 
-use std::sync::Arc;
-
-use bytes::{Buf, Bytes};
-use h2::server::SendResponse;
+use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::answer::encode;
 use super::call::{Dialect, Form, Kind};
 use super::frame::{Parts, too_long};
-use super::mailbox::Mailbox;
 use super::status;
 use crate::coordination::{Code, Failure, Outcome, Reply};
-
-/// A piece of an answer. It counts as unsent until HTTP/2 is done with it.
-pub(super) struct Piece {
-    bytes: Bytes,
-    charged: usize,
-    mailbox: Arc<Mailbox>,
-}
-
-impl Piece {
-    pub(super) fn new(bytes: Bytes, mailbox: &Arc<Mailbox>) -> Self {
-        let charged = bytes.len();
-        mailbox.charge(charged);
-        Self { bytes, charged, mailbox: Arc::clone(mailbox) }
-    }
-}
-
-impl Buf for Piece {
-    fn remaining(&self) -> usize {
-        self.bytes.len()
-    }
-
-    fn chunk(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.bytes.advance(count);
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        self.mailbox.discharge(self.charged);
-    }
-}
-
-/// Answers go here.
-pub(super) type Respond = SendResponse<Piece>;
+use crate::http2::{GRPC_ANSWER, GRPC_OK, Sender, StreamId, block};
 
 static GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
-fn head() -> Response<()> {
-    let mut head = Response::new(());
-    head.headers_mut().insert(CONTENT_TYPE, GRPC.clone());
-    head
-}
-
 /// Answers a call. That the peer may have gone meanwhile is no concern of the caller's.
-pub(super) fn outcome(
-    respond: &mut Respond,
-    outcome: &Outcome,
-    form: &Form,
-    most: usize,
-    mailbox: &Arc<Mailbox>,
-) {
+pub(super) fn outcome(sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form, most: usize) {
     match outcome {
         Ok(_) if form.kind == Kind::Poll => {
             let text = "there is no error to tell of, and none will be told of to this poll";
-            failure(respond, &Failure::plain(Code::Cancelled, text), form.dialect);
+            failure(sender, stream, &Failure::plain(Code::Cancelled, text), form.dialect);
         }
-        Ok(reply) => success(respond, reply, form, most, mailbox),
-        Err(error) => failure(respond, error, form.dialect),
+        Ok(reply) => success(sender, stream, reply, form, most),
+        Err(error) => failure(sender, stream, error, form.dialect),
     }
 }
 
-fn success(respond: &mut Respond, reply: &Reply, form: &Form, most: usize, mailbox: &Arc<Mailbox>) {
-    let parts = match encode(reply, form, most) {
-        Ok(parts) => parts,
-        Err(length) => return failure(respond, &too_long(length, most), form.dialect),
-    };
-    // From here on a failure means that the stream is gone.
-    let Ok(mut stream) = respond.send_response(head(), false) else { return };
-    let mut send = |part| stream.send_data(Piece::new(part, mailbox), false).is_ok();
-    let sent = match parts {
-        Parts::One(part) => send(part),
-        Parts::Many(parts) => parts.into_iter().all(send),
-    };
-    if sent {
-        let _ = stream.send_trailers(status::ok());
+fn success(sender: &mut Sender, stream: StreamId, reply: &Reply, form: &Form, most: usize) {
+    match encode(reply, form, most) {
+        Ok(Parts::One(part)) => answer(sender, stream, [part]),
+        Ok(Parts::Many(parts)) => answer(sender, stream, parts),
+        Err(length) => failure(sender, stream, &too_long(length, most), form.dialect),
     }
+}
+
+fn answer(sender: &mut Sender, stream: StreamId, parts: impl IntoIterator<Item = Bytes>) {
+    sender.answer(stream, &GRPC_ANSWER, parts, &GRPC_OK);
 }
 
 /// Answers a call with a failure.
-pub(super) fn failure(respond: &mut Respond, failure: &Failure, dialect: Dialect) {
-    let mut head = head();
-    status::failed(head.headers_mut(), failure, dialect);
-    let _ = respond.send_response(head, true);
+pub(super) fn failure(sender: &mut Sender, stream: StreamId, failure: &Failure, dialect: Dialect) {
+    refused(sender, stream, StatusCode::OK, HeaderMap::new(), failure, dialect);
 }
 
 /// Refuses a request that is no gRPC call.
-pub(super) fn refuse(respond: &mut Respond, status: StatusCode, why: &Failure) {
-    let mut head = head();
-    *head.status_mut() = status;
+pub(super) fn refuse(sender: &mut Sender, stream: StreamId, status: StatusCode, why: &Failure) {
+    let mut fields = HeaderMap::new();
     if status == StatusCode::METHOD_NOT_ALLOWED {
-        head.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+        fields.insert(ALLOW, HeaderValue::from_static("POST"));
     }
-    status::failed(head.headers_mut(), why, Dialect::Number);
-    let _ = respond.send_response(head, true);
+    refused(sender, stream, status, fields, why, Dialect::Number);
 }
 
 /// Refuses a compression that is not known here, naming those that are.
-pub(super) fn refuse_encoding(respond: &mut Respond, why: &Failure) {
-    let mut head = head();
-    head.headers_mut().insert("grpc-accept-encoding", HeaderValue::from_static("identity,gzip"));
-    status::failed(head.headers_mut(), why, Dialect::Number);
-    let _ = respond.send_response(head, true);
+pub(super) fn refuse_encoding(sender: &mut Sender, stream: StreamId, why: &Failure) {
+    let mut fields = HeaderMap::new();
+    fields.insert("grpc-accept-encoding", HeaderValue::from_static("identity,gzip"));
+    refused(sender, stream, StatusCode::OK, fields, why, Dialect::Number);
+}
+
+fn refused(
+    sender: &mut Sender,
+    stream: StreamId,
+    status: StatusCode,
+    mut fields: HeaderMap,
+    why: &Failure,
+    dialect: Dialect,
+) {
+    fields.insert(CONTENT_TYPE, GRPC.clone());
+    status::failed(&mut fields, why, dialect);
+    sender.head(stream, &block(Some(status.as_u16()), &fields), true);
 }

@@ -89,7 +89,7 @@ pub struct Figures {
     pub accept_errors: u64,
     /// Connections that turned out to speak no HTTP/2.
     pub strangers: u64,
-    /// Calls received.
+    /// Calls received, and either put to the state machine or refused.
     pub calls: u64,
     /// Calls refused by the edge itself: unknown, unreadable, too large, too slow or for no job.
     pub calls_refused: u64,

@@ -4,10 +4,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf, Bytes};
+use libdeflater::crc32;
 use prost::encoding::{self, DecodeContext, WireType};
 use prost::{DecodeError, Message as _};
 
 use super::call::unreadable;
+use super::checksum::Shift;
+use super::frame::Message;
+use super::gzip::Gzip;
 use crate::coordination::{Failure, TaskId, TaskSet};
 use crate::proto::CoordinatedTask;
 
@@ -27,13 +31,46 @@ const KEPT_BYTES: usize = 1 << 20;
 /// How many sets are kept.
 const KEPT: usize = 8;
 
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct Known {
     spelling: Spelling,
     field: u32,
     raw: Bytes,
     set: TaskSet,
+    /// The checksum of `raw`, and what appending it does to that of what stands before it.
+    checksum: u32,
+    shift: Shift,
 }
+
+impl Known {
+    fn new(spelling: Spelling, field: u32, raw: Bytes, set: TaskSet) -> Self {
+        let (checksum, shift) = (crc32(&raw), Shift::by(raw.len()));
+        Self { spelling, field, raw, set, checksum, shift }
+    }
+}
+
+/// A message that ends in a known set, as its length and its checksum say. Inflating it would have cost more than all
+/// else about its call: what it stands for is a hundred times as long as what is new in it.
+#[derive(Debug, Clone)]
+pub(super) struct Recalled {
+    /// What stands before the set.
+    beginning: Bytes,
+    known: Known,
+}
+
+impl Recalled {
+    /// The whole message.
+    pub(super) fn bytes(&self) -> Bytes {
+        [&*self.beginning, &*self.known.raw].concat().into()
+    }
+}
+
+/// What stands before a set is no longer than this.
+const BEGINNING: usize = 256;
+/// So much of the set itself is looked at, beside the checksum.
+const GLANCE: usize = 16;
+/// The longest piece that deflate repeats at once. One for which there is no room is left out.
+const LONGEST_MATCH: usize = 258;
 
 /// The sets that were read last.
 #[derive(Default)]
@@ -54,9 +91,48 @@ impl TaskSets {
         TaskSet::new(Vec::new())
     }
 
+    /// The message in `file`, if it ends in a set that is known and the beginning alone need be inflated.
+    ///
+    /// The checksum is what a file states of its contents, and all that any receiver of it has to go by. Who forges one
+    /// asks about a set that it could have asked about openly.
+    pub(super) fn recall(&self, file: &Gzip) -> Option<Recalled> {
+        if file.length < WORTH_KEEPING {
+            return None;
+        }
+        let known = Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner));
+        let fits = |known: &&Known| {
+            file.length.checked_sub(known.raw.len()).is_some_and(|length| length <= BEGINNING)
+        };
+        known.iter().find(fits)?;
+        let mut room = [0; BEGINNING + 2 * GLANCE + LONGEST_MATCH];
+        file.peek(&mut room);
+        known.iter().filter(fits).find_map(|known| {
+            let (beginning, set) = room.split_at_checked(file.length - known.raw.len())?;
+            let same = set.get(..GLANCE) == known.raw.get(..GLANCE)
+                && known.shift.join(crc32(beginning), known.checksum) == file.checksum;
+            same.then(|| Recalled { beginning: Bytes::copy_from_slice(beginning), known: known.clone() })
+        })
+    }
+
     /// Takes the set in field `field` out of a request: what remains of it, and the set, if the
     /// field is there at all.
     pub(super) fn lift(
+        &self,
+        message: &Message,
+        field: u32,
+        spelling: Spelling,
+    ) -> Result<(Bytes, Option<TaskSet>), Failure> {
+        if let Message::Recalled(Recalled { beginning, known }) = message
+            && known.field == field
+            && known.spelling == spelling
+            && !holds(beginning, field)
+        {
+            return Ok((beginning.clone(), Some(known.set.clone())));
+        }
+        self.lift_from(message.bytes(), field, spelling)
+    }
+
+    fn lift_from(
         &self,
         request: Bytes,
         field: u32,
@@ -81,7 +157,7 @@ impl TaskSets {
             && (WORTH_KEEPING..=KEPT_BYTES).contains(&(end - start))
         {
             let raw = Bytes::copy_from_slice(request.get(start..end).unwrap_or_default());
-            self.keep(Known { spelling, field, raw, set: set.clone() });
+            self.keep(Known::new(spelling, field, raw, set.clone()));
         }
         Ok((rest.into(), Some(set)))
     }
@@ -91,6 +167,18 @@ impl TaskSets {
         let others = known.iter().filter(|k| k.raw != new.raw).take(KEPT - 1).cloned();
         *known = Arc::new(std::iter::once(new.clone()).chain(others).collect());
     }
+}
+
+/// Whether `field` stands in `message`, or what stands there cannot be read.
+fn holds(mut message: &[u8], field: u32) -> bool {
+    while !message.is_empty() {
+        let Ok((tag, wire_type)) = encoding::decode_key(&mut message) else { return true };
+        let skipped = encoding::skip_field(wire_type, tag, &mut message, DecodeContext::default());
+        if tag == field || skipped.is_err() {
+            return true;
+        }
+    }
+    false
 }
 
 struct Lifting<'a> {
@@ -218,12 +306,54 @@ mod tests {
                 requesting_task_id: task,
                 task_ids: all.clone(),
             };
-            let (rest, set) = sets.lift(asked.encode_to_vec().into(), 3, Spelling::Numbers).unwrap();
+            let (rest, set) = sets.lift_from(asked.encode_to_vec().into(), 3, Spelling::Numbers).unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!(ids(set), (0..2000).collect::<Vec<_>>());
             assert_eq!(rest, xla::coordination::GetAliveTasksRequest { task_ids: vec![], ..asked });
             assert_eq!(kept(&sets), 1, "read once");
         }
+    }
+
+    #[test]
+    fn a_compressed_request_about_a_known_set_is_not_inflated() {
+        use crate::grpc::gzip::compress;
+        let sets = TaskSets::default();
+        let ask = |task, tasks: &[i32]| {
+            let incarnations = xla::coordination::Incarnations {
+                service_incarnation: 7,
+                task_id: 0,
+                task_incarnation: u64::from(u32::MAX) << 7 | task as u64,
+            };
+            let (incarnations, task_ids) = (Some(incarnations), tasks.to_vec());
+            xla::coordination::GetAliveTasksRequest { incarnations, requesting_task_id: task, task_ids }
+        };
+        let all: Vec<i32> = (0..2000).collect();
+        let recall = |asked: &xla::coordination::GetAliveTasksRequest| {
+            let file = compress(&asked.encode_to_vec());
+            sets.recall(&Gzip::open(&file).unwrap())
+        };
+        assert!(recall(&ask(0, &all)).is_none(), "nothing is known yet");
+        sets.lift_from(ask(0, &all).encode_to_vec().into(), 3, Spelling::Numbers).unwrap();
+        for task in [0, 1, 127, 128, 1999] {
+            let asked = ask(task, &all);
+            let recalled = recall(&asked).expect("it is known");
+            assert_eq!(recalled.bytes(), asked.encode_to_vec());
+            let message = Message::Recalled(recalled);
+            let (rest, set) = sets.lift(&message, 3, Spelling::Numbers).unwrap();
+            let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
+            assert_eq!((rest.requesting_task_id, rest.incarnations), (task, asked.incarnations));
+            assert_eq!(ids(set), all);
+            // Read as something else it is what it is.
+            let (_, other) = sets.lift(&message, 4, Spelling::Numbers).unwrap();
+            assert!(other.is_none());
+        }
+        // One that differs anywhere is another.
+        for place in [0, 1, 999, 1999] {
+            let mut others = all.clone();
+            others[place] ^= 1;
+            assert!(recall(&ask(3, &others)).is_none(), "{place}");
+        }
+        assert!(recall(&ask(3, &all[..1999])).is_none());
     }
 
     #[test]
@@ -239,7 +369,8 @@ mod tests {
                     counter: 9,
                     ..Default::default()
                 };
-                let (rest, set) = sets.lift(asked.encode_to_vec().into(), 3, Spelling::Messages).unwrap();
+                let (rest, set) =
+                    sets.lift_from(asked.encode_to_vec().into(), 3, Spelling::Messages).unwrap();
                 assert_eq!(ids(set), members);
                 let rest = tensorflow::BarrierRequest::decode(rest).unwrap();
                 assert_eq!(rest, tensorflow::BarrierRequest { tasks: vec![], ..asked });
@@ -252,14 +383,14 @@ mod tests {
     fn odd_spellings_are_read_and_bad_ones_refused() {
         let sets = TaskSets::default();
         let scattered = [0x18, 5, 0x10, 9, 0x1a, 2, 3, 4, 0x18, 1];
-        let (rest, set) = sets.lift(Bytes::copy_from_slice(&scattered), 3, Spelling::Numbers).unwrap();
+        let (rest, set) = sets.lift_from(Bytes::copy_from_slice(&scattered), 3, Spelling::Numbers).unwrap();
         assert_eq!(ids(set), [1, 3, 4, 5]);
         assert_eq!(*rest, [0x10, 9]);
-        let (_, none) = sets.lift(Bytes::from_static(&[0x10, 9]), 3, Spelling::Numbers).unwrap();
+        let (_, none) = sets.lift_from(Bytes::from_static(&[0x10, 9]), 3, Spelling::Numbers).unwrap();
         assert!(none.is_none());
         for bad in [&[0x1a, 5, 1][..], &[0x1a], &[0x1b], &[0xff; 12], &[0x1d, 1, 2, 3, 4]] {
             for spelling in [Spelling::Numbers, Spelling::Messages] {
-                assert!(sets.lift(Bytes::copy_from_slice(bad), 3, spelling).is_err(), "{bad:?}");
+                assert!(sets.lift_from(Bytes::copy_from_slice(bad), 3, spelling).is_err(), "{bad:?}");
             }
         }
     }
@@ -270,11 +401,11 @@ mod tests {
         let mut packed = vec![0x1a, 0xac, 0x02];
         packed.extend((0..300_u32).map(|n| (n % 100) as u8));
         for _ in 0..2 {
-            let (_, set) = sets.lift(packed.clone().into(), 3, Spelling::Numbers).unwrap();
+            let (_, set) = sets.lift_from(packed.clone().into(), 3, Spelling::Numbers).unwrap();
             assert_eq!(ids(set).len(), 100);
         }
         packed.extend([0x10, 1, 0x18, 101]);
-        let (rest, set) = sets.lift(packed.into(), 3, Spelling::Numbers).unwrap();
+        let (rest, set) = sets.lift_from(packed.into(), 3, Spelling::Numbers).unwrap();
         assert_eq!(ids(set).len(), 101);
         assert_eq!(*rest, [0x10, 1]);
     }

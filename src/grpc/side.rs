@@ -2,23 +2,21 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Waker};
 
-use bytes::{Buf, Bytes};
-use h2::RecvStream;
-use http::{Request, Response};
+use bytes::Bytes;
+use http::{Method, Request, Uri};
 use http_body::{Body, Frame};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, mpsc};
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
-use super::call::Dialect;
-use super::mailbox::Mailbox;
-use super::respond::{self, Piece, Respond};
 use super::{generation_a, generation_c};
 use crate::coordination::{Code, Failure};
+use crate::http2::{Head, Reason, Sender, StreamId, block};
 use crate::proto::DESCRIPTORS;
 
 /// The other services.
@@ -77,120 +75,167 @@ impl Side {
         Self { most, free: None }
     }
 
-    /// Takes a call, and has it answered by a task of its own.
-    pub(super) fn take(
+    /// Begins a call, which a task of its own answers. `waker` is woken when there is something to pass on.
+    pub(super) fn begin(
         &mut self,
         services: &Services,
-        request: Request<RecvStream>,
-        mut respond: Respond,
-        mailbox: &Arc<Mailbox>,
-    ) {
+        head: &Head,
+        stream: StreamId,
+        waker: Waker,
+    ) -> Result<SideCall, Failure> {
         let free = self.free.get_or_insert_with(|| Arc::new(Semaphore::new(self.most)));
         let Ok(permit) = Arc::clone(free).try_acquire_owned() else {
             let text =
                 format!("{} calls to this service are in progress on this connection already", self.most);
-            let why = Failure::plain(Code::ResourceExhausted, text);
-            return respond::failure(&mut respond, &why, Dialect::Number);
+            return Err(Failure::plain(Code::ResourceExhausted, text));
         };
-        let (routes, mailbox) = (services.routes.clone(), Arc::clone(mailbox));
+        let (incoming, received) = mpsc::unbounded_channel();
+        let (sent, outgoing) = mpsc::channel(PIECES);
+        let unread = Arc::new(AtomicUsize::new(0));
+        let body = Incoming { received, unread: Arc::clone(&unread) };
+        let mut request = Request::new(tonic::body::Body::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = Uri::try_from(&head.path).unwrap_or_default();
+        *request.headers_mut() = head.fields.clone();
+        let routes = services.routes.clone();
         tokio::spawn(async move {
             let _permit = permit;
-            answer(routes, request, respond, &mailbox).await;
+            tokio::select! {
+                biased;
+                () = sent.closed() => {}
+                () = answer(routes, request, &sent) => {}
+            }
         });
+        Ok(SideCall { stream, incoming: Some(incoming), outgoing, unread, waker, parked: false })
     }
 }
 
-async fn answer(
-    mut routes: Routes,
-    request: Request<RecvStream>,
-    mut respond: Respond,
-    mailbox: &Arc<Mailbox>,
-) {
-    let request = request.map(|stream| tonic::body::Body::new(Incoming(stream)));
-    let response = tokio::select! {
-        biased;
-        _ = std::future::poll_fn(|cx| respond.poll_reset(cx)) => return,
-        response = routes.call(request) => response,
-    };
-    let Ok(response) = response;
+/// Pieces of an answer that may be on their way from the task that gives it.
+const PIECES: usize = 4;
+/// Bytes of a request that its service has not read yet; none of them has much to say.
+const UNREAD: usize = 1 << 20;
+
+/// A piece of an answer.
+enum Piece {
+    Head(Vec<u8>, bool),
+    Data(Bytes),
+    Trailers(Vec<u8>),
+    End,
+}
+
+/// A call to one of the other services.
+pub(super) struct SideCall {
+    stream: StreamId,
+    /// Gone once the request has ended.
+    incoming: Option<mpsc::UnboundedSender<Bytes>>,
+    outgoing: mpsc::Receiver<Piece>,
+    unread: Arc<AtomicUsize>,
+    waker: Waker,
+    /// It is looked at when the peer has taken its answers.
+    pub(super) parked: bool,
+}
+
+impl SideCall {
+    /// Passes on what has arrived of the request.
+    pub(super) fn push(&mut self, bytes: &[u8], ended: bool) {
+        if let Some(incoming) = &self.incoming
+            && !bytes.is_empty()
+        {
+            let unread = self.unread.fetch_add(bytes.len(), Ordering::Relaxed);
+            if unread + bytes.len() > UNREAD {
+                // The service sees the request end in the middle, and says so.
+                self.incoming = None;
+            } else {
+                // A service that has answered reads no further.
+                let _ = incoming.send(Bytes::copy_from_slice(bytes));
+            }
+        }
+        if ended {
+            self.incoming = None;
+        }
+    }
+
+    /// Passes on what there is of the answer; whether that is all.
+    pub(super) fn pass_on(&mut self, sender: &mut Sender) -> bool {
+        let mut cx = Context::from_waker(&self.waker);
+        // One in each turn: how much the peer takes is looked at in between.
+        let Poll::Ready(piece) = self.outgoing.poll_recv(&mut cx) else { return false };
+        let stream = self.stream;
+        match piece {
+            Some(Piece::Head(block, ended)) => {
+                sender.head(stream, &block, ended);
+                if ended {
+                    return true;
+                }
+            }
+            Some(Piece::Data(data)) => sender.data(stream, data),
+            Some(Piece::Trailers(block)) => {
+                sender.trailers(stream, &block);
+                return true;
+            }
+            Some(Piece::End) => {
+                sender.end(stream);
+                return true;
+            }
+            None => {
+                sender.reset(stream, Reason::Internal);
+                return true;
+            }
+        }
+        self.waker.wake_by_ref();
+        false
+    }
+}
+
+/// Answers a request piece by piece. That nobody takes them any more ends the task that does this.
+async fn answer(mut routes: Routes, request: Request<tonic::body::Body>, sent: &mpsc::Sender<Piece>) {
+    let Ok(response) = routes.call(request).await;
     let (head, body) = response.into_parts();
     let ended = body.is_end_stream();
-    let Ok(mut stream) = respond.send_response(Response::from_parts(head, ()), ended) else { return };
+    let _ = sent.send(Piece::Head(block(Some(head.status.as_u16()), &head.headers), ended)).await;
     if ended {
         return;
     }
     let mut body = pin!(body);
     loop {
-        let frame = tokio::select! {
-            biased;
-            _ = std::future::poll_fn(|cx| stream.poll_reset(cx)) => return,
-            frame = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)) => frame,
-        };
-        let sent = match frame {
-            None => {
-                let _ = stream.send_data(Piece::new(Bytes::new(), mailbox), true);
-                return;
-            }
-            Some(Err(_)) => return stream.send_reset(h2::Reason::INTERNAL_ERROR),
+        let piece = match std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+            None => Piece::End,
+            Some(Err(_)) => return,
             Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => send(&mut stream, data, mailbox).await,
-                Err(frame) => {
-                    if let Ok(trailers) = frame.into_trailers() {
-                        let _ = stream.send_trailers(trailers);
-                    }
-                    return;
-                }
+                Ok(data) => Piece::Data(data),
+                Err(frame) => match frame.into_trailers() {
+                    Ok(trailers) => Piece::Trailers(block(None, &trailers)),
+                    Err(_) => continue,
+                },
             },
         };
-        if !sent {
+        let last = !matches!(piece, Piece::Data(_));
+        let _ = sent.send(piece).await;
+        if last {
             return;
         }
     }
 }
 
-/// Sends as fast as the peer reads; `false` once it is gone.
-async fn send(stream: &mut h2::SendStream<Piece>, mut data: Bytes, mailbox: &Arc<Mailbox>) -> bool {
-    while data.has_remaining() {
-        stream.reserve_capacity(data.len());
-        match std::future::poll_fn(|cx| stream.poll_capacity(cx)).await {
-            Some(Ok(capacity)) => {
-                let piece = data.split_to(capacity.min(data.len()));
-                if stream.send_data(Piece::new(piece, mailbox), false).is_err() {
-                    return false;
-                }
-            }
-            _ => return false,
-        }
-    }
-    true
-}
-
 /// A request's body as these services want it.
-struct Incoming(RecvStream);
+struct Incoming {
+    received: mpsc::UnboundedReceiver<Bytes>,
+    unread: Arc<AtomicUsize>,
+}
 
 impl Body for Incoming {
     type Data = Bytes;
-    type Error = h2::Error;
+    type Error = std::convert::Infallible;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        match ready!(self.0.poll_data(cx)) {
-            Some(Ok(data)) => {
-                let _ = self.0.flow_control().release_capacity(data.len());
-                Poll::Ready(Some(Ok(Frame::data(data))))
-            }
-            Some(Err(error)) => Poll::Ready(Some(Err(error))),
-            None => match ready!(self.0.poll_trailers(cx)) {
-                Ok(Some(trailers)) => Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
-                Ok(None) => Poll::Ready(None),
-                Err(error) => Poll::Ready(Some(Err(error))),
-            },
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.received.poll_recv(cx).map(|next| {
+            next.map(|bytes| {
+                self.unread.fetch_sub(bytes.len(), Ordering::Relaxed);
+                Ok(Frame::data(bytes))
+            })
+        })
     }
 }

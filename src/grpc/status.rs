@@ -1,7 +1,6 @@
 //! How a call ends on the wire: the trailers, and in them the payloads that clients act upon.
 
 use std::borrow::Cow;
-use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -32,18 +31,6 @@ const DETAILS_BYTES: usize = 8 << 10;
 
 /// What must not stand in a grpc-message as it is: everything but printable ASCII, and the escape itself.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
-
-/// Trailers of success.
-static OK: LazyLock<HeaderMap> = LazyLock::new(|| {
-    let mut trailers = HeaderMap::with_capacity(1);
-    trailers.insert(&STATUS, HeaderValue::from_static("0"));
-    trailers
-});
-
-/// The trailers of a successful call.
-pub(super) fn ok() -> HeaderMap {
-    OK.clone()
-}
 
 /// Adds to `headers` how a call failed.
 pub(super) fn failed(headers: &mut HeaderMap, failure: &Failure, dialect: Dialect) {

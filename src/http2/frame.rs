@@ -1,0 +1,125 @@
+//! Frames: their kinds, flags and layout.
+
+use std::fmt;
+
+/// What every client sends first.
+pub(crate) static PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The number of a stream. Those of clients are odd.
+pub(crate) type StreamId = u32;
+
+/// The length of a frame's head.
+pub(super) const HEAD: usize = 9;
+
+/// Kinds of frames, by their numbers (6.).
+pub(super) mod kind {
+    pub const DATA: u8 = 0;
+    pub const HEADERS: u8 = 1;
+    pub const PRIORITY: u8 = 2;
+    pub const RST_STREAM: u8 = 3;
+    pub const SETTINGS: u8 = 4;
+    pub const PUSH_PROMISE: u8 = 5;
+    pub const PING: u8 = 6;
+    pub const GOAWAY: u8 = 7;
+    pub const WINDOW_UPDATE: u8 = 8;
+    pub const CONTINUATION: u8 = 9;
+}
+
+/// Flags of frames.
+pub(super) mod flag {
+    pub const END_STREAM: u8 = 1;
+    pub const ACK: u8 = 1;
+    pub const END_HEADERS: u8 = 4;
+    pub const PADDED: u8 = 8;
+    pub const PRIORITY: u8 = 0x20;
+}
+
+/// Numbers of settings.
+pub(super) mod setting {
+    pub const HEADER_TABLE_SIZE: u16 = 1;
+    pub const MAX_CONCURRENT_STREAMS: u16 = 3;
+    pub const INITIAL_WINDOW_SIZE: u16 = 4;
+    pub const MAX_FRAME_SIZE: u16 = 5;
+    pub const MAX_HEADER_LIST_SIZE: u16 = 6;
+}
+
+/// Windows and frames that nothing has been said about.
+pub(super) const DEFAULT_WINDOW: i64 = 65_535;
+pub(super) const DEFAULT_FRAME: usize = 16_384;
+/// No window may be larger.
+pub(super) const LARGEST_WINDOW: i64 = (1 << 31) - 1;
+/// Nor any frame.
+pub(super) const LARGEST_FRAME: usize = (1 << 24) - 1;
+
+/// The head of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FrameHead {
+    pub(super) length: usize,
+    pub(super) kind: u8,
+    pub(super) flags: u8,
+    pub(super) stream: StreamId,
+}
+
+impl FrameHead {
+    pub(super) fn read(bytes: [u8; HEAD]) -> Self {
+        let [l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes;
+        Self {
+            length: u32::from_be_bytes([0, l0, l1, l2]) as usize,
+            kind,
+            flags,
+            stream: u32::from_be_bytes([s0, s1, s2, s3]) & 0x7fff_ffff,
+        }
+    }
+
+    pub(super) fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Writes the head of a frame.
+pub(super) fn put_head(to: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: StreamId) {
+    let [_, l0, l1, l2] = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
+    let [s0, s1, s2, s3] = stream.to_be_bytes();
+    to.extend_from_slice(&[l0, l1, l2, kind, flags, s0, s1, s2, s3]);
+}
+
+/// Why a stream or a connection ends (7.).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    NoError = 0,
+    Protocol = 1,
+    Internal = 2,
+    FlowControl = 3,
+    StreamClosed = 5,
+    FrameSize = 6,
+    RefusedStream = 7,
+    Compression = 9,
+    EnhanceYourCalm = 11,
+}
+
+/// What a peer did that ends the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) reason: Reason,
+    pub(crate) what: &'static str,
+}
+
+impl Fault {
+    pub(super) fn new(reason: Reason, what: &'static str) -> Self {
+        Self { reason, what }
+    }
+
+    pub(super) fn protocol(what: &'static str) -> Self {
+        Self::new(Reason::Protocol, what)
+    }
+
+    pub(super) fn size(what: &'static str) -> Self {
+        Self::new(Reason::FrameSize, what)
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the peer broke HTTP/2: {} ({:?})", self.what, self.reason)
+    }
+}

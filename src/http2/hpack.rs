@@ -1,0 +1,341 @@
+//! Header compression (RFC 7541): reading what peers send, writing what they are sent.
+
+use std::collections::VecDeque;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::head::{Head, HeadBuilder};
+use super::huffman;
+
+/// The table of appendix A. Its first entry has the index 1.
+#[rustfmt::skip]
+static STATIC: [(&str, &str); 61] = [
+    (":authority", ""),
+    (":method", "GET"),
+    (":method", "POST"),
+    (":path", "/"),
+    (":path", "/index.html"),
+    (":scheme", "http"),
+    (":scheme", "https"),
+    (":status", "200"),
+    (":status", "204"),
+    (":status", "206"),
+    (":status", "304"),
+    (":status", "400"),
+    (":status", "404"),
+    (":status", "500"),
+    ("accept-charset", ""),
+    ("accept-encoding", "gzip, deflate"),
+    ("accept-language", ""),
+    ("accept-ranges", ""),
+    ("accept", ""),
+    ("access-control-allow-origin", ""),
+    ("age", ""),
+    ("allow", ""),
+    ("authorization", ""),
+    ("cache-control", ""),
+    ("content-disposition", ""),
+    ("content-encoding", ""),
+    ("content-language", ""),
+    ("content-length", ""),
+    ("content-location", ""),
+    ("content-range", ""),
+    ("content-type", ""),
+    ("cookie", ""),
+    ("date", ""),
+    ("etag", ""),
+    ("expect", ""),
+    ("expires", ""),
+    ("from", ""),
+    ("host", ""),
+    ("if-match", ""),
+    ("if-modified-since", ""),
+    ("if-none-match", ""),
+    ("if-range", ""),
+    ("if-unmodified-since", ""),
+    ("last-modified", ""),
+    ("link", ""),
+    ("location", ""),
+    ("max-forwards", ""),
+    ("proxy-authenticate", ""),
+    ("proxy-authorization", ""),
+    ("range", ""),
+    ("referer", ""),
+    ("refresh", ""),
+    ("retry-after", ""),
+    ("server", ""),
+    ("set-cookie", ""),
+    ("strict-transport-security", ""),
+    ("transfer-encoding", ""),
+    ("user-agent", ""),
+    ("vary", ""),
+    ("via", ""),
+    ("www-authenticate", ""),
+];
+
+/// What an entry of the table counts beside its name and value.
+pub(super) const ENTRY: usize = 32;
+/// The size of a table that nothing has been said about.
+const TABLE: usize = 4096;
+
+/// Why a header block cannot be read. Peer and server do not agree on the table any more: the connection is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Garbled(pub(super) &'static str);
+
+type Text = Box<[u8]>;
+
+/// Reads the header blocks of one connection.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    entries: VecDeque<(Text, Text)>,
+    size: usize,
+    /// How large the peer lets the table become.
+    limit: usize,
+}
+
+impl Default for Decoder {
+    fn default() -> Self {
+        Self { entries: VecDeque::new(), size: 0, limit: TABLE }
+    }
+}
+
+impl Decoder {
+    /// Whether what a block means does not depend on those before it, and will not.
+    pub(super) fn is_stateless(&self) -> bool {
+        self.limit == 0
+    }
+
+    /// Reads a block. `most` bounds the size of the list as RFC 9113 counts it (6.5.2); beyond it the head is not built,
+    /// but the block is read for the table's sake.
+    pub(super) fn read(&mut self, mut block: &[u8], most: usize) -> Result<Head, Garbled> {
+        let mut head = HeadBuilder::new(most);
+        let mut begun = false;
+        while let Some(&first) = block.first() {
+            match first {
+                0x80.. => {
+                    let index = integer(&mut block, 7)?;
+                    let (name, value) = self.entry(index)?;
+                    head.add(name, value);
+                }
+                0x40.. => {
+                    let (name, value) = self.literal(&mut block, 6, most)?;
+                    head.add(&name, &value);
+                    self.insert(name, value);
+                }
+                0x20.. => {
+                    let limit = integer(&mut block, 5)?;
+                    if begun || limit > TABLE {
+                        return Err(Garbled("the table's size changes where it must not"));
+                    }
+                    self.limit = limit;
+                    self.evict();
+                    continue;
+                }
+                _ => {
+                    let (name, value) = self.literal(&mut block, 4, most)?;
+                    head.add(&name, &value);
+                }
+            }
+            begun = true;
+        }
+        Ok(head.finish())
+    }
+
+    fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), Garbled> {
+        const UNKNOWN: Garbled = Garbled("an index leads beyond the table");
+        let index = index.checked_sub(1).ok_or(UNKNOWN)?;
+        if let Some((name, value)) = STATIC.get(index) {
+            return Ok((name.as_bytes(), value.as_bytes()));
+        }
+        let (name, value) = self.entries.get(index - STATIC.len()).ok_or(UNKNOWN)?;
+        Ok((name, value))
+    }
+
+    fn literal(&self, block: &mut &[u8], prefix: u32, most: usize) -> Result<(Text, Text), Garbled> {
+        let name = match integer(block, prefix)? {
+            0 => string(block, most)?,
+            index => self.entry(index)?.0.into(),
+        };
+        Ok((name, string(block, most)?))
+    }
+
+    fn insert(&mut self, name: Text, value: Text) {
+        self.size += name.len() + value.len() + ENTRY;
+        self.entries.push_front((name, value));
+        self.evict();
+    }
+
+    fn evict(&mut self) {
+        while self.size > self.limit {
+            let Some((name, value)) = self.entries.pop_back() else { break };
+            self.size -= name.len() + value.len() + ENTRY;
+        }
+        if self.limit == 0 {
+            self.entries = VecDeque::new();
+        }
+    }
+}
+
+const CUT: Garbled = Garbled("it ends in the middle");
+
+/// An integer whose first byte has `prefix` bits of it (5.1).
+fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Garbled> {
+    let full = (1_usize << prefix) - 1;
+    let first = take(block)?;
+    let mut value = usize::from(first) & full;
+    if value < full {
+        return Ok(value);
+    }
+    for shift in [0, 7, 14, 21] {
+        let byte = take(block)?;
+        value += usize::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(Garbled("a number is too large"))
+}
+
+fn take(block: &mut &[u8]) -> Result<u8, Garbled> {
+    let (first, rest) = block.split_first().ok_or(CUT)?;
+    *block = rest;
+    Ok(*first)
+}
+
+/// A string (5.2). One of more than `most` bytes is no part of a list that would be taken.
+fn string(block: &mut &[u8], most: usize) -> Result<Text, Garbled> {
+    let huffman = block.first().ok_or(CUT)? & 0x80 != 0;
+    let length = integer(block, 7)?;
+    let (text, rest) = block.split_at_checked(length).ok_or(CUT)?;
+    *block = rest;
+    if huffman {
+        // Twice the longest list, so that a list that is merely too long is told from one that is out of order.
+        let text = huffman::decode(text, 2 * most + text.len());
+        return text.map(Into::into).ok_or(Garbled("a string is not in the Huffman code"));
+    }
+    Ok(text.into())
+}
+
+/// `:status: 200` and `content-type: application/grpc`: how every answer begins.
+pub(crate) static GRPC_ANSWER: [u8; 20] = *b"\x88\x0f\x10\x10application/grpc";
+/// `grpc-status: 0`: how those end that succeed.
+pub(crate) static GRPC_OK: [u8; 15] = *b"\x00\x0bgrpc-status\x010";
+
+/// Writes a header block: the status of an answer, unless it is a trailer, and its fields. Nothing is put into the peer's table.
+pub(crate) fn block(status: Option<u16>, fields: &HeaderMap) -> Vec<u8> {
+    let mut block = Vec::with_capacity(64);
+    match status {
+        None => {}
+        Some(200) => block.push(0x88),
+        Some(status) => {
+            // A literal with the name of the eighth entry.
+            block.push(8);
+            put_string(&mut block, status.to_string().as_bytes());
+        }
+    }
+    for (name, value) in fields {
+        put_field(&mut block, name, value);
+    }
+    block
+}
+
+fn put_field(block: &mut Vec<u8>, name: &HeaderName, value: &HeaderValue) {
+    block.push(0);
+    put_string(block, name.as_str().as_bytes());
+    put_string(block, value.as_bytes());
+}
+
+fn put_string(block: &mut Vec<u8>, text: &[u8]) {
+    let mut rest = text.len();
+    if rest < 0x7f {
+        block.push(rest as u8);
+    } else {
+        block.push(0x7f);
+        rest -= 0x7f;
+        while rest >= 0x80 {
+            block.push(rest as u8 | 0x80);
+            rest >>= 7;
+        }
+        block.push(rest as u8);
+    }
+    block.extend_from_slice(text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(decoder: &mut Decoder, hex: &str) -> Result<Head, Garbled> {
+        let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+        let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
+        let block: Vec<u8> = pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
+        decoder.read(&block, 4096)
+    }
+
+    #[test]
+    fn the_requests_of_the_standard() {
+        // RFC 7541, C.4: three requests on one connection.
+        let mut decoder = Decoder::default();
+        let first = read(&mut decoder, "8286 8441 8cf1 e3c2 e5f2 3a6b a0ab 90f4 ff").unwrap();
+        assert_eq!((&*first.method, &*first.path, &*first.authority), ("GET", "/", "www.example.com"));
+        assert_eq!((decoder.size, decoder.entries.len()), (57, 1));
+        let second = read(&mut decoder, "8286 84be 5886 a8eb 1064 9cbf").unwrap();
+        assert_eq!(second.authority, "www.example.com");
+        assert_eq!(second.fields["cache-control"], "no-cache");
+        let third =
+            read(&mut decoder, "8287 85bf 4088 25a8 49e9 5ba9 7d7f 8925 a849 e95b b8e8 b4bf").unwrap();
+        assert_eq!(
+            (&*third.path, &third.fields["custom-key"]),
+            ("/index.html", &"custom-value".parse().unwrap())
+        );
+        assert_eq!((decoder.size, decoder.entries.len()), (164, 3));
+    }
+
+    #[test]
+    fn a_table_that_is_switched_off_stays_empty() {
+        let mut decoder = Decoder::default();
+        read(&mut decoder, "8286 8441 0161").unwrap();
+        assert!(!decoder.is_stateless());
+        read(&mut decoder, "20 8286 8441 0161").unwrap();
+        assert!(decoder.is_stateless() && decoder.entries.is_empty() && decoder.size == 0);
+        assert_eq!(read(&mut decoder, "be"), Err(Garbled("an index leads beyond the table")));
+    }
+
+    #[test]
+    fn what_is_out_of_order_is_garbled() {
+        for (hex, why) in [
+            ("80", "an index leads beyond the table"),
+            ("ff8001", "an index leads beyond the table"),
+            ("ffffffffffff", "a number is too large"),
+            ("ff", "it ends in the middle"),
+            ("0005 6161", "it ends in the middle"),
+            ("3fe21f", "the table's size changes where it must not"),
+            ("82 20", "the table's size changes where it must not"),
+            ("0081ff 0161", "a string is not in the Huffman code"),
+        ] {
+            assert_eq!(read(&mut Decoder::default(), hex), Err(Garbled(why)), "{hex}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let mut fields = HeaderMap::new();
+        let long = "v".repeat(300);
+        fields.insert("x-long", long.parse().unwrap());
+        fields.append("x-two", "1".parse().unwrap());
+        fields.append("x-two", "2".parse().unwrap());
+        let read = Decoder::default().read(&block(None, &fields), 4096).unwrap();
+        assert_eq!(read.fields, fields);
+        for (status, head) in [(200, &[0x88][..]), (405, b"\x08\x03405")] {
+            assert_eq!(block(Some(status), &HeaderMap::new()), head);
+        }
+        let grpc = HeaderMap::from_iter([(
+            http::header::CONTENT_TYPE,
+            HeaderValue::from_static("application/grpc"),
+        )]);
+        let expected = Decoder::default().read(&block(Some(200), &grpc)[1..], 4096).unwrap();
+        assert_eq!(Decoder::default().read(&GRPC_ANSWER[1..], 4096).unwrap(), expected);
+        let ok = Decoder::default().read(&GRPC_OK, 4096).unwrap();
+        assert_eq!(ok.fields["grpc-status"], "0");
+    }
+}

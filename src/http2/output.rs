@@ -1,0 +1,206 @@
+//! Bytes on their way out: small ones gathered, large ones passed on as they are.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::AsyncWrite;
+
+/// Parts longer than this are not copied.
+const COPIED: usize = 4 << 10;
+/// So many slices are handed to the system at once.
+const SLICES: usize = 64;
+/// A buffer that has grown beyond this is not kept.
+const SPARE_BYTES: usize = 256 << 10;
+
+thread_local! {
+    /// Room to gather in: only a connection that has something to send needs it, and then only for the moment.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+#[derive(Debug)]
+enum Piece {
+    /// So many of the gathered bytes.
+    Gathered(usize),
+    Shared(Bytes),
+}
+
+/// Bytes on their way out of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    gathered: Vec<u8>,
+    /// How many of the gathered bytes are gone.
+    gone: usize,
+    pieces: VecDeque<Piece>,
+    length: usize,
+}
+
+impl Output {
+    /// How many bytes wait.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Adds what `write` writes.
+    pub(super) fn gather(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.gathered.capacity() == 0 {
+            self.gathered = SPARE.take();
+        }
+        let before = self.gathered.len();
+        write(&mut self.gathered);
+        let added = self.gathered.len() - before;
+        self.length += added;
+        match self.pieces.back_mut() {
+            Some(Piece::Gathered(length)) => *length += added,
+            _ => self.pieces.push_back(Piece::Gathered(added)),
+        }
+    }
+
+    /// Adds a part.
+    pub(super) fn put(&mut self, part: &Bytes) {
+        if part.len() <= COPIED {
+            return self.gather(|gathered| gathered.extend_from_slice(part));
+        }
+        self.length += part.len();
+        self.pieces.push_back(Piece::Shared(part.clone()));
+    }
+
+    /// Sends as much as the peer's host takes; ready once that is everything.
+    pub(crate) fn poll_send<T: AsyncWrite + Unpin>(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: &mut T,
+    ) -> Poll<io::Result<()>> {
+        while !self.is_empty() {
+            let sent = ready!(self.poll_write(cx, socket))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.advance(sent);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write<T: AsyncWrite + Unpin>(
+        &self,
+        cx: &mut Context<'_>,
+        socket: &mut T,
+    ) -> Poll<io::Result<usize>> {
+        let mut place = self.gone;
+        let mut slices = [IoSlice::new(&[]); SLICES];
+        let mut count = 0;
+        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
+            *slice = IoSlice::new(match piece {
+                Piece::Gathered(length) => {
+                    place += length;
+                    self.gathered.get(place - length..place).unwrap_or_default()
+                }
+                Piece::Shared(part) => part,
+            });
+            count += 1;
+        }
+        match slices.get(..count) {
+            Some([only]) => Pin::new(socket).poll_write(cx, only),
+            Some(slices) => Pin::new(socket).poll_write_vectored(cx, slices),
+            None => Poll::Ready(Ok(0)),
+        }
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        self.length = self.length.saturating_sub(sent);
+        while let Some(piece) = self.pieces.front_mut() {
+            let length = match piece {
+                Piece::Gathered(length) => *length,
+                Piece::Shared(part) => part.len(),
+            };
+            let taken = sent.min(length);
+            sent -= taken;
+            if let Piece::Gathered(_) = piece {
+                self.gone += taken;
+            }
+            if taken < length {
+                match piece {
+                    Piece::Gathered(left) => *left -= taken,
+                    Piece::Shared(part) => part.advance(taken),
+                }
+                break;
+            }
+            self.pieces.pop_front();
+            if sent == 0 {
+                break;
+            }
+        }
+        if self.pieces.is_empty() {
+            self.rest();
+        }
+    }
+
+    /// Nothing is left: gives the room back.
+    fn rest(&mut self) {
+        let mut gathered = std::mem::take(&mut self.gathered);
+        self.gone = 0;
+        gathered.clear();
+        if gathered.capacity() <= SPARE_BYTES {
+            SPARE.set(gathered);
+        }
+        if self.pieces.capacity() > 16 {
+            self.pieces = VecDeque::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    /// Takes so many bytes at a time.
+    struct Narrow(usize, Vec<u8>);
+
+    impl AsyncWrite for Narrow {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            let taken = bytes.len().min(self.0);
+            self.1.extend_from_slice(&bytes[..taken]);
+            Poll::Ready(Ok(taken))
+        }
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn everything_leaves_in_order_through_the_narrowest_door() {
+        for width in [1, 7, 4096, 1 << 20] {
+            let mut output = Output::default();
+            let mut expected = Vec::new();
+            let large = Bytes::from((0..COPIED * 2).map(|n| n as u8).collect::<Vec<_>>());
+            for round in 0..100_u8 {
+                output.gather(|to| to.extend_from_slice(&[round; 5]));
+                expected.extend_from_slice(&[round; 5]);
+                let part = large.slice(..if round % 7 == 0 { large.len() } else { usize::from(round) });
+                output.put(&part);
+                expected.extend_from_slice(&part);
+            }
+            assert_eq!(output.len(), expected.len());
+            let mut socket = Narrow(width, Vec::new());
+            let mut cx = Context::from_waker(Waker::noop());
+            assert!(matches!(output.poll_send(&mut cx, &mut socket), Poll::Ready(Ok(()))));
+            assert!(output.is_empty() && output.gathered.capacity() == 0 && socket.1 == expected);
+        }
+    }
+}
