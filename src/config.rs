@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::grpc::Limits;
-use crate::http::Redaction;
+use crate::http::{Redaction, Streams};
 
 mod file;
 mod keys;
@@ -48,6 +48,8 @@ pub struct Server {
     pub http: SocketAddr,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
+    /// How many streams of events are served at once.
+    pub http_streams: usize,
     /// Threads that serve connections.
     pub io_threads: usize,
     /// How long open connections may take to finish when the server stops.
@@ -85,6 +87,7 @@ impl Server {
             grpc_limits: Limits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
             http_connections: 1024,
+            http_streams: Streams::DEFAULT,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),
             log: log.into(),

@@ -87,7 +87,7 @@ impl Server {
         let about = Arc::new(describe(web_address, &listeners, &config.jobs));
         let mut server = Self {
             readiness: Arc::default(),
-            streams: Arc::default(),
+            streams: Arc::new(Streams::new(config.server.http_streams)),
             grpc: Part::new(),
             http: Part::new(),
             log: Part::new(),

@@ -48,7 +48,7 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 14] = [
+pub static SERVER_KEYS: [Key<Server>; 15] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -123,6 +123,14 @@ pub static SERVER_KEYS: [Key<Server>; 14] = [
         help: "How many HTTP connections are served at once; more wait their turn",
         show: |server| Shown::Number(server.http_connections as u64),
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
+    },
+    Key {
+        name: "http-streams",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many streams of events are served at once; more are refused",
+        show: |server| Shown::Number(server.http_streams as u64),
+        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_streams = value),
     },
     Key {
         name: "io-threads",

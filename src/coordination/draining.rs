@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::context::Cx;
@@ -11,7 +12,7 @@ use super::run::{PREEMPTION_NOTICE, Run};
 use super::steering::Refusal;
 
 /// Who asked for a coordinated save, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainRequest {
     /// Who.
     pub actor: Actor,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::event::{Change, RunOutcome};
@@ -181,7 +182,7 @@ impl Refusal {
 }
 
 /// What an exclusion would do, were it made now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionPreview {
     /// The tasks of the present run that it would take out.
     pub tasks: Vec<TaskId>,
@@ -202,7 +203,7 @@ pub struct ExclusionPreview {
 }
 
 /// What would become of a barrier.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierPreview {
     /// Its id.
     pub id: String,

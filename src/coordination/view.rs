@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::devices::Device;
@@ -33,12 +34,13 @@ pub struct JobView {
 }
 
 /// One exclusion.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionView {
     /// Its number within the job.
     pub id: ExclusionId,
     /// Whom it is about: a `task` or a `host`.
     #[serde(flatten)]
+    #[schema(value_type = Object)]
     pub target: Target,
     /// The tasks of the present run that are out by it; none once it is over.
     pub tasks: Vec<TaskId>,
@@ -72,7 +74,7 @@ pub struct TaskExclusion {
 }
 
 /// Where a run stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
     /// Waits for its tasks to register.
@@ -112,7 +114,7 @@ impl RunState {
 }
 
 /// The first error of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FirstCause {
     /// When it happened.
     pub at: Timestamp,
@@ -236,7 +238,7 @@ pub struct BarrierView {
 }
 
 /// A live-set question in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LiveSetView {
     /// How many tasks it asks about.
     pub members: usize,
@@ -249,7 +251,7 @@ pub struct LiveSetView {
 }
 
 /// A coordinated save.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PreemptionView {
     /// What the notice says: the time of death, as text.
     pub notice: String,

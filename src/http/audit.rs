@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Params;
 use super::page::limit;
@@ -23,7 +23,7 @@ use crate::coordination::{Actor, JobName, Reason, Timestamp};
 const LINES_KEPT: usize = 4096;
 
 /// What came of an act.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AuditOutcome {
     /// It was done.
@@ -33,7 +33,7 @@ pub enum AuditOutcome {
 }
 
 /// One act.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditLine {
     /// Its place among all acts upon this server, from 1.
     pub number: u64,
@@ -56,7 +56,7 @@ pub struct AuditLine {
 }
 
 /// Some lines of the audit, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditPage {
     /// The lines.
     pub lines: Vec<AuditLine>,
@@ -167,7 +167,7 @@ pub(super) struct AuditQuery {
 
 /// Who did what, why, from where, and what came of it
 #[utoipa::path(get, path = "/api/v1/audit", operation_id = "audit_list", tag = "audit", params(AuditQuery),
-    responses((status = 200, description = "A page of the audit, oldest first")))]
+    responses((status = 200, body = AuditPage, description = "A page of the audit, oldest first")))]
 pub(super) async fn list(
     State(site): State<Site>,
     Params(query): Params<AuditQuery>,

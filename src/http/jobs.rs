@@ -19,7 +19,7 @@ use crate::coordination::{
 };
 
 /// Jobs, by name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobsPage {
     /// The jobs of this page.
     pub jobs: Vec<JobSummary>,
@@ -44,7 +44,7 @@ pub(super) struct JobsQuery {
 
 /// Every job in short
 #[utoipa::path(get, path = "/api/v1/jobs", operation_id = "jobs_list", tag = "jobs", params(JobsQuery),
-    responses((status = 200, description = "A page of jobs, by name")))]
+    responses((status = 200, body = JobsPage, description = "A page of jobs, by name")))]
 pub(super) async fn list(
     State(site): State<Site>,
     Params(query): Params<JobsQuery>,
@@ -155,7 +155,7 @@ pub struct NewJob {
 /// Its tasks reach it on the shared listener, by the name that they dial: `NAME.HOST:PORT`.
 #[utoipa::path(post, path = "/api/v1/jobs", operation_id = "jobs_create", tag = "jobs", request_body = NewJob,
     responses(
-        (status = 201, description = "The job in short"),
+        (status = 201, body = JobSummary, description = "The job in short"),
         (status = 409, description = "There is a job of that name, or there are too many"),
     ))]
 pub(super) async fn create(

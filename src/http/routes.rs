@@ -38,7 +38,7 @@ fn api() -> (Router<Site>, Document) {
         .routes(routes!(keys::list))
         .routes(routes!(keys::show, keys::put, keys::remove));
     let (router, described) = router.split_for_parts();
-    (router, Document::new(&described))
+    (router, Document::new(described))
 }
 
 /// Every page and answer of the web edge.
@@ -129,6 +129,25 @@ mod tests {
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), operations.len(), "operations are told apart by their ids");
+    }
+
+    #[tokio::test]
+    async fn whatever_the_description_refers_to_is_in_it() {
+        let (_, document) = ask(&mut router(site()), "GET", "/api/v1/openapi.json").await;
+        let text = document.to_string();
+        let references = text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next());
+        let mut count = 0;
+        for reference in references {
+            assert!(document.pointer(reference).is_some(), "{reference} is not there");
+            count += 1;
+        }
+        assert!(count > 50, "only {count} references");
+        let refusal = "/paths/~1api~1v1~1jobs~1{job}~1exclusions/post/responses/409/content";
+        assert!(
+            document
+                .pointer(refusal)
+                .is_some_and(|content| content.get("application/problem+json").is_some())
+        );
     }
 
     #[tokio::test]
