@@ -238,14 +238,16 @@ impl Job {
                 let written = run.insert(cx, &key, value, overwrite, None).map_err(Refusal::Store);
                 written.map(|_| {
                     let key = shown(normalise(&key).as_ref()).into_owned();
-                    cx.event(Change::KeyWritten { key, actor }, reason.as_str());
+                    let text = format!("{key} was written by {actor}: {reason}");
+                    cx.event(Change::KeyWritten { key, actor }, text);
                     Done::KeyWritten
                 })
             }),
             Act::DeleteKey { key } => within!(self, now, effects, |run, cx| {
                 run.store.delete(&key);
                 let key = shown(normalise(&key).as_ref()).into_owned();
-                cx.event(Change::KeyDeleted { key, actor }, reason.as_str());
+                let text = format!("{key} was removed by {actor}: {reason}");
+                cx.event(Change::KeyDeleted { key, actor }, text);
                 Ok(Done::KeyDeleted)
             }),
             Act::Configure(change) => self.configure(now, effects, actor, &reason, *change),

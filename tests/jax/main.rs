@@ -15,6 +15,7 @@
 mod claims;
 mod conformance;
 mod death;
+mod devices;
 mod drain;
 mod exclude;
 mod freeze;
@@ -65,6 +66,7 @@ fn tests() -> Vec<Test> {
         rounds::TESTS,
         freeze::TESTS,
         claims::TESTS,
+        devices::TESTS,
         drain::TESTS,
         exclude::TESTS,
         launch::TESTS,
