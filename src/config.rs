@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
+use crate::engine::Engine;
 use crate::grpc::Limits;
 use crate::http::{Redaction, Streams};
 
@@ -48,6 +49,8 @@ pub struct Server {
     pub http: SocketAddr,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
+    /// How many jobs there may be.
+    pub jobs_max: usize,
     /// How many streams of events are served at once.
     pub http_streams: usize,
     /// Threads that serve connections.
@@ -87,6 +90,7 @@ impl Server {
             grpc_limits: Limits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
             http_connections: 1024,
+            jobs_max: Engine::JOBS_MAX,
             http_streams: Streams::DEFAULT,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),

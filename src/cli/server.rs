@@ -81,6 +81,7 @@ impl Server {
         }
 
         let engine = Engine::new(Clock::start());
+        engine.bound_jobs(config.server.jobs_max);
         for job in &config.jobs {
             engine.declare(job.name.clone(), job.settings.clone())?;
         }

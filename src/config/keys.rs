@@ -48,7 +48,7 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 15] = [
+pub static SERVER_KEYS: [Key<Server>; 16] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -139,6 +139,14 @@ pub static SERVER_KEYS: [Key<Server>; 15] = [
         help: "Threads that serve connections",
         show: |server| Shown::Number(server.io_threads as u64),
         set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
+    },
+    Key {
+        name: "jobs-max",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many jobs there may be, those that are made at run time included",
+        show: |server| Shown::Number(server.jobs_max as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.jobs_max = value),
     },
     Key {
         name: "stop-timeout",

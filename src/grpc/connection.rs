@@ -157,7 +157,7 @@ pub(super) struct Connection<T> {
     socket: T,
     receiver: Receiver,
     sender: Sender,
-    /// What came together with the preface.
+    /// What was read and has not been looked at.
     early: Vec<u8>,
     /// The latest request, if its body may come in the same piece.
     fresh: Option<Fresh>,
@@ -240,7 +240,7 @@ impl<T: Transport> Connection<T> {
                 return Driven::Over(Ending::Closed);
             }
             // Who does not take what was asked for asks no further.
-            if blocked && self.desk.is_full(&self.sender) {
+            if blocked && (self.desk.is_full(&self.sender) || !self.early.is_empty()) {
                 return Driven::Idle;
             }
             if read >= TURN {
@@ -276,7 +276,8 @@ impl<T: Transport> Connection<T> {
 
     /// Reads once, and takes what has come: how many bytes, or how the connection ended.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, Ending>>> {
-        if let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
+        if self.early.is_empty()
+            && let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
             && let Some((body, room)) = self.desk.room(&self.sender, stream)
             && room > 0
         {
@@ -342,6 +343,7 @@ impl<T: Transport> Connection<T> {
         if let Some(Fresh { stream, head }) = self.fresh.take() {
             desk.take(sender, stream, head, &[], false);
         }
+        self.early = input.to_vec();
         Ok(())
     }
 

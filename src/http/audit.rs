@@ -98,6 +98,7 @@ impl Audit {
 
     pub(super) fn record(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String) {
         let Deed { actor, job, act, subject, reason } = deed;
+        let (subject, detail) = (cut(subject), cut(detail));
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         lines.last += 1;
         let number = lines.last;
@@ -139,6 +140,16 @@ impl Audit {
         }
         page
     }
+}
+
+/// No more of a text than a line holds: requests may be long, and many lines are kept.
+fn cut(mut text: String) -> String {
+    const MOST: usize = 1 << 10;
+    if text.len() > MOST {
+        text.truncate(text.floor_char_boundary(MOST));
+        text.push('…');
+    }
+    text
 }
 
 fn append(file: &mut File, line: &AuditLine) -> std::io::Result<()> {
@@ -207,6 +218,9 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines.len(), lines[0]), (3, "earlier"), "{text}");
         assert!(lines[2].contains("\"outcome\":\"refused\""), "{text}");
+        audit.record(Timestamp(3), deed(&"ü".repeat(9_999)), AuditOutcome::Done, String::new());
+        let long = audit.page(2, 1, |_| true).lines.remove(0);
+        assert!(long.subject.len() < 1_100 && long.subject.ends_with('…'));
         for _ in 0..LINES_KEPT {
             audit.record(Timestamp(3), deed("x"), AuditOutcome::Done, String::new());
         }

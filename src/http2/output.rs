@@ -44,6 +44,11 @@ impl Output {
         self.length
     }
 
+    /// How many of them take up memory of this connection's own.
+    pub(crate) fn copied(&self) -> usize {
+        self.gathered.len() - self.gone
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
     }

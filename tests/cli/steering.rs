@@ -214,6 +214,16 @@ fn jobs_are_made_changed_and_deleted() {
 }
 
 #[test]
+fn jobs_are_bounded() {
+    let server = Server::start(&["--tasks", "2", "--jobs-max", "2"]);
+    said(&server, &["job", "create", "second", "--tasks", "1", "--reason", "x"]);
+    let third = cli(&server, &["job", "create", "third", "--tasks", "1", "--reason", "x"]);
+    assert!(third.err.contains("there are 2 jobs") && third.err.contains("jobs-max"), "{third:?}");
+    said(&server, &["job", "delete", "second", "--reason", "x"]);
+    said(&server, &["job", "create", "third", "--tasks", "1", "--reason", "x"]);
+}
+
+#[test]
 fn the_store_is_seen_as_a_tree_and_can_be_written() {
     let server = Server::start(&["--tasks", "1", "--redact-keys", "secrets/*"]);
     let keys = "/api/v1/jobs/default/keys";
