@@ -16,6 +16,7 @@ use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::Limits;
 use crate::http::{Redaction, Streams};
+use crate::telemetry::traces::Protocol;
 
 mod file;
 mod keys;
@@ -47,6 +48,14 @@ pub struct Server {
     pub grpc_limits: Limits,
     /// Where people and tools look.
     pub http: SocketAddr,
+    /// Where metrics are served too, on a listener of their own.
+    pub metrics: Option<SocketAddr>,
+    /// Jobs with more tasks than this have no metrics for each task.
+    pub task_metrics_max: usize,
+    /// Where traces are sent.
+    pub otlp_endpoint: Option<String>,
+    /// How they are sent.
+    pub otlp_protocol: Protocol,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
     /// How many jobs there may be.
@@ -89,6 +98,10 @@ impl Server {
             grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
             grpc_limits: Limits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
+            metrics: None,
+            task_metrics_max: 1024,
+            otlp_endpoint: None,
+            otlp_protocol: Protocol::Grpc,
             http_connections: 1024,
             jobs_max: Engine::JOBS_MAX,
             http_streams: Streams::DEFAULT,

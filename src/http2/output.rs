@@ -36,6 +36,8 @@ pub(crate) struct Output {
     gone: usize,
     pieces: VecDeque<Piece>,
     length: usize,
+    /// How many bytes are gone since this was last asked.
+    sent: u64,
 }
 
 impl Output {
@@ -51,6 +53,11 @@ impl Output {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// How many bytes the peer's host has taken since this was last asked.
+    pub(crate) fn take_sent(&mut self) -> u64 {
+        std::mem::take(&mut self.sent)
     }
 
     /// Adds what `write` writes.
@@ -120,6 +127,7 @@ impl Output {
 
     fn advance(&mut self, mut sent: usize) {
         self.length = self.length.saturating_sub(sent);
+        self.sent += sent as u64;
         while let Some(piece) = self.pieces.front_mut() {
             let length = match piece {
                 Piece::Gathered(length) => *length,

@@ -198,6 +198,7 @@ impl Chaos {
     fn some_settings(&mut self) -> SettingsChange {
         let rng = &mut self.rng;
         let bounds = Bounds {
+            barriers_recent: rng.usize(0..4),
             exclusions: rng.usize(0..4),
             exclusions_kept: rng.usize(0..4),
             keys: rng.usize(0..10),
