@@ -18,7 +18,7 @@ use super::settings::JobSettings;
 use super::straggling::{ArrivalView, BarrierKind, BarrierRecord, StragglingView};
 
 /// A job and its present run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobView {
     /// The job's name.
     pub name: JobName,
@@ -63,7 +63,7 @@ pub struct ExclusionView {
 }
 
 /// Why a task takes no part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskExclusion {
     /// The exclusion's number.
     pub exclusion: ExclusionId,
@@ -127,7 +127,7 @@ pub struct FirstCause {
 }
 
 /// One run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunView {
     /// Its number within the job.
     pub number: RunNumber,
@@ -165,7 +165,7 @@ pub struct RunView {
 }
 
 /// Where a task stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskStanding {
     /// Has never registered in this run.
@@ -183,11 +183,12 @@ pub enum TaskStanding {
 }
 
 /// One life of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LifeView {
     /// Its incarnation, in hexadecimal.
     pub incarnation: String,
     /// The address that it registered from.
+    #[schema(value_type = Option<String>)]
     pub peer: Option<SocketAddr>,
     /// When it registered.
     pub registered_at: Timestamp,
@@ -196,7 +197,7 @@ pub struct LifeView {
 }
 
 /// One task.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TaskView {
     /// Its number.
     pub task: TaskId,
@@ -231,7 +232,7 @@ pub struct TaskView {
 }
 
 /// A barrier in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierView {
     /// Its id.
     pub id: String,
@@ -286,7 +287,7 @@ pub struct PreemptionView {
 }
 
 /// An ended run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunSummary {
     /// Its number within the job.
     pub number: RunNumber,

@@ -63,7 +63,7 @@ pub(super) async fn list(
 /// A job with its present run: tasks, barriers, devices, history
 #[utoipa::path(get, path = "/api/v1/jobs/{job}", operation_id = "jobs_show", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
-    responses((status = 200, description = "The job"), (status = 404, description = "There is none")))]
+    responses((status = 200, body = JobView, description = "The job"), (status = 404, description = "There is none")))]
 pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<JobView>, Problem> {
     let view = site.engine.look(|core, now| core.job_view(job.id, now));
     view.map(Json).ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
@@ -93,7 +93,6 @@ pub struct SettingsBody {
     pub disconnect_grace: Option<String>,
     /// How errors reach tasks: `auto`, `hold` or `cancel`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
     pub error_delivery: Option<ErrorDelivery>,
     /// What the job may hold, by the names of the bounds (`keys`, `store-bytes`, …).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -201,7 +200,7 @@ pub struct JobPatch {
     params(("job" = String, Path, description = "The job's name")),
     request_body = JobPatch,
     responses(
-        (status = 200, description = "The settings that hold now"),
+        (status = 200, body = JobSettings, description = "The settings that hold now"),
         (status = 409, description = "A run in progress does not allow it"),
     ))]
 pub(super) async fn change(

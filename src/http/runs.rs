@@ -58,7 +58,6 @@ pub(super) async fn runs(
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TasksPage {
     /// Those of this page.
-    #[schema(value_type = Vec<Object>)]
     pub tasks: Vec<TaskView>,
     /// What to give as `after` for those that follow; none if these are the last.
     pub next: Option<TaskId>,
@@ -101,7 +100,7 @@ pub(super) async fn tasks(
 /// One task
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", operation_id = "task", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
-    responses((status = 200, description = "The task"), (status = 404, description = "There is none")))]
+    responses((status = 200, body = TaskView, description = "The task"), (status = 404, description = "There is none")))]
 pub(super) async fn task(
     State(site): State<Site>,
     job: Job,
@@ -120,7 +119,6 @@ pub(super) async fn task(
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BarriersPage {
     /// Those of this page.
-    #[schema(value_type = Vec<Object>)]
     pub barriers: Vec<BarrierView>,
     /// What to give as `after` for those that follow; none if these are the last.
     pub next: Option<u64>,
