@@ -89,6 +89,7 @@ impl Server {
         let metrics_listener =
             config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
         let engine = Engine::new(Clock::start());
+        engine.bound_jobs(config.server.jobs_max);
         let tally = Arc::<Tally>::default();
         let traces = start_traces(config, &engine)?;
         let mut observers = vec![Arc::clone(&tally) as Arc<dyn Observer>];
@@ -100,7 +101,7 @@ impl Server {
         let about = Arc::new(describe(web_address, &listeners, &config.jobs));
         let mut server = Self {
             readiness: Arc::default(),
-            streams: Arc::default(),
+            streams: Arc::new(Streams::new(config.server.http_streams)),
             grpc: Part::new(),
             http: Part::new(),
             log: Part::new(),

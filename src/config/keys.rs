@@ -49,7 +49,7 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 19] = [
+pub static SERVER_KEYS: [Key<Server>; 21] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -126,6 +126,14 @@ pub static SERVER_KEYS: [Key<Server>; 19] = [
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
     },
     Key {
+        name: "http-streams",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many streams of events are served at once; more are refused",
+        show: |server| Shown::Number(server.http_streams as u64),
+        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_streams = value),
+    },
+    Key {
         name: "metrics",
         placeholder: "ADDR|none",
         rare: false,
@@ -184,6 +192,14 @@ pub static SERVER_KEYS: [Key<Server>; 19] = [
         help: "Threads that serve connections",
         show: |server| Shown::Number(server.io_threads as u64),
         set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
+    },
+    Key {
+        name: "jobs-max",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many jobs there may be, those that are made at run time included",
+        show: |server| Shown::Number(server.jobs_max as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.jobs_max = value),
     },
     Key {
         name: "stop-timeout",

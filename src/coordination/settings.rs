@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// How the first error of a run reaches tasks that poll for it.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorDelivery {
     /// `cancel` for recoverable jobs, where polls carry nothing; `hold` otherwise.
@@ -19,7 +20,7 @@ pub enum ErrorDelivery {
 }
 
 /// What a job is told when it is declared. None of it is on the wire.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobSettings {
     /// How many tasks the job has: ids `0..tasks`.
     pub tasks: u32,
@@ -27,16 +28,20 @@ pub struct JobSettings {
     pub recoverable: bool,
     /// A connected task that gives no sign of life for this long has failed.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub heartbeat_timeout: Duration,
     /// How long the tasks of a run wait for one another when they register.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub register_timeout: Duration,
     /// How long they wait for one another when they shut down; zero: they do not wait.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub shutdown_timeout: Duration,
     /// How long a task whose connection broke, with no error poll held on it, may take to be heard
     /// again; `None`: only heartbeats count.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = Option<String>)]
     pub disconnect_grace: Option<Duration>,
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
@@ -135,7 +140,7 @@ impl SettingsChange {
 
 /// What one job may hold at most. A request that would pass a bound is refused with
 /// RESOURCE_EXHAUSTED and changes nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Bounds {
     /// Length of a key, in bytes.
