@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 pub use board::{Board, Finding, Transition};
 
@@ -40,7 +41,7 @@ use crate::coordination::{BarrierKind, BarrierOutcome, JobId, JobObservation, No
 use crate::engine::Engine;
 
 /// How much a finding matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Something costs time.
@@ -93,7 +94,7 @@ pub static CATALOGUE: &[&Detector] = &[
 ];
 
 /// One number that a finding rests on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Evidence {
     /// What was measured, with its unit.
     pub what: String,
