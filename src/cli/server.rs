@@ -17,7 +17,7 @@ use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
 use crate::telemetry::events::log_events;
-use crate::telemetry::metrics::{Metrics, Tally};
+use crate::telemetry::metrics::{Metrics, Sources, Tally};
 use crate::telemetry::traces::{Protocol, Traces};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
@@ -134,14 +134,15 @@ impl Server {
         let findings = Arc::<Board>::default();
         self.timers.spawn(findings::watch(Arc::clone(&self.engine), Arc::clone(&findings)));
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
-        let metrics = Metrics::new(
-            Arc::clone(&self.engine),
-            Arc::clone(edge),
+        let sources = Sources {
+            engine: Arc::clone(&self.engine),
+            edge: Arc::clone(edge),
             tally,
-            Arc::clone(&findings),
-            Arc::clone(&self.readiness),
-            config.server.task_metrics_max,
-        );
+            board: Arc::clone(&findings),
+            readiness: Arc::clone(&self.readiness),
+            streams: Arc::clone(&self.streams),
+        };
+        let metrics = Metrics::new(sources, config.server.task_metrics_max);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
         Site {
             audit: Arc::new(audit),

@@ -85,6 +85,12 @@ impl Streams {
         Self { most, slots: Arc::new(Semaphore::new(most)), stop: watch::Sender::new(false) }
     }
 
+    /// How many are open, and how many may be.
+    #[must_use]
+    pub fn open(&self) -> (usize, usize) {
+        (self.most.saturating_sub(self.slots.available_permits()), self.most)
+    }
+
     /// Ends every stream: the server stops.
     pub fn close(&self) {
         self.stop.send_replace(true);
