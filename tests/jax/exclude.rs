@@ -12,7 +12,7 @@ use super::time::Moment;
 use super::{For, Test};
 
 pub const TESTS: &[Test] = &[
-    (For::Both, "an_excluded_task_is_out_at_once_and_cannot_come_back_until_it_is_let_in", undo),
+    (For::All, "an_excluded_task_is_out_at_once_and_cannot_come_back_until_it_is_let_in", undo),
     (For::Both, "an_exclusion_expires_and_the_live_set_is_whole_again", expiry),
     (For::Both, "a_run_whose_tasks_share_their_fate_is_ended_only_on_request", fate),
 ];
