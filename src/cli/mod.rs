@@ -15,6 +15,7 @@ mod readmit;
 mod serve;
 mod server;
 mod status;
+mod tls;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -40,7 +41,7 @@ Examples:
     muster launch -n 2 -- python3 train.py
 
   Serve a job of eight tasks to a cluster, and look at it:
-    muster serve --tasks 8 --grpc 0.0.0.0:8476
+    muster serve --tasks 8 --grpc 0.0.0.0:8476 --insecure-grpc
     muster status
 
   On each host of the cluster, point JAX at it and start the program as ever:
@@ -63,6 +64,7 @@ enum Command {
     Job(job::Arguments),
     Audit(audit::Arguments),
     Config(config::Arguments),
+    Tls(tls::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -83,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
+        Command::Tls(arguments) => tls::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };

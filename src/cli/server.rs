@@ -10,17 +10,23 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::clock::Clock;
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Tls};
 use crate::coordination::JobName;
 use crate::engine::Engine;
 use crate::grpc::{self, Routing};
 use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
 use crate::telemetry::events::log_events;
+use crate::tls::{Entrance, Failures};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
 /// How long the wire edge may take, beyond its time, to cut what has not finished.
 const CUTTING: Duration = Duration::from_secs(2);
+
+/// What clients of the wire protocol speak, as TLS names it; JAX goes away if nobody chooses it.
+const HTTP2: &[&[u8]] = &[b"h2"];
+/// What people's and tools' clients speak.
+const HTTP1: &[&[u8]] = &[b"http/1.1"];
 
 /// A server that is running.
 pub struct Server {
@@ -69,6 +75,10 @@ impl Server {
                 format!("cannot append to the audit file {}: name another with --audit-file", path.display())
             })?,
         };
+        config.require_guards()?;
+        let clock = Clock::start();
+        let handshakes = Arc::new(Failures::new(clock));
+        let [grpc_entrance, http_entrance] = entrances(config, clock, &handshakes)?;
         let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
         let mut listeners = Vec::new();
         let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
@@ -80,7 +90,7 @@ impl Server {
             }
         }
 
-        let engine = Engine::new(Clock::start());
+        let engine = Engine::new(clock);
         for job in &config.jobs {
             engine.declare(job.name.clone(), job.settings.clone())?;
         }
@@ -102,25 +112,26 @@ impl Server {
             audit: Arc::new(audit),
             streams: Arc::clone(&server.streams),
             redaction: Arc::new(config.server.redact_keys.clone()),
+            handshakes,
             ..Site::new(engine, readiness, Arc::clone(&server.about))
         };
         let limits = Limits::new(config.server.http_connections);
-        server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
-        server.serve_grpc(listeners, config)?;
-        warn_if_open(web_address, "HTTP");
+        let stop = server.http.stop.subscribe();
+        server.http.tasks.spawn(http::serve(web, http_entrance.into(), http::router(site), limits, stop));
+        server.serve_grpc(listeners, grpc_entrance, config)?;
+        warn_if_open(config);
         server.readiness.started();
         Ok(server)
     }
 
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
-    fn serve_grpc(&mut self, listeners: Vec<Bound>, config: &Config) -> Result<()> {
+    fn serve_grpc(&mut self, listeners: Vec<Bound>, entrance: Entrance, config: &Config) -> Result<()> {
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
-        let edge = grpc::Server::new(Arc::clone(&self.engine), limits);
+        let edge = grpc::Server::behind(entrance, Arc::clone(&self.engine), limits);
         let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
-        for Bound { listener, address, job } in listeners {
-            warn_if_open(address, "gRPC");
+        for Bound { listener, job, .. } in listeners {
             let routing = match job {
                 None => Routing::ByAuthority(only),
                 Some(name) => {
@@ -180,12 +191,26 @@ fn describe(http: SocketAddr, listeners: &[Bound], jobs: &[Job]) -> About {
     About { version: Version::this(), http, grpc: grpc.collect() }
 }
 
-fn warn_if_open(address: SocketAddr, what: &str) {
-    if !address.ip().is_loopback() {
-        tracing::warn!(
-            %address,
-            "anybody who can reach this {what} address can use it: there is no authentication; keep it inside a trusted \
-             network"
-        );
+/// The ways into both edges.
+fn entrances(config: &Config, clock: Clock, handshakes: &Arc<Failures>) -> Result<[Entrance; 2]> {
+    let enter = |edge, tls: &Tls, protocols| {
+        let kept = (clock, Arc::clone(handshakes));
+        let entrance = Entrance::new(edge, tls.mode, tls.files(edge)?, protocols, kept);
+        entrance.with_context(|| format!("no TLS for {edge}: see --{edge}-tls-cert, and `muster tls check`"))
+    };
+    let server = &config.server;
+    Ok([enter("grpc", &server.grpc_tls, HTTP2)?, enter("http", &server.http_tls, HTTP1)?])
+}
+
+/// Says what is open because it was told to be.
+fn warn_if_open(config: &Config) {
+    for (flag, told) in
+        [("--insecure", config.server.insecure), ("--insecure-grpc", config.server.insecure_grpc)]
+    {
+        if told {
+            tracing::warn!(
+                "{flag}: anybody who can reach the address can use it; keep it inside a trusted network"
+            );
+        }
     }
 }

@@ -8,6 +8,7 @@ use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
+use crate::tls::{Entrance, Failures};
 
 /// The wire edge of one engine. Its bounds hold over all of its listeners together.
 pub struct Server {
@@ -17,12 +18,20 @@ pub struct Server {
     pub(super) sets: TaskSets,
     pub(super) services: Services,
     pub(super) counts: Counts,
+    pub(super) entrance: Entrance,
 }
 
 impl Server {
-    /// A wire edge for `engine`. It serves nobody before [`Server::serve`].
+    /// A wire edge for `engine`, without TLS. It serves nobody before [`Server::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
+        let failures = Arc::new(Failures::new(*engine.clock()));
+        Self::behind(Entrance::plain("grpc", failures), engine, limits)
+    }
+
+    /// A wire edge for `engine`, whose connections come in by `entrance`.
+    #[must_use]
+    pub fn behind(entrance: Entrance, engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
         let budget = Budget::new(limits.bodies_in_flight_bytes);
         Arc::new(Self {
             engine,
@@ -31,6 +40,7 @@ impl Server {
             sets: TaskSets::default(),
             services: Services::new(),
             counts: Counts::default(),
+            entrance,
         })
     }
 

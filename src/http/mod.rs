@@ -4,6 +4,7 @@
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
+//! - `GET /api/v1/handshakes`: which clients could not connect by TLS, and why
 //! - `GET /api/v1/openapi.json`: the description of all that stands under `/api/v1`
 //! - `GET /api/v1/audit`: who did what, why, from where, and what came of it
 //! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, in short and whole
@@ -26,6 +27,7 @@ mod events;
 mod exclusions;
 mod extract;
 mod health;
+mod hosts;
 mod jobs;
 mod keys;
 mod listen;
@@ -39,12 +41,13 @@ mod runs;
 use std::sync::Arc;
 
 pub use about::{About, Listener, Version};
-pub use actor::{Acting, Peer};
+pub use actor::{Acting, Channel, Peer};
 pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage};
 pub use drain::{DrainView, NewDrain};
 pub use events::{EventLine, EventsPage, Streams};
 pub use exclusions::{ExclusionsPage, NewExclusion};
 pub use health::Readiness;
+pub use hosts::Hosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listen::{Limits, serve};
@@ -55,6 +58,7 @@ pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
 
 use crate::coordination::{Act, Actor, Done, JobLook, Reason};
 use crate::engine::Engine;
+use crate::tls::Failures;
 use audit::Deed;
 
 /// What the handlers look at.
@@ -72,6 +76,8 @@ pub struct Site {
     pub streams: Arc<Streams>,
     /// Which values are not shown.
     pub redaction: Arc<Redaction>,
+    /// The handshakes that failed.
+    pub handshakes: Arc<Failures>,
 }
 
 impl Site {
@@ -79,6 +85,7 @@ impl Site {
     #[must_use]
     pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<About>) -> Self {
         Self {
+            handshakes: Arc::new(Failures::new(*engine.clock())),
             engine,
             readiness,
             about,

@@ -20,6 +20,7 @@ const BODY_BYTES_MAX: usize = 256 << 10;
 fn api() -> (Router<Site>, Document) {
     let router = OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(about::server))
+        .routes(routes!(about::handshakes))
         .routes(routes!(openapi::show))
         .routes(routes!(audit::list))
         .routes(routes!(jobs::list, jobs::create))

@@ -27,6 +27,7 @@ mod scene;
 mod server;
 mod stop;
 mod time;
+mod tls;
 mod two_generations;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -43,6 +44,8 @@ enum For {
     Both,
     /// One: what depends on the server alone.
     One,
+    /// The latest: what only it can do, such as to speak TLS.
+    Latest,
 }
 
 impl For {
@@ -51,6 +54,7 @@ impl For {
             Self::All => true,
             Self::Both => ["0.9.2", "0.10.2"].contains(&release.name.as_str()),
             Self::One => release.name == "0.10.2",
+            Self::Latest => release.name == "0.12.0",
         }
     }
 }
@@ -67,6 +71,7 @@ fn tests() -> Vec<Test> {
         drain::TESTS,
         launch::TESTS,
         stop::TESTS,
+        tls::TESTS,
     ]
     .concat()
 }
