@@ -13,8 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
+use crate::engine::Engine;
 use crate::grpc::Limits;
-use crate::http::{Hosts, Redaction};
+use crate::http::{Hosts, Redaction, Streams};
+use crate::telemetry::traces::Protocol;
 
 mod file;
 mod guarding;
@@ -48,8 +50,20 @@ pub struct Server {
     pub grpc_limits: Limits,
     /// Where people and tools look.
     pub http: SocketAddr,
+    /// Where metrics are served too, on a listener of their own.
+    pub metrics: Option<SocketAddr>,
+    /// Jobs with more tasks than this have no metrics for each task.
+    pub task_metrics_max: usize,
+    /// Where traces are sent.
+    pub otlp_endpoint: Option<String>,
+    /// How they are sent.
+    pub otlp_protocol: Protocol,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
+    /// How many jobs there may be.
+    pub jobs_max: usize,
+    /// How many streams of events are served at once.
+    pub http_streams: usize,
     /// Threads that serve connections.
     pub io_threads: usize,
     /// How long open connections may take to finish when the server stops.
@@ -102,7 +116,13 @@ impl Server {
             grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
             grpc_limits: Limits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
+            metrics: None,
+            task_metrics_max: 1024,
+            otlp_endpoint: None,
+            otlp_protocol: Protocol::Grpc,
             http_connections: 1024,
+            jobs_max: Engine::JOBS_MAX,
+            http_streams: Streams::DEFAULT,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),
             log: log.into(),

@@ -7,16 +7,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    Act, Actor, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input, JobId,
-    JobName, JobSettings, Outcome, Reason, Refusal, Request, Timestamp,
+    Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input,
+    JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp,
 };
 
 /// Where the answers to waiting calls go: one for each connection.
@@ -34,6 +34,34 @@ pub enum Called {
     Waiting(CallId),
 }
 
+/// Whoever wants to know of every effect, such as counters. Called under the engine's lock: it must be quick, must not
+/// block and must not come back to the engine.
+pub trait Observer: Send + Sync {
+    /// Something changed.
+    fn event(&self, event: &Event);
+    /// A barrier has ended.
+    fn barrier_ended(&self, ending: &BarrierEnding);
+}
+
+/// What the engine counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Figures {
+    /// Inputs that were applied.
+    pub inputs: u64,
+    /// Events that happened.
+    pub events: u64,
+    /// Events that are kept.
+    pub events_kept: usize,
+    /// How many are kept at most.
+    pub events_kept_max: usize,
+    /// Events that a follower never saw, since it was too slow.
+    pub events_missed: u64,
+    /// Followers now.
+    pub followers: usize,
+    /// Times that the driver found that it could not run for a while.
+    pub lags: u64,
+}
+
 struct Waiting {
     inbox: Arc<dyn Inbox>,
     slot: u64,
@@ -47,6 +75,8 @@ struct State {
     next_connection: u64,
     events: VecDeque<Numbered>,
     next_event: u64,
+    inputs: u64,
+    lags: u64,
 }
 
 /// What came of an input.
@@ -73,9 +103,6 @@ const EVENTS_KEPT: usize = 1 << 14;
 /// How many events a follower may lag behind before it loses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
-/// How many jobs one server has at most.
-const JOBS_MAX: usize = 4096;
-
 /// How late a deadline may be kept before the driver takes itself to have been away.
 const LAG_FORGIVEN: Duration = Duration::from_secs(1);
 
@@ -87,9 +114,16 @@ pub struct Engine {
     armed: AtomicU64,
     rearm: Notify,
     followers: broadcast::Sender<Numbered>,
+    /// How many jobs there may be.
+    jobs_max: AtomicUsize,
+    observers: OnceLock<Vec<Arc<dyn Observer>>>,
+    missed: AtomicU64,
 }
 
 impl Engine {
+    /// How many jobs there may be unless a setting says otherwise.
+    pub const JOBS_MAX: usize = 1024;
+
     /// An engine without jobs. [`Engine::run_timers`] must be running for deadlines to be kept.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
@@ -101,6 +135,8 @@ impl Engine {
             next_connection: 0,
             events: VecDeque::new(),
             next_event: 1,
+            inputs: 0,
+            lags: 0,
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
         Arc::new(Self {
@@ -109,13 +145,51 @@ impl Engine {
             armed: AtomicU64::new(u64::MAX),
             rearm: Notify::new(),
             followers,
+            jobs_max: AtomicUsize::new(Self::JOBS_MAX),
+            observers: OnceLock::new(),
+            missed: AtomicU64::new(0),
         })
+    }
+
+    /// Tells `observers` of every effect from now on. Those of the first call stay.
+    pub fn observe_with(&self, observers: Vec<Arc<dyn Observer>>) {
+        let _ = self.observers.set(observers);
+    }
+
+    /// What the engine has counted so far.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let state = self.lock();
+        Figures {
+            inputs: state.inputs,
+            events: state.next_event - 1,
+            events_kept: state.events.len(),
+            events_kept_max: EVENTS_KEPT,
+            events_missed: self.missed.load(Ordering::Relaxed),
+            followers: self.followers.receiver_count(),
+            lags: state.lags,
+        }
+    }
+
+    /// A follower has missed so many events.
+    pub fn note_missed(&self, events: u64) {
+        self.missed.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// Puts what an observer has found into the order of events.
+    pub fn note(&self, job: JobId, note: Note) {
+        self.feed(self.lock(), Input::Noted { job, note });
     }
 
     /// The engine's clock.
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Bounds how many jobs there may be; those that are there stay.
+    pub fn bound_jobs(&self, most: usize) {
+        self.jobs_max.store(most, Ordering::Relaxed);
     }
 
     /// Declares a job.
@@ -127,8 +201,9 @@ impl Engine {
         if state.core.job_named(name.as_str()).is_some() {
             return Err(CannotDeclare::Exists(name));
         }
-        if state.core.jobs().count() >= JOBS_MAX {
-            return Err(CannotDeclare::TooMany(JOBS_MAX));
+        let most = self.jobs_max.load(Ordering::Relaxed);
+        if state.core.jobs().count() >= most {
+            return Err(CannotDeclare::TooMany(most));
         }
         let job = state.core.next_job();
         let incarnation = clock::random_incarnation();
@@ -244,7 +319,9 @@ impl Engine {
     fn tick(&self, due: Timestamp) {
         // A process that was stopped, or starved, has heard nobody in the meantime; that is not their fault.
         if self.clock.now().since(due) > LAG_FORGIVEN {
-            self.feed(self.lock(), Input::Lagged);
+            let mut state = self.lock();
+            state.lags += 1;
+            self.feed(state, Input::Lagged);
         }
         self.feed(self.lock(), Input::Tick);
     }
@@ -269,6 +346,8 @@ impl Engine {
     /// Applies one input; the answer to the call `own` is told apart.
     fn apply(&self, state: &mut State, input: Input, own: Option<CallId>) -> Applied {
         let now = self.clock.now();
+        state.inputs += 1;
+        let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
         state.core.apply(now, input, &mut effects);
         let mut applied = Applied { own: None, acted: None, deliveries: Vec::new() };
@@ -283,6 +362,7 @@ impl Engine {
                 }
                 Effect::Acted(outcome) => applied.acted = Some(outcome),
                 Effect::Event(event) => {
+                    observers.iter().for_each(|observer| observer.event(&event));
                     let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
                     state.next_event += 1;
                     if state.events.len() == EVENTS_KEPT {
@@ -291,6 +371,9 @@ impl Engine {
                     // Nobody following is no error.
                     let _ = self.followers.send(numbered.clone());
                     state.events.push_back(numbered);
+                }
+                Effect::BarrierEnded(ending) => {
+                    observers.iter().for_each(|observer| observer.barrier_ended(&ending));
                 }
                 Effect::WantIncarnation(job) => wanted.push(job),
             }
@@ -328,7 +411,7 @@ pub enum CannotDeclare {
     #[error("there is a job named {0} already")]
     Exists(JobName),
     /// There are too many.
-    #[error("there are {0} jobs, the most that one server has: delete one first")]
+    #[error("there are {0} jobs, the most that this server may have (setting jobs-max): delete one first")]
     TooMany(usize),
 }
 

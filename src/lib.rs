@@ -9,6 +9,7 @@
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
 //! | [`tls`] | TLS for both edges, and why a handshake failed |
 //! | [`telemetry`] | what is told of all this: projections of effects |
+//! | [`findings`] | what is concluded from what is measured |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
 pub mod cli;
@@ -16,6 +17,7 @@ pub mod clock;
 pub mod config;
 pub mod coordination;
 pub mod engine;
+pub mod findings;
 pub mod grpc;
 pub mod http;
 mod http2;

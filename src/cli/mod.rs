@@ -9,6 +9,7 @@ mod exclude;
 mod job;
 mod launch;
 mod limits;
+mod metrics;
 mod options;
 mod place;
 mod readmit;
@@ -65,6 +66,7 @@ enum Command {
     Audit(audit::Arguments),
     Config(config::Arguments),
     Tls(tls::Arguments),
+    Metrics(metrics::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -86,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Tls(arguments) => tls::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };

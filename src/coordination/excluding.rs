@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::actor::{Actor, Reason};
 use super::barrier::Slot;
 use super::context::Cx;
-use super::event::{Change, RunOutcome};
+use super::event::{Change, FailureClass, RunOutcome};
 use super::exclusion::{Exclusion, ExclusionEnd, ExclusionEnded, Target};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, ExclusionId, TaskId, Timestamp};
@@ -123,7 +123,7 @@ impl Job {
                     }
                     _ => None,
                 }),
-                Effect::WantIncarnation(_) | Effect::Acted(_) => {}
+                Effect::WantIncarnation(_) | Effect::Acted(_) | Effect::BarrierEnded(_) => {}
             }
         }
         preview
@@ -156,7 +156,7 @@ impl Job {
                 tasks: tasks.clone(),
                 actor: actor.clone(),
             };
-            cx.event(change, reason.as_str());
+            cx.event(change, format!("{target} is {why}"));
             for (task, own) in tasks.into_iter().zip(own) {
                 let failure = Arc::new(exclusion.refusal(name.as_str(), task));
                 run.expel(cx, task, &failure, &why, &own);
@@ -200,9 +200,9 @@ impl Job {
         ended: ExclusionEnded,
     ) {
         let actor = ended.actor.clone();
-        let reason = match &ended.reason {
-            Some(reason) => reason.to_string(),
-            None => "its time was over".to_owned(),
+        let reason = match (&ended.actor, &ended.reason) {
+            (Some(actor), Some(reason)) => format!("lifted by {actor}: {reason}"),
+            _ => "its time was over".to_owned(),
         };
         let Some(exclusion) = self.exclusions.end(id, ended, &self.settings.bounds) else { return };
         let Exclusion { target, .. } = exclusion;
@@ -308,7 +308,7 @@ impl Run {
             self.note_first_cause(cx, Some(id), &told);
         }
         self.answer_all_of(cx, id, failure, own);
-        self.fail_task(cx, id, failure, why);
+        self.fail_task(cx, id, failure, FailureClass::Excluded, why);
         self.propagate(cx, Some(id), &told);
     }
 

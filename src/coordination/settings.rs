@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// How the first error of a run reaches tasks that poll for it.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorDelivery {
     /// `cancel` for recoverable jobs, where polls carry nothing; `hold` otherwise.
@@ -19,7 +20,7 @@ pub enum ErrorDelivery {
 }
 
 /// What a job is told when it is declared. None of it is on the wire.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobSettings {
     /// How many tasks the job has: ids `0..tasks`.
     pub tasks: u32,
@@ -27,16 +28,20 @@ pub struct JobSettings {
     pub recoverable: bool,
     /// A connected task that gives no sign of life for this long has failed.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub heartbeat_timeout: Duration,
     /// How long the tasks of a run wait for one another when they register.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub register_timeout: Duration,
     /// How long they wait for one another when they shut down; zero: they do not wait.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub shutdown_timeout: Duration,
     /// How long a task whose connection broke, with no error poll held on it, may take to be heard
     /// again; `None`: only heartbeats count.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = Option<String>)]
     pub disconnect_grace: Option<Duration>,
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
@@ -135,7 +140,7 @@ impl SettingsChange {
 
 /// What one job may hold at most. A request that would pass a bound is refused with
 /// RESOURCE_EXHAUSTED and changes nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Bounds {
     /// Length of a key, in bytes.
@@ -161,6 +166,8 @@ pub struct Bounds {
     /// Memory for the results and counters of barriers that have ended, in bytes. When it is full, those that
     /// were used once and ended longest ago are forgotten first.
     pub barrier_memory_bytes: usize,
+    /// Records of ended barriers that are kept of one run, to be looked at.
+    pub barriers_recent: usize,
     /// Live-set questions in progress at once (one a set of tasks).
     pub live_sets_in_progress: usize,
     /// Ended runs that are remembered.
@@ -189,6 +196,7 @@ impl Default for Bounds {
             barrier_members_in_progress: 1 << 22,
             exchanged_device_bytes: 64 << 20,
             barrier_memory_bytes: 32 << 20,
+            barriers_recent: 256,
             live_sets_in_progress: 1 << 10,
             runs_kept: 64,
             incarnations_kept: 16,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::devices::Device;
@@ -12,10 +13,12 @@ use super::draining::DrainRequest;
 use super::event::RunOutcome;
 use super::exclusion::{ExclusionEnded, Target};
 use super::ids::{ExclusionId, JobName, RunNumber, TaskId, Timestamp};
+use super::pulse::PulseView;
 use super::settings::JobSettings;
+use super::straggling::{ArrivalView, BarrierKind, BarrierRecord, StragglingView};
 
 /// A job and its present run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobView {
     /// The job's name.
     pub name: JobName,
@@ -33,12 +36,13 @@ pub struct JobView {
 }
 
 /// One exclusion.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionView {
     /// Its number within the job.
     pub id: ExclusionId,
     /// Whom it is about: a `task` or a `host`.
     #[serde(flatten)]
+    #[schema(value_type = Object)]
     pub target: Target,
     /// The tasks of the present run that are out by it; none once it is over.
     pub tasks: Vec<TaskId>,
@@ -59,7 +63,7 @@ pub struct ExclusionView {
 }
 
 /// Why a task takes no part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskExclusion {
     /// The exclusion's number.
     pub exclusion: ExclusionId,
@@ -72,7 +76,7 @@ pub struct TaskExclusion {
 }
 
 /// Where a run stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
     /// Waits for its tasks to register.
@@ -112,7 +116,7 @@ impl RunState {
 }
 
 /// The first error of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FirstCause {
     /// When it happened.
     pub at: Timestamp,
@@ -123,7 +127,7 @@ pub struct FirstCause {
 }
 
 /// One run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunView {
     /// Its number within the job.
     pub number: RunNumber,
@@ -145,6 +149,9 @@ pub struct RunView {
     pub tasks: Vec<TaskView>,
     /// The barriers in progress, registration and shutdown among them.
     pub barriers: Vec<BarrierView>,
+    /// The last barriers that ended, the latest first (setting `bounds.barriers-recent`).
+    #[serde(default)]
+    pub recent_barriers: Vec<BarrierRecord>,
     /// Live-set questions in progress.
     pub live_sets: Vec<LiveSetView>,
     /// How many keys the store holds.
@@ -158,7 +165,7 @@ pub struct RunView {
 }
 
 /// Where a task stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskStanding {
     /// Has never registered in this run.
@@ -176,11 +183,12 @@ pub enum TaskStanding {
 }
 
 /// One life of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LifeView {
     /// Its incarnation, in hexadecimal.
     pub incarnation: String,
     /// The address that it registered from.
+    #[schema(value_type = Option<String>)]
     pub peer: Option<SocketAddr>,
     /// When it registered.
     pub registered_at: Timestamp,
@@ -189,7 +197,7 @@ pub struct LifeView {
 }
 
 /// One task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TaskView {
     /// Its number.
     pub task: TaskId,
@@ -201,6 +209,15 @@ pub struct TaskView {
     pub lives: Vec<LifeView>,
     /// Its last sign of life.
     pub last_heartbeat: Option<Timestamp>,
+    /// Since when it takes part, if it does: suspicion does not change it.
+    #[serde(default)]
+    pub live_since: Option<Timestamp>,
+    /// How far apart its heartbeats come, from the second one on.
+    #[serde(default)]
+    pub pulse: Option<PulseView>,
+    /// How late it comes to barriers, once it has come to one.
+    #[serde(default)]
+    pub straggling: Option<StragglingView>,
     /// It may fail and come back.
     pub recoverable: bool,
     /// It came back in this run and has not completed a barrier with all members yet.
@@ -215,12 +232,14 @@ pub struct TaskView {
 }
 
 /// A barrier in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierView {
     /// Its id.
     pub id: String,
     /// Which use of it.
     pub counter: i64,
+    /// Whose barrier it is.
+    pub kind: BarrierKind,
     /// How many members it has.
     pub members: usize,
     /// How many have arrived.
@@ -233,10 +252,13 @@ pub struct BarrierView {
     pub since: Timestamp,
     /// When it fails.
     pub deadline: Timestamp,
+    /// The latest arrivals, in the order of their coming: 256 at most.
+    #[serde(default)]
+    pub arrivals: Vec<ArrivalView>,
 }
 
 /// A live-set question in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LiveSetView {
     /// How many tasks it asks about.
     pub members: usize,
@@ -249,7 +271,7 @@ pub struct LiveSetView {
 }
 
 /// A coordinated save.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PreemptionView {
     /// What the notice says: the time of death, as text.
     pub notice: String,
@@ -265,7 +287,7 @@ pub struct PreemptionView {
 }
 
 /// An ended run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunSummary {
     /// Its number within the job.
     pub number: RunNumber,

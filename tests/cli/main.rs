@@ -5,4 +5,6 @@ mod launching;
 mod process;
 mod serving;
 mod status;
+mod steering;
+mod streams;
 mod web;

@@ -13,7 +13,7 @@ fn status(server: &Server, arguments: &[&str]) -> String {
 }
 
 /// Registers a task and keeps its connection for as long as the runtime lives.
-fn register(server: &Server, runtime: &tokio::runtime::Runtime, task: i32) {
+pub fn register(server: &Server, runtime: &tokio::runtime::Runtime, task: i32) {
     let address = format!("http://{}", server.grpc);
     runtime.spawn(async move {
         let channel = tonic::transport::Endpoint::from_shared(address).expect("an address").connect().await;
