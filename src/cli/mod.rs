@@ -3,6 +3,7 @@
 mod audit;
 mod client;
 mod config;
+mod credentials;
 mod drain;
 mod events;
 mod exclude;
@@ -17,6 +18,7 @@ mod serve;
 mod server;
 mod status;
 mod tls;
+mod token;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -66,6 +68,7 @@ enum Command {
     Audit(audit::Arguments),
     Config(config::Arguments),
     Tls(tls::Arguments),
+    Token(token::Arguments),
     Metrics(metrics::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
@@ -88,6 +91,7 @@ pub fn main() -> ExitCode {
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Tls(arguments) => tls::run(&arguments),
+        Command::Token(arguments) => token::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),

@@ -68,6 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     config.require_jobs()?;
     config.require_guards()?;
     if arguments.check_config {
+        Server::check_files(&config)?;
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
         print(&format!("The configuration is valid: {} job(s), {tasks} task(s).\n", config.jobs.len()))?;
         return Ok(ExitCode::SUCCESS);
@@ -145,7 +146,8 @@ fn announcement(config: &Config, about: &About) -> String {
     for listener in &about.grpc {
         let _ = writeln!(text, "  gRPC  {}", listener.address);
     }
-    let http = format!("http://{}", about.http);
+    let scheme = if config.server.http_tls.cert.is_some() { "https" } else { "http" };
+    let http = format!("{scheme}://{}", about.http);
     let named = if http == DEFAULT_SERVER { String::new() } else { format!(" --server {http}") };
     let _ = writeln!(text, "  HTTP  {http}");
     let _ = writeln!(text, "Look with: muster status{named}");

@@ -15,7 +15,7 @@ use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
 use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
-use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
+use crate::http::{self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Tokens, Version};
 use crate::telemetry::events::log_events;
 use crate::telemetry::metrics::{Metrics, Sources, Tally};
 use crate::telemetry::traces::{Protocol, Traces};
@@ -85,6 +85,7 @@ impl Server {
         let clock = Clock::start();
         let handshakes = Arc::new(Failures::new(clock));
         let [grpc_entrance, http_entrance] = entrances(config, clock, &handshakes)?;
+        let guard = guard(config, clock)?;
         let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
         let mut listeners = Vec::new();
         let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
@@ -125,7 +126,7 @@ impl Server {
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
         let engine = Arc::clone(&server.engine);
         let edge = grpc::Server::behind(grpc_entrance, engine, limits, server.traces.clone());
-        let site = Site { handshakes, ..server.site(&edge, tally, audit, config) };
+        let site = Site { handshakes, guard: Arc::new(guard), ..server.site(&edge, tally, audit, config) };
         let limits = Limits::new(config.server.http_connections);
         let http_entrance = Arc::new(http_entrance);
         if let Some((listener, address)) = metrics_listener {
@@ -140,6 +141,14 @@ impl Server {
         warn_if_open(config);
         server.readiness.started();
         Ok(server)
+    }
+
+    /// Reads what `config` names besides values: certificates and tokens.
+    pub fn check_files(config: &Config) -> Result<()> {
+        let clock = Clock::start();
+        entrances(config, clock, &Arc::new(Failures::new(clock)))?;
+        guard(config, clock)?;
+        Ok(())
     }
 
     /// What the web edge looks at. Starts whatever measures by itself.
@@ -268,6 +277,20 @@ fn entrances(config: &Config, clock: Clock, handshakes: &Arc<Failures>) -> Resul
     };
     let server = &config.server;
     Ok([enter("grpc", &server.grpc_tls, HTTP2)?, enter("http", &server.http_tls, HTTP1)?])
+}
+
+/// Who may do what over HTTP.
+fn guard(config: &Config, clock: Clock) -> Result<Guard> {
+    let server = &config.server;
+    let tokens = server.tokens_file.as_ref().map(|path| Tokens::read(path, clock)).transpose()?;
+    if tokens.is_some() && server.http_tls.cert.is_none() && !server.http.ip().is_loopback() {
+        tracing::warn!("tokens come in by plaintext HTTP, where others may read them: see --http-tls-cert");
+    }
+    // Whoever is given the name of this machine should be able to use it.
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let hosts = server.http_hosts.clone().and(&machine);
+    let guard = Guard::open(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
+    Ok(guard.with_changes(server.http_changes_per_second))
 }
 
 /// Says what is open because it was told to be.

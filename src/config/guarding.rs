@@ -101,8 +101,11 @@ impl Config {
         server.grpc_tls.files("grpc")?;
         server.http_tls.files("http")?;
         let known = server.tokens_file.is_some() || server.http_tls.knows_clients();
-        if !(server.http.ip().is_loopback() || known || server.insecure) {
-            return Err(ConfigError::Open(Open { edge: "HTTP", address: server.http }));
+        let web = [Some(server.http), server.metrics].into_iter().flatten();
+        if !(known || server.insecure)
+            && let Some(address) = web.into_iter().find(|address| !address.ip().is_loopback())
+        {
+            return Err(ConfigError::Open(Open { edge: "HTTP", address }));
         }
         if server.grpc_tls.knows_clients() || server.insecure_grpc {
             return Ok(());

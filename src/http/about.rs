@@ -113,8 +113,8 @@ pub(super) async fn server(State(site): State<Site>) -> Json<About> {
 }
 
 /// The handshakes that failed, and why: clients of JAX do not say it
-#[utoipa::path(get, path = "/api/v1/handshakes", tag = "server",
-    responses((status = 200, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
+#[utoipa::path(get, path = "/api/v1/handshakes", operation_id = "handshakes_list", tag = "server",
+    responses((status = 200, body = FailuresPage, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
 pub(super) async fn handshakes(State(site): State<Site>) -> Json<FailuresPage> {
     Json(site.handshakes.page())
 }

@@ -44,7 +44,7 @@ impl<S: Sync> FromRequestParts<S> for Acting {
 }
 
 /// By what means a client with this user agent acts. It says so itself: a hint for people, and no proof.
-fn means(agent: &str) -> Means {
+pub(super) fn means(agent: &str) -> Means {
     if agent.starts_with("muster/") {
         Means::Cli
     } else if agent.contains("Mozilla/") {

@@ -3,6 +3,7 @@
 //! - `GET /healthz/live`: the process answers
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
+//! - `GET POST /login`, `POST /logout`: a token for a cookie, and back
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
 //! - `GET /api/v1/handshakes`: which clients could not connect by TLS, and why
 //! - `GET /api/v1/openapi.json`: the description of all that stands under `/api/v1`
@@ -29,6 +30,8 @@ mod events;
 mod exclusions;
 mod extract;
 mod findings;
+mod guard;
+mod headers;
 mod health;
 mod hosts;
 mod jobs;
@@ -51,6 +54,7 @@ pub use drain::{DrainView, NewDrain};
 pub use events::{EventLine, EventsPage, Streams};
 pub use exclusions::{ExclusionsPage, NewExclusion};
 pub use findings::{FindingsPage, JobFindings};
+pub use guard::{Guard, How, Need, NewToken, Role, TokenError, Tokens, Visitor, append};
 pub use health::Readiness;
 pub use hosts::Hosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
@@ -85,6 +89,8 @@ pub struct Site {
     pub redaction: Arc<Redaction>,
     /// The handshakes that failed.
     pub handshakes: Arc<Failures>,
+    /// Who may do what.
+    pub guard: Arc<Guard>,
     /// What is measured.
     pub metrics: Arc<Metrics>,
     /// What was found in it.
@@ -98,6 +104,7 @@ impl Site {
         let metrics = Arc::new(Metrics::of_engine(&engine, &readiness));
         Self {
             handshakes: Arc::new(Failures::new(*engine.clock())),
+            guard: Arc::new(Guard::open(*engine.clock())),
             engine,
             readiness,
             about,

@@ -159,6 +159,11 @@ fn refusal(wrong: &CertificateError) -> String {
              client send the certificates in between"
                 .into()
         }
+        CertificateError::BadSignature => {
+            "another authority of the same name than the one that this port trusts has signed it: was the authority made \
+             anew?"
+                .into()
+        }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "it is not made for clients: its extended key usage lacks clientAuth".into()
         }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::Failed;
 use crate::clock::Clock;
@@ -14,11 +15,12 @@ use crate::coordination::Timestamp;
 const KEPT: usize = 256;
 
 /// Handshakes that failed in one way: from one host, at one listener, for one reason.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailedHandshake {
     /// At which listener: `grpc` or `http`.
     pub listener: String,
     /// Where the latest came from.
+    #[schema(value_type = String)]
     pub peer: SocketAddr,
     /// The name that the client dialled, if it said so.
     pub name: Option<String>,
@@ -35,7 +37,7 @@ pub struct FailedHandshake {
 }
 
 /// The failed handshakes that are kept.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailuresPage {
     /// The latest first.
     pub handshakes: Vec<FailedHandshake>,

@@ -107,6 +107,12 @@ fn params_now() -> i64 {
     i64::try_from(micros / 1_000_000).unwrap_or_default()
 }
 
+/// Every authority has a name of its own: two of one name are taken for each other, and the error then speaks of signatures.
+fn trial_name() -> String {
+    let number = u32::from_be_bytes(crate::clock::random_bytes());
+    format!("Muster trial authority {number:08x}")
+}
+
 /// Writes `ca.pem`, `server.pem`, `server-key.pem`, `client.pem` and `client-key.pem` into `folder`, which is made if it is
 /// not there. Nothing that is there is overwritten. The authority's own key is not kept: whoever wants more certificates
 /// makes all of them anew.
@@ -114,7 +120,7 @@ fn params_now() -> i64 {
 /// # Errors
 /// If a file cannot be written, or a name cannot stand in a certificate.
 pub fn write(folder: &Path, names: &[String]) -> Result<(), MakeError> {
-    let authority = Authority::new("Muster trial authority")?;
+    let authority = Authority::new(&trial_name())?;
     let server = authority.sign(Purpose::Server, names, DAYS)?;
     let client = authority.sign(Purpose::Client, &["muster-client".to_owned()], DAYS)?;
     let make = DirBuilder::new().recursive(true).mode(0o700).create(folder);
