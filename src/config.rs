@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::grpc::Limits;
 use crate::http::Redaction;
+use crate::telemetry::traces::Protocol;
 
 mod file;
 mod keys;
@@ -46,6 +47,14 @@ pub struct Server {
     pub grpc_limits: Limits,
     /// Where people and tools look.
     pub http: SocketAddr,
+    /// Where metrics are served too, on a listener of their own.
+    pub metrics: Option<SocketAddr>,
+    /// Jobs with more tasks than this have no metrics for each task.
+    pub task_metrics_max: usize,
+    /// Where traces are sent.
+    pub otlp_endpoint: Option<String>,
+    /// How they are sent.
+    pub otlp_protocol: Protocol,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
     /// Threads that serve connections.
@@ -84,6 +93,10 @@ impl Server {
             grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
             grpc_limits: Limits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
+            metrics: None,
+            task_metrics_max: 1024,
+            otlp_endpoint: None,
+            otlp_protocol: Protocol::Grpc,
             http_connections: 1024,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),

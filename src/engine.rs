@@ -8,15 +8,15 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    Act, Actor, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input, JobId,
-    JobName, JobSettings, Outcome, Reason, Refusal, Request, Timestamp,
+    Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input,
+    JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp,
 };
 
 /// Where the answers to waiting calls go: one for each connection.
@@ -34,6 +34,34 @@ pub enum Called {
     Waiting(CallId),
 }
 
+/// Whoever wants to know of every effect, such as counters. Called under the engine's lock: it must be quick, must not
+/// block and must not come back to the engine.
+pub trait Observer: Send + Sync {
+    /// Something changed.
+    fn event(&self, event: &Event);
+    /// A barrier has ended.
+    fn barrier_ended(&self, ending: &BarrierEnding);
+}
+
+/// What the engine counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Figures {
+    /// Inputs that were applied.
+    pub inputs: u64,
+    /// Events that happened.
+    pub events: u64,
+    /// Events that are kept.
+    pub events_kept: usize,
+    /// How many are kept at most.
+    pub events_kept_max: usize,
+    /// Events that a follower never saw, since it was too slow.
+    pub events_missed: u64,
+    /// Followers now.
+    pub followers: usize,
+    /// Times that the driver found that it could not run for a while.
+    pub lags: u64,
+}
+
 struct Waiting {
     inbox: Arc<dyn Inbox>,
     slot: u64,
@@ -47,6 +75,8 @@ struct State {
     next_connection: u64,
     events: VecDeque<Numbered>,
     next_event: u64,
+    inputs: u64,
+    lags: u64,
 }
 
 /// What came of an input.
@@ -87,6 +117,8 @@ pub struct Engine {
     armed: AtomicU64,
     rearm: Notify,
     followers: broadcast::Sender<Numbered>,
+    observers: OnceLock<Vec<Arc<dyn Observer>>>,
+    missed: AtomicU64,
 }
 
 impl Engine {
@@ -101,6 +133,8 @@ impl Engine {
             next_connection: 0,
             events: VecDeque::new(),
             next_event: 1,
+            inputs: 0,
+            lags: 0,
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
         Arc::new(Self {
@@ -109,7 +143,39 @@ impl Engine {
             armed: AtomicU64::new(u64::MAX),
             rearm: Notify::new(),
             followers,
+            observers: OnceLock::new(),
+            missed: AtomicU64::new(0),
         })
+    }
+
+    /// Tells `observers` of every effect from now on. Those of the first call stay.
+    pub fn observe_with(&self, observers: Vec<Arc<dyn Observer>>) {
+        let _ = self.observers.set(observers);
+    }
+
+    /// What the engine has counted so far.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let state = self.lock();
+        Figures {
+            inputs: state.inputs,
+            events: state.next_event - 1,
+            events_kept: state.events.len(),
+            events_kept_max: EVENTS_KEPT,
+            events_missed: self.missed.load(Ordering::Relaxed),
+            followers: self.followers.receiver_count(),
+            lags: state.lags,
+        }
+    }
+
+    /// A follower has missed so many events.
+    pub fn note_missed(&self, events: u64) {
+        self.missed.fetch_add(events, Ordering::Relaxed);
+    }
+
+    /// Puts what an observer has found into the order of events.
+    pub fn note(&self, job: JobId, note: Note) {
+        self.feed(self.lock(), Input::Noted { job, note });
     }
 
     /// The engine's clock.
@@ -244,7 +310,9 @@ impl Engine {
     fn tick(&self, due: Timestamp) {
         // A process that was stopped, or starved, has heard nobody in the meantime; that is not their fault.
         if self.clock.now().since(due) > LAG_FORGIVEN {
-            self.feed(self.lock(), Input::Lagged);
+            let mut state = self.lock();
+            state.lags += 1;
+            self.feed(state, Input::Lagged);
         }
         self.feed(self.lock(), Input::Tick);
     }
@@ -269,6 +337,8 @@ impl Engine {
     /// Applies one input; the answer to the call `own` is told apart.
     fn apply(&self, state: &mut State, input: Input, own: Option<CallId>) -> Applied {
         let now = self.clock.now();
+        state.inputs += 1;
+        let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
         state.core.apply(now, input, &mut effects);
         let mut applied = Applied { own: None, acted: None, deliveries: Vec::new() };
@@ -283,6 +353,7 @@ impl Engine {
                 }
                 Effect::Acted(outcome) => applied.acted = Some(outcome),
                 Effect::Event(event) => {
+                    observers.iter().for_each(|observer| observer.event(&event));
                     let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
                     state.next_event += 1;
                     if state.events.len() == EVENTS_KEPT {
@@ -291,6 +362,9 @@ impl Engine {
                     // Nobody following is no error.
                     let _ = self.followers.send(numbered.clone());
                     state.events.push_back(numbered);
+                }
+                Effect::BarrierEnded(ending) => {
+                    observers.iter().for_each(|observer| observer.barrier_ended(&ending));
                 }
                 Effect::WantIncarnation(job) => wanted.push(job),
             }

@@ -8,6 +8,7 @@
 //! | [`http`] | the web edge, for people and tools |
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
 //! | [`telemetry`] | what is told of all this: projections of effects |
+//! | [`findings`] | what is concluded from what is measured |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
 pub mod cli;
@@ -15,6 +16,7 @@ pub mod clock;
 pub mod config;
 pub mod coordination;
 pub mod engine;
+pub mod findings;
 pub mod grpc;
 pub mod http;
 mod http2;

@@ -47,11 +47,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let client = arguments.place.find().await?;
         let path = format!("{}/events", arguments.meant.path(&client).await?);
         let mut after = show_all(arguments, &client, &path, arguments.after).await?;
-        while arguments.follow {
+        if !arguments.follow {
+            return Ok(ExitCode::SUCCESS);
+        }
+        loop {
             tokio::time::sleep(PAUSE).await;
             after = show_all(arguments, &client, &path, after).await?;
         }
-        Ok(ExitCode::SUCCESS)
     })
 }
 

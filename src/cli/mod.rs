@@ -9,6 +9,7 @@ mod exclude;
 mod job;
 mod launch;
 mod limits;
+mod metrics;
 mod options;
 mod place;
 mod readmit;
@@ -63,6 +64,7 @@ enum Command {
     Job(job::Arguments),
     Audit(audit::Arguments),
     Config(config::Arguments),
+    Metrics(metrics::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -83,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };

@@ -12,13 +12,18 @@ use tokio::task::JoinSet;
 use crate::clock::Clock;
 use crate::config::{Config, Job};
 use crate::coordination::JobName;
-use crate::engine::Engine;
+use crate::engine::{Engine, Observer};
+use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
 use crate::telemetry::events::log_events;
+use crate::telemetry::metrics::{Metrics, Tally};
+use crate::telemetry::traces::{Protocol, Traces};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
+/// How long the last traces may take.
+const LAST_TRACES: Duration = Duration::from_secs(3);
 /// How long the wire edge may take, beyond its time, to cut what has not finished.
 const CUTTING: Duration = Duration::from_secs(2);
 
@@ -32,6 +37,7 @@ pub struct Server {
     http: Part,
     log: Part,
     timers: JoinSet<()>,
+    traces: Option<Arc<Traces>>,
 }
 
 /// Tasks that stop when they are told.
@@ -80,7 +86,14 @@ impl Server {
             }
         }
 
+        let metrics_listener =
+            config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
         let engine = Engine::new(Clock::start());
+        let tally = Arc::<Tally>::default();
+        let traces = start_traces(config, &engine)?;
+        let mut observers = vec![Arc::clone(&tally) as Arc<dyn Observer>];
+        observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
+        engine.observe_with(observers);
         for job in &config.jobs {
             engine.declare(job.name.clone(), job.settings.clone())?;
         }
@@ -92,30 +105,55 @@ impl Server {
             http: Part::new(),
             log: Part::new(),
             timers: JoinSet::new(),
+            traces,
             engine,
             about,
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
-        let (engine, readiness) = (Arc::clone(&server.engine), Arc::clone(&server.readiness));
-        let site = Site {
-            audit: Arc::new(audit),
-            streams: Arc::clone(&server.streams),
-            redaction: Arc::new(config.server.redact_keys.clone()),
-            ..Site::new(engine, readiness, Arc::clone(&server.about))
-        };
+        let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
+        let edge = grpc::Server::traced(Arc::clone(&server.engine), limits, server.traces.clone());
+        let site = server.site(&edge, tally, audit, config);
         let limits = Limits::new(config.server.http_connections);
+        if let Some((listener, address)) = metrics_listener {
+            warn_if_open(address, "metrics");
+            tracing::info!(%address, "metrics have a listener of their own");
+            let router = http::metrics_router(site.clone());
+            server.http.tasks.spawn(http::serve(listener, router, limits, server.http.stop.subscribe()));
+        }
         server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
-        server.serve_grpc(listeners, config)?;
+        server.serve_grpc(&edge, listeners, config)?;
         warn_if_open(web_address, "HTTP");
         server.readiness.started();
         Ok(server)
     }
 
+    /// What the web edge looks at. Starts whatever measures by itself.
+    fn site(&mut self, edge: &Arc<grpc::Server>, tally: Arc<Tally>, audit: Audit, config: &Config) -> Site {
+        let findings = Arc::<Board>::default();
+        self.timers.spawn(findings::watch(Arc::clone(&self.engine), Arc::clone(&findings)));
+        self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
+        let metrics = Metrics::new(
+            Arc::clone(&self.engine),
+            Arc::clone(edge),
+            tally,
+            Arc::clone(&findings),
+            Arc::clone(&self.readiness),
+            config.server.task_metrics_max,
+        );
+        let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
+        Site {
+            audit: Arc::new(audit),
+            streams: Arc::clone(&self.streams),
+            redaction: Arc::new(config.server.redact_keys.clone()),
+            metrics: Arc::new(metrics),
+            findings,
+            ..Site::new(engine, readiness, Arc::clone(&self.about))
+        }
+    }
+
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
-    fn serve_grpc(&mut self, listeners: Vec<Bound>, config: &Config) -> Result<()> {
-        let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
-        let edge = grpc::Server::new(Arc::clone(&self.engine), limits);
+    fn serve_grpc(&mut self, edge: &Arc<grpc::Server>, listeners: Vec<Bound>, config: &Config) -> Result<()> {
         let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
@@ -127,7 +165,7 @@ impl Server {
                     Routing::Own(place(&name).with_context(|| format!("the job {name} is not there"))?)
                 }
             };
-            self.grpc.tasks.spawn(Arc::clone(&edge).serve(listener, routing, self.grpc.stop.subscribe()));
+            self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, self.grpc.stop.subscribe()));
         }
         Ok(())
     }
@@ -155,7 +193,34 @@ impl Server {
         let left = within.saturating_sub(self.engine.clock().now().since(began));
         self.http.stop(left.max(LAST_ANSWERS)).await;
         self.log.stop(LAST_ANSWERS).await;
+        if let Some(traces) = self.traces.take() {
+            // It blocks, and the collector may be slow.
+            let stopped = tokio::task::spawn_blocking(move || traces.stop());
+            if tokio::time::timeout(LAST_TRACES, stopped).await.is_err() {
+                tracing::warn!(within = ?LAST_TRACES, "the last traces were not sent in time");
+            }
+        }
     }
+}
+
+/// Traces, if somebody wants them: the settings say so, or else what OpenTelemetry's own variables say.
+fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Traces>>> {
+    let server = &config.server;
+    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let (endpoint, protocol) = match &server.otlp_endpoint {
+        Some(endpoint) => (endpoint.clone(), server.otlp_protocol),
+        None => {
+            let Some(endpoint) = variable("OTEL_EXPORTER_OTLP_ENDPOINT") else { return Ok(None) };
+            let protocol = variable("OTEL_EXPORTER_OTLP_PROTOCOL");
+            let protocol = protocol.map(|text| Protocol::parse(&text)).transpose();
+            let protocol = protocol.map_err(anyhow::Error::msg).context("OTEL_EXPORTER_OTLP_PROTOCOL")?;
+            (endpoint, protocol.unwrap_or(server.otlp_protocol))
+        }
+    };
+    let started = Traces::start(engine, &endpoint, protocol).map_err(anyhow::Error::msg);
+    let traces = started.with_context(|| format!("traces cannot be sent to {endpoint}"))?;
+    tracing::info!(endpoint, %protocol, "traces are sent");
+    Ok(Some(traces))
 }
 
 fn bind(address: SocketAddr, what: &str, flag: &str) -> Result<(TcpListener, SocketAddr)> {

@@ -4,6 +4,7 @@
 use crate::coordination::{ErrorDelivery, JobSettings};
 use crate::http::Redaction;
 use crate::telemetry::log;
+use crate::telemetry::traces::{Protocol, check_endpoint};
 
 use super::value::{
     parse_address, parse_count, parse_duration, parse_positive_duration, parse_switch, show_duration,
@@ -48,7 +49,7 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 14] = [
+pub static SERVER_KEYS: [Key<Server>; 19] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -123,6 +124,58 @@ pub static SERVER_KEYS: [Key<Server>; 14] = [
         help: "How many HTTP connections are served at once; more wait their turn",
         show: |server| Shown::Number(server.http_connections as u64),
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
+    },
+    Key {
+        name: "metrics",
+        placeholder: "ADDR|none",
+        rare: false,
+        help: "Where /metrics is served as well as on the HTTP port, on a listener of its own; port 0 picks a free one",
+        show: |server| server.metrics.map_or_else(|| text("none"), text),
+        set: |server, text| {
+            server.metrics = match text {
+                "none" => None,
+                text => Some(parse_address(text).map_err(|wrong| format!("{wrong}, or none"))?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        name: "task-metrics-max",
+        placeholder: "COUNT",
+        rare: true,
+        help: "Jobs with more tasks than this have no metrics for each task",
+        show: |server| Shown::Number(server.task_metrics_max as u64),
+        set: |server, text| parse_count(text, 0, 1 << 20).map(|value| server.task_metrics_max = value),
+    },
+    Key {
+        name: "rpc-metrics",
+        placeholder: "true|false",
+        rare: true,
+        help: "Count calls by method and code",
+        show: |server| Shown::Switch(server.grpc_limits.count_calls),
+        set: |server, text| parse_switch(text).map(|value| server.grpc_limits.count_calls = value),
+    },
+    Key {
+        name: "otlp-endpoint",
+        placeholder: "URL|none",
+        rare: true,
+        help: "Where traces are sent by OTLP, such as http://HOST:4317; without it, OTEL_EXPORTER_OTLP_ENDPOINT says so",
+        show: |server| server.otlp_endpoint.as_ref().map_or_else(|| text("none"), text),
+        set: |server, text| {
+            server.otlp_endpoint = match text {
+                "none" => None,
+                text => Some(check_endpoint(text).map(|()| text.to_owned())?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        name: "otlp-protocol",
+        placeholder: "grpc|http",
+        rare: true,
+        help: "How traces are sent to --otlp-endpoint",
+        show: |server| text(server.otlp_protocol),
+        set: |server, text| Protocol::parse(text).map(|value| server.otlp_protocol = value),
     },
     Key {
         name: "io-threads",

@@ -140,6 +140,7 @@ impl Run {
                 "task {id} waits at {here} barriers, {} counted",
                 task.meetings
             );
+            task.straggling.audit().map_err(|found| format!("task {id} {found}"))?;
             if let Some(suspicion) = &task.suspicion {
                 ensure!(task.is_connected(), "task {id} is suspected but not connected");
                 let stands = self.timers.stands(suspicion.until, &Timer::Grace(id));
@@ -155,6 +156,8 @@ impl Run {
         for (key, instance) in self.barriers.in_progress() {
             ensure!(instance.arrived() > 0, "{key:?} is in progress and nobody waits at it");
             ensure!(instance.missing() > 0, "{key:?} is in progress and nobody is missing");
+            let early = instance.arrivals().find(|(_, arrival)| arrival.at < instance.began);
+            ensure!(early.is_none(), "{key:?} began after {early:?}");
             let (mut missing, mut arrived) = (0, 0);
             for position in 0..instance.members.len() {
                 let task = instance.members.at(position);
@@ -185,6 +188,8 @@ impl Run {
             ensure!(follows, "{key:?} counts backwards");
             ensure!(!self.blocks_for_ever(key), "{key:?} waits only for tasks that cannot come (rule 2)");
         }
+        ensure!(self.recent.len() <= settings.bounds.barriers_recent, "too many records of barriers");
+        ensure!(self.recent.iter().is_sorted_by_key(|record| record.ended), "records out of order");
         let members: usize = self.barriers.in_progress().map(|(_, instance)| instance.members.len()).sum();
         let counted = self.barriers.members_in_progress();
         ensure!(members == counted, "barriers in progress have {members} members, {counted} counted");

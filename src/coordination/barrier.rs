@@ -100,6 +100,7 @@ pub(super) enum Purpose {
 pub(super) struct Arrival {
     pub call: CallId,
     pub purpose: Purpose,
+    pub at: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -248,6 +249,11 @@ impl Barriers {
         let instance = self.in_progress.remove(key)?;
         self.members_in_progress -= instance.members.len();
         Some(instance)
+    }
+
+    /// What the kept results weigh, in bytes.
+    pub fn weight(&self) -> usize {
+        self.weight
     }
 
     /// The members of all instances in progress, added up.

@@ -36,6 +36,50 @@ pub enum RunOutcome {
     Abandoned,
 }
 
+/// The kinds of failure of a task.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureClass {
+    /// No heartbeat came in time.
+    HeartbeatTimeout,
+    /// Its connection broke, and it was not heard again in time.
+    ConnectionLost,
+    /// Another life of it spoke up in a run that does not survive that.
+    Restarted,
+    /// It reported an error of its own.
+    Reported,
+    /// An operator or a rule excluded it.
+    Excluded,
+    /// The run failed, and with it every task.
+    #[default]
+    Consequence,
+}
+
+impl FailureClass {
+    /// Every class.
+    pub const ALL: [Self; 6] = [
+        Self::HeartbeatTimeout,
+        Self::ConnectionLost,
+        Self::Restarted,
+        Self::Reported,
+        Self::Excluded,
+        Self::Consequence,
+    ];
+
+    /// Its name, as in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::HeartbeatTimeout => "heartbeat-timeout",
+            Self::ConnectionLost => "connection-lost",
+            Self::Restarted => "restarted",
+            Self::Reported => "reported",
+            Self::Excluded => "excluded",
+            Self::Consequence => "consequence",
+        }
+    }
+}
+
 /// The kinds of change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
@@ -94,6 +138,9 @@ pub enum Change {
     TaskFailed {
         /// Which.
         task: TaskId,
+        /// What kind of failure that is.
+        #[serde(default)]
+        class: FailureClass,
     },
     /// A call of an earlier life or run was turned away. Said once for each life and connection.
     Fenced {
@@ -189,6 +236,18 @@ pub enum Change {
     FirstCause {
         /// The task that it came from, where one is known.
         task: Option<TaskId>,
+    },
+    /// Something in what is measured wants a look.
+    FindingOpened {
+        /// Which detector says so.
+        finding: Arc<str>,
+        /// The tasks that it is about: a few of them.
+        tasks: Vec<TaskId>,
+    },
+    /// It wants a look no more.
+    FindingClosed {
+        /// Which detector says so.
+        finding: Arc<str>,
     },
     /// The run is over.
     RunEnded {

@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::actor::{Actor, Reason};
 use super::barrier::Slot;
 use super::context::Cx;
-use super::event::{Change, RunOutcome};
+use super::event::{Change, FailureClass, RunOutcome};
 use super::exclusion::{Exclusion, ExclusionEnd, ExclusionEnded, Target};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, ExclusionId, TaskId, Timestamp};
@@ -123,7 +123,7 @@ impl Job {
                     }
                     _ => None,
                 }),
-                Effect::WantIncarnation(_) | Effect::Acted(_) => {}
+                Effect::WantIncarnation(_) | Effect::Acted(_) | Effect::BarrierEnded(_) => {}
             }
         }
         preview
@@ -308,7 +308,7 @@ impl Run {
             self.note_first_cause(cx, Some(id), &told);
         }
         self.answer_all_of(cx, id, failure, own);
-        self.fail_task(cx, id, failure, why);
+        self.fail_task(cx, id, failure, FailureClass::Excluded, why);
         self.propagate(cx, Some(id), &told);
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::call::Reply;
 use super::context::Cx;
-use super::event::{Change, RunOutcome};
+use super::event::{Change, FailureClass, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
 use super::input::Ending;
@@ -77,6 +77,7 @@ impl Run {
         self.hear(cx, connection, id);
         let task = self.own_mut(id);
         task.last_heartbeat = Some(cx.now);
+        task.pulse.beat(cx.now);
         Ok(())
     }
 
@@ -97,7 +98,7 @@ impl Run {
              restarted and likely crashed earlier. {LOOK_FURTHER}"
         );
         let failure = Arc::new(Failure::service(Code::Aborted, text));
-        self.fail_task(cx, id, &failure, "a heartbeat came from another life of it");
+        self.fail_task(cx, id, &failure, FailureClass::Restarted, "a heartbeat came from another life of it");
         self.propagate(cx, Some(id), &failure);
         Err(failure)
     }
@@ -147,7 +148,8 @@ impl Run {
              {silent}. {LOOK_FURTHER}",
             self.describe(id)
         );
-        self.lose(cx, id, text, told, &format!("no heartbeat for {silent}"));
+        let why = format!("no heartbeat for {silent}");
+        self.lose(cx, id, text, told, FailureClass::HeartbeatTimeout, &why);
     }
 
     /// Everything that a broken connection means for the task that spoke on it.
@@ -194,18 +196,33 @@ impl Run {
              {LOOK_FURTHER}"
         );
         let why = format!("the connection of {task} {ending}, {how}");
-        self.lose(cx, id, text, told, &why);
+        self.lose(cx, id, text, told, FailureClass::ConnectionLost, &why);
     }
 
     /// A task is lost: `text` is its own error, `told` what the others are told.
-    fn lose(&mut self, cx: &mut Cx<'_>, id: TaskId, text: String, told: String, why: &str) {
+    fn lose(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: TaskId,
+        text: String,
+        told: String,
+        class: FailureClass,
+        why: &str,
+    ) {
         let failure = Arc::new(Failure::service(Code::Unavailable, text));
-        self.fail_task(cx, id, &failure, why);
+        self.fail_task(cx, id, &failure, class, why);
         self.propagate(cx, Some(id), &Arc::new(Failure::service(Code::Unavailable, told)));
     }
 
     /// Puts a task into error, with everything that follows for what it takes part in. The first error stays.
-    pub(super) fn fail_task(&mut self, cx: &mut Cx<'_>, id: TaskId, failure: &Arc<Failure>, why: &str) {
+    pub(super) fn fail_task(
+        &mut self,
+        cx: &mut Cx<'_>,
+        id: TaskId,
+        failure: &Arc<Failure>,
+        class: FailureClass,
+        why: &str,
+    ) {
         let task = self.own_mut(id);
         if task.failure().is_some() {
             return;
@@ -216,7 +233,7 @@ impl Run {
         self.connected -= usize::from(was_connected);
         self.clear_suspicion(id);
         self.touch();
-        cx.event(Change::TaskFailed { task: id }, why);
+        cx.event(Change::TaskFailed { task: id, class }, why);
         self.leave_all_barriers(cx, id, &format!("task is set to ERROR: {failure}"));
         if was_connected {
             self.leave_questions(cx, id);
@@ -260,7 +277,7 @@ impl Run {
 
     pub(super) fn fail_all(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>) {
         for id in self.ids() {
-            self.fail_task(cx, id, failure, "the run has failed");
+            self.fail_task(cx, id, failure, FailureClass::Consequence, "the run has failed");
         }
     }
 

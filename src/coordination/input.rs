@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
 use super::call::{Caller, Outcome, Request};
 use super::event::Event;
-use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation};
+use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
 use super::steering::{Act, Done, Refusal};
+use super::straggling::BarrierEnding;
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +36,19 @@ impl fmt::Display for Ending {
             Self::Broken(how) => write!(f, "broke ({how})"),
         }
     }
+}
+
+/// What an observer of a job has found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Note {
+    /// The name of the finding.
+    pub finding: Arc<str>,
+    /// It holds from now on; otherwise it holds no more.
+    pub open: bool,
+    /// The tasks that it is about: a few of them.
+    pub tasks: Vec<TaskId>,
+    /// What it is, in a sentence.
+    pub reason: String,
 }
 
 /// Everything that can happen to the state machine. Applying the same inputs at the same times to
@@ -90,6 +105,13 @@ pub enum Input {
         /// The number of the call.
         call: CallId,
     },
+    /// Something that was concluded from what is measured, for the order of events: it changes nothing else.
+    Noted {
+        /// The job that it is about.
+        job: JobId,
+        /// What was found.
+        note: Note,
+    },
     /// An operator acts upon a job; answered with [`Effect::Acted`] at once.
     Act {
         /// The job.
@@ -121,6 +143,8 @@ pub enum Effect {
     Acted(Result<Done, Refusal>),
     /// Something changed that people or machines may want to know.
     Event(Event),
+    /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.
+    BarrierEnded(Box<BarrierEnding>),
     /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].
     WantIncarnation(JobId),
 }

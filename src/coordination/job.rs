@@ -15,7 +15,7 @@ use super::failure::{Code, Failure};
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
-use super::input::{Effect, Ending};
+use super::input::{Effect, Ending, Note};
 use super::run::Run;
 use super::settings::JobSettings;
 use super::view::RunSummary;
@@ -139,6 +139,7 @@ impl Job {
     pub fn forget_beyond_bounds(&mut self) {
         self.past.truncate(self.settings.bounds.runs_kept);
         self.exclusions.forget_beyond(&self.settings.bounds);
+        self.run.forget_records(self.settings.bounds.barriers_recent);
     }
 
     pub fn knows(&self, connection: ConnectionId) -> bool {
@@ -221,6 +222,14 @@ impl Job {
         });
     }
 
+    /// An observer has found something, or finds it no more.
+    pub fn note(&mut self, now: Timestamp, effects: &mut Vec<Effect>, note: Note) {
+        let Note { finding, open, tasks, reason } = note;
+        let change =
+            if open { Change::FindingOpened { finding, tasks } } else { Change::FindingClosed { finding } };
+        within!(self, now, effects, |_run, cx| cx.event(change, reason));
+    }
+
     pub fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.expire_exclusions(now, effects);
         within!(self, now, effects, |run, cx| run.fire(cx));
@@ -232,6 +241,7 @@ impl Job {
             let task = self.run.own_mut(id);
             if task.is_connected() {
                 task.last_heartbeat = Some(now);
+                task.pulse.pause();
             }
         }
     }

@@ -48,7 +48,7 @@ impl Run {
             let outcome = self.disconnect(cx, id).map(|()| Reply::Done);
             return cx.reply(call, outcome.map_err(Arc::new));
         }
-        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ShutDown });
+        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ShutDown, at: cx.now });
     }
 
     fn those_who_leave_together(&self) -> Members {

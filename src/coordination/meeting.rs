@@ -96,7 +96,13 @@ impl Run {
                 }
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
                 match self.begin(cx, &key, counter, fixed, timeout, id) {
-                    Ok(()) => self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet }),
+                    Ok(()) => self.arrive(
+                        cx,
+                        &key,
+                        id,
+                        connection,
+                        Arrival { call, purpose: Purpose::Meet, at: cx.now },
+                    ),
                     Err(failure) => cx.reply(call, Err(failure)),
                 }
             }
@@ -107,7 +113,7 @@ impl Run {
                     let counter = self.barriers.ended(&key).map_or(counter, |ended| ended.counter);
                     return refuse(cx, Code::InvalidArgument, text, counter);
                 }
-                self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet });
+                self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet, at: cx.now });
             }
             Use::Repeat => {
                 let fixed = self.barriers.ended(&key).map(|ended| ended.members.clone());
@@ -343,11 +349,13 @@ impl Run {
         let bound = cx.settings.bounds.barrier_memory_bytes;
         self.barriers.end(key.clone(), &instance, result.clone(), bound);
         let barrier = self.wire_id(key);
+        let id = Arc::clone(&barrier);
         let change = match &result {
             Ok(()) => Change::BarrierPassed { barrier, counter, without: instance.absent_tasks().collect() },
             Err(_) => Change::BarrierFailed { barrier, counter },
         };
         cx.event(change, reason);
+        self.measure(cx, key, id, &instance, &result);
         if *key == BarrierKey::Registration && result.is_ok() {
             self.started_at = Some(cx.now);
         }
@@ -538,7 +546,13 @@ impl Run {
         {
             return cx.reply(call, Err(failure));
         }
-        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::ExchangeDevices });
+        self.arrive(
+            cx,
+            &key,
+            id,
+            connection,
+            Arrival { call, purpose: Purpose::ExchangeDevices, at: cx.now },
+        );
     }
 
     fn take_exchanged(

@@ -21,7 +21,9 @@
 //! | `store.rs` | the key-value store |
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
 //! | `devices.rs` | devices out of the topology values |
-//! | `looking.rs`, `store_listing.rs`, `device_map.rs` | parts of it, each made alone |
+//! | `pulse.rs`, `straggling.rs` | what is measured: heartbeats; barriers and who is late to them |
+//! | `observation.rs` | the state as instruments see it |
+//! | `looking.rs`, `store_listing.rs`, `keys.rs`, `device_map.rs` | parts of it, each made alone |
 //! | `view.rs`, `viewing.rs` | the state as people see it |
 //! | `audit.rs` | the invariants of all this, checked from scratch |
 
@@ -43,16 +45,20 @@ mod failure;
 mod ids;
 mod input;
 mod job;
+mod keys;
 mod leaving;
 mod live;
 mod looking;
 mod meeting;
+mod observation;
+mod pulse;
 mod registration;
 mod run;
 mod settings;
 mod steering;
 mod store;
 mod store_listing;
+mod straggling;
 mod task;
 mod timers;
 mod view;
@@ -70,7 +76,13 @@ pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};
 pub use failure::*;
 pub use ids::*;
 pub use input::*;
+pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
 pub use looking::{JobLook, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, RunLine};
+pub use observation::*;
+pub use pulse::{GAP_CLASSES, Gaps, PulseView};
 pub use settings::*;
 pub use steering::{Act, BarrierPreview, Done, ExclusionPreview, Refusal};
+pub use straggling::{
+    ArrivalView, BarrierEnding, BarrierKind, BarrierOutcome, BarrierRecord, StragglingView,
+};
 pub use view::*;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::barrier::{Arrival, BarrierKey, Purpose};
 use super::call::Reply;
 use super::context::Cx;
-use super::event::Change;
+use super::event::{Change, FailureClass};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
 use super::run::Run;
@@ -84,7 +84,7 @@ impl Run {
     /// A registration that says that the run is broken: the caller and everybody else is told.
     fn refuse_for_good(&mut self, cx: &mut Cx<'_>, call: CallId, id: TaskId, text: String, why: &str) {
         let failure = Arc::new(Failure::service(Code::Aborted, text).from_task(id));
-        self.fail_task(cx, id, &failure, why);
+        self.fail_task(cx, id, &failure, FailureClass::Restarted, why);
         self.propagate(cx, Some(id), &failure);
         cx.reply(call, Err(failure));
     }
@@ -178,7 +178,13 @@ impl Run {
             Change::TaskRegistering { task: id, incarnation, peer },
             format!("{} registered; {missing} tasks are still missing", self.describe(id)),
         );
-        self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Register(incarnation) });
+        self.arrive(
+            cx,
+            &key,
+            id,
+            connection,
+            Arrival { call, purpose: Purpose::Register(incarnation), at: cx.now },
+        );
     }
 
     /// Concludes a registration that waited for the others.
@@ -214,6 +220,7 @@ impl Run {
         let watch = !task.watched;
         task.standing = Standing::Connected;
         task.last_heartbeat = Some(now);
+        task.pulse.pause();
         task.watched = true;
         task.was_connected = true;
         task.unsynced |= late;

@@ -3,7 +3,7 @@
 //! The rules stand by subject: registration in `registration.rs`, barriers in `meeting.rs`, failure and its
 //! consequences in `failing.rs`, live sets in `live.rs`, leaving in `leaving.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -14,12 +14,13 @@ use super::barrier::Barriers;
 use super::call::{Caller, Reply, Request, Shared, TaskInfo, TaskSet, TaskStates};
 use super::context::Cx;
 use super::draining::DrainRequest;
-use super::event::{Change, RunOutcome};
+use super::event::{Change, FailureClass, RunOutcome};
 use super::failure::{Code, Failure, ServiceError};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
 use super::live::Question;
 use super::settings::JobSettings;
 use super::store::{Entry, Store, shown};
+use super::straggling::BarrierRecord;
 use super::task::Task;
 use super::timers::{Timer, Timers};
 use super::view::FirstCause;
@@ -49,6 +50,8 @@ pub(super) struct Run {
     /// The version that watchers have been told.
     pub told: i64,
     pub barriers: Barriers,
+    /// The last instances that ended, the latest last.
+    pub recent: VecDeque<BarrierRecord>,
     pub store: Store,
     pub questions: BTreeMap<TaskSet, Question>,
     /// What the tasks brought to the exchange of devices (generation A).
@@ -84,6 +87,7 @@ impl Run {
             version: 0,
             told: 0,
             barriers: Barriers::default(),
+            recent: VecDeque::new(),
             store: Store::default(),
             questions: BTreeMap::new(),
             exchanged: BTreeMap::new(),
@@ -111,6 +115,7 @@ impl Run {
             version: self.version,
             told: self.told,
             barriers: self.barriers.clone(),
+            recent: VecDeque::new(),
             store: Store::default(),
             questions: self.questions.clone(),
             exchanged: self.exchanged.clone(),
@@ -266,7 +271,7 @@ impl Run {
         overwrite: bool,
         by: Option<TaskId>,
     ) -> Result<Reply, Failure> {
-        let entry = Entry { value: value.clone(), at: cx.now, by };
+        let entry = Entry::new(value.clone(), cx.now, by);
         let woken = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
         self.wake_readers(cx, woken, &value);
         if super::store::normalise(key).as_ref() == PREEMPTION_NOTICE {
@@ -393,7 +398,7 @@ impl Run {
         let mut failure = Failure::plain(code, message);
         failure.service_error = Some(ServiceError { reported: true, source: Some(task) });
         let failure = Arc::new(failure);
-        self.fail_task(cx, task, &failure, "the task reported it");
+        self.fail_task(cx, task, &failure, FailureClass::Reported, "the task reported it");
         self.propagate(cx, Some(task), &failure);
         Ok(())
     }

@@ -161,6 +161,8 @@ pub struct Bounds {
     /// Memory for the results and counters of barriers that have ended, in bytes. When it is full, those that
     /// were used once and ended longest ago are forgotten first.
     pub barrier_memory_bytes: usize,
+    /// Records of ended barriers that are kept of one run, to be looked at.
+    pub barriers_recent: usize,
     /// Live-set questions in progress at once (one a set of tasks).
     pub live_sets_in_progress: usize,
     /// Ended runs that are remembered.
@@ -189,6 +191,7 @@ impl Default for Bounds {
             barrier_members_in_progress: 1 << 22,
             exchanged_device_bytes: 64 << 20,
             barrier_memory_bytes: 32 << 20,
+            barriers_recent: 256,
             live_sets_in_progress: 1 << 10,
             runs_kept: 64,
             incarnations_kept: 16,

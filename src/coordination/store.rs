@@ -46,6 +46,14 @@ pub(super) struct Entry {
     pub at: Timestamp,
     /// Who wrote it last, where the connection told.
     pub by: Option<TaskId>,
+    /// How often it was written again.
+    pub overwrites: u64,
+}
+
+impl Entry {
+    pub fn new(value: Bytes, at: Timestamp, by: Option<TaskId>) -> Self {
+        Self { value, at, by, overwrites: 0 }
+    }
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,7 +136,7 @@ impl Store {
         })?;
         let value = Bytes::from(sum.to_string());
         self.check(&normal, old.map(|entry| entry.value.len()), value.len(), bounds)?;
-        let woken = self.put(&normal, Entry { value: value.clone(), at, by: writer });
+        let woken = self.put(&normal, Entry::new(value.clone(), at, writer));
         Ok((value, woken))
     }
 
@@ -233,7 +241,7 @@ impl Store {
         self.bytes += entry.value.len();
         if let Some(old) = self.entries.get_mut(key) {
             self.bytes -= old.value.len();
-            *old = entry;
+            *old = Entry { overwrites: old.overwrites + 1, ..entry };
             return woken;
         }
         let key = Bytes::copy_from_slice(key);
@@ -252,7 +260,14 @@ impl Store {
         }
     }
 
-    fn below(&self, prefix: &[u8]) -> impl Iterator<Item = (&Bytes, &Entry)> {
+    /// The first entry from a place on.
+    pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &Entry)> {
+        let from = from.as_ref().map(Vec::as_slice);
+        self.entries.range::<[u8], _>((from, Bound::Unbounded)).next()
+    }
+
+    /// The entries whose keys begin so, in byte order.
+    pub fn below(&self, prefix: &[u8]) -> impl Iterator<Item = (&Bytes, &Entry)> {
         let from = (Bound::Included(prefix), Bound::Unbounded);
         let prefix = prefix.to_vec();
         self.entries.range::<[u8], _>(from).take_while(move |(key, _)| key.starts_with(&prefix))
@@ -296,7 +311,7 @@ mod tests {
     fn filled(keys: &[&str]) -> Store {
         let mut store = Store::default();
         for key in keys {
-            let entry = Entry { value: Bytes::from_static(b"v"), at: Timestamp(0), by: None };
+            let entry = Entry::new(Bytes::from_static(b"v"), Timestamp(0), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
         }
         store
@@ -330,7 +345,7 @@ mod tests {
     fn only_a_gathered_topology_may_be_written_again_and_only_the_same() {
         let mut store = filled(&["cpu:global_topology/cpu", "cpu:local_topology/cpu/0", "k"]);
         let mut again = |key: &str, value: &'static str| {
-            let entry = Entry { value: Bytes::from_static(value.as_bytes()), at: Timestamp(1), by: None };
+            let entry = Entry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).map_err(|failure| failure.code)
         };
         assert_eq!(again("cpu:global_topology/cpu", "v"), Ok(Vec::new()));

@@ -59,7 +59,7 @@ mod tests {
     fn filled(keys: &[&str]) -> Store {
         let mut store = Store::default();
         for key in keys {
-            let entry = Entry { value: Bytes::from_static(b"vv"), at: Timestamp(0), by: None };
+            let entry = Entry::new(Bytes::from_static(b"vv"), Timestamp(0), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
         }
         store

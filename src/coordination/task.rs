@@ -10,6 +10,8 @@ use super::call::WireState;
 use super::failure::Failure;
 use super::ids::{CallId, ConnectionId, TaskIncarnation, Timestamp};
 use super::input::Ending;
+use super::pulse::Pulse;
+use super::straggling::Straggling;
 
 /// Where a task stands, as far as the protocol goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +62,8 @@ pub(super) struct Task {
     /// At how many barriers that clients named it waits.
     pub meetings: u32,
     pub last_heartbeat: Option<Timestamp>,
+    pub pulse: Pulse,
+    pub straggling: Straggling,
     /// A heartbeat timer stands for it.
     pub watched: bool,
     pub suspicion: Option<Suspicion>,
@@ -83,6 +87,8 @@ impl Task {
             excused: false,
             meetings: 0,
             last_heartbeat: None,
+            pulse: Pulse::default(),
+            straggling: Straggling::default(),
             watched: false,
             suspicion: None,
             poll: None,

@@ -12,7 +12,9 @@ use super::draining::DrainRequest;
 use super::event::RunOutcome;
 use super::exclusion::{ExclusionEnded, Target};
 use super::ids::{ExclusionId, JobName, RunNumber, TaskId, Timestamp};
+use super::pulse::PulseView;
 use super::settings::JobSettings;
+use super::straggling::{ArrivalView, BarrierKind, BarrierRecord, StragglingView};
 
 /// A job and its present run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -145,6 +147,9 @@ pub struct RunView {
     pub tasks: Vec<TaskView>,
     /// The barriers in progress, registration and shutdown among them.
     pub barriers: Vec<BarrierView>,
+    /// The last barriers that ended, the latest first (setting `bounds.barriers-recent`).
+    #[serde(default)]
+    pub recent_barriers: Vec<BarrierRecord>,
     /// Live-set questions in progress.
     pub live_sets: Vec<LiveSetView>,
     /// How many keys the store holds.
@@ -189,7 +194,7 @@ pub struct LifeView {
 }
 
 /// One task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskView {
     /// Its number.
     pub task: TaskId,
@@ -201,6 +206,15 @@ pub struct TaskView {
     pub lives: Vec<LifeView>,
     /// Its last sign of life.
     pub last_heartbeat: Option<Timestamp>,
+    /// Since when it takes part, if it does: suspicion does not change it.
+    #[serde(default)]
+    pub live_since: Option<Timestamp>,
+    /// How far apart its heartbeats come, from the second one on.
+    #[serde(default)]
+    pub pulse: Option<PulseView>,
+    /// How late it comes to barriers, once it has come to one.
+    #[serde(default)]
+    pub straggling: Option<StragglingView>,
     /// It may fail and come back.
     pub recoverable: bool,
     /// It came back in this run and has not completed a barrier with all members yet.
@@ -221,6 +235,8 @@ pub struct BarrierView {
     pub id: String,
     /// Which use of it.
     pub counter: i64,
+    /// Whose barrier it is.
+    pub kind: BarrierKind,
     /// How many members it has.
     pub members: usize,
     /// How many have arrived.
@@ -233,6 +249,9 @@ pub struct BarrierView {
     pub since: Timestamp,
     /// When it fails.
     pub deadline: Timestamp,
+    /// The latest arrivals, in the order of their coming: 256 at most.
+    #[serde(default)]
+    pub arrivals: Vec<ArrivalView>,
 }
 
 /// A live-set question in progress.

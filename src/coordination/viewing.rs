@@ -2,19 +2,22 @@
 
 use std::sync::Arc;
 
-use super::barrier::{BarrierKey, Slot};
+use super::barrier::{BarrierKey, Instance, Slot};
 use super::devices::{self, Device};
 use super::event::RunOutcome;
 use super::exclusion::{Exclusion, ExclusionEnded};
 use super::ids::TaskId;
 use super::job::Job;
 use super::run::{PREEMPTION_NOTICE, Run};
+use super::straggling::ArrivalView;
 use super::task::{Standing, Task};
 use super::view::{
     BarrierView, ExclusionView, LifeView, LiveSetView, PreemptionView, RunState, RunSummary, RunView,
     TaskExclusion, TaskStanding, TaskView,
 };
 
+/// How many arrivals at a barrier in progress are shown.
+const ARRIVALS_SHOWN: usize = 256;
 /// The directory in which tasks leave the step that they were at when they learned of a preemption.
 const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
 /// The barrier at which they wait until all have.
@@ -91,6 +94,7 @@ impl Run {
             first_cause: self.first_cause.clone(),
             tasks: self.task_views(),
             barriers: self.barrier_views(),
+            recent_barriers: self.recent.iter().rev().cloned().collect(),
             live_sets: self.live_set_views(),
             keys: self.store.len(),
             store_bytes: self.store.bytes(),
@@ -162,6 +166,9 @@ impl Run {
             },
             lives: present.into_iter().chain(past).collect(),
             last_heartbeat: task.last_heartbeat,
+            live_since: task.is_connected().then_some(task.since),
+            pulse: task.pulse.view(),
+            straggling: task.straggling.view(),
             recoverable: task.recoverable,
             unsynced: task.unsynced,
             excluded: None,
@@ -170,7 +177,7 @@ impl Run {
         }
     }
 
-    fn standing(&self, id: TaskId, task: &Task) -> TaskStanding {
+    pub(super) fn standing(&self, id: TaskId, task: &Task) -> TaskStanding {
         match &task.standing {
             Standing::Failed(_) => TaskStanding::Failed,
             Standing::Connected if task.suspicion.is_some() => TaskStanding::Suspect,
@@ -187,15 +194,17 @@ impl Run {
     }
 
     pub(super) fn barrier_views(&self) -> Vec<BarrierView> {
-        let view = |(key, instance): (&BarrierKey, &super::barrier::Instance)| BarrierView {
+        let view = |(key, instance): (&BarrierKey, &Instance)| BarrierView {
             id: key.wire_id(self.incarnation).as_ref().to_owned(),
             counter: instance.counter,
+            kind: key.kind(),
             members: instance.members.len(),
             arrived: instance.arrived(),
             missing: instance.missing_tasks().collect(),
             first: instance.first,
             since: instance.began,
             deadline: instance.deadline,
+            arrivals: latest_arrivals(instance),
         };
         self.barriers.in_progress().map(view).collect()
     }
@@ -240,4 +249,12 @@ impl Run {
             agreed_step: last.filter(|_| agreed).map(|step| step.saturating_add(1)),
         })
     }
+}
+
+/// The latest arrivals at an instance, in the order of their coming.
+fn latest_arrivals(instance: &Instance) -> Vec<ArrivalView> {
+    let mut arrivals: Vec<ArrivalView> =
+        instance.arrivals().map(|(task, arrival)| ArrivalView { task, at: arrival.at }).collect();
+    arrivals.sort_by_key(|arrival| (arrival.at, arrival.task));
+    arrivals.split_off(arrivals.len().saturating_sub(ARRIVALS_SHOWN))
 }

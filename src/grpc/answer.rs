@@ -179,11 +179,12 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::coordination::{Code, Failure, Shared, TaskId, TaskIncarnation};
+    use crate::coordination::{Code, Failure, Request, Shared, TaskId, TaskIncarnation};
+    use crate::grpc::call::Call;
     use crate::proto::CoordinatedTask;
 
     fn form(dialect: Dialect) -> Form {
-        Form { dialect, key: Bytes::from_static(b"/a//b"), kind: Kind::Plain }
+        Call::new(dialect, None, Request::JobState).echoing(Bytes::from_static(b"/a//b")).form
     }
 
     fn joined(parts: Parts) -> Vec<u8> {

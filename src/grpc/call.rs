@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use prost::DecodeError;
 
+use super::count::Method;
 use super::frame::Message;
 use super::sets::TaskSets;
 use crate::coordination::{Claim, Code, Failure, Request};
@@ -20,7 +21,8 @@ pub(super) struct Call {
 
 impl Call {
     pub(super) fn new(dialect: Dialect, claim: Option<Claim>, request: Request) -> Self {
-        Self { request, claim, form: Form { dialect, key: Bytes::new(), kind: Kind::Plain } }
+        let method = Method::of(&request);
+        Self { request, claim, form: Form { dialect, key: Bytes::new(), kind: Kind::Plain, method } }
     }
 
     /// The same call, answered in another manner.
@@ -53,6 +55,14 @@ impl Dialect {
         if named { Self::Named } else { Self::Unnamed }
     }
 
+    /// The service that is called so.
+    pub(super) fn service(self) -> &'static str {
+        match self {
+            Self::Named | Self::Unnamed => super::generation_a::SERVICE,
+            Self::Number => super::generation_c::SERVICE,
+        }
+    }
+
     /// Where a shared answer keeps its encoded form in this dialect.
     pub(super) fn form(self) -> usize {
         self as usize
@@ -77,6 +87,8 @@ pub(super) struct Form {
     /// The key as the caller spelled it.
     pub(super) key: Bytes,
     pub(super) kind: Kind,
+    /// For the count of calls.
+    pub(super) method: Method,
 }
 
 /// The failure of a request that is no message of its method.

@@ -109,6 +109,7 @@ where
         connection_window: CONNECTION_WINDOW,
         header_list: HEADER_LIST,
     };
+    let received = early.len() as u64;
     early.drain(..PREFACE.len());
     let mailbox = Arc::clone(place.mailbox());
     let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
@@ -118,6 +119,7 @@ where
         socket,
         receiver,
         sender,
+        received,
         early,
         fresh: None,
         peer_left: false,
@@ -157,7 +159,9 @@ pub(super) struct Connection<T> {
     socket: T,
     receiver: Receiver,
     sender: Sender,
-    /// What came together with the preface.
+    /// Bytes that came and were not counted yet.
+    received: u64,
+    /// What was read and has not been looked at.
     early: Vec<u8>,
     /// The latest request, if its body may come in the same piece.
     fresh: Option<Fresh>,
@@ -188,7 +192,9 @@ impl<T: Transport> Future for Connection<T> {
             if let Some(ending) = this.read_notes() {
                 return this.end(ending);
             }
-            match this.drive(cx) {
+            let driven = this.drive(cx);
+            this.desk.moved(std::mem::take(&mut this.received), this.sender.output.take_sent());
+            match driven {
                 Driven::Idle => {
                     if this.desk.keep_time(cx, &mut this.sender) {
                         continue;
@@ -240,7 +246,7 @@ impl<T: Transport> Connection<T> {
                 return Driven::Over(Ending::Closed);
             }
             // Who does not take what was asked for asks no further.
-            if blocked && self.desk.is_full(&self.sender) {
+            if blocked && (self.desk.is_full(&self.sender) || !self.early.is_empty()) {
                 return Driven::Idle;
             }
             if read >= TURN {
@@ -276,11 +282,13 @@ impl<T: Transport> Connection<T> {
 
     /// Reads once, and takes what has come: how many bytes, or how the connection ended.
     fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, Ending>>> {
-        if let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
+        if self.early.is_empty()
+            && let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
             && let Some((body, room)) = self.desk.room(&self.sender, stream)
             && room > 0
         {
             let bytes = ready!(body.poll_fill(cx, &mut self.socket, room.min(left)))?;
+            self.received += bytes as u64;
             self.receiver.took(bytes);
             self.desk.filled(&mut self.sender, stream, bytes);
             let mut tools = TOOLS.take();
@@ -298,6 +306,9 @@ impl<T: Transport> Connection<T> {
             Poll::Ready(Ok(early.len()))
         };
         let polled = polled.map_ok(|bytes| {
+            if early.is_empty() {
+                self.received += bytes as u64;
+            }
             let input = if early.is_empty() { tools.room.get(..bytes).unwrap_or_default() } else { &early };
             self.take(input, &mut tools.memo).map(|()| bytes)
         });
@@ -342,6 +353,7 @@ impl<T: Transport> Connection<T> {
         if let Some(Fresh { stream, head }) = self.fresh.take() {
             desk.take(sender, stream, head, &[], false);
         }
+        self.early = input.to_vec();
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::body::{Body, Wallet};
 use super::call::{Dialect, Form, Reader};
+use super::count;
 use super::deadlines::Deadlines;
 use super::frame::Message;
 use super::head::{Heading, Refused, Target};
@@ -20,9 +21,10 @@ use super::route::{Route, Routing};
 use super::server::Server;
 use super::side::{Side, SideCall};
 use super::slots::Slots;
-use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, JobId, Outcome};
+use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, JobId, Outcome, TaskId};
 use crate::engine::{Called, Inbox};
 use crate::http2::{Sender, StreamId};
+use crate::telemetry::traces::{CallEnd, CallTrace};
 
 /// A request that is looked at later: the peer has too many answers to take.
 struct Parked {
@@ -31,6 +33,9 @@ struct Parked {
     bytes: Vec<u8>,
     ended: bool,
 }
+
+/// The trace of a call, with the task that makes it; `None` where calls are not traced.
+type Trace = Option<Box<(CallTrace, Option<TaskId>)>>;
 
 /// A request whose body is on its way.
 struct Arriving {
@@ -41,6 +46,7 @@ struct Arriving {
     due: Option<Instant>,
     waker: Waker,
     parked: bool,
+    trace: Trace,
 }
 
 /// A call that the state machine has not answered yet.
@@ -49,6 +55,7 @@ struct Waiting {
     job: JobId,
     form: Form,
     stream: StreamId,
+    trace: Trace,
 }
 
 enum Entry {
@@ -117,6 +124,17 @@ impl Desk {
     /// Whether the peer has so many answers to take that no further calls are taken from it.
     pub(super) fn is_full(&self, sender: &Sender) -> bool {
         sender.unsent() > self.server.limits.unsent_bytes_per_connection
+    }
+
+    /// Counts bytes that came and went.
+    pub(super) fn moved(&self, received: u64, sent: u64) {
+        let counts = &self.server.counts;
+        if received > 0 {
+            counts.received.add_many(received);
+        }
+        if sent > 0 {
+            counts.sent.add_many(sent);
+        }
     }
 
     /// How long data may go unacknowledged.
@@ -189,6 +207,7 @@ impl Desk {
             }
         };
         let due = Due::After(head.timeout);
+        let trace = self.begin_trace(head);
         let mut body = Body::new(head.compresses);
         let pushed = body.push(bytes, ended, &self.wallet, &self.server.sets);
         // Nobody is woken for a body that is there.
@@ -200,13 +219,13 @@ impl Desk {
             Poll::Ready(result) => {
                 sender.release(stream, bytes.len());
                 match result {
-                    Ok(message) => self.ask(sender, job, reader, &message, stream, due),
+                    Ok(message) => self.ask(sender, job, reader, &message, stream, due, trace),
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
             Poll::Pending => {
                 sender.release(stream, body.take_used());
-                self.wait_for_body(sender, body, reader, job, stream, due);
+                self.wait_for_body(sender, body, reader, job, stream, due, trace);
             }
         }
     }
@@ -240,6 +259,7 @@ impl Desk {
         respond::failure(sender, stream, why, Dialect::Number);
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
     fn wait_for_body(
         &mut self,
         sender: &mut Sender,
@@ -248,11 +268,12 @@ impl Desk {
         job: JobId,
         stream: StreamId,
         due: Due,
+        trace: Trace,
     ) {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.at();
         let stall = Instant::now() + self.server.limits.body_stall;
-        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked: false });
+        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked: false, trace });
         let slot = self.slots.insert(Entry::Arriving(arriving));
         sender.assign(stream, slot);
         self.deadlines.add(due.map_or(stall, |due| due.min(stall)), slot);
@@ -312,6 +333,7 @@ impl Desk {
     }
 
     /// Puts a call to the state machine.
+    #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
     fn ask(
         &mut self,
         sender: &mut Sender,
@@ -320,6 +342,7 @@ impl Desk {
         message: &Message,
         stream: StreamId,
         due: Due,
+        mut trace: Trace,
     ) {
         let call = match reader(message, &self.server.sets) {
             Ok(call) => call,
@@ -328,10 +351,16 @@ impl Desk {
         self.server.counts.calls.add();
         let caller = Caller { connection: self.id, claim: call.claim };
         let slot = self.slots.next_key();
+        if let Some(trace) = &mut trace {
+            trace.1 = call.request.task();
+        }
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
-            Called::Now(outcome) => self.send(sender, stream, &outcome, &call.form),
+            Called::Now(outcome) => {
+                self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
+                self.send(sender, stream, &outcome, &call.form);
+            }
             Called::Waiting(id) => {
-                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form: call.form, stream }));
+                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form: call.form, stream, trace }));
                 sender.assign(stream, slot);
                 if let Some(due) = due.at() {
                     self.deadlines.add(due, slot);
@@ -341,12 +370,40 @@ impl Desk {
     }
 
     fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
+        self.count(form, outcome.as_ref().err().map(|failure| failure.code));
         respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
+    }
+
+    fn begin_trace(&self, head: &Heading) -> Trace {
+        let traces = self.server.traces.as_ref()?;
+        let trace = traces.begin(&head.head.fields, self.server.engine.clock().now());
+        Some(Box::new((trace, None)))
+    }
+
+    fn end_trace(&self, trace: Trace, job: JobId, form: &Form, code: Option<Code>) {
+        let (Some(traces), Some(trace)) = (&self.server.traces, trace) else { return };
+        let end = CallEnd {
+            job,
+            service: form.dialect.service(),
+            method: form.method.name(),
+            code: code.map_or(0, Code::number),
+            at: self.server.engine.clock().now(),
+        };
+        traces.end(&trace.0, trace.1, &end);
+    }
+
+    /// Counts a call that is over; without a code it has succeeded.
+    fn count(&self, form: &Form, code: Option<Code>) {
+        if let Some(calls) = &self.server.calls {
+            calls.add(form.method, form.dialect, code);
+        }
     }
 
     /// Sends the answer to a call that waited.
     pub(super) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &Outcome) {
-        if let Some(Entry::Waiting(waiting)) = self.slots.remove(slot) {
+        if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
+            let code = outcome.as_ref().err().map(|failure| failure.code);
+            self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
             self.send(sender, waiting.stream, outcome, &waiting.form);
         }
     }
@@ -379,9 +436,9 @@ impl Desk {
                 sender.release(*stream, body.take_used());
                 let Poll::Ready(result) = polled else { return };
                 let Some(Entry::Arriving(arriving)) = self.slots.remove(slot) else { return };
-                let Arriving { reader, job, stream, due, .. } = *arriving;
+                let Arriving { reader, job, stream, due, trace, .. } = *arriving;
                 match result {
-                    Ok(message) => self.ask(sender, job, reader, &message, stream, Due::At(due)),
+                    Ok(message) => self.ask(sender, job, reader, &message, stream, Due::At(due), trace),
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
@@ -393,7 +450,7 @@ impl Desk {
         match self.slots.get_mut(slot) {
             None => {}
             Some(Entry::Waiting(_)) => {
-                self.hang_up(slot);
+                self.hang_up(slot, Code::Cancelled);
             }
             Some(Entry::Arriving(_)) => {
                 self.drop_body(sender, slot);
@@ -406,9 +463,11 @@ impl Desk {
         }
     }
 
-    fn hang_up(&mut self, slot: u64) -> Option<(StreamId, Dialect)> {
-        let Some(Entry::Waiting(waiting)) = self.slots.remove(slot) else { return None };
+    fn hang_up(&mut self, slot: u64, code: Code) -> Option<(StreamId, Dialect)> {
+        let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
         self.server.engine.hang_up(waiting.job, waiting.call);
+        self.count(&waiting.form, Some(code));
+        self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
         Some((waiting.stream, waiting.form.dialect))
     }
 
@@ -422,7 +481,7 @@ impl Desk {
             match self.slots.get_mut(slot) {
                 None | Some(Entry::Parked(_) | Entry::Side(_)) => {}
                 Some(Entry::Waiting(_)) => {
-                    if let Some((stream, dialect)) = self.hang_up(slot) {
+                    if let Some((stream, dialect)) = self.hang_up(slot, Code::DeadlineExceeded) {
                         respond::failure(sender, stream, &too_late(), dialect);
                     }
                 }
@@ -473,6 +532,7 @@ impl Drop for Desk {
                 .into(),
             )
         });
+        self.server.counts.endings[count::place_of(&ending)].add();
         self.server.engine.connection_closed(self.id, ending, &calls);
     }
 }

@@ -28,6 +28,8 @@ pub struct Limits {
     pub drain: Duration,
     /// A host that leaves data unacknowledged for this long is gone.
     pub unacknowledged: Duration,
+    /// Calls are counted by method and code.
+    pub count_calls: bool,
 }
 
 impl Default for Limits {
@@ -43,6 +45,7 @@ impl Default for Limits {
             body_stall: Duration::from_secs(60),
             drain: Duration::from_secs(5),
             unacknowledged: Duration::from_secs(20),
+            count_calls: true,
         }
     }
 }

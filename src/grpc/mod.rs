@@ -8,6 +8,7 @@ mod body;
 mod call;
 mod checksum;
 mod connection;
+mod count;
 mod deadlines;
 mod desk;
 mod frame;
@@ -29,6 +30,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+pub use count::{CallCount, ENDINGS};
 pub use limits::Limits;
 pub use listener::bind;
 pub use route::Routing;

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::body::Budget;
+use super::count::{CallCount, CallCounts, ENDINGS};
 use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
+use crate::telemetry::traces::Traces;
 
 /// The wire edge of one engine. Its bounds hold over all of its listeners together.
 pub struct Server {
@@ -17,13 +19,24 @@ pub struct Server {
     pub(super) sets: TaskSets,
     pub(super) services: Services,
     pub(super) counts: Counts,
+    /// `None`: calls are not counted one by one.
+    pub(super) calls: Option<Box<CallCounts>>,
+    /// `None`: calls are not traced.
+    pub(super) traces: Option<Arc<Traces>>,
 }
 
 impl Server {
     /// A wire edge for `engine`. It serves nobody before [`Server::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
+        Self::traced(engine, limits, None)
+    }
+
+    /// The same, and its calls are traced.
+    #[must_use]
+    pub fn traced(engine: Arc<Engine>, limits: Limits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let budget = Budget::new(limits.bodies_in_flight_bytes);
+        let calls = limits.count_calls.then(Box::default);
         Arc::new(Self {
             engine,
             limits,
@@ -31,6 +44,8 @@ impl Server {
             sets: TaskSets::default(),
             services: Services::new(),
             counts: Counts::default(),
+            calls,
+            traces,
         })
     }
 
@@ -47,7 +62,18 @@ impl Server {
             calls: counts.calls.get(),
             calls_refused: counts.refused_calls.get(),
             bodies_in_flight_bytes: self.budget.taken(),
+            bodies_in_flight_bytes_max: self.limits.bodies_in_flight_bytes,
+            connections_max: self.limits.connections,
+            endings: std::array::from_fn(|n| counts.endings[n].get()),
+            received_bytes: counts.received.get(),
+            sent_bytes: counts.sent.get(),
         }
+    }
+
+    /// How often each method ended how, as far as it did. Empty if calls are not counted.
+    #[must_use]
+    pub fn calls(&self) -> Vec<CallCount> {
+        self.calls.as_ref().map(|calls| calls.read()).unwrap_or_default()
     }
 }
 
@@ -57,10 +83,14 @@ pub(super) struct Count(AtomicU64);
 
 impl Count {
     pub(super) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.add_many(1);
     }
 
-    fn get(&self) -> u64 {
+    pub(super) fn add_many(&self, many: u64) {
+        self.0.fetch_add(many, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -74,6 +104,10 @@ pub(super) struct Counts {
     pub(super) strangers: Count,
     pub(super) calls: Count,
     pub(super) refused_calls: Count,
+    /// Connections that ended, in the order of [`ENDINGS`].
+    pub(super) endings: [Count; ENDINGS.len()],
+    pub(super) received: Count,
+    pub(super) sent: Count,
 }
 
 /// What the wire edge counts.
@@ -95,4 +129,14 @@ pub struct Figures {
     pub calls_refused: u64,
     /// Memory taken by requests that arrive in pieces.
     pub bodies_in_flight_bytes: usize,
+    /// How much they may take.
+    pub bodies_in_flight_bytes_max: usize,
+    /// How many connections there may be.
+    pub connections_max: usize,
+    /// Connections that ended, in the order of [`ENDINGS`].
+    pub endings: [u64; ENDINGS.len()],
+    /// Bytes read from connections, of HTTP/2 as a whole.
+    pub received_bytes: u64,
+    /// Bytes written to connections.
+    pub sent_bytes: u64,
 }

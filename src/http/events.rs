@@ -204,7 +204,11 @@ impl Follower {
                     match coming {
                         Ok(numbered) => numbered,
                         Err(RecvError::Lagged(_)) => {
+                            let expected = self.last + 1;
                             self.catch_up();
+                            // What is kept is taken from its end.
+                            let first = self.kept.last().map_or(expected, |first| first.number);
+                            self.engine.note_missed(first.saturating_sub(expected));
                             continue;
                         }
                         Err(RecvError::Closed) => return None,

@@ -12,6 +12,8 @@
 //! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
 //! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`, `/devices/map`
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
+//! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: what is found in what is measured
+//! - `GET /metrics`: metrics in the text format of Prometheus
 //!
 //! Whoever changes anything gives a reason, and it stands in the audit. Errors are RFC 9457 problem details (`application/problem+json`).
 
@@ -25,10 +27,12 @@ mod etag;
 mod events;
 mod exclusions;
 mod extract;
+mod findings;
 mod health;
 mod jobs;
 mod keys;
 mod listen;
+mod metrics;
 mod openapi;
 mod page;
 mod problem;
@@ -44,17 +48,20 @@ pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage};
 pub use drain::{DrainView, NewDrain};
 pub use events::{EventLine, EventsPage, Streams};
 pub use exclusions::{ExclusionsPage, NewExclusion};
+pub use findings::{FindingsPage, JobFindings};
 pub use health::Readiness;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listen::{Limits, serve};
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
-pub use routes::router;
+pub use routes::{metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
 
 use crate::coordination::{Act, Actor, Done, JobLook, Reason};
 use crate::engine::Engine;
+use crate::findings::Board;
+use crate::telemetry::metrics::Metrics;
 use audit::Deed;
 
 /// What the handlers look at.
@@ -72,16 +79,23 @@ pub struct Site {
     pub streams: Arc<Streams>,
     /// Which values are not shown.
     pub redaction: Arc<Redaction>,
+    /// What is measured.
+    pub metrics: Arc<Metrics>,
+    /// What was found in it.
+    pub findings: Arc<Board>,
 }
 
 impl Site {
-    /// A site that keeps its audit in memory and hides nothing.
+    /// A site that keeps its audit in memory, hides nothing, and measures what can be seen of the engine.
     #[must_use]
     pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<About>) -> Self {
+        let metrics = Arc::new(Metrics::of_engine(&engine, &readiness));
         Self {
             engine,
             readiness,
             about,
+            metrics,
+            findings: Arc::default(),
             audit: Arc::default(),
             streams: Arc::default(),
             redaction: Arc::default(),

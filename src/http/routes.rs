@@ -11,7 +11,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::openapi::{self, Document};
-use super::{Site, about, audit, drain, etag, events, exclusions, health, jobs, keys, problem, runs};
+use super::{
+    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, problem, runs,
+};
 
 /// How long a request's body may be, in bytes.
 const BODY_BYTES_MAX: usize = 256 << 10;
@@ -35,6 +37,8 @@ fn api() -> (Router<Site>, Document) {
         .routes(routes!(runs::live))
         .routes(routes!(runs::devices))
         .routes(routes!(runs::device_map))
+        .routes(routes!(findings::of_job))
+        .routes(routes!(findings::all))
         .routes(routes!(keys::list))
         .routes(routes!(keys::show, keys::put, keys::remove));
     let (router, described) = router.split_for_parts();
@@ -49,7 +53,19 @@ pub fn router(site: Site) -> Router {
         .route("/healthz/live", get(health::live))
         .route("/healthz/ready", get(health::ready))
         .route("/version", get(about::version))
+        .route("/metrics", get(metrics::scrape))
         .merge(api)
+        .fallback(problem::no_such_page)
+        .method_not_allowed_fallback(problem::no_such_method)
+        .layer(middleware::from_fn(problem::finish))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(site)
+}
+
+/// The pages of a listener that is for metrics alone.
+pub fn metrics_router(site: Site) -> Router {
+    Router::new()
+        .route("/metrics", get(metrics::scrape))
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(middleware::from_fn(problem::finish))

@@ -55,7 +55,7 @@ pub(super) async fn runs(
 }
 
 /// Tasks of a job, by number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TasksPage {
     /// Those of this page.
     pub tasks: Vec<TaskView>,

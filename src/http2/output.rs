@@ -36,6 +36,8 @@ pub(crate) struct Output {
     gone: usize,
     pieces: VecDeque<Piece>,
     length: usize,
+    /// How many bytes are gone since this was last asked.
+    sent: u64,
 }
 
 impl Output {
@@ -44,8 +46,18 @@ impl Output {
         self.length
     }
 
+    /// How many of them take up memory of this connection's own.
+    pub(crate) fn copied(&self) -> usize {
+        self.gathered.len() - self.gone
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
+    }
+
+    /// How many bytes the peer's host has taken since this was last asked.
+    pub(crate) fn take_sent(&mut self) -> u64 {
+        std::mem::take(&mut self.sent)
     }
 
     /// Adds what `write` writes.
@@ -115,6 +127,7 @@ impl Output {
 
     fn advance(&mut self, mut sent: usize) {
         self.length = self.length.saturating_sub(sent);
+        self.sent += sent as u64;
         while let Some(piece) = self.pieces.front_mut() {
             let length = match piece {
                 Piece::Gathered(length) => *length,

@@ -86,7 +86,8 @@ impl Receiver {
         }
     }
 
-    /// The next event in `input`, which is cut to what is left of it; `None` once nothing is left.
+    /// The next event in `input`, which is cut to what is left of it. `None` once nothing is left, or when the peer has
+    /// caused so much that something else should be done before the rest is looked at.
     ///
     /// # Errors
     /// If the peer breaks the protocol in a way that the connection does not survive.
@@ -97,6 +98,10 @@ impl Receiver {
         memo: &mut Memo<H>,
     ) -> Step<'a, H> {
         loop {
+            if sender.is_busy() {
+                sender.rest();
+                return Ok(None);
+            }
             if let Some(passing) = self.passing.take() {
                 let before = input.len();
                 let event = self.pass(passing, input, sender)?;

@@ -79,6 +79,8 @@ pub(crate) struct Sender {
     waiting: usize,
     /// Data was sent that the peer's host may have no room for.
     large: bool,
+    /// What the peer has made the server do that nothing came out of, since this was last looked at.
+    labour: usize,
     /// The last stream that the peer has opened.
     pub(super) last: StreamId,
     leaving: Leaving,
@@ -95,6 +97,10 @@ enum Leaving {
 
 /// Data up to this length fits into what any host keeps for a process that does not read.
 const LARGE: usize = 16 << 10;
+
+/// So many bytes of its own, and so many steps that nothing comes out of, a peer may cause before others get their turn.
+const COPIED: usize = 128 << 10;
+const LABOUR: usize = 64 << 10;
 
 /// What the ping says that follows the announcement.
 const LEAVE: [u8; 8] = *b"leaving\0";
@@ -114,6 +120,7 @@ impl Sender {
             blocked: VecDeque::new(),
             waiting: 0,
             large: false,
+            labour: 0,
             last: 0,
             leaving: Leaving::No,
         };
@@ -160,6 +167,16 @@ impl Sender {
     /// Whether there was a large answer since this was last asked.
     pub(crate) fn had_large(&mut self) -> bool {
         std::mem::take(&mut self.large)
+    }
+
+    /// Whether the peer has caused so much that it is to be sent, or others served, before the peer is heard further.
+    pub(super) fn is_busy(&self) -> bool {
+        self.output.copied() > COPIED || self.labour > LABOUR
+    }
+
+    /// What was caused so far is forgiven.
+    pub(super) fn rest(&mut self) {
+        self.labour = 0;
     }
 
     /// How many streams are in progress.
@@ -451,6 +468,7 @@ impl Sender {
         }
         let more = initial - self.initial_window;
         self.initial_window = initial;
+        self.labour += self.streams.len();
         for stream in self.streams.values_mut() {
             stream.window += more;
             if stream.window > LARGEST_WINDOW {

@@ -343,3 +343,26 @@ fn streams_have_a_bound_and_those_given_up_leave_nothing() {
         sent(&mut rig.sender);
     }
 }
+
+#[test]
+fn a_peer_that_causes_much_is_heard_in_turns() {
+    let open: Vec<u8> = (0..8)
+        .flat_map(|n| frame(kind::HEADERS, flag::END_HEADERS | flag::END_STREAM, 2 * n + 1, &head(b'a')))
+        .collect();
+    let idle =
+        [settings(&[(setting::INITIAL_WINDOW_SIZE, 1)]), settings(&[(setting::INITIAL_WINDOW_SIZE, 0)])];
+    for flood in [frame(kind::PING, 0, 0, &[0; 8]).repeat(20_000), idle.concat().repeat(20_000)] {
+        let mut rig = Rig::new();
+        rig.hear(&[settings(&[]), open.clone()].concat()).expect("it is in order");
+        let (mut input, mut turns) = (flood.as_slice(), 0);
+        while !input.is_empty() {
+            let event =
+                rig.receiver.next(&mut input, &mut rig.sender, &mut rig.memo).expect("it is in order");
+            assert!(event.is_none());
+            assert!(rig.sender.output.len() < 200 << 10);
+            sent(&mut rig.sender);
+            turns += 1;
+        }
+        assert!(turns > 2, "{turns}");
+    }
+}

@@ -19,6 +19,9 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
     let mut last = 0;
     'follow: loop {
         let (kept, mut coming) = engine.follow(last);
+        if let Some(first) = kept.first() {
+            engine.note_missed(first.number.saturating_sub(last + 1));
+        }
         for numbered in kept {
             last = numbered.number;
             log_event(&numbered, &names.of(&engine, numbered.event.job));
@@ -102,6 +105,7 @@ fn level(what: &Change) -> Level {
         | Change::TaskFailed { .. }
         | Change::Fenced { .. }
         | Change::BarrierFailed { .. }
+        | Change::FindingOpened { .. }
         | Change::Excluded { .. }
         | Change::RegistrationRefused { .. }
         | Change::JobDeleted { .. }
@@ -113,6 +117,7 @@ fn level(what: &Change) -> Level {
         Change::JobDeclared
         | Change::RunOpened
         | Change::RunEnded { .. }
+        | Change::FindingClosed { .. }
         | Change::TaskReturned { .. }
         | Change::Readmitted { .. }
         | Change::DrainRequested { .. }
@@ -155,6 +160,8 @@ pub fn kind(what: &Change) -> &'static str {
         Change::JobDeleted { .. } => "job-deleted",
         Change::PreemptionNoticed => "preemption-noticed",
         Change::FirstCause { .. } => "first-cause",
+        Change::FindingOpened { .. } => "finding-opened",
+        Change::FindingClosed { .. } => "finding-closed",
         Change::RunEnded { .. } => "run-ended",
     }
 }
@@ -178,7 +185,7 @@ fn about(what: &Change) -> About<'_> {
         | Change::TaskSuspected { task }
         | Change::TaskReturned { task }
         | Change::TaskDisconnected { task }
-        | Change::TaskFailed { task } => About { task: Some(*task), ..About::default() },
+        | Change::TaskFailed { task, .. } => About { task: Some(*task), ..About::default() },
         Change::Fenced { task } | Change::FirstCause { task } => About { task: *task, ..About::default() },
         Change::BarrierStarted { barrier, counter }
         | Change::BarrierPassed { barrier, counter, .. }
@@ -193,8 +200,10 @@ fn about(what: &Change) -> About<'_> {
             }),
             ..About::default()
         },
+        Change::FindingOpened { tasks, .. } => About { task: tasks.first().copied(), ..About::default() },
         Change::JobDeclared
         | Change::RunOpened
+        | Change::FindingClosed { .. }
         | Change::DrainRequested { .. }
         | Change::SettingsChanged { .. }
         | Change::KeyWritten { .. }
@@ -207,6 +216,7 @@ fn about(what: &Change) -> About<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coordination::FailureClass;
 
     #[test]
     fn kinds_are_called_as_in_json() {
@@ -218,12 +228,14 @@ mod tests {
             Change::TaskSuspected { task },
             Change::TaskReturned { task },
             Change::TaskDisconnected { task },
-            Change::TaskFailed { task },
+            Change::TaskFailed { task, class: FailureClass::Reported },
             Change::Fenced { task: None },
             Change::BarrierStarted { barrier: Arc::clone(&barrier), counter: 0 },
             Change::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
             Change::BarrierFailed { barrier, counter: 0 },
             Change::PreemptionNoticed,
+            Change::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
+            Change::FindingClosed { finding: Arc::from("f") },
             Change::FirstCause { task: None },
             Change::RunEnded { outcome: RunOutcome::Failed },
         ] {

@@ -1,4 +1,6 @@
-//! What is written about the server's life: logs for now, as projections of its events.
+//! What is written about the server's life: logs, metrics and traces, as projections of its effects.
 
 pub mod events;
 pub mod log;
+pub mod metrics;
+pub mod traces;

@@ -63,7 +63,7 @@ fn what_goes_wrong_is_a_problem_document() {
     assert_eq!(problem["jobs"], serde_json::json!(["a"]));
     assert_eq!(server.get("/nothing").json()["status"], 404);
     assert_eq!(server.get("/api/v1/jobs/a/events?after=x").json()["status"], 400);
-    let answer = request(&server.http, "DELETE", "/api/v1/jobs/a").expect("it answers");
+    let answer = request(&server.http, "PUT", "/api/v1/jobs/a").expect("it answers");
     assert_eq!((answer.status, &answer.json()["status"]), (405, &405.into()));
 }
 

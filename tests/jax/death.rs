@@ -127,7 +127,7 @@ fn recoverable(scene: &Scene) {
 /// The tasks that have failed, in order.
 pub fn failed_tasks(server: &Server) -> Vec<i32> {
     let failed = |event: EventLine| match event.what {
-        Change::TaskFailed { task } => Some(task.0),
+        Change::TaskFailed { task, .. } => Some(task.0),
         _ => None,
     };
     server.events("default").into_iter().filter_map(failed).collect()

@@ -89,8 +89,9 @@ impl Server {
     #[track_caller]
     pub fn failure(&self, task: i32, nth: usize) -> EventLine {
         wait_for(&format!("failure {nth} of task {task}"), || {
-            let failed = Change::TaskFailed { task: TaskId(task) };
-            self.events(DEFAULT).into_iter().filter(|event| event.what == failed).nth(nth - 1)
+            let failed =
+                |what: &Change| matches!(what, Change::TaskFailed { task: id, .. } if *id == TaskId(task));
+            self.events(DEFAULT).into_iter().filter(|event| failed(&event.what)).nth(nth - 1)
         })
     }
 

@@ -197,10 +197,13 @@ impl Chaos {
 
     fn some_settings(&mut self) -> SettingsChange {
         let rng = &mut self.rng;
-        let mut bounds = Bounds::default();
-        bounds.exclusions = rng.usize(0..4);
-        bounds.exclusions_kept = rng.usize(0..4);
-        bounds.keys = rng.usize(0..10);
+        let bounds = Bounds {
+            barriers_recent: rng.usize(0..4),
+            exclusions: rng.usize(0..4),
+            exclusions_kept: rng.usize(0..4),
+            keys: rng.usize(0..10),
+            ..Bounds::default()
+        };
         SettingsChange {
             tasks: None,
             recoverable: (rng.u8(0..4) == 0).then(|| rng.bool()),

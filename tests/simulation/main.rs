@@ -6,6 +6,7 @@
 
 mod chaos;
 mod exclusions;
+mod measures;
 mod programs;
 mod rules;
 mod world;

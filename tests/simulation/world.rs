@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::coordination::{
-    Act, Actor, CallId, Caller, Change, Claim, ConnectionId, Coordinator, Done, Effect, Ending, Event,
-    ExclusionPreview, Input, JobId, JobName, JobSettings, JobView, Means, Outcome, Reason, Refusal, Reply,
-    Request, ServiceIncarnation, Target, TaskId, TaskIncarnation, Timestamp,
+    Act, Actor, BarrierEnding, BarrierOutcome, CallId, Caller, Change, Claim, ConnectionId, Coordinator,
+    Done, Effect, Ending, Event, ExclusionPreview, Input, JobId, JobName, JobSettings, JobView, Means,
+    Outcome, Reason, Refusal, Reply, Request, ServiceIncarnation, Target, TaskId, TaskIncarnation, Timestamp,
 };
 
 /// The only job of the simulated world.
@@ -67,6 +67,20 @@ pub fn operator() -> Actor {
 /// Why they do.
 pub fn reason() -> Reason {
     Reason::try_from("it was seen to misbehave".to_owned()).expect("a reason")
+}
+
+/// A record says what its arrivals say.
+fn check_measured(ending: &BarrierEnding) {
+    let (record, arrivals) = (&ending.record, &ending.arrivals);
+    let first = arrivals.iter().map(|arrival| arrival.at).min().expect("somebody came");
+    let last = arrivals.iter().map(|arrival| arrival.at).max().expect("somebody came");
+    assert_eq!((record.arrived, record.skew_us), (arrivals.len(), last.0 - first.0), "{record:?}");
+    let waited: u64 = arrivals.iter().map(|arrival| record.ended.0 - arrival.at.0).sum();
+    assert_eq!(record.waited_us, waited, "{record:?}");
+    assert!(record.began <= first && last <= record.ended, "{record:?}");
+    assert!(record.latest.iter().all(|arrival| arrivals.contains(arrival)), "{record:?}");
+    assert_eq!(record.latest.first().map(|arrival| arrival.at), Some(last), "{record:?}");
+    assert_eq!(record.without.len(), (record.members - record.arrived).min(8), "{record:?}");
 }
 
 impl World {
@@ -240,6 +254,7 @@ impl World {
         let mut wanted = false;
         let mut answered = Vec::new();
         let mut passed = Vec::new();
+        let (mut ended, mut measured) = (Vec::new(), Vec::new());
         for effect in effects {
             match effect {
                 Effect::Reply(call, outcome) => {
@@ -249,16 +264,29 @@ impl World {
                     answered.push((call, asked, outcome));
                 }
                 Effect::Event(event) => {
-                    if let Change::BarrierPassed { without, .. } = &event.what {
-                        passed.push((event.what.clone(), without.clone()));
+                    match &event.what {
+                        Change::BarrierPassed { barrier, counter, without } => {
+                            passed.push((event.what.clone(), without.clone()));
+                            ended.push((barrier.to_string(), *counter, BarrierOutcome::Passed));
+                        }
+                        Change::BarrierFailed { barrier, counter } => {
+                            ended.push((barrier.to_string(), *counter, BarrierOutcome::Failed));
+                        }
+                        _ => {}
                     }
                     self.note(&event);
                     self.events.push(event);
+                }
+                Effect::BarrierEnded(ending) => {
+                    let record = &ending.record;
+                    measured.push((record.id.to_string(), record.counter, record.outcome));
+                    check_measured(&ending);
                 }
                 Effect::WantIncarnation(job) => wanted |= job == JOB,
                 Effect::Acted(acted) => self.acted = Some(acted),
             }
         }
+        assert_eq!(ended, measured, "every instance that ends is measured once");
         self.check_live_sets(&answered);
         self.check_excluded(&answered);
         for (change, without) in passed {

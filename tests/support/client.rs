@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -66,8 +67,18 @@ impl Client {
     ) -> Pending {
         let (sender, answer) = watch::channel(None);
         let client = self.clone();
+        let mut asking = Box::pin(async move { client.ask(&caller, &call).await });
+        // Begun here and not in the task, whenever that may run: calls of one connection leave in the order of their
+        // starts.
+        let mut begun = match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        };
         let task = tokio::spawn(async move {
-            let answer = client.ask(&caller, &call).await;
+            let answer = match begun.take() {
+                Some(answer) => answer,
+                None => asking.await,
+            };
             on_answer(&answer);
             // Nobody waiting any more is no error.
             let _ = sender.send(Some(answer));

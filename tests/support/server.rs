@@ -113,6 +113,7 @@ impl Drop for Process {
 pub struct Muster {
     process: Process,
     grpc: SocketAddr,
+    http: SocketAddr,
 }
 
 impl Muster {
@@ -139,15 +140,22 @@ impl Muster {
             // However slow the machine is, nobody fails who is not meant to.
             command.args(["--heartbeat-timeout", "1h"]);
         }
-        let (process, grpc) = Process::start(&mut command, |lines| {
-            lines.iter().filter(|line| line.contains("gRPC")).find_map(|line| address(line))
+        let (process, (grpc, http)) = Process::start(&mut command, |lines| {
+            let named =
+                |name| lines.iter().filter(move |line| line.contains(name)).find_map(|line| address(line));
+            named("gRPC  ").zip(named("HTTP  "))
         });
-        Self { process, grpc }
+        Self { process, grpc, http }
     }
 
     /// Where it speaks gRPC.
     pub fn grpc(&self) -> SocketAddr {
         self.grpc
+    }
+
+    /// Where it speaks HTTP.
+    pub fn http(&self) -> SocketAddr {
+        self.http
     }
 
     /// The memory that it occupies, in bytes.

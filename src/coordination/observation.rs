@@ -1,0 +1,344 @@
+//! A job as instruments see it: numbers, made in one pass over its tasks, without the texts of a view.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::barrier::BarrierKey;
+use super::coordinator::Coordinator;
+use super::event::RunOutcome;
+use super::exclusion::Exclusions;
+use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
+use super::job::Job;
+use super::pulse::Gaps;
+use super::run::Run;
+use super::settings::Bounds;
+use super::straggling::{BarrierKind, BarrierRecord, StragglingView};
+use super::view::{RunState, TaskStanding};
+use super::waiters::Place;
+
+/// How many missing members of a barrier are listed.
+const MISSING_LISTED: usize = 64;
+/// How many ended runs are listed.
+const RUNS_LISTED: usize = 16;
+
+/// One task.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskObservation {
+    /// Its number.
+    pub task: TaskId,
+    /// Where it stands.
+    pub standing: TaskStanding,
+    /// Since when.
+    pub since: Timestamp,
+    /// Where its present or last life registered from.
+    pub peer: Option<SocketAddr>,
+    /// Its last sign of life.
+    pub last_heartbeat: Option<Timestamp>,
+    /// It waits at a barrier that clients named.
+    pub meets: bool,
+    /// How many lives it has had in this run before the present one, as far as they are remembered.
+    pub past_lives: usize,
+    /// When the present one registered.
+    pub registered_at: Timestamp,
+    /// How far apart its heartbeats usually come, in microseconds; 0 where that is not known yet.
+    pub interval_us: u64,
+    /// The longest gap between them lately, in microseconds.
+    pub longest_gap_us: u64,
+    /// How it comes to barriers.
+    pub straggling: Option<StragglingView>,
+}
+
+/// A barrier in progress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BarrierObservation {
+    /// Its id.
+    pub id: Arc<str>,
+    /// Which use of it.
+    pub counter: i64,
+    /// Whose it is.
+    pub kind: BarrierKind,
+    /// When the first member came.
+    pub since: Timestamp,
+    /// When the last one so far came.
+    pub last_arrival: Timestamp,
+    /// When it fails.
+    pub deadline: Timestamp,
+    /// How many members it has.
+    pub members: usize,
+    /// How many are there.
+    pub arrived: usize,
+    /// How many are waited for.
+    pub missing: usize,
+    /// The first 64 of those.
+    pub missing_tasks: Vec<TaskId>,
+}
+
+/// How many calls wait, by what they wait for.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct WaitingCalls {
+    /// At barriers.
+    pub barrier: usize,
+    /// For an error.
+    pub poll: usize,
+    /// For a key.
+    pub key: usize,
+    /// For a live set.
+    pub live_set: usize,
+    /// For a change of state.
+    pub watch: usize,
+}
+
+/// A bound and how much of it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BoundUse {
+    /// Its name, as in the settings.
+    pub name: &'static str,
+    /// What it allows.
+    pub limit: usize,
+    /// What is there; `None` for a bound on one thing at a time, such as the length of a key.
+    pub used: Option<usize>,
+    /// It is meant to be full: old entries make room for new ones.
+    pub rolling: bool,
+}
+
+/// An ended run in short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PastRunObservation {
+    /// Its number.
+    pub number: RunNumber,
+    /// How it ended.
+    pub outcome: RunOutcome,
+    /// When its registration opened.
+    pub opened_at: Timestamp,
+    /// When it ended.
+    pub ended_at: Timestamp,
+}
+
+/// A job and its present run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobObservation {
+    /// Its place.
+    pub job: JobId,
+    /// Its name.
+    pub name: JobName,
+    /// When this was seen.
+    pub seen_at: Timestamp,
+    /// After how long a silence a task has failed.
+    pub heartbeat_timeout: Duration,
+    /// The present run.
+    pub run: RunNumber,
+    /// Where it stands.
+    pub state: RunState,
+    /// When its registration opened.
+    pub opened_at: Timestamp,
+    /// When every task had registered.
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// How many tasks are connected.
+    pub live: usize,
+    /// When a preemption notice was left.
+    pub noticed_at: Option<Timestamp>,
+    /// Every task, by number.
+    pub tasks: Vec<TaskObservation>,
+    /// The barriers in progress.
+    pub barriers: Vec<BarrierObservation>,
+    /// The last barriers that ended, the latest last.
+    pub recent: Vec<BarrierRecord>,
+    /// Who waits.
+    pub waiting: WaitingCalls,
+    /// The gaps between heartbeats, of all tasks in this run.
+    pub gaps: Gaps,
+    /// What the store holds.
+    pub store_bytes: usize,
+    /// How many keys it has.
+    pub keys: usize,
+    /// Every bound.
+    pub bounds: Vec<BoundUse>,
+    /// Exclusions in force.
+    pub exclusions: usize,
+    /// Ended runs, newest first.
+    pub past_runs: Vec<PastRunObservation>,
+}
+
+impl JobObservation {
+    /// How many tasks stand so.
+    #[must_use]
+    pub fn standing(&self, standing: TaskStanding) -> usize {
+        self.tasks.iter().filter(|task| task.standing == standing).count()
+    }
+
+    /// A task that the job has.
+    #[must_use]
+    pub fn task(&self, task: TaskId) -> Option<&TaskObservation> {
+        self.tasks.get(usize::try_from(task.0).ok()?)
+    }
+
+    /// Some tasks for people: a few with their addresses, the rest as a number.
+    #[must_use]
+    pub fn describe(&self, tasks: &[TaskId]) -> String {
+        const SHOWN: usize = 8;
+        let one = |id: &TaskId| match self.task(*id).and_then(|task| task.peer) {
+            Some(peer) => format!("task {id} at {peer}"),
+            None => format!("task {id}"),
+        };
+        let mut text: Vec<String> = tasks.iter().take(SHOWN).map(one).collect();
+        if tasks.len() > SHOWN {
+            text.push(format!("and {} more", tasks.len() - SHOWN));
+        }
+        text.join(", ")
+    }
+}
+
+impl Coordinator {
+    /// A job as instruments see it. Costs a look at each of its tasks and waiting calls.
+    #[must_use]
+    pub fn observe(&self, job: JobId, now: Timestamp) -> Option<JobObservation> {
+        self.job_of(job).map(|found| found.observe(job, now))
+    }
+}
+
+impl Job {
+    fn observe(&self, job: JobId, now: Timestamp) -> JobObservation {
+        let run = &self.run;
+        let mut gaps = Gaps::default();
+        for task in &run.tasks {
+            gaps.add(&task.pulse);
+        }
+        let past = self.history().take(RUNS_LISTED).map(|past| PastRunObservation {
+            number: past.number,
+            outcome: past.outcome,
+            opened_at: past.opened_at,
+            ended_at: past.ended_at,
+        });
+        JobObservation {
+            job,
+            name: self.name.clone(),
+            seen_at: now,
+            heartbeat_timeout: self.settings.heartbeat_timeout,
+            run: run.number,
+            state: run.state(),
+            opened_at: run.opened_at,
+            started_at: run.started_at,
+            ended_at: run.ended.map(|(_, at)| at),
+            live: run.connected,
+            noticed_at: run.noticed_at,
+            tasks: run.observe_tasks(),
+            barriers: run.observe_barriers(),
+            recent: run.recent.iter().cloned().collect(),
+            waiting: run.observe_waiting(),
+            gaps,
+            store_bytes: run.store.bytes(),
+            keys: run.store.len(),
+            bounds: run.observe_bounds(&self.settings.bounds, self.history().count(), &self.exclusions),
+            exclusions: self.exclusions.len(),
+            past_runs: past.collect(),
+        }
+    }
+}
+
+impl Run {
+    fn observe_tasks(&self) -> Vec<TaskObservation> {
+        let observe = |(id, task): (TaskId, &super::task::Task)| {
+            let (interval_us, longest_gap_us) = task.pulse.summary();
+            TaskObservation {
+                task: id,
+                standing: self.standing(id, task),
+                since: task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
+                peer: task.peer,
+                last_heartbeat: task.last_heartbeat,
+                meets: task.meetings > 0,
+                past_lives: task.past.len(),
+                registered_at: task.registered_at,
+                interval_us,
+                longest_gap_us,
+                straggling: task.straggling.view(),
+            }
+        };
+        self.ids().zip(&self.tasks).map(observe).collect()
+    }
+
+    fn observe_barriers(&self) -> Vec<BarrierObservation> {
+        let observe = |(key, instance): (&BarrierKey, &super::barrier::Instance)| BarrierObservation {
+            id: key.wire_id(self.incarnation),
+            counter: instance.counter,
+            kind: key.kind(),
+            since: instance.began,
+            last_arrival: instance.arrivals().map(|(_, a)| a.at).max().unwrap_or(instance.began),
+            deadline: instance.deadline,
+            members: instance.members.len(),
+            arrived: instance.arrived(),
+            missing: instance.missing(),
+            missing_tasks: instance.missing_tasks().take(MISSING_LISTED).collect(),
+        };
+        self.barriers.in_progress().map(observe).collect()
+    }
+
+    fn observe_waiting(&self) -> WaitingCalls {
+        let mut waiting = WaitingCalls::default();
+        for (_, place) in self.waiters.all() {
+            *match place {
+                Place::Barrier(..) => &mut waiting.barrier,
+                Place::Poll(_) => &mut waiting.poll,
+                Place::Key(_) => &mut waiting.key,
+                Place::LiveSet(..) => &mut waiting.live_set,
+                Place::Watch => &mut waiting.watch,
+            } += 1;
+        }
+        waiting
+    }
+
+    fn observe_bounds(&self, bounds: &Bounds, runs: usize, excluded: &Exclusions) -> Vec<BoundUse> {
+        let exchanged =
+            self.exchanged.values().flatten().map(|device| device.len() + size_of::<bytes::Bytes>());
+        let fills = |name, limit, used| BoundUse { name, limit, used: Some(used), rolling: false };
+        let rolls = |name, limit, used| BoundUse { name, limit, used: Some(used), rolling: true };
+        let each = |name, limit| BoundUse { name, limit, used: None, rolling: false };
+        // Taken apart, so that a bound that is added is not forgotten here.
+        let &Bounds {
+            key_bytes,
+            value_bytes,
+            store_bytes,
+            keys,
+            waiters,
+            waited_key_bytes,
+            barrier_id_bytes,
+            barriers_in_progress,
+            barrier_members_in_progress,
+            exchanged_device_bytes,
+            barrier_memory_bytes,
+            barriers_recent,
+            live_sets_in_progress,
+            runs_kept,
+            incarnations_kept,
+            error_message_bytes,
+            exclusions,
+            exclusions_kept,
+        } = bounds;
+        vec![
+            each("key-bytes", key_bytes),
+            each("value-bytes", value_bytes),
+            fills("store-bytes", store_bytes, self.store.bytes()),
+            fills("keys", keys, self.store.len()),
+            fills("waiters", waiters, self.waiters.len()),
+            fills("waited-key-bytes", waited_key_bytes, self.store.waited_bytes()),
+            each("barrier-id-bytes", barrier_id_bytes),
+            fills("barriers-in-progress", barriers_in_progress, self.barriers.in_progress_len()),
+            fills(
+                "barrier-members-in-progress",
+                barrier_members_in_progress.max(self.tasks.len()),
+                self.barriers.members_in_progress(),
+            ),
+            fills("exchanged-device-bytes", exchanged_device_bytes, exchanged.sum()),
+            rolls("barrier-memory-bytes", barrier_memory_bytes, self.barriers.weight()),
+            rolls("barriers-recent", barriers_recent, self.recent.len()),
+            fills("live-sets-in-progress", live_sets_in_progress, self.questions.len()),
+            rolls("runs-kept", runs_kept, runs),
+            each("incarnations-kept", incarnations_kept),
+            each("error-message-bytes", error_message_bytes),
+            fills("exclusions", exclusions, excluded.len()),
+            rolls("exclusions-kept", exclusions_kept, excluded.over().count()),
+        ]
+    }
+}

@@ -1,0 +1,168 @@
+//! The pulse of a task: how far apart its heartbeats come.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::Timestamp;
+
+/// Into how many classes gaps are counted.
+pub const GAP_CLASSES: usize = 19;
+/// The longest gap of the first class, in microseconds; each further class holds gaps twice as long, and the last one
+/// whatever is longer.
+const SHORTEST_US: u64 = 1_000;
+/// The longest recent gap is that of this window and the one before.
+const WINDOW: Duration = Duration::from_secs(5 * 60);
+/// How many gaps the usual interval is made of: each moves it by this fraction.
+const MEMORY: u64 = 16;
+
+/// Gaps between heartbeats, counted by their length.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gaps {
+    /// How many there were of each class; see [`Gaps::longest_us`].
+    pub counts: [u64; GAP_CLASSES],
+    /// All of them together, in microseconds.
+    pub sum_us: u64,
+}
+
+impl Gaps {
+    /// The longest gap that belongs to a class, in microseconds; the last class has none.
+    #[must_use]
+    pub fn longest_us(class: usize) -> Option<u64> {
+        (class + 1 < GAP_CLASSES).then(|| SHORTEST_US << class)
+    }
+
+    /// How many gaps were counted.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Counts those of `other` too.
+    pub(super) fn add(&mut self, other: &Pulse) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine += u64::from(*theirs);
+        }
+        self.sum_us = self.sum_us.saturating_add(other.sum_us);
+    }
+}
+
+fn class_of(gap_us: u64) -> usize {
+    let doublings = u64::BITS - (gap_us.saturating_sub(1) / SHORTEST_US).leading_zeros();
+    (doublings as usize).min(GAP_CLASSES - 1)
+}
+
+/// What is known of the heartbeats of one task in this run.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Pulse {
+    /// The last heartbeat; none at the start of a life, and when the service itself was away.
+    last: Option<Timestamp>,
+    counts: [u32; GAP_CLASSES],
+    sum_us: u64,
+    /// A moving average of the gaps.
+    interval_us: u64,
+    window_began: Timestamp,
+    longest_us: u64,
+    longest_before_us: u64,
+}
+
+impl Pulse {
+    /// A heartbeat has come.
+    pub fn beat(&mut self, now: Timestamp) {
+        let Some(last) = self.last.replace(now) else { return };
+        let gap_us = now.0.saturating_sub(last.0);
+        let count = &mut self.counts[class_of(gap_us)];
+        *count = count.saturating_add(1);
+        self.sum_us = self.sum_us.saturating_add(gap_us);
+        self.interval_us = match self.interval_us {
+            0 => gap_us,
+            usual => usual - usual / MEMORY + gap_us / MEMORY,
+        };
+        let window = now.since(self.window_began);
+        if window >= WINDOW {
+            self.longest_before_us = if window < 2 * WINDOW { self.longest_us } else { 0 };
+            self.longest_us = 0;
+            self.window_began = now;
+        }
+        self.longest_us = self.longest_us.max(gap_us);
+    }
+
+    /// What lies between the last heartbeat and the next is no gap of the task's.
+    pub fn pause(&mut self) {
+        self.last = None;
+    }
+
+    pub fn view(&self) -> Option<PulseView> {
+        let counts = self.counts.map(u64::from);
+        let heard = counts.iter().any(|count| *count > 0);
+        heard.then(|| PulseView {
+            interval_us: self.interval_us,
+            longest_recent_us: self.longest_us.max(self.longest_before_us),
+            gaps: Gaps { counts, sum_us: self.sum_us },
+        })
+    }
+
+    /// The usual interval and the longest recent gap, in microseconds; 0 where there is none yet.
+    pub fn summary(&self) -> (u64, u64) {
+        (self.interval_us, self.longest_us.max(self.longest_before_us))
+    }
+}
+
+/// The heartbeats of a task, from its second one in this run on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PulseView {
+    /// How far apart they usually come, in microseconds: a moving average over about the last sixteen.
+    pub interval_us: u64,
+    /// The longest gap of the last five to ten minutes, in microseconds.
+    pub longest_recent_us: u64,
+    /// All gaps of this run by their length.
+    pub gaps: Gaps,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gap_has_the_class_that_its_bound_says() {
+        for gap in [0, 1, 1_000, 1_001, 2_000, 2_001, 4_000, 4_001, 131_072_000, 262_144_000, u64::MAX] {
+            let class = class_of(gap);
+            assert!(Gaps::longest_us(class).is_none_or(|longest| gap <= longest), "{gap} is in {class}");
+            let fits_below = class > 0 && Gaps::longest_us(class - 1).is_some_and(|longest| gap <= longest);
+            assert!(!fits_below, "{gap} is in {class}");
+        }
+    }
+
+    #[test]
+    fn silences_that_are_not_the_tasks_are_no_gaps() {
+        let mut pulse = Pulse::default();
+        pulse.beat(Timestamp(1_000_000));
+        pulse.beat(Timestamp(2_000_000));
+        pulse.pause();
+        pulse.beat(Timestamp(90_000_000));
+        pulse.beat(Timestamp(91_000_000));
+        let view = pulse.view().expect("two gaps");
+        assert_eq!((view.gaps.total(), view.gaps.sum_us), (2, 2_000_000));
+        assert_eq!((view.interval_us, view.longest_recent_us), (1_000_000, 1_000_000));
+    }
+
+    #[test]
+    fn a_long_gap_is_forgotten_after_two_windows() {
+        let mut pulse = Pulse::default();
+        let mut now = Timestamp(0);
+        let mut beat = |pulse: &mut Pulse, by: u64| {
+            now = now.after(Duration::from_secs(by));
+            pulse.beat(now);
+        };
+        beat(&mut pulse, 1);
+        beat(&mut pulse, 50);
+        for _ in 0..29 {
+            beat(&mut pulse, 10);
+        }
+        assert_eq!(pulse.summary().1, 50_000_000);
+        for _ in 0..61 {
+            beat(&mut pulse, 10);
+        }
+        assert_eq!(pulse.summary().1, 10_000_000);
+    }
+}

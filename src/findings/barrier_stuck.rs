@@ -1,0 +1,51 @@
+//! A barrier takes far longer than it used to.
+
+use std::time::Duration;
+
+use super::{Detector, Found, Severity, spoken, usual};
+use crate::coordination::{BarrierKind, JobObservation};
+
+/// No barrier is stuck before.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// One that takes so many times as long as the longest of the recent ones is.
+const TIMES: u32 = 5;
+
+pub(super) static DETECTOR: Detector = Detector {
+    id: "barrier-stuck",
+    title: "A barrier is stuck",
+    severity: Severity::Critical,
+    means: "Tasks wait at a barrier for far longer than at its recent uses. Until the missing ones come, nobody gets on; \
+            when its timeout is over it fails for all.",
+    advice: "Look at the missing tasks: their logs, their stacks (py-spy), their hosts. If one is gone for good, restart it, \
+             or the job.",
+    detect,
+};
+
+fn detect(seen: &JobObservation) -> Option<Found> {
+    let old = |barrier: &&crate::coordination::BarrierObservation| {
+        let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES);
+        barrier.kind != BarrierKind::Registration && seen.seen_at.since(barrier.since) >= limit
+    };
+    let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
+    let waited = seen.seen_at.since(barrier.since);
+    let summary = format!(
+        "{} of {} members have waited at {}::{} for {}; missing: {}",
+        barrier.arrived,
+        barrier.members,
+        shown(&barrier.id),
+        barrier.counter,
+        spoken(waited),
+        seen.describe(&barrier.missing_tasks),
+    );
+    let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES).as_secs_f64();
+    Some(
+        Found::new(summary, barrier.since, barrier.missing_tasks.clone())
+            .with("waited, in seconds", waited.as_secs_f64(), limit)
+            .with("missing members", f64::from(u32::try_from(barrier.missing).unwrap_or(u32::MAX)), 0.0),
+    )
+}
+
+/// A barrier's id for people: never more of it than a line holds.
+pub(super) fn shown(id: &str) -> &str {
+    id.get(..id.floor_char_boundary(120)).unwrap_or(id)
+}

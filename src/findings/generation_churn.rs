@@ -1,0 +1,45 @@
+//! Run after run fails.
+
+use std::time::Duration;
+
+use super::{Detector, Found, Severity, spoken};
+use crate::coordination::{JobObservation, RunOutcome};
+
+/// What counts as now.
+const WINDOW: Duration = Duration::from_secs(60 * 60);
+/// So many failed runs within the window are too many.
+const RUNS: usize = 3;
+
+pub(super) static DETECTOR: Detector = Detector {
+    id: "generation-churn",
+    title: "Run after run fails",
+    severity: Severity::Warning,
+    means: "The job forms, fails and forms again. It spends its time on starting.",
+    advice: "Compare the first causes of the ended runs (GET /api/v1/jobs/{job}, history): the same task or host each time is \
+             a bad host; the same error everywhere is the program.",
+    detect,
+};
+
+fn detect(seen: &JobObservation) -> Option<Found> {
+    let failed = seen
+        .past_runs
+        .iter()
+        .filter(|run| run.outcome != RunOutcome::Completed && seen.seen_at.since(run.ended_at) <= WINDOW);
+    let failed: Vec<_> = failed.collect();
+    if failed.len() < RUNS {
+        return None;
+    }
+    let since = failed.iter().map(|run| run.ended_at).min()?;
+    let summary = format!(
+        "{} runs failed within {}; run {} is the present one",
+        failed.len(),
+        spoken(seen.seen_at.since(since)),
+        seen.run
+    );
+    let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
+    Some(Found::new(summary, since, Vec::new()).with(
+        "failed runs within an hour",
+        number(failed.len()),
+        number(RUNS),
+    ))
+}

@@ -1,0 +1,55 @@
+//! Heartbeats come so late that the timeout is near.
+
+use std::time::Duration;
+
+use super::{Detector, Found, Severity, spoken};
+use crate::coordination::{JobObservation, TaskId, TaskObservation, TaskStanding};
+
+/// The part of the timeout from which on a gap is too long. Clients send a heartbeat every half of it.
+const OF_TIMEOUT: f64 = 0.75;
+/// How many times the task's own usual interval a gap must be: who is slow by design is left alone.
+const TIMES: f64 = 1.4;
+
+pub(super) static DETECTOR: Detector = Detector {
+    id: "heartbeat-gaps-widening",
+    title: "Heartbeats come late",
+    severity: Severity::Warning,
+    means: "The heartbeats of a task come so far apart that it was nearly taken for dead. The next longer pause will fail it \
+            although it lives.",
+    advice: "Look for what keeps the process from running: a starved CPU, a long pause in native code that holds the \
+             interpreter lock, a saturated network. Or give the job a longer --heartbeat-timeout; the histogram of gaps \
+             (muster_heartbeat_gap_seconds) shows which.",
+    detect,
+};
+
+fn detect(seen: &JobObservation) -> Option<Found> {
+    let timeout = seen.heartbeat_timeout;
+    let limit = timeout.mul_f64(OF_TIMEOUT);
+    let gap = |task: &TaskObservation| {
+        let silent = task.last_heartbeat.map(|heard| seen.seen_at.since(heard)).unwrap_or_default();
+        silent.max(Duration::from_micros(task.longest_gap_us))
+    };
+    let wide = |task: &&TaskObservation| {
+        let usual = Duration::from_micros(task.interval_us);
+        let gap = gap(task);
+        task.standing == TaskStanding::Connected
+            && task.interval_us > 0
+            && gap >= limit
+            && gap.as_secs_f64() >= TIMES * usual.as_secs_f64()
+    };
+    let tasks: Vec<&TaskObservation> = seen.tasks.iter().filter(wide).collect();
+    let worst = tasks.iter().max_by_key(|task| gap(task))?;
+    let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
+    let summary = format!(
+        "heartbeats up to {} apart, where a task has failed after {}: {}",
+        spoken(gap(worst)),
+        spoken(timeout),
+        seen.describe(&ids)
+    );
+    let usual = Duration::from_micros(worst.interval_us).as_secs_f64();
+    Some(
+        Found::new(summary, seen.seen_at, ids)
+            .with("longest recent gap, in seconds", gap(worst).as_secs_f64(), limit.as_secs_f64())
+            .with("its usual interval, in seconds", usual, timeout.as_secs_f64() / 2.0),
+    )
+}

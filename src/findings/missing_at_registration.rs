@@ -1,0 +1,44 @@
+//! A run cannot start for want of tasks.
+
+use std::time::Duration;
+
+use super::{Detector, Found, Severity, spoken};
+use crate::coordination::{BarrierKind, JobObservation, RunState};
+
+/// Tasks of one gang start within a minute of one another, unless something is wrong.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) static DETECTOR: Detector = Detector {
+    id: "missing-at-registration",
+    title: "Tasks are missing at registration",
+    severity: Severity::Warning,
+    means: "Some tasks have registered and wait for the rest. The run starts when all have come, and fails when the \
+            registration timeout is over.",
+    advice: "Look at the scheduler's log of the missing tasks: not scheduled, still pulling an image, or crashed before \
+             they could register. Check that the number of processes is the one that the job was declared with.",
+    detect,
+};
+
+fn detect(seen: &JobObservation) -> Option<Found> {
+    if seen.state != RunState::Forming {
+        return None;
+    }
+    let barrier = seen.barriers.iter().find(|barrier| barrier.kind == BarrierKind::Registration)?;
+    let waited = seen.seen_at.since(barrier.since);
+    if waited < PATIENCE {
+        return None;
+    }
+    let summary = format!(
+        "{} of {} tasks have not registered; the others have waited for {}: {}",
+        barrier.missing,
+        barrier.members,
+        spoken(waited),
+        seen.describe(&barrier.missing_tasks),
+    );
+    let left = barrier.deadline.since(seen.seen_at).as_secs_f64();
+    Some(
+        Found::new(summary, barrier.since, barrier.missing_tasks.clone())
+            .with("waited, in seconds", waited.as_secs_f64(), PATIENCE.as_secs_f64())
+            .with("left until the registration fails, in seconds", left, 0.0),
+    )
+}

@@ -1,0 +1,186 @@
+//! Findings: what the server concludes from what it measures, for people who look and for whoever acts.
+//!
+//! A detector is a pure function of a [`JobObservation`]; one file each. The [`Board`] keeps what is open and what was,
+//! and [`watch`] looks once a second. To observe is all that happens here: whoever acts on a finding follows the
+//! transitions that [`Board::look`] returns, or the events that are made of them, and decides by settings of its own.
+//!
+//! | file | finding |
+//! | --- | --- |
+//! | `missing_at_registration.rs` | a run cannot start for want of tasks |
+//! | `barrier_stuck.rs` | a barrier takes far longer than it used to |
+//! | `stalled_task.rs` | a task is alive by its heartbeats, and all others wait for it |
+//! | `chronic_straggler.rs` | a task comes late to barriers every time |
+//! | `heartbeat_gaps.rs` | heartbeats come so late that the timeout is near |
+//! | `restart_storm.rs` | tasks restart again and again within one run |
+//! | `generation_churn.rs` | run after run fails |
+//! | `nearly_full.rs` | a bound is nearly reached |
+//!
+//! There is none about clocks that are off: nothing on the wire carries a client's time.
+
+mod barrier_stuck;
+mod board;
+mod chronic_straggler;
+mod generation_churn;
+mod heartbeat_gaps;
+mod missing_at_registration;
+mod nearly_full;
+mod restart_storm;
+mod stalled_task;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use board::{Board, Finding, Transition};
+
+use crate::coordination::{BarrierKind, BarrierOutcome, JobId, JobObservation, Note, TaskId, Timestamp};
+use crate::engine::Engine;
+
+/// How much a finding matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Something costs time.
+    Notice,
+    /// Something will go wrong if it goes on.
+    Warning,
+    /// The job does not get on.
+    Critical,
+}
+
+impl Severity {
+    /// Its name, as in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Notice => "notice",
+            Self::Warning => "warning",
+            Self::Critical => "critical",
+        }
+    }
+}
+
+/// One kind of finding.
+#[derive(Debug)]
+pub struct Detector {
+    /// Its name in events, metrics and addresses.
+    pub id: &'static str,
+    /// Its name for people.
+    pub title: &'static str,
+    /// How much it matters.
+    pub severity: Severity,
+    /// What it means.
+    pub means: &'static str,
+    /// What to do.
+    pub advice: &'static str,
+    /// Looks for it.
+    detect: fn(&JobObservation) -> Option<Found>,
+}
+
+/// Every kind of finding.
+pub static CATALOGUE: &[&Detector] = &[
+    &missing_at_registration::DETECTOR,
+    &barrier_stuck::DETECTOR,
+    &stalled_task::DETECTOR,
+    &chronic_straggler::DETECTOR,
+    &heartbeat_gaps::DETECTOR,
+    &restart_storm::DETECTOR,
+    &generation_churn::DETECTOR,
+    &nearly_full::DETECTOR,
+];
+
+/// One number that a finding rests on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evidence {
+    /// What was measured, with its unit.
+    pub what: String,
+    /// How much it is.
+    pub is: f64,
+    /// Where the finding begins.
+    pub limit: f64,
+}
+
+/// What a detector has found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// What it is, in a sentence.
+    pub summary: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// The tasks that it is about.
+    pub tasks: Vec<TaskId>,
+    /// What it rests on.
+    pub evidence: Vec<Evidence>,
+}
+
+/// How many tasks one finding names.
+const TASKS_NAMED: usize = 16;
+/// How often findings are looked for.
+const LOOKED: Duration = Duration::from_secs(1);
+
+impl Found {
+    fn new(summary: String, since: Timestamp, mut tasks: Vec<TaskId>) -> Self {
+        tasks.truncate(TASKS_NAMED);
+        Self { summary, since, tasks, evidence: Vec::new() }
+    }
+
+    fn with(mut self, what: &str, is: f64, limit: f64) -> Self {
+        self.evidence.push(Evidence { what: what.to_owned(), is, limit });
+        self
+    }
+}
+
+/// Everything that is found in a job.
+#[must_use]
+pub fn detect(seen: &JobObservation) -> Vec<(&'static Detector, Found)> {
+    CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
+}
+
+/// Looks for findings, once a second, for as long as it is polled.
+pub async fn watch(engine: Arc<Engine>, board: Arc<Board>) {
+    loop {
+        look(&engine, &board);
+        tokio::time::sleep(LOOKED).await;
+    }
+}
+
+/// Looks once.
+pub fn look(engine: &Engine, board: &Board) {
+    let jobs: Vec<JobId> = engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
+    board.keep(|job| jobs.contains(&job));
+    for job in jobs {
+        let Some(seen) = engine.look(|core, now| core.observe(job, now)) else { continue };
+        for transition in board.look(&seen, detect(&seen)) {
+            let (open, finding) = match transition {
+                Transition::Opened(finding) => (true, finding),
+                Transition::Closed(finding) => (false, finding),
+            };
+            let reason = if open { finding.summary.clone() } else { format!("no more: {}", finding.summary) };
+            engine.note(job, Note { finding: finding.id.clone(), open, tasks: finding.tasks, reason });
+        }
+    }
+    board.looked(engine.clock().now());
+}
+
+/// How long barriers of this id took lately, at most, when they passed.
+fn usual(seen: &JobObservation, id: &str) -> Duration {
+    let passed = seen.recent.iter().filter(|record| {
+        record.kind == BarrierKind::Client
+            && record.outcome == BarrierOutcome::Passed
+            && record.id.as_ref() == id
+    });
+    passed.map(|record| record.ended.since(record.began)).max().unwrap_or_default()
+}
+
+/// A duration for people: whole seconds from a minute on, tenths below.
+fn spoken(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{:.1} s", duration.as_secs_f64()),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}

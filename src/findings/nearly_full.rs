@@ -1,0 +1,49 @@
+//! A bound is nearly reached.
+
+use super::{Detector, Found, Severity};
+use crate::coordination::{BoundUse, JobObservation};
+
+/// The part of a bound from which on it is nearly reached.
+const PART: f64 = 0.9;
+
+pub(super) static DETECTOR: Detector = Detector {
+    id: "nearly-full-bounds",
+    title: "A bound is nearly reached",
+    severity: Severity::Warning,
+    means: "The job holds nearly as much as it may. Requests that would pass the bound are refused with \
+            RESOURCE_EXHAUSTED, which most programs do not survive.",
+    advice: "Raise the setting that the evidence names, or find out who fills it: a program that never deletes its keys, or \
+             callers that wait for ever.",
+    detect,
+};
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn part(bound: &BoundUse) -> Option<f64> {
+    let used = bound.used.filter(|_| !bound.rolling && bound.limit > 0)?;
+    Some(used as f64 / bound.limit as f64).filter(|part| *part >= PART)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn detect(seen: &JobObservation) -> Option<Found> {
+    let mut full: Vec<(f64, &BoundUse)> =
+        seen.bounds.iter().filter_map(|bound| Some((part(bound)?, bound))).collect();
+    full.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let (_, fullest) = full.first()?;
+    let summary = format!(
+        "{} of bounds.{} is taken: {} of {}",
+        percent(full[0].0),
+        fullest.name,
+        fullest.used.unwrap_or_default(),
+        fullest.limit
+    );
+    let mut found = Found::new(summary, seen.seen_at, Vec::new());
+    for (_, bound) in full {
+        let used = bound.used.unwrap_or_default() as f64;
+        found = found.with(&format!("bounds.{}", bound.name), used, PART * bound.limit as f64);
+    }
+    Some(found)
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.0} %", part * 100.0)
+}

@@ -1,0 +1,52 @@
+//! Tasks restart again and again within one run.
+
+use std::time::Duration;
+
+use super::{Detector, Found, Severity};
+use crate::coordination::{JobObservation, TaskId, TaskObservation};
+
+/// What counts as now.
+const WINDOW: Duration = Duration::from_secs(10 * 60);
+/// So many earlier lives of one task are too many.
+const LIVES: usize = 3;
+/// So many tasks that came back within the window are too many, or a tenth of the job if that is more.
+const TASKS: usize = 3;
+
+pub(super) static DETECTOR: Detector = Detector {
+    id: "restart-storm",
+    title: "Tasks restart again and again",
+    severity: Severity::Warning,
+    means: "Tasks of a recoverable run come back, and come back again. Each restart costs the others a round.",
+    advice: "Read the end of the restarted tasks' logs for what ends them: out of memory, a bad device, a failing mount. If it \
+             is always the same host, take that host out.",
+    detect,
+};
+
+fn detect(seen: &JobObservation) -> Option<Found> {
+    let started = seen.started_at?;
+    let lately = |task: &&TaskObservation| {
+        task.past_lives > 0
+            && task.registered_at > started
+            && seen.seen_at.since(task.registered_at) <= WINDOW
+    };
+    let back: Vec<&TaskObservation> = seen.tasks.iter().filter(lately).collect();
+    let most = back.iter().map(|task| task.past_lives).max()?;
+    let many = TASKS.max(seen.tasks.len() / 10);
+    if most < LIVES && back.len() < many {
+        return None;
+    }
+    let since = back.iter().map(|task| task.registered_at).min()?;
+    let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
+    let summary = format!(
+        "{} tasks came back in the last ten minutes, one of them for the {}th time: {}",
+        back.len(),
+        most,
+        seen.describe(&ids)
+    );
+    let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
+    Some(
+        Found::new(summary, since, ids)
+            .with("tasks that came back within ten minutes", number(back.len()), number(many))
+            .with("earlier lives of one of them", number(most), number(LIVES)),
+    )
+}

@@ -1,0 +1,265 @@
+//! Each detector, on a job that has what it looks for and on one that has not.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::coordination::{
+    BarrierObservation, BarrierRecord, BoundUse, Gaps, JobName, PastRunObservation, RunNumber, RunOutcome,
+    RunState, StragglingView, TaskObservation, TaskStanding, WaitingCalls,
+};
+
+const NOW: Timestamp = Timestamp(10_000_000_000);
+
+fn ago(seconds: u64) -> Timestamp {
+    Timestamp(NOW.0 - seconds * 1_000_000)
+}
+
+/// A job of eight tasks with nothing to find.
+fn healthy() -> JobObservation {
+    let task = |id: i32| TaskObservation {
+        task: TaskId(id),
+        standing: TaskStanding::Connected,
+        since: ago(3000),
+        peer: Some(SocketAddr::from(([10, 0, 0, 1 + id as u8 / 2], 7000))),
+        last_heartbeat: Some(ago(3)),
+        meets: false,
+        past_lives: 0,
+        registered_at: ago(3000),
+        interval_us: 50_000_000,
+        longest_gap_us: 51_000_000,
+        straggling: Some(StragglingView {
+            taken_part: 100,
+            last: 12,
+            recent: 64,
+            recent_last: 8,
+            lateness_us: 200_000,
+            lateness_total_us: 0,
+            held_up_us: 0,
+            score: 0.2,
+        }),
+    };
+    JobObservation {
+        job: JobId(0),
+        name: JobName::default(),
+        seen_at: NOW,
+        heartbeat_timeout: Duration::from_secs(100),
+        run: RunNumber(4),
+        state: RunState::Running,
+        opened_at: ago(3010),
+        started_at: Some(ago(3000)),
+        ended_at: None,
+        live: 8,
+        noticed_at: None,
+        tasks: (0..8).map(task).collect(),
+        barriers: vec![barrier(20, 18, &[1, 2])],
+        recent: Vec::new(),
+        waiting: WaitingCalls::default(),
+        gaps: Gaps::default(),
+        store_bytes: 10,
+        keys: 1,
+        bounds: vec![
+            BoundUse { name: "keys", limit: 100, used: Some(89), rolling: false },
+            BoundUse { name: "barriers-recent", limit: 100, used: Some(100), rolling: true },
+        ],
+        exclusions: 0,
+        past_runs: vec![past(1, 4000, RunOutcome::Failed), past(2, 3500, RunOutcome::Failed)],
+    }
+}
+
+fn barrier(since: u64, last: u64, missing: &[i32]) -> BarrierObservation {
+    BarrierObservation {
+        id: "step".into(),
+        counter: 3,
+        kind: BarrierKind::Client,
+        since: ago(since),
+        last_arrival: ago(last),
+        deadline: NOW,
+        members: 8,
+        arrived: 8 - missing.len(),
+        missing: missing.len(),
+        missing_tasks: missing.iter().map(|id| TaskId(*id)).collect(),
+    }
+}
+
+fn past(number: u64, ended: u64, outcome: RunOutcome) -> PastRunObservation {
+    PastRunObservation {
+        number: RunNumber(number),
+        outcome,
+        opened_at: ago(ended + 60),
+        ended_at: ago(ended),
+    }
+}
+
+fn record(seconds: u64) -> BarrierRecord {
+    BarrierRecord {
+        id: "step".into(),
+        counter: 2,
+        kind: BarrierKind::Client,
+        began: ago(500 + seconds),
+        ended: ago(500),
+        members: 8,
+        arrived: 8,
+        first: None,
+        last: None,
+        skew_us: 0,
+        waited_us: 0,
+        outcome: BarrierOutcome::Passed,
+        without: Vec::new(),
+        latest: Vec::new(),
+    }
+}
+
+fn ids(seen: &JobObservation) -> Vec<&'static str> {
+    detect(seen).iter().map(|(detector, _)| detector.id).collect()
+}
+
+#[track_caller]
+fn only(seen: &JobObservation, id: &str) -> Found {
+    assert_eq!(ids(seen), [id]);
+    let (detector, found) = detect(seen).remove(0);
+    assert!(!found.evidence.is_empty() && !found.summary.is_empty(), "{found:?}");
+    assert!(found.since <= NOW && !detector.advice.is_empty());
+    found
+}
+
+#[test]
+fn in_a_healthy_job_nothing_is_found() {
+    assert!(ids(&healthy()).is_empty());
+}
+
+#[test]
+fn tasks_that_are_missing_at_registration_are_named_after_a_minute() {
+    let mut seen = healthy();
+    seen.state = RunState::Forming;
+    seen.barriers = vec![BarrierObservation { kind: BarrierKind::Registration, ..barrier(59, 59, &[1, 5]) }];
+    assert!(ids(&seen).is_empty());
+    seen.barriers[0].since = ago(61);
+    let found = only(&seen, "missing-at-registration");
+    assert_eq!((found.tasks, found.since), (vec![TaskId(1), TaskId(5)], ago(61)));
+    assert!(found.summary.contains("task 1 at 10.0.0.1:7000"), "{}", found.summary);
+}
+
+#[test]
+fn a_barrier_is_stuck_measured_by_its_own_past() {
+    let mut seen = healthy();
+    seen.barriers = vec![barrier(100, 100, &[1, 2, 3])];
+    let found = only(&seen, "barrier-stuck");
+    assert!(found.summary.contains("step::3"), "{}", found.summary);
+    seen.recent = vec![record(30)];
+    assert!(ids(&seen).is_empty(), "it took half a minute before, too");
+    seen.barriers[0].since = ago(151);
+    only(&seen, "barrier-stuck");
+}
+
+#[test]
+fn a_task_that_lives_and_does_not_come_is_stalled() {
+    let mut seen = healthy();
+    seen.barriers = vec![barrier(40, 35, &[6])];
+    assert_eq!(only(&seen, "stalled-task").tasks, [TaskId(6)]);
+    seen.tasks[6].meets = true;
+    assert!(ids(&seen).is_empty(), "it waits elsewhere");
+    seen.tasks[6].meets = false;
+    seen.tasks[6].standing = TaskStanding::Suspect;
+    assert!(ids(&seen).is_empty(), "it may be dead");
+    seen.tasks[6].standing = TaskStanding::Connected;
+    seen.recent = vec![record(30)];
+    assert!(ids(&seen).is_empty(), "it was as slow before");
+}
+
+#[test]
+fn who_is_late_as_a_habit_is_found_and_who_is_late_by_nothing_is_not() {
+    let mut seen = healthy();
+    let late = |seen: &mut JobObservation, task: usize, score: f64, lateness_us: u64| {
+        let Some(it) = seen.tasks[task].straggling.as_mut() else { return };
+        (it.score, it.lateness_us) = (score, lateness_us);
+    };
+    late(&mut seen, 2, 0.95, 40_000);
+    assert!(ids(&seen).is_empty(), "it costs nothing");
+    late(&mut seen, 2, 0.95, 400_000);
+    late(&mut seen, 5, 0.9, 500_000);
+    assert_eq!(only(&seen, "chronic-straggler").tasks, [TaskId(5), TaskId(2)]);
+    for task in [2, 5] {
+        seen.tasks[task].straggling.as_mut().unwrap().taken_part = 15;
+    }
+    assert!(ids(&seen).is_empty(), "it is too early to tell");
+}
+
+#[test]
+fn heartbeats_that_come_nearly_too_late_are_found() {
+    let mut seen = healthy();
+    seen.tasks[3].longest_gap_us = 76_000_000;
+    assert_eq!(only(&seen, "heartbeat-gaps-widening").tasks, [TaskId(3)]);
+    seen.tasks[3].interval_us = 74_000_000;
+    assert!(ids(&seen).is_empty(), "it never came more often");
+    seen.tasks[4].last_heartbeat = Some(ago(80));
+    assert_eq!(only(&seen, "heartbeat-gaps-widening").tasks, [TaskId(4)]);
+}
+
+#[test]
+fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
+    let mut seen = healthy();
+    seen.tasks[1].past_lives = 3;
+    assert!(ids(&seen).is_empty(), "it has long been back");
+    seen.tasks[1].registered_at = ago(60);
+    assert_eq!(only(&seen, "restart-storm").tasks, [TaskId(1)]);
+    let mut seen = healthy();
+    for task in 0..3 {
+        seen.tasks[task].past_lives = 1;
+        seen.tasks[task].registered_at = ago(30);
+    }
+    assert_eq!(only(&seen, "restart-storm").tasks.len(), 3);
+}
+
+#[test]
+fn runs_that_fail_one_after_another_are_churn_and_those_that_complete_are_not() {
+    let mut seen = healthy();
+    seen.past_runs.push(past(3, 3100, RunOutcome::Abandoned));
+    assert!(ids(&seen).is_empty(), "one of them was long ago");
+    seen.past_runs.push(past(3, 100, RunOutcome::Completed));
+    assert!(ids(&seen).is_empty(), "one of them completed");
+    seen.past_runs.push(past(3, 100, RunOutcome::Failed));
+    only(&seen, "generation-churn");
+}
+
+#[test]
+fn a_bound_that_is_nearly_reached_is_named() {
+    let mut seen = healthy();
+    seen.bounds[0].used = Some(90);
+    assert!(only(&seen, "nearly-full-bounds").summary.contains("bounds.keys"));
+}
+
+#[test]
+fn what_flickers_is_one_finding_with_one_event_at_each_end() {
+    let board = Board::default();
+    let mut seen = healthy();
+    let mut look = |seconds: u64, full: bool| {
+        seen.seen_at = Timestamp(NOW.0 + seconds * 1_000_000);
+        seen.bounds[0].used = Some(if full { 95 } else { 5 });
+        board.look(&seen, detect(&seen))
+    };
+    assert!(matches!(look(0, true)[..], [Transition::Opened(_)]));
+    for second in 1..10 {
+        assert!(look(second, second % 3 == 0).is_empty(), "after {second} s");
+    }
+    assert!(board.is_open(JobId(0), "nearly-full-bounds"));
+    assert!(look(18, false).is_empty());
+    let closed = look(20, false);
+    let [Transition::Closed(finding)] = &closed[..] else { panic!("{closed:?}") };
+    assert_eq!((finding.since, finding.closed_at), (NOW, Some(Timestamp(NOW.0 + 9_000_000))));
+    let (open, past) = board.of(JobId(0));
+    assert!(open.is_empty() && past.len() == 1);
+    board.keep(|_| false);
+    assert!(board.of(JobId(0)).1.is_empty(), "a job's findings go with it");
+}
+
+#[test]
+fn the_catalogue_is_whole_and_names_are_unique() {
+    let mut names = std::collections::BTreeSet::new();
+    for detector in CATALOGUE {
+        assert!(names.insert(detector.id), "{} is there twice", detector.id);
+        assert!(detector.means.ends_with('.') && detector.advice.ends_with('.'), "{}", detector.id);
+    }
+    let _: Arc<str> = CATALOGUE[0].id.into();
+}

@@ -1,0 +1,251 @@
+//! Every metric, once: its name, its type, its labels and what it says. Nothing is exported that is not in here.
+//!
+//! The label for a job of Muster's is `muster_job`: Prometheus puts a label `job` of its own on everything that it
+//! scrapes, and would rename ours.
+
+/// The type of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A number that only grows while the server lives.
+    Counter,
+    /// A number that comes and goes.
+    Gauge,
+    /// Observations, counted by their size.
+    Histogram,
+}
+
+impl Kind {
+    /// Its name in the exposition format.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// One metric.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Its name, with its unit.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// Its labels.
+    pub labels: &'static [&'static str],
+    /// What it says.
+    pub help: &'static str,
+}
+
+macro_rules! catalogue {
+    ($($(#[doc = $help:literal])+ $it:ident: $kind:ident $name:literal [$($label:literal),*];)*) => {
+        $(
+            $(#[doc = $help])+
+            pub static $it: Metric = Metric {
+                name: $name,
+                kind: Kind::$kind,
+                labels: &[$($label),*],
+                help: concat!($($help),+).trim_ascii(),
+            };
+        )*
+        /// Every metric, in the order in which they are shown.
+        pub static CATALOGUE: &[&Metric] = &[$(&$it),*];
+    };
+}
+
+catalogue! {
+    /// Always 1; the label says which version serves.
+    BUILD_INFO: Gauge "muster_build_info" ["version"];
+    /// 1 while the server is ready, 0 while it starts and stops.
+    READY: Gauge "muster_ready" [];
+    /// Jobs that are declared.
+    JOBS: Gauge "muster_jobs" [];
+
+    /// Tasks that the job has.
+    JOB_TASKS: Gauge "muster_job_tasks" ["muster_job"];
+    /// After how long a silence a task has failed.
+    JOB_HEARTBEAT_TIMEOUT: Gauge "muster_job_heartbeat_timeout_seconds" ["muster_job"];
+    /// 1 for the state that the present run is in, 0 for the others.
+    RUN_STATE: Gauge "muster_run_state" ["muster_job", "state"];
+    /// The number of the present run.
+    RUN_NUMBER: Gauge "muster_run_number" ["muster_job"];
+    /// When the registration of the present run opened.
+    RUN_OPENED: Gauge "muster_run_opened_timestamp_seconds" ["muster_job"];
+    /// When every task of the present run had registered; absent before.
+    RUN_STARTED: Gauge "muster_run_started_timestamp_seconds" ["muster_job"];
+    /// Runs that have ended, by how.
+    RUNS: Counter "muster_runs_total" ["muster_job", "outcome"];
+    /// Tasks by where they stand.
+    TASKS: Gauge "muster_tasks" ["muster_job", "standing"];
+    /// Tasks of the live set: connected and not excluded.
+    LIVE_TASKS: Gauge "muster_live_tasks" ["muster_job"];
+    /// Registrations that took effect; kind again: of a task that had been connected in the same run.
+    REGISTRATIONS: Counter "muster_registrations_total" ["muster_job", "kind"];
+    /// Tasks that failed, by the class of the failure; consequence: the run failed, and with it the task.
+    TASK_FAILURES: Counter "muster_task_failures_total" ["muster_job", "class"];
+    /// Exclusions in force: tasks or hosts that take no part.
+    EXCLUSIONS: Gauge "muster_exclusions" ["muster_job"];
+    /// Tasks that left in good order.
+    TASK_DEPARTURES: Counter "muster_task_departures_total" ["muster_job"];
+    /// Tasks whose connection broke without a word.
+    SUSPICIONS: Counter "muster_suspicions_total" ["muster_job"];
+    /// Suspected tasks that were heard again in time.
+    RETURNS: Counter "muster_suspects_returned_total" ["muster_job"];
+    /// Lives and connections of earlier runs that were turned away.
+    FENCED: Counter "muster_fenced_total" ["muster_job"];
+    /// Processes that lost their task to a newer one.
+    SUPERSEDED: Counter "muster_superseded_total" ["muster_job"];
+    /// Preemption notices: requests that all tasks save.
+    PREEMPTIONS: Counter "muster_preemption_notices_total" ["muster_job"];
+
+    /// Gaps between heartbeats, of all tasks of the present run. To choose a heartbeat timeout by.
+    HEARTBEAT_GAPS: Histogram "muster_heartbeat_gap_seconds" ["muster_job"];
+    /// 1 if the task is connected. Left out for jobs with more tasks than task-metrics-max.
+    TASK_UP: Gauge "muster_task_up" ["muster_job", "task"];
+    /// When the task was heard last. Left out for jobs with more tasks than task-metrics-max.
+    TASK_LAST_HEARTBEAT: Gauge "muster_task_last_heartbeat_timestamp_seconds" ["muster_job", "task"];
+    /// From 0 to 1: how far behind the others the task usually comes to barriers, as a part of the skew. Near 1: it is late
+    /// every time. Left out for jobs with more tasks than task-metrics-max.
+    TASK_STRAGGLER_SCORE: Gauge "muster_task_straggler_score" ["muster_job", "task"];
+    /// How long after the first the task usually comes to barriers. Left out for jobs with more tasks than task-metrics-max.
+    TASK_LATENESS: Gauge "muster_task_lateness_seconds" ["muster_job", "task"];
+    /// How long the others have waited at barriers for this task alone, in the present run. Left out for jobs with more tasks
+    /// than task-metrics-max.
+    TASK_HELD_UP: Gauge "muster_task_held_up_seconds" ["muster_job", "task"];
+    /// 1 if the job has more tasks than task-metrics-max, so that the metrics of single tasks are left out.
+    TASK_METRICS_OMITTED: Gauge "muster_task_metrics_omitted" ["muster_job"];
+
+    /// Barriers in progress.
+    BARRIERS_IN_PROGRESS: Gauge "muster_barriers_in_progress" ["muster_job", "kind"];
+    /// Members that barriers in progress wait for, added up.
+    BARRIER_MISSING: Gauge "muster_barrier_missing_members" ["muster_job", "kind"];
+    /// When the oldest barrier in progress began; absent while there is none.
+    BARRIER_OLDEST: Gauge "muster_barrier_oldest_began_timestamp_seconds" ["muster_job", "kind"];
+    /// Barriers that ended, by how.
+    BARRIERS: Counter "muster_barriers_total" ["muster_job", "kind", "outcome"];
+    /// From the first arrival at a barrier to its end.
+    BARRIER_DURATION: Histogram "muster_barrier_duration_seconds" ["muster_job", "kind"];
+    /// From the first arrival at a barrier to the last.
+    BARRIER_SKEW: Histogram "muster_barrier_skew_seconds" ["muster_job", "kind"];
+    /// How long tasks have waited at barriers that ended, added up over the tasks.
+    BARRIER_BLOCKED: Counter "muster_barrier_blocked_seconds_total" ["muster_job", "kind"];
+    /// Barriers that passed without some member, by the rules for restarted tasks.
+    BARRIERS_WITHOUT: Counter "muster_barriers_passed_without_members_total" ["muster_job"];
+
+    /// Calls that wait for an answer, by what they wait for.
+    WAITING_CALLS: Gauge "muster_waiting_calls" ["muster_job", "waits_for"];
+    /// Keys in the store.
+    STORE_KEYS: Gauge "muster_store_keys" ["muster_job"];
+    /// Keys and values in the store.
+    STORE_BYTES: Gauge "muster_store_bytes" ["muster_job"];
+    /// What a bound allows, by the name of its setting; some are in bytes, some are numbers of things, as the names say.
+    BOUND_LIMIT: Gauge "muster_bound_limit" ["muster_job", "bound"];
+    /// How much of a bound is taken. Only for bounds on what there is altogether.
+    BOUND_USED: Gauge "muster_bound_used" ["muster_job", "bound"];
+    /// 1 for a finding that is open: something in what is measured wants a look.
+    FINDINGS: Gauge "muster_findings" ["muster_job", "finding"];
+    /// Findings that were opened.
+    FINDINGS_OPENED: Counter "muster_findings_opened_total" ["muster_job", "finding"];
+    /// When the findings were last looked for. If this stands still, nobody is looking.
+    FINDINGS_LOOKED: Gauge "muster_findings_looked_timestamp_seconds" [];
+
+    /// Calls that were answered, or given up, by method, generation of the wire and code. Absent with rpc-metrics off.
+    CALLS: Counter "muster_rpc_calls_total" ["method", "generation", "code"];
+    /// Calls received, of any kind.
+    CALLS_RECEIVED: Counter "muster_rpc_received_total" [];
+    /// Calls that the wire edge itself refused: unknown, unreadable, too large, too slow or for no job.
+    CALLS_REFUSED: Counter "muster_rpc_refused_total" [];
+    /// Connections now.
+    CONNECTIONS: Gauge "muster_connections" [];
+    /// How many there may be.
+    CONNECTIONS_LIMIT: Gauge "muster_connections_limit" [];
+    /// Connections taken.
+    CONNECTIONS_OPENED: Counter "muster_connections_opened_total" [];
+    /// Connections that ended, by how.
+    CONNECTIONS_ENDED: Counter "muster_connections_ended_total" ["ending"];
+    /// Connections closed at once, because there were too many.
+    CONNECTIONS_REFUSED: Counter "muster_connections_refused_total" [];
+    /// Connections that turned out to speak no HTTP/2.
+    CONNECTIONS_STRANGE: Counter "muster_connections_strange_total" [];
+    /// Times that the system could not hand over a connection.
+    ACCEPT_ERRORS: Counter "muster_accept_errors_total" [];
+    /// Bytes read from client connections.
+    RECEIVED_BYTES: Counter "muster_received_bytes_total" [];
+    /// Bytes written to client connections.
+    SENT_BYTES: Counter "muster_sent_bytes_total" [];
+    /// Memory taken by requests that arrive in pieces.
+    BODIES_BYTES: Gauge "muster_bodies_in_flight_bytes" [];
+    /// How much they may take.
+    BODIES_BYTES_LIMIT: Gauge "muster_bodies_in_flight_limit_bytes" [];
+
+    /// Inputs that were applied to the state machine.
+    INPUTS: Counter "muster_engine_inputs_total" [];
+    /// Times that the server found that it could not run for a while, and forgave everybody's silence.
+    LAGS: Counter "muster_engine_lags_total" [];
+    /// How much later than asked for a timer woke up. Sampled twice a second.
+    LOOP_LAG: Histogram "muster_loop_lag_seconds" [];
+    /// Events that happened.
+    EVENTS: Counter "muster_events_total" [];
+    /// Events that are kept for those who ask later.
+    EVENTS_KEPT: Gauge "muster_events_kept" [];
+    /// How many are kept at most.
+    EVENTS_LIMIT: Gauge "muster_events_limit" [];
+    /// Events that a follower never saw, since it was too slow.
+    EVENTS_MISSED: Counter "muster_events_missed_total" [];
+    /// Followers of events: the log, and live pages.
+    FOLLOWERS: Gauge "muster_event_followers" [];
+    /// Scrapes before this one.
+    SCRAPES: Counter "muster_scrapes_total" [];
+    /// How long the scrape before this one took to put together.
+    SCRAPE_DURATION: Gauge "muster_scrape_duration_seconds" [];
+
+    /// Total user and system CPU time spent in seconds.
+    PROCESS_CPU: Counter "process_cpu_seconds_total" [];
+    /// Number of open file descriptors.
+    PROCESS_FDS: Gauge "process_open_fds" [];
+    /// Maximum number of open file descriptors.
+    PROCESS_FDS_MAX: Gauge "process_max_fds" [];
+    /// Virtual memory size in bytes.
+    PROCESS_VIRTUAL: Gauge "process_virtual_memory_bytes" [];
+    /// Resident memory size in bytes.
+    PROCESS_RESIDENT: Gauge "process_resident_memory_bytes" [];
+    /// Start time of the process since unix epoch in seconds.
+    PROCESS_START: Gauge "process_start_time_seconds" [];
+    /// Number of OS threads in the process.
+    PROCESS_THREADS: Gauge "process_threads" [];
+}
+
+/// The catalogue as a page in Markdown.
+#[must_use]
+pub fn page() -> String {
+    let mut text = String::from("| metric | type | labels | what it says |\n| --- | --- | --- | --- |\n");
+    for metric in CATALOGUE {
+        let row = [metric.name, metric.kind.name(), &metric.labels.join(", "), metric.help].join(" | ");
+        text.push_str(&format!("| {row} |\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_conventions() {
+        let mut names = std::collections::BTreeSet::new();
+        for metric in CATALOGUE {
+            assert!(names.insert(metric.name), "{} is there twice", metric.name);
+            let total = metric.name.ends_with("_total");
+            assert_eq!(total, metric.kind == Kind::Counter, "{}: _total is for counters", metric.name);
+            assert!(
+                !metric.help.contains("  ") && metric.help.ends_with('.'),
+                "{}: {:?}",
+                metric.name,
+                metric.help
+            );
+            assert!(metric.name.starts_with("muster_") || metric.name.starts_with("process_"));
+        }
+    }
+}

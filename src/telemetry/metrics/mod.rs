@@ -1,0 +1,246 @@
+//! Metrics for Prometheus: projections of the engine's effects, and of what is there when somebody asks.
+//!
+//! [`catalogue`] names and explains every metric. Counters of what happens in jobs are kept by the [`Tally`], which the
+//! engine tells of every effect. Everything else is read when it is asked for, out of
+//! [`JobObservation`]s and the figures that the engine and the wire edge keep anyway.
+
+pub mod catalogue;
+mod page;
+mod tally;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus::core::Collector as _;
+use prometheus::process_collector::ProcessCollector;
+
+use self::catalogue as metric;
+use self::page::Page;
+pub use self::tally::Tally;
+use self::tally::seconds;
+use crate::coordination::{BarrierKind, Gaps, JobId, JobObservation, RunState, TaskStanding, Timestamp};
+use crate::engine::Engine;
+use crate::findings::{self, Board};
+use crate::grpc;
+use crate::http::Readiness;
+
+/// The media type of a scrape.
+pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// How often the lag of timers is sampled.
+const LAG_SAMPLED: Duration = Duration::from_millis(500);
+
+const STATES: [(RunState, &str); 5] = [
+    (RunState::Forming, "forming"),
+    (RunState::Running, "running"),
+    (RunState::Completed, "completed"),
+    (RunState::Failed, "failed"),
+    (RunState::Abandoned, "abandoned"),
+];
+
+const STANDINGS: [(TaskStanding, &str); 6] = [
+    (TaskStanding::Missing, "missing"),
+    (TaskStanding::Registering, "registering"),
+    (TaskStanding::Connected, "connected"),
+    (TaskStanding::Suspect, "suspect"),
+    (TaskStanding::Disconnected, "disconnected"),
+    (TaskStanding::Failed, "failed"),
+];
+
+/// Everything that is measured.
+pub struct Metrics {
+    engine: Arc<Engine>,
+    edge: Arc<grpc::Server>,
+    tally: Arc<Tally>,
+    board: Arc<Board>,
+    readiness: Arc<Readiness>,
+    /// Jobs with more tasks have no metrics for each of them.
+    tasks_max: usize,
+    scrapes: AtomicU64,
+    scrape_us: AtomicU64,
+}
+
+impl Metrics {
+    /// Metrics of a server whose engine tells `tally` of its effects.
+    #[must_use]
+    pub fn new(
+        engine: Arc<Engine>,
+        edge: Arc<grpc::Server>,
+        tally: Arc<Tally>,
+        board: Arc<Board>,
+        readiness: Arc<Readiness>,
+        tasks_max: usize,
+    ) -> Self {
+        let (scrapes, scrape_us) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { engine, edge, tally, board, readiness, tasks_max, scrapes, scrape_us }
+    }
+
+    /// Metrics of an engine alone, that nobody counts for.
+    #[must_use]
+    pub fn of_engine(engine: &Arc<Engine>, readiness: &Arc<Readiness>) -> Self {
+        let edge = grpc::Server::new(Arc::clone(engine), grpc::Limits::default());
+        let (tally, board) = (Arc::default(), Arc::default());
+        Self::new(Arc::clone(engine), edge, tally, board, Arc::clone(readiness), 0)
+    }
+
+    /// Samples how late timers wake up, for as long as it is polled.
+    pub async fn sample_lag(engine: Arc<Engine>, tally: Arc<Tally>) {
+        loop {
+            let due = engine.clock().now().after(LAG_SAMPLED);
+            tokio::time::sleep(LAG_SAMPLED).await;
+            tally.lagged(engine.clock().now().since(due));
+        }
+    }
+
+    /// Everything, in the text format. Costs a look at every task; a job's lock is held for that only.
+    #[must_use]
+    pub fn scrape(&self) -> String {
+        let began = self.engine.clock().now();
+        let mut page = Page::default();
+        self.show_server(&mut page);
+        self.show_edge(&mut page);
+        let jobs: Vec<JobId> = self.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
+        self.tally.keep(|job| jobs.contains(&job));
+        page.size(&metric::JOBS, &[], jobs.len());
+        for job in jobs {
+            if let Some(seen) = self.engine.look(|core, now| core.observe(job, now)) {
+                self.show_job(&seen, &mut page);
+                self.tally.show(job, seen.name.as_str(), &mut page);
+            }
+        }
+        page.adopt(ProcessCollector::for_self().collect());
+        let text = page.write();
+        let took = self.engine.clock().now().since(began);
+        self.scrape_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.scrapes.fetch_add(1, Ordering::Relaxed);
+        text
+    }
+
+    fn show_server(&self, page: &mut Page) {
+        page.count(&metric::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
+        page.count(&metric::READY, &[], u64::from(self.readiness.reason().is_none()));
+        let figures = self.engine.figures();
+        page.count(&metric::INPUTS, &[], figures.inputs);
+        page.count(&metric::LAGS, &[], figures.lags);
+        page.count(&metric::EVENTS, &[], figures.events);
+        page.size(&metric::EVENTS_KEPT, &[], figures.events_kept);
+        page.size(&metric::EVENTS_LIMIT, &[], figures.events_kept_max);
+        page.count(&metric::EVENTS_MISSED, &[], figures.events_missed);
+        page.size(&metric::FOLLOWERS, &[], figures.followers);
+        self.tally.show_lag(page);
+        page.put(&metric::FINDINGS_LOOKED, &[], at(self.board.looked_at()));
+        page.count(&metric::SCRAPES, &[], self.scrapes.load(Ordering::Relaxed));
+        page.put(&metric::SCRAPE_DURATION, &[], seconds(self.scrape_us.load(Ordering::Relaxed)));
+    }
+
+    fn show_edge(&self, page: &mut Page) {
+        let figures = self.edge.figures();
+        for calls in self.edge.calls() {
+            page.count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
+        }
+        page.count(&metric::CALLS_RECEIVED, &[], figures.calls);
+        page.count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
+        page.size(&metric::CONNECTIONS, &[], figures.connections);
+        page.size(&metric::CONNECTIONS_LIMIT, &[], figures.connections_max);
+        page.count(&metric::CONNECTIONS_OPENED, &[], figures.connections_opened);
+        for (ending, count) in grpc::ENDINGS.iter().zip(figures.endings) {
+            page.count(&metric::CONNECTIONS_ENDED, &[ending], count);
+        }
+        page.count(&metric::CONNECTIONS_REFUSED, &[], figures.connections_refused);
+        page.count(&metric::CONNECTIONS_STRANGE, &[], figures.strangers);
+        page.count(&metric::ACCEPT_ERRORS, &[], figures.accept_errors);
+        page.count(&metric::RECEIVED_BYTES, &[], figures.received_bytes);
+        page.count(&metric::SENT_BYTES, &[], figures.sent_bytes);
+        page.size(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
+        page.size(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
+    }
+
+    fn show_job(&self, seen: &JobObservation, page: &mut Page) {
+        let job = seen.name.as_str();
+        page.size(&metric::JOB_TASKS, &[job], seen.tasks.len());
+        page.put(&metric::JOB_HEARTBEAT_TIMEOUT, &[job], seen.heartbeat_timeout.as_secs_f64());
+        for (state, name) in STATES {
+            page.count(&metric::RUN_STATE, &[job, name], u64::from(state == seen.state));
+        }
+        page.count(&metric::RUN_NUMBER, &[job], seen.run.0);
+        page.put(&metric::RUN_OPENED, &[job], at(seen.opened_at));
+        if let Some(started) = seen.started_at {
+            page.put(&metric::RUN_STARTED, &[job], at(started));
+        }
+        for (standing, name) in STANDINGS {
+            page.size(&metric::TASKS, &[job, name], seen.standing(standing));
+        }
+        page.size(&metric::LIVE_TASKS, &[job], seen.live);
+        page.size(&metric::EXCLUSIONS, &[job], seen.exclusions);
+        for (name, waiting) in [
+            ("barrier", seen.waiting.barrier),
+            ("error", seen.waiting.poll),
+            ("key", seen.waiting.key),
+            ("live-set", seen.waiting.live_set),
+            ("change", seen.waiting.watch),
+        ] {
+            page.size(&metric::WAITING_CALLS, &[job, name], waiting);
+        }
+        page.size(&metric::STORE_KEYS, &[job], seen.keys);
+        page.size(&metric::STORE_BYTES, &[job], seen.store_bytes);
+        for bound in &seen.bounds {
+            page.size(&metric::BOUND_LIMIT, &[job, bound.name], bound.limit);
+            if let Some(used) = bound.used {
+                page.size(&metric::BOUND_USED, &[job, bound.name], used);
+            }
+        }
+        for finding in findings::CATALOGUE {
+            let open = self.board.is_open(seen.job, finding.id);
+            page.count(&metric::FINDINGS, &[job, finding.id], u64::from(open));
+        }
+        show_gaps(job, &seen.gaps, page);
+        show_barriers(job, seen, page);
+        self.show_tasks(job, seen, page);
+    }
+
+    fn show_tasks(&self, job: &str, seen: &JobObservation, page: &mut Page) {
+        let omitted = seen.tasks.len() > self.tasks_max;
+        page.count(&metric::TASK_METRICS_OMITTED, &[job], u64::from(omitted));
+        if omitted {
+            return;
+        }
+        for task in &seen.tasks {
+            let number = task.task.to_string();
+            let labels = [job, number.as_str()];
+            let up = matches!(task.standing, TaskStanding::Connected | TaskStanding::Suspect);
+            page.count(&metric::TASK_UP, &labels, u64::from(up));
+            if let Some(heard) = task.last_heartbeat {
+                page.put(&metric::TASK_LAST_HEARTBEAT, &labels, at(heard));
+            }
+            if let Some(straggling) = &task.straggling {
+                page.put(&metric::TASK_STRAGGLER_SCORE, &labels, straggling.score);
+                page.put(&metric::TASK_LATENESS, &labels, seconds(straggling.lateness_us));
+                page.put(&metric::TASK_HELD_UP, &labels, seconds(straggling.held_up_us));
+            }
+        }
+    }
+}
+
+fn show_gaps(job: &str, gaps: &Gaps, page: &mut Page) {
+    let bounds = (0..gaps.counts.len()).map_while(Gaps::longest_us).map(seconds);
+    let bounded = bounds.zip(&gaps.counts);
+    page.buckets(&metric::HEARTBEAT_GAPS, &[job], bounded, &gaps.counts, seconds(gaps.sum_us));
+}
+
+fn show_barriers(job: &str, seen: &JobObservation, page: &mut Page) {
+    for kind in BarrierKind::ALL {
+        let of_kind = || seen.barriers.iter().filter(move |barrier| barrier.kind == kind);
+        let labels = [job, kind.name()];
+        page.size(&metric::BARRIERS_IN_PROGRESS, &labels, of_kind().count());
+        page.size(&metric::BARRIER_MISSING, &labels, of_kind().map(|barrier| barrier.missing).sum());
+        if let Some(oldest) = of_kind().map(|barrier| barrier.since).min() {
+            page.put(&metric::BARRIER_OLDEST, &labels, at(oldest));
+        }
+    }
+}
+
+/// A moment as seconds since the Unix epoch.
+fn at(moment: Timestamp) -> f64 {
+    seconds(moment.0)
+}

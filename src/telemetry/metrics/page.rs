@@ -1,0 +1,169 @@
+//! One scrape: samples by metric, written in the text format.
+
+use std::collections::HashMap;
+
+use prometheus::proto::{self, MetricFamily, MetricType};
+use prometheus::{Encoder as _, TextEncoder};
+
+use super::catalogue::{CATALOGUE, Kind, Metric};
+
+/// Observations, counted by their size.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Histogram {
+    bounds: &'static [f64],
+    /// One for each bound, and one for what is larger.
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+impl Histogram {
+    pub fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    pub fn observe(&mut self, value: f64) {
+        let place = self.bounds.partition_point(|bound| *bound < value);
+        self.counts[place] += 1;
+        self.sum += value;
+    }
+}
+
+/// The samples of one scrape.
+#[derive(Default)]
+pub(super) struct Page(HashMap<&'static str, Vec<proto::Metric>>);
+
+impl Page {
+    /// Adds a sample of a counter or a gauge.
+    pub fn put(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
+        let mut sample = labelled(metric, labels);
+        match metric.kind {
+            Kind::Counter => {
+                let mut counter = proto::Counter::default();
+                counter.set_value(value);
+                sample.set_counter(counter);
+            }
+            _ => {
+                let mut gauge = proto::Gauge::default();
+                gauge.set_value(value);
+                sample.set_gauge(gauge);
+            }
+        }
+        self.0.entry(metric.name).or_default().push(sample);
+    }
+
+    /// Adds a sample that is a whole number.
+    #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
+    pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
+        self.put(metric, labels, value as f64);
+    }
+
+    /// Adds a sample of how much there is of something.
+    pub fn size(&mut self, metric: &'static Metric, labels: &[&str], value: usize) {
+        self.count(metric, labels, value as u64);
+    }
+
+    /// Adds a sample of a histogram.
+    pub fn histogram(&mut self, metric: &'static Metric, labels: &[&str], histogram: &Histogram) {
+        let bounds = histogram.bounds.iter().copied();
+        self.buckets(metric, labels, bounds.zip(&histogram.counts), &histogram.counts, histogram.sum);
+    }
+
+    /// Adds a sample of a histogram: counts by their upper bounds, and all counts.
+    pub fn buckets<'a>(
+        &mut self,
+        metric: &'static Metric,
+        labels: &[&str],
+        bounded: impl Iterator<Item = (f64, &'a u64)>,
+        all: &[u64],
+        sum: f64,
+    ) {
+        let mut so_far = 0;
+        let buckets = bounded.map(|(bound, count)| {
+            so_far += count;
+            let mut bucket = proto::Bucket::default();
+            bucket.set_upper_bound(bound);
+            bucket.set_cumulative_count(so_far);
+            bucket
+        });
+        let mut histogram = proto::Histogram::default();
+        histogram.set_bucket(buckets.collect());
+        histogram.set_sample_count(all.iter().sum());
+        histogram.set_sample_sum(sum);
+        let mut sample = labelled(metric, labels);
+        sample.set_histogram(histogram);
+        self.0.entry(metric.name).or_default().push(sample);
+    }
+
+    /// Adds samples that were made elsewhere, as far as they are in the catalogue.
+    pub fn adopt(&mut self, families: Vec<MetricFamily>) {
+        for mut family in families {
+            if let Some(metric) = CATALOGUE.iter().find(|metric| metric.name == family.name()) {
+                self.0.entry(metric.name).or_default().extend(family.take_metric());
+            }
+        }
+    }
+
+    /// The page in the text format.
+    pub fn write(mut self) -> String {
+        let families: Vec<MetricFamily> = CATALOGUE
+            .iter()
+            .filter_map(|metric| {
+                let mut family = MetricFamily::default();
+                family.set_name(metric.name.to_owned());
+                family.set_help(metric.help.to_owned());
+                family.set_field_type(match metric.kind {
+                    Kind::Counter => MetricType::COUNTER,
+                    Kind::Gauge => MetricType::GAUGE,
+                    Kind::Histogram => MetricType::HISTOGRAM,
+                });
+                family.set_metric(self.0.remove(metric.name)?);
+                Some(family)
+            })
+            .collect();
+        let mut text = Vec::new();
+        // It fails for families without samples, of which there are none here.
+        if let Err(error) = TextEncoder::new().encode(&families, &mut text) {
+            tracing::error!(%error, "the metrics cannot be written");
+        }
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+fn labelled(metric: &'static Metric, values: &[&str]) -> proto::Metric {
+    debug_assert_eq!(metric.labels.len(), values.len(), "{} has other labels", metric.name);
+    let pairs = metric.labels.iter().zip(values).map(|(name, value)| {
+        let mut pair = proto::LabelPair::default();
+        pair.set_name((*name).to_owned());
+        pair.set_value((*value).to_owned());
+        pair
+    });
+    proto::Metric::from_label(pairs.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics::catalogue::{BARRIER_SKEW, RUNS};
+
+    #[test]
+    fn samples_are_written_in_the_text_format() {
+        let mut page = Page::default();
+        page.count(&RUNS, &["a", "failed"], 2);
+        let mut skew = Histogram::new(&[0.1, 1.0]);
+        for value in [0.1, 0.2, 5.0] {
+            skew.observe(value);
+        }
+        page.histogram(&BARRIER_SKEW, &["a", "client"], &skew);
+        let text = page.write();
+        for line in [
+            "# TYPE muster_runs_total counter",
+            "muster_runs_total{muster_job=\"a\",outcome=\"failed\"} 2",
+            "muster_barrier_skew_seconds_bucket{muster_job=\"a\",kind=\"client\",le=\"0.1\"} 1",
+            "muster_barrier_skew_seconds_bucket{muster_job=\"a\",kind=\"client\",le=\"1\"} 2",
+            "muster_barrier_skew_seconds_bucket{muster_job=\"a\",kind=\"client\",le=\"+Inf\"} 3",
+            "muster_barrier_skew_seconds_count{muster_job=\"a\",kind=\"client\"} 3",
+        ] {
+            assert!(text.contains(line), "no {line} in:\n{text}");
+        }
+    }
+}

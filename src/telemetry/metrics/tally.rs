@@ -1,0 +1,228 @@
+//! What is counted as it happens: a projection of the engine's effects.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::catalogue as metric;
+use super::page::{Histogram, Page};
+use crate::coordination::{
+    BarrierEnding, BarrierKind, BarrierOutcome, Change, Event, FailureClass, JobId, RunOutcome,
+};
+use crate::engine::Observer;
+
+/// Barriers take from a fraction of a millisecond to hours.
+static BARRIER_SECONDS: [f64; 17] = [
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0,
+    7_200.0,
+];
+/// Timers are late by fractions of a millisecond, unless something is wrong.
+static LAG_SECONDS: [f64; 8] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
+
+const OUTCOMES: [(RunOutcome, &str); 3] = [
+    (RunOutcome::Completed, "completed"),
+    (RunOutcome::Failed, "failed"),
+    (RunOutcome::Abandoned, "abandoned"),
+];
+
+/// The barriers of one kind.
+#[derive(Debug, Clone)]
+struct Barriers {
+    passed: u64,
+    failed: u64,
+    duration: Histogram,
+    skew: Histogram,
+    blocked_us: u64,
+}
+
+impl Default for Barriers {
+    fn default() -> Self {
+        let histogram = || Histogram::new(&BARRIER_SECONDS);
+        Self { passed: 0, failed: 0, duration: histogram(), skew: histogram(), blocked_us: 0 }
+    }
+}
+
+/// The counts of one job.
+#[derive(Debug, Default, Clone)]
+struct JobTally {
+    runs: [u64; OUTCOMES.len()],
+    registrations: u64,
+    registrations_again: u64,
+    failures: [u64; FailureClass::ALL.len()],
+    departures: u64,
+    suspicions: u64,
+    returns: u64,
+    fenced: u64,
+    superseded: u64,
+    preemptions: u64,
+    without: u64,
+    barriers: BTreeMap<BarrierKind, Barriers>,
+    findings: BTreeMap<Arc<str>, u64>,
+}
+
+#[derive(Debug)]
+struct Counts {
+    jobs: BTreeMap<JobId, JobTally>,
+    lag: Histogram,
+}
+
+/// The counts of every job. A job's counts go when the job does.
+#[derive(Debug)]
+pub struct Tally(Mutex<Counts>);
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self(Mutex::new(Counts { jobs: BTreeMap::new(), lag: Histogram::new(&LAG_SECONDS) }))
+    }
+}
+
+impl Tally {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A timer woke up so much too late.
+    pub fn lagged(&self, by: Duration) {
+        self.lock().lag.observe(by.as_secs_f64());
+    }
+
+    /// Forgets jobs that are there no more.
+    pub(super) fn keep(&self, there: impl Fn(JobId) -> bool) {
+        self.lock().jobs.retain(|job, _| there(*job));
+    }
+
+    pub(super) fn show_lag(&self, page: &mut Page) {
+        page.histogram(&metric::LOOP_LAG, &[], &self.lock().lag);
+    }
+
+    /// Shows the counts of a job; what has not happened yet is 0, so that the first time shows as a rise.
+    pub(super) fn show(&self, job: JobId, name: &str, page: &mut Page) {
+        let tally = self.lock().jobs.get(&job).cloned().unwrap_or_default();
+        for ((_, outcome), count) in OUTCOMES.iter().zip(tally.runs) {
+            page.count(&metric::RUNS, &[name, outcome], count);
+        }
+        page.count(&metric::REGISTRATIONS, &[name, "first"], tally.registrations);
+        page.count(&metric::REGISTRATIONS, &[name, "again"], tally.registrations_again);
+        for (class, count) in FailureClass::ALL.iter().zip(tally.failures) {
+            page.count(&metric::TASK_FAILURES, &[name, class.name()], count);
+        }
+        for (metric, count) in [
+            (&metric::TASK_DEPARTURES, tally.departures),
+            (&metric::SUSPICIONS, tally.suspicions),
+            (&metric::RETURNS, tally.returns),
+            (&metric::FENCED, tally.fenced),
+            (&metric::SUPERSEDED, tally.superseded),
+            (&metric::PREEMPTIONS, tally.preemptions),
+            (&metric::BARRIERS_WITHOUT, tally.without),
+        ] {
+            page.count(metric, &[name], count);
+        }
+        for finding in crate::findings::CATALOGUE {
+            let count = tally.findings.get(finding.id).copied().unwrap_or_default();
+            page.count(&metric::FINDINGS_OPENED, &[name, finding.id], count);
+        }
+        let mut barriers = tally.barriers;
+        for kind in [BarrierKind::Registration, BarrierKind::Shutdown, BarrierKind::Client] {
+            barriers.entry(kind).or_default();
+        }
+        for (kind, barriers) in barriers {
+            let labels = [name, kind.name()];
+            let passed = BarrierOutcome::Passed.name();
+            page.count(&metric::BARRIERS, &[name, kind.name(), passed], barriers.passed);
+            let failed = BarrierOutcome::Failed.name();
+            page.count(&metric::BARRIERS, &[name, kind.name(), failed], barriers.failed);
+            page.histogram(&metric::BARRIER_DURATION, &labels, &barriers.duration);
+            page.histogram(&metric::BARRIER_SKEW, &labels, &barriers.skew);
+            page.put(&metric::BARRIER_BLOCKED, &labels, seconds(barriers.blocked_us));
+        }
+    }
+}
+
+/// Microseconds as seconds.
+#[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
+pub(super) fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
+}
+
+impl Observer for Tally {
+    fn event(&self, event: &Event) {
+        let mut counts = self.lock();
+        let tally = counts.jobs.entry(event.job).or_default();
+        match &event.what {
+            Change::RunEnded { outcome } => {
+                for ((known, _), count) in OUTCOMES.iter().zip(&mut tally.runs) {
+                    *count += u64::from(known == outcome);
+                }
+            }
+            Change::TaskConnected { again: false, .. } => tally.registrations += 1,
+            Change::TaskConnected { again: true, .. } => tally.registrations_again += 1,
+            Change::TaskFailed { class, .. } => {
+                for (known, count) in FailureClass::ALL.iter().zip(&mut tally.failures) {
+                    *count += u64::from(known == class);
+                }
+            }
+            Change::TaskDisconnected { .. } => tally.departures += 1,
+            Change::TaskSuspected { .. } => tally.suspicions += 1,
+            Change::TaskReturned { .. } => tally.returns += 1,
+            Change::Fenced { .. } => tally.fenced += 1,
+            Change::TaskSuperseded { .. } => tally.superseded += 1,
+            Change::PreemptionNoticed => tally.preemptions += 1,
+            Change::BarrierPassed { without, .. } if !without.is_empty() => tally.without += 1,
+            Change::FindingOpened { finding, .. } => {
+                *tally.findings.entry(Arc::clone(finding)).or_default() += 1;
+            }
+            _ => {}
+        }
+    }
+
+    fn barrier_ended(&self, ending: &BarrierEnding) {
+        let record = &ending.record;
+        let mut counts = self.lock();
+        let tally = counts.jobs.entry(ending.job).or_default();
+        let barriers = tally.barriers.entry(record.kind).or_default();
+        match record.outcome {
+            BarrierOutcome::Passed => barriers.passed += 1,
+            BarrierOutcome::Failed => barriers.failed += 1,
+        }
+        barriers.duration.observe(record.ended.since(record.began).as_secs_f64());
+        barriers.skew.observe(seconds(record.skew_us));
+        barriers.blocked_us = barriers.blocked_us.saturating_add(record.waited_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::{RunNumber, TaskId, Timestamp};
+
+    fn happened(tally: &Tally, job: u32, what: Change) {
+        let (at, run, reason) = (Timestamp(1), RunNumber(1), String::new());
+        tally.event(&Event { at, job: JobId(job), run, what, reason });
+    }
+
+    fn shown(tally: &Tally, job: u32) -> String {
+        let mut page = Page::default();
+        tally.show(JobId(job), "j", &mut page);
+        page.write()
+    }
+
+    #[test]
+    fn what_happens_is_counted_by_job_and_goes_with_the_job() {
+        let tally = Tally::default();
+        happened(&tally, 1, Change::RunEnded { outcome: RunOutcome::Failed });
+        let task = TaskId(0);
+        happened(&tally, 1, Change::TaskFailed { task, class: FailureClass::ConnectionLost });
+        happened(&tally, 2, Change::TaskSuspected { task });
+        for line in [
+            "muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 1",
+            "muster_runs_total{muster_job=\"j\",outcome=\"completed\"} 0",
+            "muster_task_failures_total{muster_job=\"j\",class=\"connection-lost\"} 1",
+            "muster_suspicions_total{muster_job=\"j\"} 0",
+        ] {
+            assert!(shown(&tally, 1).lines().any(|found| found == line), "no {line}");
+        }
+        assert!(shown(&tally, 2).contains("muster_suspicions_total{muster_job=\"j\"} 1"));
+        tally.keep(|job| job == JobId(2));
+        assert!(shown(&tally, 1).contains("muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 0"));
+    }
+}

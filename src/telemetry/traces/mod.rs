@@ -1,0 +1,302 @@
+//! Traces for OpenTelemetry: a span for each call, each use of a barrier and each run. Off unless an endpoint is given.
+//!
+//! - A call is a child of what the caller's `traceparent` names, or else stands alone.
+//! - A use of a barrier is a child of its run, with an event for each arrival.
+//! - A run lasts from its opening to its end.
+//!
+//! What the engine tells of is handed to a thread, so that nothing is put together under the engine's lock; with more on
+//! its way than [`QUEUE`] the rest is left out and counted. Calls that come when tracing is off cost one look.
+
+mod export;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::HeaderMap;
+use opentelemetry::propagation::TextMapPropagator as _;
+use opentelemetry::trace::{
+    Event as Happening, Span as _, SpanBuilder, SpanKind, Status, TraceContextExt as _, Tracer as _,
+    TracerProvider as _,
+};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_http::HeaderExtractor;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
+
+use crate::coordination::{
+    BarrierEnding, BarrierOutcome, Change, Event, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp,
+};
+use crate::engine::{Engine, Observer};
+pub use export::{Protocol, check_endpoint};
+
+/// How much of what the engine tells of may be on its way.
+const QUEUE: usize = 1 << 12;
+/// How many arrivals one span of a barrier names.
+const ARRIVALS_MAX: u32 = 1 << 14;
+
+/// Something that the engine has told of.
+enum Told {
+    Event(Box<Event>),
+    Barrier(Box<BarrierEnding>),
+    Stop,
+}
+
+/// A call in progress.
+#[derive(Debug)]
+pub struct CallTrace {
+    parent: Context,
+    began: Timestamp,
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy)]
+pub struct CallEnd {
+    /// The job that was called.
+    pub job: JobId,
+    /// The service's name on the wire.
+    pub service: &'static str,
+    /// The method's name on the wire.
+    pub method: &'static str,
+    /// The code of the answer, by its number; 0 for success.
+    pub code: i32,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// The traces of a server.
+pub struct Traces {
+    tracer: SdkTracer,
+    provider: SdkTracerProvider,
+    told: SyncSender<Told>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    names: Arc<Names>,
+    left_out: AtomicU64,
+}
+
+/// The names of jobs, which never change.
+struct Names {
+    engine: Weak<Engine>,
+    known: Mutex<HashMap<JobId, JobName>>,
+}
+
+impl Names {
+    fn of(&self, job: JobId) -> JobName {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(name) = known.get(&job) {
+            return name.clone();
+        }
+        let name =
+            self.engine.upgrade().and_then(|engine| engine.look(|core, _| core.job_name(job).cloned()));
+        name.inspect(|name| {
+            known.insert(job, name.clone());
+        })
+        .unwrap_or_default()
+    }
+}
+
+impl Traces {
+    /// Traces that go to an endpoint. Must be called within a tokio runtime, which carries them there.
+    ///
+    /// # Errors
+    /// If the endpoint is none.
+    pub fn start(engine: &Arc<Engine>, endpoint: &str, protocol: Protocol) -> Result<Arc<Self>, String> {
+        let exporter = export::exporter(endpoint, protocol)?;
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_max_events_per_span(ARRIVALS_MAX)
+            .with_resource(
+                opentelemetry_sdk::Resource::builder()
+                    .with_service_name("muster")
+                    .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+                    .build(),
+            )
+            .build();
+        let tracer = provider.tracer("muster");
+        let (told, coming) = sync_channel(QUEUE);
+        let names = Arc::new(Names { engine: Arc::downgrade(engine), known: Mutex::default() });
+        let runs = Runs { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new() };
+        let thread = std::thread::Builder::new()
+            .name("muster-traces".into())
+            .spawn(move || runs.follow(&coming))
+            .map_err(|error| error.to_string())?;
+        Ok(Arc::new(Self {
+            tracer,
+            provider,
+            told,
+            thread: Mutex::new(Some(thread)),
+            names,
+            left_out: AtomicU64::new(0),
+        }))
+    }
+
+    /// A call begins.
+    #[must_use]
+    pub fn begin(&self, headers: &HeaderMap, now: Timestamp) -> CallTrace {
+        let nothing = Context::new();
+        let parent = match headers.contains_key("traceparent") {
+            true => TraceContextPropagator::new().extract_with_context(&nothing, &HeaderExtractor(headers)),
+            false => nothing,
+        };
+        CallTrace { parent, began: now }
+    }
+
+    /// A call is over.
+    pub fn end(&self, call: &CallTrace, task: Option<TaskId>, end: &CallEnd) {
+        let CallEnd { job, service, method, code, at } = *end;
+        let mut attributes = vec![
+            KeyValue::new("rpc.system", "grpc"),
+            KeyValue::new("rpc.service", service),
+            KeyValue::new("rpc.method", method),
+            KeyValue::new("rpc.grpc.status_code", i64::from(code)),
+            KeyValue::new("muster.job", self.names.of(job).to_string()),
+        ];
+        attributes.extend(task.map(|task| KeyValue::new("muster.task", i64::from(task.0))));
+        let builder = SpanBuilder::from_name(format!("{service}/{method}"))
+            .with_kind(SpanKind::Server)
+            .with_start_time(time(call.began))
+            .with_attributes(attributes);
+        let mut span = self.tracer.build_with_context(builder, &call.parent);
+        // What the conventions for gRPC servers take for errors of the server.
+        if matches!(code, 2 | 4 | 12 | 13 | 14 | 15) {
+            span.set_status(Status::error(""));
+        }
+        span.end_with_timestamp(time(at));
+    }
+
+    /// Sends what is left, and ends. Blocks until that is done.
+    pub fn stop(&self) {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // The thread is there until it is told.
+            let _ = self.told.send(Told::Stop);
+            let _ = thread.join();
+        }
+        if let Err(error) = self.provider.shutdown() {
+            tracing::warn!(%error, "the last traces could not be sent");
+        }
+        let left_out = self.left_out.load(Ordering::Relaxed);
+        if left_out > 0 {
+            tracing::warn!(left_out, "some barriers and runs are in no trace: there were too many at once");
+        }
+    }
+
+    fn tell(&self, told: Told) {
+        if self.told.try_send(told).is_err() {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Observer for Traces {
+    fn event(&self, event: &Event) {
+        if matches!(event.what, Change::RunOpened | Change::RunEnded { .. } | Change::FirstCause { .. }) {
+            self.tell(Told::Event(Box::new(event.clone())));
+        }
+    }
+
+    fn barrier_ended(&self, ending: &BarrierEnding) {
+        self.tell(Told::Barrier(Box::new(ending.clone())));
+    }
+}
+
+/// The thread's side: the spans of the runs that are open.
+struct Runs {
+    tracer: SdkTracer,
+    names: Arc<Names>,
+    open: HashMap<JobId, (RunNumber, Span)>,
+}
+
+impl Runs {
+    fn follow(mut self, coming: &Receiver<Told>) {
+        for told in coming {
+            match told {
+                Told::Event(event) => self.event(&event),
+                Told::Barrier(ending) => self.barrier(&ending),
+                Told::Stop => break,
+            }
+        }
+        // Spans of runs that are still open end with the server; to drop one is to end it.
+    }
+
+    fn event(&mut self, event: &Event) {
+        let at = time(event.at);
+        match &event.what {
+            Change::RunOpened => {
+                let name = self.names.of(event.job);
+                let attributes = [
+                    KeyValue::new("muster.job", name.to_string()),
+                    KeyValue::new("muster.run", number(event.run.0)),
+                ];
+                let builder = SpanBuilder::from_name("run").with_start_time(at).with_attributes(attributes);
+                let span = self.tracer.build_with_context(builder, &Context::new());
+                self.open.insert(event.job, (event.run, span));
+            }
+            Change::FirstCause { task } => {
+                let Some((_, span)) = self.open.get_mut(&event.job) else { return };
+                let task = task.map(|task| KeyValue::new("muster.task", i64::from(task.0)));
+                let error = KeyValue::new("error.message", event.reason.clone());
+                span.add_event_with_timestamp("first cause", at, task.into_iter().chain([error]).collect());
+            }
+            Change::RunEnded { outcome } => {
+                let Some((_, mut span)) = self.open.remove(&event.job) else { return };
+                let name = match outcome {
+                    RunOutcome::Completed => "completed",
+                    RunOutcome::Failed => "failed",
+                    RunOutcome::Abandoned => "abandoned",
+                };
+                span.set_attribute(KeyValue::new("muster.outcome", name));
+                if *outcome != RunOutcome::Completed {
+                    span.set_status(Status::error(event.reason.clone()));
+                }
+                span.end_with_timestamp(at);
+            }
+            _ => {}
+        }
+    }
+
+    fn barrier(&self, ending: &BarrierEnding) {
+        let record = &ending.record;
+        let run = self.open.get(&ending.job).filter(|(run, _)| *run == ending.run);
+        let parent = match run {
+            Some((_, span)) => Context::new().with_remote_span_context(span.span_context().clone()),
+            None => Context::new(),
+        };
+        let size = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let attributes = [
+            KeyValue::new("muster.job", self.names.of(ending.job).to_string()),
+            KeyValue::new("muster.run", number(ending.run.0)),
+            KeyValue::new("muster.barrier.id", record.id.to_string()),
+            KeyValue::new("muster.barrier.counter", record.counter),
+            KeyValue::new("muster.barrier.kind", record.kind.name()),
+            KeyValue::new("muster.barrier.outcome", record.outcome.name()),
+            KeyValue::new("muster.barrier.members", size(record.members)),
+            KeyValue::new("muster.barrier.arrived", size(record.arrived)),
+            KeyValue::new("muster.barrier.skew_us", number(record.skew_us)),
+        ];
+        let arrivals = ending.arrivals.iter().take(ARRIVALS_MAX as usize).map(|arrival| {
+            let task = KeyValue::new("muster.task", i64::from(arrival.task.0));
+            Happening::new("arrival", time(arrival.at), vec![task], 0)
+        });
+        let builder = SpanBuilder::from_name("barrier")
+            .with_start_time(time(record.began))
+            .with_attributes(attributes)
+            .with_events(arrivals.collect());
+        let mut span = self.tracer.build_with_context(builder, &parent);
+        if record.outcome == BarrierOutcome::Failed {
+            span.set_status(Status::error(""));
+        }
+        span.end_with_timestamp(time(record.ended));
+    }
+}
+
+fn number(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+fn time(at: Timestamp) -> SystemTime {
+    UNIX_EPOCH + Duration::from_micros(at.0)
+}

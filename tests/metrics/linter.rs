@@ -1,0 +1,177 @@
+//! The dashboards, held to the rules that Grafana publishes for dashboards of mixins.
+
+use std::collections::BTreeSet;
+
+use muster::telemetry::metrics::catalogue::{CATALOGUE, Kind};
+use serde_json::Value;
+
+use crate::dashboards::Dashboard;
+
+/// Collects what is wrong, so that all of it is told at once.
+struct Wrong(Vec<String>);
+
+impl Wrong {
+    fn unless(&mut self, holds: bool, what: impl Into<String>) {
+        if !holds {
+            self.0.push(what.into());
+        }
+    }
+}
+
+impl Drop for Wrong {
+    fn drop(&mut self) {
+        assert!(self.0.is_empty() || std::thread::panicking(), "\n{}", self.0.join("\n"));
+    }
+}
+
+fn each(check: impl Fn(&Dashboard, &mut Wrong)) {
+    let mut wrong = Wrong(Vec::new());
+    for dashboard in Dashboard::all() {
+        check(&dashboard, &mut wrong);
+    }
+}
+
+#[test]
+fn dashboards_have_names_of_their_own_and_are_not_edited_in_place() {
+    let mut uids = BTreeSet::new();
+    for dashboard in Dashboard::all() {
+        let json = &dashboard.json;
+        let uid = json["uid"].as_str().unwrap_or_default().to_owned();
+        assert!(!uid.is_empty() && uid.len() <= 40 && uids.insert(uid), "{}: its uid", dashboard.file);
+        assert!(
+            json["title"].as_str().is_some_and(|title| title.starts_with("Muster / ")),
+            "{}",
+            dashboard.file
+        );
+        assert!(json["description"].as_str().is_some_and(|text| !text.is_empty()), "{}", dashboard.file);
+        assert_eq!(json["editable"], false, "{}", dashboard.file);
+        assert!(json["schemaVersion"].as_u64() >= Some(39), "{}", dashboard.file);
+        assert!(
+            json["tags"].as_array().is_some_and(|tags| tags.contains(&"muster".into())),
+            "{}",
+            dashboard.file
+        );
+        // To ask more often than is scraped is for nothing.
+        assert!(matches!(json["refresh"].as_str(), Some("30s" | "1m")), "{}", dashboard.file);
+    }
+}
+
+#[test]
+fn the_data_source_is_a_variable_and_every_panel_and_query_uses_it() {
+    each(|dashboard, wrong| {
+        let file = dashboard.file;
+        let variable = dashboard.variables().into_iter().find(|variable| variable["type"] == "datasource");
+        let Some(variable) = variable else { return wrong.unless(false, format!("{file}: no data source")) };
+        wrong.unless(variable["name"] == "datasource", format!("{file}: the variable is called datasource"));
+        wrong.unless(variable["label"] == "Data source", format!("{file}: its label is Data source"));
+        wrong.unless(variable["query"] == "prometheus", format!("{file}: it is a Prometheus"));
+        let ours = |of: &Value| {
+            of["datasource"]["uid"] == "${datasource}" && of["datasource"]["type"] == "prometheus"
+        };
+        for panel in dashboard.charts() {
+            wrong.unless(ours(panel), format!("{file}: {} has a data source of its own", panel["title"]));
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                wrong.unless(ours(target), format!("{file}: a query of {}", panel["title"]));
+            }
+        }
+        for variable in dashboard.variables().into_iter().filter(|variable| variable["type"] == "query") {
+            wrong.unless(ours(variable), format!("{file}: the variable {}", variable["name"]));
+        }
+    });
+}
+
+#[test]
+fn job_and_instance_are_variables_that_may_be_all_and_are_asked_for_again() {
+    each(|dashboard, wrong| {
+        let file = dashboard.file;
+        for name in ["job", "instance"] {
+            let variable = dashboard.variables().into_iter().find(|variable| variable["name"] == name);
+            let Some(variable) = variable else {
+                wrong.unless(false, format!("{file}: no variable {name}"));
+                continue;
+            };
+            wrong.unless(variable["type"] == "query", format!("{file}: {name} is asked for"));
+            wrong.unless(variable["label"] == name, format!("{file}: the label of {name}"));
+            wrong.unless(variable["multi"] == true, format!("{file}: {name} may be several"));
+            wrong.unless(variable["includeAll"] == true, format!("{file}: {name} may be all"));
+            wrong.unless(variable["allValue"] == ".+", format!("{file}: all of {name} is .+"));
+        }
+        for variable in dashboard.variables().into_iter().filter(|variable| variable["type"] == "query") {
+            wrong
+                .unless(variable["refresh"] == 2, format!("{file}: {} is asked for again", variable["name"]));
+        }
+        for (panel, expr) in dashboard.expressions() {
+            let selectors = expr.matches('{').count();
+            for matcher in ["job=~\"$job\"", "instance=~\"$instance\""] {
+                // `muster_job=~"$muster_job"` does not hold the first of them.
+                let found =
+                    expr.match_indices(matcher).filter(|(at, _)| !expr[..*at].ends_with("muster_")).count();
+                wrong.unless(found == selectors && selectors > 0, format!("{panel}: {matcher} in {expr}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn every_panel_has_a_title_a_description_a_unit_a_legend_and_a_query() {
+    each(|dashboard, wrong| {
+        let mut titles = BTreeSet::new();
+        for panel in dashboard.charts() {
+            let place = format!("{}: {}", dashboard.file, panel["title"]);
+            let text = |of: &Value| of.as_str().is_some_and(|text| !text.trim().is_empty());
+            wrong.unless(text(&panel["title"]), format!("{place}: no title"));
+            wrong.unless(titles.insert(panel["title"].to_string()), format!("{place}: twice"));
+            wrong.unless(text(&panel["description"]), format!("{place}: no description"));
+            wrong.unless(text(&panel["fieldConfig"]["defaults"]["unit"]), format!("{place}: no unit"));
+            let targets = panel["targets"].as_array().cloned().unwrap_or_default();
+            wrong.unless(!targets.is_empty(), format!("{place}: no query"));
+            for target in targets {
+                wrong.unless(text(&target["legendFormat"]), format!("{place}: no legend"));
+            }
+            if panel["type"] == "timeseries" {
+                let shown = &panel["options"]["legend"]["showLegend"];
+                wrong.unless(*shown == true, format!("{place}: the legend is hidden"));
+            }
+        }
+    });
+}
+
+#[test]
+fn panels_have_their_own_numbers_and_do_not_lie_on_one_another() {
+    each(|dashboard, wrong| {
+        let (mut ids, mut taken) = (BTreeSet::new(), BTreeSet::new());
+        for panel in dashboard.panels() {
+            let place = format!("{}: {}", dashboard.file, panel["title"]);
+            wrong.unless(ids.insert(panel["id"].to_string()), format!("{place}: its id"));
+            let at = |name: &str| panel["gridPos"][name].as_u64().unwrap_or(99);
+            wrong.unless(at("x") + at("w") <= 24, format!("{place}: it is beyond the edge"));
+            for x in at("x")..at("x") + at("w") {
+                for y in at("y")..at("y") + at("h") {
+                    wrong.unless(taken.insert((x, y)), format!("{place}: something else is at {x}, {y}"));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn counters_are_shown_as_rates_over_the_interval_that_grafana_chooses() {
+    each(|dashboard, wrong| {
+        for (panel, expr) in dashboard.expressions() {
+            for (at, _) in expr.match_indices('[') {
+                let end = expr[at..].find(']').map_or(expr.len(), |end| at + end + 1);
+                let range = &expr[at..end];
+                wrong.unless(
+                    matches!(range, "[$__rate_interval]" | "[$__range]"),
+                    format!("{panel}: the interval {range}"),
+                );
+            }
+            for metric in CATALOGUE.iter().filter(|metric| metric.kind != Kind::Gauge) {
+                for (at, _) in expr.match_indices(metric.name) {
+                    let rated = expr[..at].ends_with("rate(") || expr[..at].ends_with("increase(");
+                    wrong.unless(rated, format!("{panel}: {} without a rate", metric.name));
+                }
+            }
+        }
+    });
+}

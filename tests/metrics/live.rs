@@ -1,0 +1,143 @@
+//! A real Prometheus scrapes a real server on which everything happens.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use muster::findings;
+use muster::telemetry::metrics::catalogue::CATALOGUE;
+
+use crate::dashboards::{Dashboard, filled_in, metrics_in};
+use crate::prometheus::{Prometheus, complaints, promtool};
+use crate::world::World;
+
+/// What an alert compares its value with, taken away: then it has a value whether it fires or not.
+fn without_threshold(expr: &str) -> String {
+    let number = |word: &str| word.parse::<f64>().is_ok();
+    let mut words: Vec<&str> = Vec::new();
+    let mut coming = expr.split(' ').peekable();
+    while let Some(word) = coming.next() {
+        if matches!(word, ">" | "<" | "==") && coming.peek().is_some_and(|next| number(next)) {
+            coming.next();
+            continue;
+        }
+        // Between two metrics it is their being there that counts.
+        words.push(if word == "<" { "<= bool" } else { word });
+    }
+    words.join(" ")
+}
+
+/// The names of the samples, as they are in the catalogue.
+fn exported(scrape: &str) -> BTreeSet<String> {
+    let samples = scrape.lines().filter(|line| !line.starts_with('#'));
+    samples.flat_map(|line| metrics_in(line.split(['{', ' ']).next().unwrap_or_default())).collect()
+}
+
+fn catalogue() -> BTreeSet<String> {
+    CATALOGUE.iter().map(|metric| metric.name.to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_happens() {
+    let world = World::start().await;
+    let prometheus = Prometheus::scrape(world.server.http());
+    prometheus.until("muster_job:muster_barrier_skew_seconds:p99_rate5m > 0").await;
+    prometheus
+        .until("min_over_time(muster_scrapes_total[20s]) > 0 and changes(muster_scrapes_total[20s]) > 5")
+        .await;
+
+    let mut empty = Vec::new();
+    let mut ask = |place: &str, expr: &str| match prometheus.query(expr) {
+        Ok(values) if values.iter().any(|value| !value.is_nan()) => {}
+        Ok(_) => empty.push(format!("{place} has no answer: {expr}")),
+        Err(error) => empty.push(format!("{place}: {error}: {expr}")),
+    };
+    for dashboard in Dashboard::all() {
+        for (panel, expr) in dashboard.expressions() {
+            ask(&panel, &filled_in(&expr));
+        }
+    }
+    let rules = prometheus.rules();
+    assert!(rules.len() > 20, "Prometheus has loaded the rules");
+    for rule in &rules {
+        let (name, query) =
+            (rule["name"].as_str().unwrap_or_default(), rule["query"].as_str().unwrap_or_default());
+        ask(name, &without_threshold(query));
+        assert_eq!(rule["health"], "ok", "{name}: {}", rule["lastError"]);
+    }
+    assert!(empty.is_empty(), "\n{}", empty.join("\n"));
+
+    let mut used: BTreeSet<String> = BTreeSet::new();
+    for (_, expr) in Dashboard::all().iter().flat_map(Dashboard::expressions) {
+        used.extend(metrics_in(&expr));
+    }
+    for rule in &rules {
+        used.extend(metrics_in(rule["query"].as_str().unwrap_or_default()));
+    }
+    assert_eq!(used, catalogue(), "what is used is exported, and what is exported is used");
+
+    let firing = "ALERTS{alertname=\"MusterBoundNearlyFull\", muster_job=\"full\", alertstate=\"pending\"}";
+    assert!(!prometheus.query(firing).expect("it answers").is_empty(), "an alert sees its cause");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
+    let world = World::start().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let scrape = world.scrape();
+    assert_eq!(exported(&scrape), catalogue());
+    let checked = promtool(&["check", "metrics"], &scrape);
+    assert_eq!(complaints(&checked), None, "{}", String::from_utf8_lossy(&checked.stderr));
+    for metric in CATALOGUE {
+        let (name, kind) = (metric.name, metric.kind.name());
+        assert!(scrape.contains(&format!("# TYPE {name} {kind}\n")), "the type of {name}");
+        assert!(scrape.contains(&format!("# HELP {name} {}\n", metric.help)), "the help of {name}");
+    }
+
+    for line in [
+        "muster_run_state{muster_job=\"train\",state=\"running\"} 1",
+        "muster_run_state{muster_job=\"doomed\",state=\"failed\"} 1",
+        "muster_runs_total{muster_job=\"doomed\",outcome=\"failed\"} 1",
+        "muster_task_failures_total{muster_job=\"doomed\",class=\"reported\"} 1",
+        "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
+        "muster_tasks{muster_job=\"late\",standing=\"missing\"} 1",
+        "muster_registrations_total{muster_job=\"flex\",kind=\"again\"} 1",
+        "muster_waiting_calls{muster_job=\"train\",waits_for=\"error\"} 1",
+        "muster_waiting_calls{muster_job=\"train\",waits_for=\"key\"} 1",
+        "muster_waiting_calls{muster_job=\"train\",waits_for=\"live-set\"} 1",
+        "muster_waiting_calls{muster_job=\"wide\",waits_for=\"barrier\"} 1",
+        "muster_barrier_missing_members{muster_job=\"wide\",kind=\"client\"} 39",
+        "muster_bound_used{muster_job=\"full\",bound=\"keys\"} 10",
+        "muster_bound_limit{muster_job=\"full\",bound=\"keys\"} 10",
+        "muster_task_metrics_omitted{muster_job=\"wide\"} 1",
+        "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\"} 1",
+        "muster_findings{muster_job=\"train\",finding=\"nearly-full-bounds\"} 0",
+    ] {
+        assert!(scrape.lines().any(|found| found == line), "no {line} in:\n{scrape}");
+    }
+    assert!(!scrape.contains("muster_task_up{muster_job=\"wide\""), "too many tasks to show each");
+    assert!(
+        !scrape.contains("the-id-of") && !scrape.contains("nobody writes"),
+        "no ids of barriers, no keys"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn findings_are_served_told_and_explained() {
+    let world = World::start().await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let page = world.json("/api/v1/jobs/full/findings");
+    let finding = &page["open"][0];
+    assert_eq!(finding["id"], "nearly-full-bounds", "{page}");
+    assert_eq!((&finding["job"], &finding["severity"]), (&"full".into(), &"warning".into()));
+    assert_eq!(finding["evidence"][0]["what"], "bounds.keys");
+    assert!(finding["advice"].as_str().is_some_and(|advice| !advice.is_empty()), "{finding}");
+    let all = world.json("/api/v1/findings");
+    assert_eq!(all["findings"][0]["job"], "full", "{all}");
+    assert_eq!(world.json("/api/v1/jobs/none/findings")["status"], 404);
+    let events = world.json("/api/v1/jobs/full/events");
+    let told = |event: &serde_json::Value| {
+        event["kind"] == "finding-opened" && event["finding"] == "nearly-full-bounds"
+    };
+    assert!(events["events"].as_array().is_some_and(|events| events.iter().any(told)), "{events}");
+    assert!(findings::CATALOGUE.iter().any(|detector| detector.id == "nearly-full-bounds"));
+}

@@ -1,0 +1,160 @@
+//! A real Prometheus in a guard, and promtool.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
+
+use crate::folder;
+
+/// Runs promtool in the folder of the rules.
+///
+/// # Panics
+/// If it is not installed: without it nothing here is tested, and nobody should think otherwise.
+pub fn promtool(arguments: &[&str], stdin: &str) -> Output {
+    let started = Command::new("promtool")
+        .args(arguments)
+        .current_dir(folder())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = started.unwrap_or_else(|error| {
+        panic!("promtool cannot be run ({error}): install it with `apt-get install prometheus`, as tests/run does")
+    });
+    let mut input = child.stdin.take().expect("it is piped");
+    input.write_all(stdin.as_bytes()).expect("promtool reads");
+    drop(input);
+    child.wait_with_output().expect("promtool ends")
+}
+
+/// What went wrong with a run of promtool, if anything did.
+pub fn complaints(output: &Output) -> Option<String> {
+    let said = [&output.stdout[..], &output.stderr[..]].concat();
+    (!output.status.success()).then(|| String::from_utf8_lossy(&said).into_owned())
+}
+
+/// A Prometheus that scrapes one server every second. It ends with this value.
+pub struct Prometheus {
+    child: Child,
+    address: SocketAddr,
+    /// Where it keeps its data; removed with it.
+    place: PathBuf,
+}
+
+impl Prometheus {
+    /// Starts it with the rules of `dashboards/`.
+    pub fn scrape(target: SocketAddr) -> Self {
+        // Free for the moment; nobody else here asks for a certain port.
+        let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = free.local_addr().expect("it is bound");
+        drop(free);
+        let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("prometheus-{}", address.port()));
+        std::fs::create_dir_all(&place).expect("the place can be made");
+        let config = place.join("prometheus.yml");
+        std::fs::write(&config, configuration(target)).expect("the configuration can be written");
+        let log = std::fs::File::create(place.join("log")).expect("the log can be written");
+        let started = Command::new("prometheus")
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!("--storage.tsdb.path={}", place.join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        let child = started.unwrap_or_else(|error| {
+            panic!(
+                "prometheus cannot be run ({error}): install it with `apt-get install prometheus`, as tests/run does"
+            )
+        });
+        Self { child, address, place }
+    }
+
+    /// Waits until a query has an answer.
+    pub async fn until(&self, query: &str) {
+        for _ in 0..600 {
+            if self.try_get(&path_of(query)).is_ok_and(|found| !samples(&found).is_empty()) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let log = std::fs::read_to_string(self.place.join("log")).unwrap_or_default();
+        panic!("{query} never had an answer; Prometheus says:\n{log}");
+    }
+
+    /// The samples that answer a query now.
+    pub fn query(&self, query: &str) -> Result<Vec<f64>, String> {
+        self.try_get(&path_of(query)).map(|found| samples(&found))
+    }
+
+    /// Every rule, with its group's.
+    pub fn rules(&self) -> Vec<Value> {
+        let found = self.try_get("/api/v1/rules").expect("it tells its rules");
+        let groups = found["data"]["groups"].as_array().cloned().unwrap_or_default();
+        groups.iter().flat_map(|group| group["rules"].as_array().cloned().unwrap_or_default()).collect()
+    }
+
+    fn try_get(&self, path: &str) -> Result<Value, String> {
+        let (status, body) = get(self.address, path).map_err(|error| error.to_string())?;
+        let value: Value =
+            serde_json::from_str(&body).map_err(|error| format!("{status}: {error}: {body}"))?;
+        if value["status"] == "success" { Ok(value) } else { Err(format!("{status}: {}", value["error"])) }
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.place);
+        }
+    }
+}
+
+fn path_of(query: &str) -> String {
+    format!("/api/v1/query?query={}", utf8_percent_encode(query, NON_ALPHANUMERIC))
+}
+
+fn samples(found: &Value) -> Vec<f64> {
+    let result = found["data"]["result"].as_array().cloned().unwrap_or_default();
+    let number = |value: &Value| value.as_str()?.parse::<f64>().ok();
+    match found["data"]["resultType"].as_str() {
+        Some("scalar") => number(&found["data"]["result"][1]).into_iter().collect(),
+        _ => result.iter().filter_map(|series| number(&series["value"][1])).collect(),
+    }
+}
+
+fn configuration(target: SocketAddr) -> String {
+    let rules = folder().join("rules");
+    let rule = |name: &str| rules.join(name).display().to_string();
+    format!(
+        "global:\n  scrape_interval: 1s\n  evaluation_interval: 1s\nrule_files: [{:?}, {:?}]\nscrape_configs:\n  - \
+         job_name: muster\n    static_configs: [{{ targets: [{:?}] }}]\n",
+        rule("recording.yml"),
+        rule("alerts.yml"),
+        target.to_string()
+    )
+}
+
+/// One GET on a connection of its own: the status, and the body.
+pub fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address)?;
+    // HTTP/1.0, so that no answer comes in pieces.
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_default();
+    Ok((status, body.to_owned()))
+}
+
+/// Reads a file of the folder.
+pub fn read(name: impl AsRef<Path>) -> String {
+    let path = folder().join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}

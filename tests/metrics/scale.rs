@@ -1,0 +1,97 @@
+//! What it costs to look at ten thousand tasks.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster::clock::Clock;
+use muster::coordination::{
+    Caller, JobName, JobSettings, Outcome, Request, TaskId, TaskIncarnation, TaskStanding,
+};
+use muster::engine::{Called, Engine, Inbox, Observer};
+use muster::findings::{self, Board};
+use muster::grpc;
+use muster::telemetry::metrics::{Metrics, Tally};
+
+const TASKS: u32 = 10_000;
+/// How long a scrape may take. Without optimisation it may take longer.
+const LIMIT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 500 } else { 50 });
+
+struct Nobody;
+
+impl Inbox for Nobody {
+    fn deliver(&self, _slot: u64, _outcome: Outcome) {}
+}
+
+/// A job whose tasks all poll for errors and have met at a barrier.
+fn engine(tally: &Arc<Tally>) -> Arc<Engine> {
+    let engine = Engine::new(Clock::start());
+    engine.observe_with(vec![Arc::clone(tally) as Arc<dyn Observer>]);
+    let job = engine.declare(JobName::default(), JobSettings::new(TASKS)).expect("the first job");
+    let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+    let id = |task: u32| TaskId(i32::try_from(task).expect("a task id"));
+    let life = |task: u32| TaskIncarnation(u64::from(task) + 1);
+    let connections: Vec<_> =
+        (0..TASKS).map(|_| engine.connection_opened(SocketAddr::from(([10, 0, 0, 1], 1)))).collect();
+    let ask = |task: u32, request: Request| {
+        let caller = Caller { connection: connections[task as usize], claim: None };
+        engine.call(job, caller, request, &inbox, 0)
+    };
+    for task in 0..TASKS {
+        ask(task, Request::Register { task: id(task), incarnation: life(task), recoverable: false });
+    }
+    for counter in 0..2 {
+        for task in 0..TASKS {
+            let id_ = "step".to_owned();
+            let met = ask(
+                task,
+                Request::Barrier { id: id_, counter, timeout_ms: 60_000, members: None, task: id(task) },
+            );
+            assert_eq!(matches!(met, Called::Now(_)), task == TASKS - 1, "the last one passes it");
+        }
+    }
+    for task in 0..TASKS {
+        for _ in 0..2 {
+            ask(task, Request::Heartbeat { task: id(task), incarnation: life(task) });
+        }
+        ask(task, Request::PollForError { task: id(task) });
+    }
+    engine
+}
+
+#[tokio::test]
+async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
+    let tally = Arc::<Tally>::default();
+    let engine = engine(&tally);
+    let board = Arc::<Board>::default();
+    let edge = grpc::Server::new(Arc::clone(&engine), grpc::Limits::default());
+    let metrics = |tasks_max: usize| {
+        let (engine, edge, tally) = (Arc::clone(&engine), Arc::clone(&edge), Arc::clone(&tally));
+        Metrics::new(engine, edge, tally, Arc::clone(&board), Arc::default(), tasks_max)
+    };
+    let (usual, every_task) = (metrics(1024), metrics(TASKS as usize));
+    let job = engine.look(|core, _| core.default_job()).expect("the only job");
+    let seen = engine.look(|core, now| core.observe(job, now)).expect("the only job");
+    assert_eq!(seen.standing(TaskStanding::Connected), TASKS as usize);
+
+    let timed = |what: &str, act: &dyn Fn()| {
+        let best = (0..5).map(|_| {
+            let began = engine.clock().now();
+            act();
+            engine.clock().now().since(began)
+        });
+        let best = best.min().unwrap_or_default();
+        println!("{what}: {best:?}");
+        assert!(best < LIMIT, "{what} takes {best:?}");
+    };
+    timed("a scrape at 10,000 tasks", &|| {
+        assert!(usual.scrape().contains("muster_live_tasks{muster_job=\"default\"} 10000\n"));
+    });
+    timed("the same with metrics of each task", &|| {
+        assert!(every_task.scrape().contains("muster_task_up{muster_job=\"default\",task=\"9999\"} 1\n"));
+    });
+    timed("the part of it under the lock", &|| {
+        let _ = engine.look(|core, now| core.observe(job, now));
+    });
+    timed("a look for findings", &|| findings::look(&engine, &board));
+}

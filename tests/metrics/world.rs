@@ -1,0 +1,169 @@
+//! A server on which everything happens that is measured.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster, Pending};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const CONFIG: &str = "\
+[jobs.train]
+tasks = 4
+[jobs.flex]
+tasks = 3
+recoverable = true
+[jobs.late]
+tasks = 2
+[jobs.doomed]
+tasks = 1
+[jobs.full]
+tasks = 1
+[jobs.full.bounds]
+keys = 10
+[jobs.wide]
+tasks = 40
+";
+
+/// The tasks of one job, each on a connection of its own.
+pub struct Gang {
+    service: SocketAddr,
+    job: String,
+    tasks: Vec<(Client, Caller)>,
+}
+
+impl Gang {
+    async fn register(service: SocketAddr, job: &str, tasks: i32) -> Self {
+        let mut gang = Self { service, job: job.to_owned(), tasks: Vec::new() };
+        for task in 0..tasks {
+            gang.tasks
+                .push((gang.client(task), Caller::new(task, 0xA000 + u64::from(task.unsigned_abs()), 0)));
+        }
+        let calls: Vec<Pending> =
+            gang.tasks.iter().map(|(client, caller)| register(client, *caller)).collect();
+        for (call, (_, caller)) in calls.iter().zip(&mut gang.tasks) {
+            let answer = call.within(PATIENCE).await.expect("the registration is answered");
+            let Body::Service(service) = answer.body else { panic!("{answer:?}") };
+            caller.service = Some(service);
+        }
+        gang
+    }
+
+    fn client(&self, task: i32) -> Client {
+        let generation = if task % 2 == 0 { Generation::C } else { Generation::A };
+        Client::to_authority(generation, self.service, Some(&format!("{}.test:8476", self.job)))
+    }
+
+    /// Asks as a task, and waits for the answer.
+    pub async fn ask(&self, task: usize, call: &Call) -> Answer {
+        let (client, caller) = &self.tasks[task];
+        tokio::time::timeout(PATIENCE, client.ask(caller, call)).await.expect("the call is answered")
+    }
+
+    /// Asks as a task, and does not wait.
+    pub fn start(&self, task: usize, call: Call) -> Pending {
+        let (client, caller) = &self.tasks[task];
+        client.start(*caller, call, |_| {})
+    }
+
+    async fn beat(&self, task: usize) {
+        let call = Call::Heartbeat { incarnation: self.tasks[task].1.incarnation };
+        let answer = self.ask(task, &call).await;
+        assert!(answer.is_ok(), "{answer:?}");
+    }
+
+    /// All meet; the last task comes late.
+    async fn round(&self, counter: i64) {
+        let barrier = Call::barrier("step", counter);
+        let last = self.tasks.len() - 1;
+        let early: Vec<Pending> = (0..last).map(|task| self.start(task, barrier.clone())).collect();
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        let answer = self.ask(last, &barrier).await;
+        assert!(answer.is_ok(), "{answer:?}");
+        for call in early {
+            assert!(call.within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
+        }
+    }
+}
+
+fn register(client: &Client, caller: Caller) -> Pending {
+    client.start(caller, Call::Register { incarnation: caller.incarnation, recoverable: false }, |_| {})
+}
+
+/// The server and its tasks.
+pub struct World {
+    pub server: Muster,
+    /// Keeps what waits waiting.
+    _waiting: Vec<Pending>,
+    _gangs: Vec<Gang>,
+    working: JoinHandle<()>,
+}
+
+impl World {
+    /// Starts everything; what goes on goes on until this value is dropped.
+    pub async fn start() -> Self {
+        let config = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("measured.toml");
+        std::fs::write(&config, CONFIG).expect("the configuration can be written");
+        let config = config.display().to_string();
+        let server = Muster::serve(&["--config", &config, "--task-metrics-max", "20", "--log", "error"]);
+        let service = server.grpc();
+        let (train, flex) =
+            tokio::join!(Gang::register(service, "train", 4), Gang::register(service, "flex", 3));
+        let doomed = Gang::register(service, "doomed", 1).await;
+        let full = Gang::register(service, "full", 1).await;
+        let wide = Gang::register(service, "wide", 40).await;
+
+        let failed = doomed.ask(0, &Call::report(13, "it went wrong")).await;
+        assert!(failed.is_ok(), "{failed:?}");
+        for key in 0..10 {
+            assert!(full.ask(0, &Call::insert(&format!("k/{key}"), "value")).await.is_ok());
+        }
+        assert!(!full.ask(0, &Call::insert("k/more", "value")).await.is_ok(), "there is no room");
+        assert!(!flex.ask(0, &Call::try_get("nothing")).await.is_ok());
+        let again = flex.client(1);
+        let back = Caller::new(1, 0xBBBB, flex.tasks[1].1.service.expect("it is registered"));
+        assert!(register(&again, back).within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
+
+        let late = Gang { service, job: "late".into(), tasks: Vec::new() };
+        let waiting = vec![
+            register(&late.client(0), Caller::new(0, 0xA000, 0)),
+            train.start(0, Call::PollForError),
+            train.start(1, Call::get("a key that nobody writes")),
+            train.start(2, Call::alive(&[0, 1, 2, 3])),
+            wide.start(0, Call::barrier("the-id-of-a-barrier", 0)),
+        ];
+        let working = tokio::spawn(async move {
+            for counter in 0.. {
+                train.round(counter).await;
+                for task in 0..4 {
+                    train.beat(task).await;
+                }
+                train.ask(0, &Call::overwrite("step", counter.to_string())).await;
+                train.ask(0, &Call::try_get("nothing")).await;
+            }
+        });
+        Self { server, _waiting: waiting, _gangs: vec![flex, doomed, full, wide, late], working }
+    }
+
+    /// The metrics.
+    pub fn scrape(&self) -> String {
+        let (status, body) = crate::prometheus::get(self.server.http(), "/metrics").expect("it answers");
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    /// Something else that the server says.
+    pub fn json(&self, path: &str) -> serde_json::Value {
+        let (_, body) = crate::prometheus::get(self.server.http(), path).expect("it answers");
+        serde_json::from_str(&body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.working.abort();
+    }
+}

@@ -1,0 +1,169 @@
+//! What is measured, as short stories.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use muster::coordination::{
+    BarrierKind, BarrierOutcome, Change, Ending, Input, KeyNode, Note, Request, RunState, TaskId,
+    TaskStanding,
+};
+
+use crate::rules::{Job, id};
+use crate::world::JOB;
+
+const STEP: Duration = Duration::from_millis(100);
+
+impl Job {
+    /// Everybody comes to a barrier, the later ones after so many steps.
+    fn round(&mut self, counter: i64, late: &[(usize, u32)]) {
+        let tasks = self.world.view().run.tasks.len();
+        for task in (0..tasks).filter(|task| late.iter().all(|(late, _)| late != task)) {
+            self.barrier(task, "step", counter);
+        }
+        for (task, steps) in late {
+            self.world.advance(STEP * *steps);
+            self.barrier(*task, "step", counter);
+        }
+    }
+
+    fn beat(&mut self, task: usize) {
+        let incarnation = self.lives[task];
+        self.ask(task, Request::Heartbeat { task: id(task), incarnation });
+    }
+}
+
+#[test]
+fn an_ended_barrier_leaves_a_record_of_who_came_when() {
+    let mut job = Job::fate_sharing(3);
+    job.round(0, &[(2, 1), (0, 2)]);
+    let view = job.world.view().run;
+    let record = &view.recent_barriers[0];
+    assert_eq!((record.id.as_ref(), record.counter, record.kind), ("step", 0, BarrierKind::Client));
+    assert_eq!((record.first, record.last), (Some(TaskId(1)), Some(TaskId(0))));
+    assert_eq!((record.skew_us, record.waited_us), (300_000, 500_000));
+    assert_eq!(record.outcome, BarrierOutcome::Passed);
+    let lateness: Vec<(i32, u64)> =
+        record.latest.iter().map(|arrival| (arrival.task.0, record.lateness_us(arrival))).collect();
+    assert_eq!(lateness, [(0, 300_000), (2, 100_000), (1, 0)]);
+    assert_eq!(view.recent_barriers[1].kind, BarrierKind::Registration);
+}
+
+#[test]
+fn a_barrier_in_progress_says_who_came_when() {
+    let mut job = Job::fate_sharing(3);
+    let began = job.world.now;
+    job.barrier(1, "step", 0);
+    job.world.advance(STEP);
+    job.barrier(0, "step", 0);
+    let barrier = &job.world.view().run.barriers[0];
+    let arrivals: Vec<(i32, u64)> =
+        barrier.arrivals.iter().map(|arrival| (arrival.task.0, arrival.at.0 - began.0)).collect();
+    assert_eq!(arrivals, [(1, 0), (0, 100_000)]);
+}
+
+#[test]
+fn records_are_bounded_and_the_oldest_go_first() {
+    let mut job = Job::fate_sharing(2);
+    let bound = job.world.view().settings.bounds.barriers_recent;
+    for counter in 0..300 {
+        job.round(counter, &[]);
+    }
+    let recent = job.world.view().run.recent_barriers;
+    assert_eq!((recent.len(), recent[0].counter), (bound, 299));
+    assert_eq!(recent[bound - 1].counter, 300 - i64::try_from(bound).expect("a small bound"));
+}
+
+#[test]
+fn who_is_late_every_time_is_told_from_who_was_late_once() {
+    let mut job = Job::fate_sharing(4);
+    for counter in 0..40 {
+        let mut late = vec![(3, 2)];
+        if counter == 20 {
+            late.push((1, 5));
+        }
+        job.round(counter, &late);
+    }
+    let tasks = job.world.view().run.tasks;
+    let of = |task: usize| tasks[task].straggling.clone().expect("it took part");
+    assert!(of(3).score > 0.9 && of(3).recent_last == 39, "{:?}", of(3));
+    assert!(of(1).score < 0.1 && of(1).recent_last == 1, "{:?}", of(1));
+    assert_eq!((of(0).score, of(0).held_up_us), (0.0, 0));
+    assert_eq!(of(3).held_up_us, 39 * 200_000);
+    assert_eq!((of(3).taken_part, of(3).recent), (40, 40));
+}
+
+#[test]
+fn heartbeats_are_measured_within_one_life_and_not_while_the_service_was_away() {
+    let mut job = Job::recoverable(2);
+    for _ in 0..4 {
+        job.beat(0);
+        job.world.advance(Duration::from_secs(10));
+    }
+    job.world.input(Input::Lagged);
+    job.beat(0);
+    job.world.advance(Duration::from_secs(10));
+    job.restart(0);
+    job.beat(0);
+    let task = &job.world.view().run.tasks[0];
+    let pulse = task.pulse.clone().expect("it beats");
+    assert_eq!((pulse.gaps.total(), pulse.gaps.sum_us), (3, 30_000_000));
+    assert_eq!((pulse.interval_us, pulse.longest_recent_us), (10_000_000, 10_000_000));
+    assert_eq!(task.live_since, Some(job.world.now));
+}
+
+#[test]
+fn keys_know_who_wrote_them_and_how_often() {
+    let mut job = Job::fate_sharing(2);
+    for value in ["a", "bb"] {
+        let (key, value) = (Bytes::from_static(b"d/k"), Bytes::from(value));
+        job.ask(1, Request::Insert { key, value, overwrite: true });
+    }
+    let page = job.world.core.keys(JOB, "d", None, 10).expect("the job is there");
+    let [KeyNode::Key { key, bytes, by, overwrites, .. }] = &page.nodes[..] else { panic!("{page:?}") };
+    assert_eq!((key.as_str(), *bytes, *by, *overwrites), ("d/k", 2, Some(TaskId(1)), 1));
+}
+
+#[test]
+fn an_observation_says_what_the_view_says() {
+    let mut job = Job::fate_sharing(3);
+    job.round(0, &[(2, 1)]);
+    job.barrier(0, "next", 0);
+    let (view, seen) =
+        (job.world.view(), job.world.core.observe(JOB, job.world.now).expect("the job is there"));
+    assert_eq!((seen.state, seen.live), (RunState::Running, 3));
+    assert_eq!(seen.standing(TaskStanding::Connected), 3);
+    assert_eq!((seen.barriers.len(), seen.barriers[0].missing), (1, 2));
+    assert_eq!(seen.barriers[0].missing_tasks, view.run.barriers[0].missing);
+    assert_eq!(seen.recent.len(), view.run.recent_barriers.len());
+    assert_eq!(seen.waiting.barrier, 1);
+    assert!(seen.tasks[0].meets && !seen.tasks[1].meets);
+    let used = |name: &str| seen.bounds.iter().find(|bound| bound.name == name).and_then(|bound| bound.used);
+    assert_eq!((used("waiters"), used("barriers-recent")), (Some(1), Some(2)));
+    job.world.close(job.connections[0], Ending::Reset);
+    job.world.advance(Duration::from_secs(5));
+    let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
+    assert_eq!((seen.state, seen.standing(TaskStanding::Failed)), (RunState::Failed, 3));
+}
+
+#[test]
+fn what_an_observer_finds_is_an_event_and_changes_nothing_else() {
+    let mut job = Job::fate_sharing(2);
+    job.world.snapshot();
+    let before = job.world.view().run;
+    for open in [true, false] {
+        let note = Note {
+            finding: "stalled-task".into(),
+            open,
+            tasks: vec![TaskId(1)],
+            reason: "everybody waits for it".into(),
+        };
+        job.world.input(Input::Noted { job: JOB, note });
+    }
+    assert_eq!(job.world.view().run, before);
+    let told: Vec<&Change> = job.world.events.iter().rev().take(2).map(|event| &event.what).collect();
+    assert!(
+        matches!(told[..], [Change::FindingClosed { .. }, Change::FindingOpened { .. }]),
+        "they are told in order: {told:?}"
+    );
+    job.world.check_replay();
+}
