@@ -77,6 +77,11 @@ impl Default for Streams {
 }
 
 impl Streams {
+    /// Becomes true when every stream is to end.
+    pub(super) fn closing(&self) -> watch::Receiver<bool> {
+        self.stop.subscribe()
+    }
+
     /// Ends every stream: the server stops.
     pub fn close(&self) {
         self.stop.send_replace(true);

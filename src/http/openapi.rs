@@ -39,6 +39,11 @@ impl Document {
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
     }
+
+    /// The description as JSON.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// This description

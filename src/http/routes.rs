@@ -12,7 +12,8 @@ use utoipa_axum::routes;
 
 use super::openapi::{self, Document};
 use super::{
-    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, problem, runs,
+    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
+    problem, runs,
 };
 
 /// How long a request's body may be, in bytes.
@@ -48,6 +49,7 @@ fn api() -> (Router<Site>, Document) {
 /// Every page and answer of the web edge.
 pub fn router(site: Site) -> Router {
     let (api, document) = api();
+    let pages = pages::router().layer(axum::Extension(document.clone()));
     let api = api.layer(axum::Extension(document)).layer(middleware::from_fn(etag::tag));
     Router::new()
         .route("/healthz/live", get(health::live))
@@ -55,6 +57,7 @@ pub fn router(site: Site) -> Router {
         .route("/version", get(about::version))
         .route("/metrics", get(metrics::scrape))
         .merge(api)
+        .merge(pages)
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(middleware::from_fn(problem::finish))

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use askama::Template;
 
-use super::look::{Look, grouped};
+use super::look::{self, Look, grouped};
 use super::part::Part;
 use super::scene::Scene;
 use super::links;

@@ -1,6 +1,6 @@
 //! How a task looks: one word, one shape and one colour for each of the ways in which it can stand.
 
-use crate::coordination::{RunState, TaskStanding, TaskView, Timestamp};
+use crate::coordination::{RunOutcome, RunState, TaskStanding, TaskView, Timestamp};
 use std::time::Duration;
 
 /// For how long the others must have waited for a task before it is shown as awaited: below that, barriers are
@@ -121,4 +121,9 @@ pub(super) fn grouped(number: &usize) -> String {
         shown.push(digit);
     }
     shown
+}
+
+/// How a run would end, in a word.
+pub(super) fn ended_word(outcome: &RunOutcome) -> RunState {
+    RunState::ended(*outcome)
 }

@@ -94,8 +94,13 @@ impl Page {
     }
 
     /// Marks the entry of the navigation that one is at.
-    pub fn at(&self, place: &Place) -> &'static str {
-        if self.place == *place { "page" } else { "false" }
+    pub fn at(&self, place: Place) -> &'static str {
+        if self.place == place { "page" } else { "false" }
+    }
+
+    /// The name of the job that the page is about.
+    pub fn job_name(&self) -> &str {
+        self.job.as_ref().map_or("", JobName::as_str)
     }
 
     /// The address of a static file.

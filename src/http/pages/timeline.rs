@@ -148,8 +148,16 @@ pub(super) struct Happened {
 }
 
 impl Happened {
+    /// A past that nobody asks for: it stays empty.
+    pub fn nothing() -> Self {
+        Self { last: u64::MAX, ..Self::default() }
+    }
+
     /// Takes in what has happened since.
     pub fn catch_up(&mut self, engine: &Engine, job: JobId) {
+        if self.last == u64::MAX {
+            return;
+        }
         for numbered in engine.follow(self.last).0 {
             self.last = numbered.number;
             if numbered.event.job == job
@@ -181,7 +189,7 @@ impl Happened {
     }
 
     /// The latest moments first.
-    pub fn latest(&self) -> impl Iterator<Item = &Moment> {
+    pub fn latest(&self) -> impl Iterator<Item = &Moment> + Clone {
         self.moments.iter().rev()
     }
 }

@@ -60,7 +60,7 @@ impl fmt::Display for When {
 }
 
 /// A duration for people: tenths below ten seconds, then the two largest units.
-pub(super) fn span(duration: Duration) -> String {
+pub(super) fn span(duration: &Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
         0..10 => format!("{:.1} s", duration.as_secs_f64()),
@@ -79,7 +79,7 @@ pub(super) fn micros(us: &u64) -> String {
         1_000..10_000 => format!("{:.1} ms", seconds * 1e3),
         10_000..1_000_000 => format!("{:.0} ms", seconds * 1e3),
         1_000_000..10_000_000 => format!("{seconds:.2} s"),
-        _ => span(Duration::from_micros(*us)),
+        _ => span(&Duration::from_micros(*us)),
     }
 }
 
@@ -106,11 +106,17 @@ pub(super) fn fill(html: &str, now: Timestamp) -> String {
 fn words(what: &str, now: Timestamp) -> String {
     let Some((form, at)) = what.split_once(':') else { return String::new() };
     let at = Timestamp(at.parse().unwrap_or_default());
+    // Whole seconds: the script counts on from here.
+    let whole = |duration: Duration| match duration.as_secs() {
+        seconds @ 0..10 => format!("{seconds} s"),
+        _ => span(&duration),
+    };
     match form {
-        "ago" => format!("{} ago", span(now.since(at))),
+        "ago" if now.since(at).as_secs() == 0 => "just now".into(),
+        "ago" => format!("{} ago", whole(now.since(at))),
         "in" if at <= now => "now".into(),
-        "in" => format!("in {}", span(at.since(now))),
-        _ => span(now.since(at)),
+        "in" => format!("in {}", whole(at.since(now))),
+        _ => whole(now.since(at)),
     }
 }
 
@@ -123,13 +129,13 @@ mod tests {
         let at = Timestamp(1_000_000);
         let part = format!("<b>{}</b>{}", ago(&at), until(&Timestamp(9_000_000)));
         let filled = fill(&part, Timestamp(4_500_000));
-        assert!(filled.contains(">3.5 s ago</time></b>") && filled.ends_with(">in 4.5 s</time>"), "{filled}");
+        assert!(filled.contains(">3 s ago</time></b>") && filled.ends_with(">in 4 s</time>"), "{filled}");
         assert_eq!(fill("nothing here", at), "nothing here");
     }
 
     #[test]
     fn durations_are_written_with_the_precision_that_they_deserve() {
-        let spans = [0, 9_940, 61_000, 7_380_000, 200_000_000].map(|ms| span(Duration::from_millis(ms)));
+        let spans = [0, 9_940, 61_000, 7_380_000, 200_000_000].map(|ms| span(&Duration::from_millis(ms)));
         assert_eq!(spans, ["0.0 s", "9.9 s", "1 min 1 s", "2 h 3 min", "2 d 7 h"]);
         let short = [7, 2_500, 431_000, 1_500_000].map(|us| micros(&us));
         assert_eq!(short, ["7 µs", "2.5 ms", "431 ms", "1.50 s"]);
