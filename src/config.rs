@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
+use crate::engine::Engine;
 use crate::grpc::Limits;
-use crate::http::Redaction;
+use crate::http::{Redaction, Streams};
 use crate::telemetry::traces::Protocol;
 
 mod file;
@@ -25,7 +26,9 @@ mod value;
 
 pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
 pub use load::load;
-pub use value::{TASKS_MAX, parse_duration, parse_positive_duration, parse_tasks, show_duration};
+pub use value::{
+    TASKS_MAX, parse_duration, parse_positive_duration, parse_rules, parse_tasks, show_duration, show_rules,
+};
 
 /// Everything that a server is told.
 #[derive(Debug, Clone)]
@@ -57,6 +60,10 @@ pub struct Server {
     pub otlp_protocol: Protocol,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
+    /// How many jobs there may be.
+    pub jobs_max: usize,
+    /// How many streams of events are served at once.
+    pub http_streams: usize,
     /// Threads that serve connections.
     pub io_threads: usize,
     /// How long open connections may take to finish when the server stops.
@@ -98,6 +105,8 @@ impl Server {
             otlp_endpoint: None,
             otlp_protocol: Protocol::Grpc,
             http_connections: 1024,
+            jobs_max: Engine::JOBS_MAX,
+            http_streams: Streams::DEFAULT,
             io_threads: cores.min(2),
             stop_timeout: Duration::from_secs(10),
             log: log.into(),

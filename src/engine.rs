@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -103,9 +103,6 @@ const EVENTS_KEPT: usize = 1 << 14;
 /// How many events a follower may lag behind before it loses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
-/// How many jobs one server has at most.
-const JOBS_MAX: usize = 4096;
-
 /// How late a deadline may be kept before the driver takes itself to have been away.
 const LAG_FORGIVEN: Duration = Duration::from_secs(1);
 
@@ -117,11 +114,16 @@ pub struct Engine {
     armed: AtomicU64,
     rearm: Notify,
     followers: broadcast::Sender<Numbered>,
+    /// How many jobs there may be.
+    jobs_max: AtomicUsize,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
 }
 
 impl Engine {
+    /// How many jobs there may be unless a setting says otherwise.
+    pub const JOBS_MAX: usize = 1024;
+
     /// An engine without jobs. [`Engine::run_timers`] must be running for deadlines to be kept.
     #[must_use]
     pub fn new(clock: Clock) -> Arc<Self> {
@@ -143,6 +145,7 @@ impl Engine {
             armed: AtomicU64::new(u64::MAX),
             rearm: Notify::new(),
             followers,
+            jobs_max: AtomicUsize::new(Self::JOBS_MAX),
             observers: OnceLock::new(),
             missed: AtomicU64::new(0),
         })
@@ -184,6 +187,11 @@ impl Engine {
         &self.clock
     }
 
+    /// Bounds how many jobs there may be; those that are there stay.
+    pub fn bound_jobs(&self, most: usize) {
+        self.jobs_max.store(most, Ordering::Relaxed);
+    }
+
     /// Declares a job.
     ///
     /// # Errors
@@ -193,8 +201,9 @@ impl Engine {
         if state.core.job_named(name.as_str()).is_some() {
             return Err(CannotDeclare::Exists(name));
         }
-        if state.core.jobs().count() >= JOBS_MAX {
-            return Err(CannotDeclare::TooMany(JOBS_MAX));
+        let most = self.jobs_max.load(Ordering::Relaxed);
+        if state.core.jobs().count() >= most {
+            return Err(CannotDeclare::TooMany(most));
         }
         let job = state.core.next_job();
         let incarnation = clock::random_incarnation();
@@ -402,7 +411,7 @@ pub enum CannotDeclare {
     #[error("there is a job named {0} already")]
     Exists(JobName),
     /// There are too many.
-    #[error("there are {0} jobs, the most that one server has: delete one first")]
+    #[error("there are {0} jobs, the most that this server may have (setting jobs-max): delete one first")]
     TooMany(usize),
 }
 

@@ -46,13 +46,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     converse(async {
         let client = arguments.place.find().await?;
         let path = format!("{}/events", arguments.meant.path(&client).await?);
-        let mut after = show_all(arguments, &client, &path, arguments.after).await?;
-        if !arguments.follow {
-            return Ok(ExitCode::SUCCESS);
-        }
+        let mut after = arguments.after;
         loop {
-            tokio::time::sleep(PAUSE).await;
             after = show_all(arguments, &client, &path, after).await?;
+            if !arguments.follow {
+                return Ok(ExitCode::SUCCESS);
+            }
+            tokio::time::sleep(PAUSE).await;
         }
     })
 }

@@ -17,7 +17,7 @@ use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
 use crate::telemetry::events::log_events;
-use crate::telemetry::metrics::{Metrics, Tally};
+use crate::telemetry::metrics::{Metrics, Sources, Tally};
 use crate::telemetry::traces::{Protocol, Traces};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
@@ -89,6 +89,7 @@ impl Server {
         let metrics_listener =
             config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
         let engine = Engine::new(Clock::start());
+        engine.bound_jobs(config.server.jobs_max);
         let tally = Arc::<Tally>::default();
         let traces = start_traces(config, &engine)?;
         let mut observers = vec![Arc::clone(&tally) as Arc<dyn Observer>];
@@ -100,7 +101,7 @@ impl Server {
         let about = Arc::new(describe(web_address, &listeners, &config.jobs));
         let mut server = Self {
             readiness: Arc::default(),
-            streams: Arc::default(),
+            streams: Arc::new(Streams::new(config.server.http_streams)),
             grpc: Part::new(),
             http: Part::new(),
             log: Part::new(),
@@ -131,25 +132,29 @@ impl Server {
     /// What the web edge looks at. Starts whatever measures by itself.
     fn site(&mut self, edge: &Arc<grpc::Server>, tally: Arc<Tally>, audit: Audit, config: &Config) -> Site {
         let findings = Arc::<Board>::default();
-        self.timers.spawn(findings::watch(Arc::clone(&self.engine), Arc::clone(&findings)));
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
-        let metrics = Metrics::new(
-            Arc::clone(&self.engine),
-            Arc::clone(edge),
+        let sources = Sources {
+            engine: Arc::clone(&self.engine),
+            edge: Arc::clone(edge),
             tally,
-            Arc::clone(&findings),
-            Arc::clone(&self.readiness),
-            config.server.task_metrics_max,
-        );
+            board: Arc::clone(&findings),
+            readiness: Arc::clone(&self.readiness),
+            streams: Arc::clone(&self.streams),
+        };
+        let metrics = Metrics::new(sources, config.server.task_metrics_max);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
-        Site {
+        let site = Site {
             audit: Arc::new(audit),
             streams: Arc::clone(&self.streams),
             redaction: Arc::new(config.server.redact_keys.clone()),
             metrics: Arc::new(metrics),
-            findings,
+            findings: Arc::clone(&findings),
             ..Site::new(engine, readiness, Arc::clone(&self.about))
-        }
+        };
+        let acting = site.clone();
+        self.timers
+            .spawn(findings::watch(Arc::clone(&self.engine), findings, move |remedy| acting.apply(remedy)));
+        site
     }
 
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.

@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         // On a terminal each look takes the place of the one before.
         let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
         print(&format!("{clear}{text}"))?;
-        runtime.block_on(tokio::time::sleep(pause));
+        runtime.block_on(async { tokio::time::sleep(pause).await });
     }
 }
 

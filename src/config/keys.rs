@@ -7,7 +7,8 @@ use crate::telemetry::log;
 use crate::telemetry::traces::{Protocol, check_endpoint};
 
 use super::value::{
-    parse_address, parse_count, parse_duration, parse_positive_duration, parse_switch, show_duration,
+    parse_address, parse_count, parse_duration, parse_positive_duration, parse_rules, parse_switch,
+    show_duration, show_rules,
 };
 use super::{LogFormat, Server};
 
@@ -49,7 +50,7 @@ fn text(value: impl ToString) -> Shown {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 19] = [
+pub static SERVER_KEYS: [Key<Server>; 21] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -126,6 +127,14 @@ pub static SERVER_KEYS: [Key<Server>; 19] = [
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
     },
     Key {
+        name: "http-streams",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many streams of events are served at once; more are refused",
+        show: |server| Shown::Number(server.http_streams as u64),
+        set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_streams = value),
+    },
+    Key {
         name: "metrics",
         placeholder: "ADDR|none",
         rare: false,
@@ -186,6 +195,14 @@ pub static SERVER_KEYS: [Key<Server>; 19] = [
         set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
     },
     Key {
+        name: "jobs-max",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many jobs there may be, those that are made at run time included",
+        show: |server| Shown::Number(server.jobs_max as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.jobs_max = value),
+    },
+    Key {
         name: "stop-timeout",
         placeholder: "DURATION",
         rare: true,
@@ -232,7 +249,7 @@ pub static SERVER_KEYS: [Key<Server>; 19] = [
 ];
 
 /// The settings of a job that may differ from job to job.
-pub static JOB_KEYS: [Key<JobSettings>; 6] = [
+pub static JOB_KEYS: [Key<JobSettings>; 8] = [
     Key {
         name: "recoverable",
         placeholder: "true|false",
@@ -302,6 +319,23 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
             };
             Ok(())
         },
+    },
+    Key {
+        name: "auto-exclude",
+        placeholder: "RULE,...|none",
+        rare: true,
+        help: "Findings upon which the server itself excludes the task that they name, in recoverable jobs: \
+               stalled-task, chronic-straggler, restart-storm",
+        show: |job| text(show_rules(&job.auto_exclude)),
+        set: |job, text| parse_rules(text).map(|rules| job.auto_exclude = rules),
+    },
+    Key {
+        name: "auto-exclude-for",
+        placeholder: "DURATION",
+        rare: true,
+        help: "How long the exclusions last that the server makes itself",
+        show: |job| text(show_duration(job.auto_exclude_for)),
+        set: |job, text| parse_positive_duration(text).map(|value| job.auto_exclude_for = value),
     },
 ];
 

@@ -5,11 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::text::is_safe_to_show;
 
 /// By what means somebody acts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Means {
     /// A program of theirs, by the REST API.
@@ -18,6 +19,8 @@ pub enum Means {
     Cli,
     /// A page in a browser.
     Page,
+    /// A rule of the server itself, by the job's settings.
+    Rule,
 }
 
 impl fmt::Display for Means {
@@ -26,16 +29,19 @@ impl fmt::Display for Means {
             Self::Api => "the REST API",
             Self::Cli => "the command line",
             Self::Page => "a page",
+            Self::Rule => "a rule of this job",
         })
     }
 }
 
 /// Who acts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Actor {
     /// Their name; `anonymous` where nobody had to say it.
+    #[schema(value_type = String)]
     pub who: Arc<str>,
     /// Where they act from, as far as is known.
+    #[schema(value_type = Option<String>)]
     pub address: Option<SocketAddr>,
     /// By what means.
     pub means: Means,
@@ -57,8 +63,9 @@ impl fmt::Display for Actor {
 }
 
 /// Why somebody acts, in their own words: one line that is safe to show anywhere.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schema(value_type = String)]
 pub struct Reason(Arc<str>);
 
 impl Reason {

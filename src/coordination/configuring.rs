@@ -33,8 +33,8 @@ impl Job {
         self.settings = next.clone();
         self.forget_beyond_bounds();
         within!(self, now, effects, |run, cx| {
-            let change = Change::SettingsChanged { settings: changed, actor };
-            cx.event(change, reason.as_str());
+            let text = format!("{} changed by {actor}: {reason}", changed.join(", "));
+            cx.event(Change::SettingsChanged { settings: changed, actor }, text);
             if beats {
                 run.rearm_heartbeats(cx);
             }

@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::devices::Device;
 use super::ids::{RunNumber, TaskId};
 
 /// A device's identity within a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceIdentity {
     /// The task that it belongs to.
     pub task: TaskId,
@@ -23,7 +24,7 @@ pub struct DeviceIdentity {
 }
 
 /// What became of a place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceFate {
     /// The same task and ids as before.
@@ -37,7 +38,7 @@ pub enum DeviceFate {
 }
 
 /// One place, in the run before and in this one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceMove {
     /// One boot of a host.
     pub boot_id: String,
@@ -56,7 +57,7 @@ pub struct DeviceMove {
 }
 
 /// Two runs side by side.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceMap {
     /// The present run.
     pub run: RunNumber,

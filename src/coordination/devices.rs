@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::ids::TaskId;
 use crate::proto::xla;
 
 /// One accelerator (or CPU device) of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Device {
     /// The platform: `cpu`, `cuda`, `tpu`, …
     pub platform: String,

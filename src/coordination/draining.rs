@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::context::Cx;
@@ -11,7 +12,7 @@ use super::run::{PREEMPTION_NOTICE, Run};
 use super::steering::Refusal;
 
 /// Who asked for a coordinated save, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainRequest {
     /// Who.
     pub actor: Actor,
@@ -37,7 +38,7 @@ impl Run {
         // The form in which JAX reads a time: RFC 3339 with an offset in figures.
         let at = at.unwrap_or(cx.now).to_string().replace('Z', "+00:00");
         self.insert(cx, PREEMPTION_NOTICE, Bytes::from(at), false, None).map_err(Refusal::Store)?;
-        cx.event(Change::DrainRequested { actor: actor.clone() }, reason.as_str());
+        cx.event(Change::DrainRequested { actor: actor.clone() }, format!("asked for by {actor}: {reason}"));
         self.drain = Some(DrainRequest { actor, reason: reason.clone() });
         Ok(())
     }

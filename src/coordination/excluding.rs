@@ -156,7 +156,7 @@ impl Job {
                 tasks: tasks.clone(),
                 actor: actor.clone(),
             };
-            cx.event(change, reason.as_str());
+            cx.event(change, format!("{target} is {why}"));
             for (task, own) in tasks.into_iter().zip(own) {
                 let failure = Arc::new(exclusion.refusal(name.as_str(), task));
                 run.expel(cx, task, &failure, &why, &own);
@@ -200,9 +200,9 @@ impl Job {
         ended: ExclusionEnded,
     ) {
         let actor = ended.actor.clone();
-        let reason = match &ended.reason {
-            Some(reason) => reason.to_string(),
-            None => "its time was over".to_owned(),
+        let reason = match (&ended.actor, &ended.reason) {
+            (Some(actor), Some(reason)) => format!("lifted by {actor}: {reason}"),
+            _ => "its time was over".to_owned(),
         };
         let Some(exclusion) = self.exclusions.end(id, ended, &self.settings.bounds) else { return };
         let Exclusion { target, .. } = exclusion;

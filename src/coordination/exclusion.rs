@@ -8,6 +8,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::ids::{ExclusionId, TaskId, Timestamp};
@@ -44,7 +45,7 @@ impl fmt::Display for Target {
 }
 
 /// How an exclusion came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExclusionEnd {
     /// Its time was over.
@@ -54,7 +55,7 @@ pub enum ExclusionEnd {
 }
 
 /// How, when and why an exclusion ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionEnded {
     /// When.
     pub at: Timestamp,

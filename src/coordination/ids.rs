@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// A moment, in microseconds since the Unix epoch.
 ///
 /// The state machine never reads a clock: the driver hands it the time with every input. Times
 /// never go backwards within one life of the state; the driver sees to it across restarts too.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 pub struct Timestamp(pub u64);
 
 impl fmt::Display for Timestamp {
@@ -39,7 +42,9 @@ impl Timestamp {
 }
 
 /// A task's number within its job, as it stands on the wire: valid ids are `0..tasks`.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 pub struct TaskId(pub i32);
 
 impl fmt::Display for TaskId {
@@ -69,7 +74,7 @@ impl fmt::Display for ServiceIncarnation {
 }
 
 /// The number of a run within its job, from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub struct RunNumber(pub u64);
 
 impl fmt::Display for RunNumber {
@@ -79,7 +84,7 @@ impl fmt::Display for RunNumber {
 }
 
 /// The number of an exclusion within its job, from 1; never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionId(pub u64);
 
 impl fmt::Display for ExclusionId {
@@ -101,8 +106,9 @@ pub struct ConnectionId(pub u64);
 pub struct CallId(pub u64);
 
 /// The name of a job: one DNS label, so that `NAME.host:port` can name it on a shared listener.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schema(value_type = String)]
 pub struct JobName(Arc<str>);
 
 impl JobName {

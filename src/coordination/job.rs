@@ -267,7 +267,8 @@ impl Job {
         let gone = Arc::new(no_such_job());
         within!(self, now, effects, |run, cx| {
             run.dismiss_all(cx, &gone, &gone);
-            cx.event(Change::JobDeleted { actor }, reason.as_str());
+            let text = format!("deleted by {actor}: {reason}");
+            cx.event(Change::JobDeleted { actor }, text);
         });
     }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::coordinator::Coordinator;
 use super::device_map::{self, DeviceMap};
@@ -18,7 +19,7 @@ use super::view::{
 };
 
 /// A job in short.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobSummary {
     /// Its name.
     pub name: JobName,
@@ -40,7 +41,7 @@ pub struct JobSummary {
 }
 
 /// One run in short, the present one or an ended one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunLine {
     /// Its number within the job.
     pub number: RunNumber,
@@ -59,18 +60,19 @@ pub struct RunLine {
 }
 
 /// A task of the live set.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LiveTask {
     /// Which.
     pub task: TaskId,
     /// Its incarnation, in hexadecimal.
     pub incarnation: String,
     /// Where it registered from.
+    #[schema(value_type = Option<String>)]
     pub peer: Option<SocketAddr>,
 }
 
 /// The live set, and the questions about it that are in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LiveView {
     /// In which run.
     pub run: RunNumber,
@@ -147,6 +149,12 @@ impl JobLook<'_> {
     #[must_use]
     pub fn settings(&self) -> &JobSettings {
         &self.job.settings
+    }
+
+    /// How many exclusions are in force.
+    #[must_use]
+    pub fn exclusions_in_force(&self) -> usize {
+        self.job.exclusions.len()
     }
 
     /// The exclusions in force, by number, then those that are over, newest end first.

@@ -200,8 +200,12 @@ impl Run {
         timeout: Duration,
         first: TaskId,
     ) -> Result<(), Arc<Failure>> {
+        let mut excused = Vec::new();
         let in_error = (0..members.len()).map(|position| members.at(position)).find_map(|id| {
             let task = self.own(id);
+            if task.excused {
+                excused.push(id);
+            }
             let failure = task.failure().filter(|_| !task.recoverable)?;
             Some((id, Arc::clone(failure)))
         });
@@ -225,11 +229,8 @@ impl Run {
         self.timers.set(deadline, Timer::Barrier(key.clone()));
         let size = members.len();
         let mut instance = Instance::new(counter, members, cx.now, deadline, first);
-        for position in 0..size {
-            let member = instance.members.at(position);
-            if self.own(member).excused {
-                instance.put(member, Slot::Released);
-            }
+        for member in excused {
+            instance.put(member, Slot::Released);
         }
         self.barriers.begin(key.clone(), instance);
         cx.event(

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::ids::Timestamp;
 
@@ -17,9 +18,10 @@ const WINDOW: Duration = Duration::from_secs(5 * 60);
 const MEMORY: u64 = 16;
 
 /// Gaps between heartbeats, counted by their length.
-#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Gaps {
     /// How many there were of each class; see [`Gaps::longest_us`].
+    #[schema(value_type = Vec<u64>)]
     pub counts: [u64; GAP_CLASSES],
     /// All of them together, in microseconds.
     pub sum_us: u64,
@@ -109,7 +111,7 @@ impl Pulse {
 }
 
 /// The heartbeats of a task, from its second one in this run on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PulseView {
     /// How far apart they usually come, in microseconds: a moving average over about the last sixteen.
     pub interval_us: u64,

@@ -1,11 +1,13 @@
 //! The settings of a job and the bounds that hold for it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// How the first error of a run reaches tasks that poll for it.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorDelivery {
     /// `cancel` for recoverable jobs, where polls carry nothing; `hold` otherwise.
@@ -18,8 +20,35 @@ pub enum ErrorDelivery {
     Cancel,
 }
 
+/// A finding that a job may be told to act upon: the task that it names is excluded, for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ActingRule {
+    /// A task is alive by its heartbeats, and all others wait for it.
+    StalledTask,
+    /// A task comes late to barriers every time.
+    ChronicStraggler,
+    /// A task restarts again and again within one run.
+    RestartStorm,
+}
+
+impl ActingRule {
+    /// Every rule.
+    pub const ALL: [Self; 3] = [Self::StalledTask, Self::ChronicStraggler, Self::RestartStorm];
+
+    /// Its name, which is that of the finding.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::StalledTask => "stalled-task",
+            Self::ChronicStraggler => "chronic-straggler",
+            Self::RestartStorm => "restart-storm",
+        }
+    }
+}
+
 /// What a job is told when it is declared. None of it is on the wire.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobSettings {
     /// How many tasks the job has: ids `0..tasks`.
     pub tasks: u32,
@@ -27,19 +56,29 @@ pub struct JobSettings {
     pub recoverable: bool,
     /// A connected task that gives no sign of life for this long has failed.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub heartbeat_timeout: Duration,
     /// How long the tasks of a run wait for one another when they register.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub register_timeout: Duration,
     /// How long they wait for one another when they shut down; zero: they do not wait.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
     pub shutdown_timeout: Duration,
     /// How long a task whose connection broke, with no error poll held on it, may take to be heard
     /// again; `None`: only heartbeats count.
     #[serde(with = "humantime_serde")]
+    #[schema(value_type = Option<String>)]
     pub disconnect_grace: Option<Duration>,
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
+    /// Findings upon which the task that they name is excluded. None unless it is wished: to observe is harmless.
+    pub auto_exclude: BTreeSet<ActingRule>,
+    /// How long such an exclusion lasts.
+    #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
+    pub auto_exclude_for: Duration,
     /// What the job may hold.
     pub bounds: Bounds,
 }
@@ -56,6 +95,8 @@ impl JobSettings {
             shutdown_timeout: Duration::from_secs(5 * 60),
             disconnect_grace: Some(Duration::from_millis(500)),
             error_delivery: ErrorDelivery::Auto,
+            auto_exclude: BTreeSet::new(),
+            auto_exclude_for: Duration::from_secs(60 * 60),
             bounds: Bounds::default(),
         }
     }
@@ -70,6 +111,8 @@ impl JobSettings {
             ("shutdown-timeout", self.shutdown_timeout != other.shutdown_timeout),
             ("disconnect-grace", self.disconnect_grace != other.disconnect_grace),
             ("error-delivery", self.error_delivery != other.error_delivery),
+            ("auto-exclude", self.auto_exclude != other.auto_exclude),
+            ("auto-exclude-for", self.auto_exclude_for != other.auto_exclude_for),
             ("bounds", self.bounds != other.bounds),
         ];
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
@@ -103,6 +146,10 @@ pub struct SettingsChange {
     pub disconnect_grace: Option<Option<Duration>>,
     /// [`JobSettings::error_delivery`]
     pub error_delivery: Option<ErrorDelivery>,
+    /// [`JobSettings::auto_exclude`]
+    pub auto_exclude: Option<BTreeSet<ActingRule>>,
+    /// [`JobSettings::auto_exclude_for`]
+    pub auto_exclude_for: Option<Duration>,
     /// [`JobSettings::bounds`], all of them.
     pub bounds: Option<Bounds>,
 }
@@ -128,6 +175,8 @@ impl SettingsChange {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(present.shutdown_timeout),
             disconnect_grace: self.disconnect_grace.unwrap_or(present.disconnect_grace),
             error_delivery: self.error_delivery.unwrap_or(present.error_delivery),
+            auto_exclude: self.auto_exclude.unwrap_or_else(|| present.auto_exclude.clone()),
+            auto_exclude_for: self.auto_exclude_for.unwrap_or(present.auto_exclude_for),
             bounds: self.bounds.unwrap_or_else(|| present.bounds.clone()),
         })
     }
@@ -135,7 +184,7 @@ impl SettingsChange {
 
 /// What one job may hold at most. A request that would pass a bound is refused with
 /// RESOURCE_EXHAUSTED and changes nothing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Bounds {
     /// Length of a key, in bytes.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::event::{Change, RunOutcome};
@@ -181,7 +182,7 @@ impl Refusal {
 }
 
 /// What an exclusion would do, were it made now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionPreview {
     /// The tasks of the present run that it would take out.
     pub tasks: Vec<TaskId>,
@@ -202,7 +203,7 @@ pub struct ExclusionPreview {
 }
 
 /// What would become of a barrier.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierPreview {
     /// Its id.
     pub id: String,
@@ -237,14 +238,16 @@ impl Job {
                 let written = run.insert(cx, &key, value, overwrite, None).map_err(Refusal::Store);
                 written.map(|_| {
                     let key = shown(normalise(&key).as_ref()).into_owned();
-                    cx.event(Change::KeyWritten { key, actor }, reason.as_str());
+                    let text = format!("{key} was written by {actor}: {reason}");
+                    cx.event(Change::KeyWritten { key, actor }, text);
                     Done::KeyWritten
                 })
             }),
             Act::DeleteKey { key } => within!(self, now, effects, |run, cx| {
                 run.store.delete(&key);
                 let key = shown(normalise(&key).as_ref()).into_owned();
-                cx.event(Change::KeyDeleted { key, actor }, reason.as_str());
+                let text = format!("{key} was removed by {actor}: {reason}");
+                cx.event(Change::KeyDeleted { key, actor }, text);
                 Ok(Done::KeyDeleted)
             }),
             Act::Configure(change) => self.configure(now, effects, actor, &reason, *change),

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::barrier::{BarrierKey, Instance};
 use super::context::Cx;
@@ -32,7 +33,7 @@ const ONE: u64 = 1_000_000;
 const NAMED: usize = 8;
 
 /// Whose barrier it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BarrierKind {
     /// All tasks register together.
@@ -73,7 +74,7 @@ impl BarrierKey {
 }
 
 /// A member that has come to a barrier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ArrivalView {
     /// Who.
     pub task: TaskId,
@@ -82,7 +83,7 @@ pub struct ArrivalView {
 }
 
 /// How an instance of a barrier ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BarrierOutcome {
     /// It passed.
@@ -103,9 +104,10 @@ impl BarrierOutcome {
 }
 
 /// One use of a barrier that has ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierRecord {
     /// Its id.
+    #[schema(value_type = String)]
     pub id: Arc<str>,
     /// Which use of it.
     pub counter: i64,
@@ -229,7 +231,7 @@ fn towards(average: u64, value: u64, memory: u64) -> u64 {
 }
 
 /// How a task comes to the barriers that clients name, among those that passed with two arrivals or more.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct StragglingView {
     /// At how many it took part in this run.
     pub taken_part: u64,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::devices::Device;
@@ -17,7 +18,7 @@ use super::settings::JobSettings;
 use super::straggling::{ArrivalView, BarrierKind, BarrierRecord, StragglingView};
 
 /// A job and its present run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobView {
     /// The job's name.
     pub name: JobName,
@@ -35,12 +36,13 @@ pub struct JobView {
 }
 
 /// One exclusion.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionView {
     /// Its number within the job.
     pub id: ExclusionId,
     /// Whom it is about: a `task` or a `host`.
     #[serde(flatten)]
+    #[schema(value_type = Object)]
     pub target: Target,
     /// The tasks of the present run that are out by it; none once it is over.
     pub tasks: Vec<TaskId>,
@@ -61,7 +63,7 @@ pub struct ExclusionView {
 }
 
 /// Why a task takes no part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TaskExclusion {
     /// The exclusion's number.
     pub exclusion: ExclusionId,
@@ -74,7 +76,7 @@ pub struct TaskExclusion {
 }
 
 /// Where a run stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
     /// Waits for its tasks to register.
@@ -114,7 +116,7 @@ impl RunState {
 }
 
 /// The first error of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FirstCause {
     /// When it happened.
     pub at: Timestamp,
@@ -125,7 +127,7 @@ pub struct FirstCause {
 }
 
 /// One run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunView {
     /// Its number within the job.
     pub number: RunNumber,
@@ -163,7 +165,7 @@ pub struct RunView {
 }
 
 /// Where a task stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskStanding {
     /// Has never registered in this run.
@@ -181,11 +183,12 @@ pub enum TaskStanding {
 }
 
 /// One life of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LifeView {
     /// Its incarnation, in hexadecimal.
     pub incarnation: String,
     /// The address that it registered from.
+    #[schema(value_type = Option<String>)]
     pub peer: Option<SocketAddr>,
     /// When it registered.
     pub registered_at: Timestamp,
@@ -194,7 +197,7 @@ pub struct LifeView {
 }
 
 /// One task.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TaskView {
     /// Its number.
     pub task: TaskId,
@@ -229,7 +232,7 @@ pub struct TaskView {
 }
 
 /// A barrier in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BarrierView {
     /// Its id.
     pub id: String,
@@ -255,7 +258,7 @@ pub struct BarrierView {
 }
 
 /// A live-set question in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LiveSetView {
     /// How many tasks it asks about.
     pub members: usize,
@@ -268,7 +271,7 @@ pub struct LiveSetView {
 }
 
 /// A coordinated save.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PreemptionView {
     /// What the notice says: the time of death, as text.
     pub notice: String,
@@ -284,7 +287,7 @@ pub struct PreemptionView {
 }
 
 /// An ended run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunSummary {
     /// Its number within the job.
     pub number: RunNumber,

@@ -105,7 +105,7 @@ pub(super) async fn version() -> Json<Version> {
 }
 
 /// What the server says of itself: its version, and where the jobs are reached
-#[utoipa::path(get, path = "/api/v1/server", tag = "server",
+#[utoipa::path(get, path = "/api/v1/server", operation_id = "server_show", tag = "server",
     responses((status = 200, description = "Version and addresses, with the jobs that each gRPC address serves")))]
 pub(super) async fn server(State(site): State<Site>) -> Json<About> {
     Json(site.engine.look(|core, _| site.about.with_jobs(core.jobs().map(|(_, name)| name))))

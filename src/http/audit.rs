@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Params;
 use super::page::limit;
@@ -23,7 +23,7 @@ use crate::coordination::{Actor, JobName, Reason, Timestamp};
 const LINES_KEPT: usize = 4096;
 
 /// What came of an act.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AuditOutcome {
     /// It was done.
@@ -33,7 +33,7 @@ pub enum AuditOutcome {
 }
 
 /// One act.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditLine {
     /// Its place among all acts upon this server, from 1.
     pub number: u64,
@@ -56,7 +56,7 @@ pub struct AuditLine {
 }
 
 /// Some lines of the audit, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditPage {
     /// The lines.
     pub lines: Vec<AuditLine>,
@@ -98,6 +98,7 @@ impl Audit {
 
     pub(super) fn record(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String) {
         let Deed { actor, job, act, subject, reason } = deed;
+        let (subject, detail) = (cut(subject), cut(detail));
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         lines.last += 1;
         let number = lines.last;
@@ -147,6 +148,16 @@ impl Audit {
     }
 }
 
+/// No more of a text than a line holds: requests may be long, and many lines are kept.
+fn cut(mut text: String) -> String {
+    const MOST: usize = 1 << 10;
+    if text.len() > MOST {
+        text.truncate(text.floor_char_boundary(MOST));
+        text.push('…');
+    }
+    text
+}
+
 fn append(file: &mut File, line: &AuditLine) -> std::io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');
@@ -172,8 +183,8 @@ pub(super) struct AuditQuery {
 }
 
 /// Who did what, why, from where, and what came of it
-#[utoipa::path(get, path = "/api/v1/audit", tag = "audit", params(AuditQuery),
-    responses((status = 200, description = "A page of the audit, oldest first")))]
+#[utoipa::path(get, path = "/api/v1/audit", operation_id = "audit_list", tag = "audit", params(AuditQuery),
+    responses((status = 200, body = AuditPage, description = "A page of the audit, oldest first")))]
 pub(super) async fn list(
     State(site): State<Site>,
     Params(query): Params<AuditQuery>,
@@ -213,6 +224,9 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines.len(), lines[0]), (3, "earlier"), "{text}");
         assert!(lines[2].contains("\"outcome\":\"refused\""), "{text}");
+        audit.record(Timestamp(3), deed(&"ü".repeat(9_999)), AuditOutcome::Done, String::new());
+        let long = audit.page(2, 1, |_| true).lines.remove(0);
+        assert!(long.subject.len() < 1_100 && long.subject.ends_with('…'));
         for _ in 0..LINES_KEPT {
             audit.record(Timestamp(3), deed("x"), AuditOutcome::Done, String::new());
         }

@@ -30,7 +30,7 @@ pub struct NewDrain {
 }
 
 /// How a drain stands.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DrainView {
     /// Of which run.
     pub run: RunNumber,
@@ -44,11 +44,11 @@ pub struct DrainView {
 ///
 /// The notice is the one that JAX programs wait for (`multihost_utils.reached_preemption_sync_point`). A run can be
 /// drained once.
-#[utoipa::path(post, path = "/api/v1/jobs/{job}/drain", tag = "drain",
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/drain", operation_id = "drain_create", tag = "drain",
     params(("job" = String, Path, description = "The job's name")),
     request_body = NewDrain,
     responses(
-        (status = 202, description = "The notice is given; how it stands"),
+        (status = 202, body = DrainView, description = "The notice is given; how it stands"),
         (status = 409, description = "No run is running, or a drain is under way already"),
     ))]
 pub(super) async fn create(
@@ -73,9 +73,9 @@ pub(super) fn ask(site: &Site, job: &Job, actor: Actor, new: NewDrain) -> Result
 }
 
 /// How the drain of the present run stands
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/drain", tag = "drain",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/drain", operation_id = "drain_show", tag = "drain",
     params(("job" = String, Path, description = "The job's name")),
-    responses((status = 200, description = "Who has acknowledged, and the step that was agreed")))]
+    responses((status = 200, body = DrainView, description = "Who has acknowledged, and the step that was agreed")))]
 pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<DrainView>, Problem> {
     view(&site, &job).map(Json)
 }

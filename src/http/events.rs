@@ -13,7 +13,7 @@ use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Job, Params};
 use super::page::limit;
@@ -21,14 +21,11 @@ use super::{Problem, Site};
 use crate::coordination::{Change, JobId, JobName, RunNumber, Timestamp};
 use crate::engine::{Engine, Numbered};
 
-/// How many streams are served at once.
-const STREAMS_MAX: usize = 256;
-
 /// How long a stream may be silent before a comment shows that it is alive.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 /// One event.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventLine {
     /// Its place among all events of this server, from 1.
     pub number: u64,
@@ -40,6 +37,7 @@ pub struct EventLine {
     pub run: RunNumber,
     /// What changed.
     #[serde(flatten)]
+    #[schema(value_type = Object)]
     pub what: Change,
     /// Why.
     pub reason: String,
@@ -54,7 +52,7 @@ impl EventLine {
 }
 
 /// Some events of a job, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventsPage {
     /// The events.
     pub events: Vec<EventLine>,
@@ -66,20 +64,37 @@ pub struct EventsPage {
 
 /// The streams that are open.
 pub struct Streams {
+    most: usize,
     slots: Arc<Semaphore>,
     stop: watch::Sender<bool>,
 }
 
 impl Default for Streams {
     fn default() -> Self {
-        Self { slots: Arc::new(Semaphore::new(STREAMS_MAX)), stop: watch::Sender::new(false) }
+        Self::new(Self::DEFAULT)
     }
 }
 
 impl Streams {
-    /// Becomes true when every stream is to end.
-    pub(super) fn closing(&self) -> watch::Receiver<bool> {
-        self.stop.subscribe()
+    /// How many are served at once unless a setting says otherwise.
+    pub const DEFAULT: usize = 256;
+
+    /// Room for this many streams at once.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { most, slots: Arc::new(Semaphore::new(most)), stop: watch::Sender::new(false) }
+    }
+
+    /// How many are open, and how many may be.
+    #[must_use]
+    pub fn open(&self) -> (usize, usize) {
+        (self.most.saturating_sub(self.slots.available_permits()), self.most)
+    }
+
+    /// Room for one more, and what becomes true when it is to end.
+    pub(super) fn enter(&self) -> Result<(OwnedSemaphorePermit, watch::Receiver<bool>), Problem> {
+        let slot = Arc::clone(&self.slots).try_acquire_owned();
+        Ok((slot.map_err(|_| Problem::too_many_streams(self.most))?, self.stop.subscribe()))
     }
 
     /// Ends every stream: the server stops.
@@ -108,10 +123,10 @@ pub(super) struct EventsQuery {
 /// As JSON a page, oldest first. As `text/event-stream` what happens from `after` (or the header `Last-Event-ID`) on,
 /// without end: each event has its number as `id`, its kind as `event` and its JSON as `data`. An event `gap` says that
 /// some are no longer kept.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/events", tag = "events",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/events", operation_id = "events_list", tag = "events",
     params(("job" = String, Path, description = "The job's name"), EventsQuery),
     responses(
-        (status = 200, description = "A page of events, or a stream of them"),
+        (status = 200, body = EventsPage, description = "A page of events, or a stream of them"),
         (status = 503, description = "Too many streams are open"),
     ))]
 pub(super) async fn list(
@@ -165,7 +180,7 @@ impl Follower {
     fn new(site: &Site, job: Job, after: u64) -> Result<Self, Problem> {
         let slot = Arc::clone(&site.streams.slots)
             .try_acquire_owned()
-            .map_err(|_| Problem::too_many_streams(STREAMS_MAX))?;
+            .map_err(|_| Problem::too_many_streams(site.streams.most))?;
         let stop = site.streams.stop.subscribe();
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;

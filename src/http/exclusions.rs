@@ -74,7 +74,7 @@ impl NewExclusion {
 }
 
 /// Exclusions of a job, by number.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExclusionsPage {
     /// Those of this page.
     pub exclusions: Vec<ExclusionView>,
@@ -125,12 +125,12 @@ pub(super) struct Because {
 /// It is out at once: its waiting calls are answered, the others go on without it, and its registrations are refused with
 /// the reason for as long as the exclusion holds. In a job whose tasks share their fate that ends the run, and is refused
 /// unless `end_run` says that it is wanted. With `dry_run` nothing happens: the answer says what would.
-#[utoipa::path(post, path = "/api/v1/jobs/{job}/exclusions", tag = "exclusions",
+#[utoipa::path(post, path = "/api/v1/jobs/{job}/exclusions", operation_id = "exclusions_create", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name")),
     request_body = NewExclusion,
     responses(
-        (status = 201, description = "The exclusion, which holds now"),
-        (status = 200, description = "What it would do (dry run)"),
+        (status = 201, body = ExclusionView, description = "The exclusion, which holds now"),
+        (status = 200, body = ExclusionPreview, description = "What it would do (dry run)"),
         (status = 409, description = "It is refused: it would end the run, or there is one already"),
         (status = 422, description = "There is no such task or address"),
     ))]
@@ -175,9 +175,9 @@ pub(super) fn exclude(
 }
 
 /// The exclusions of a job
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions", tag = "exclusions",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions", operation_id = "exclusions_list", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ExclusionsQuery),
-    responses((status = 200, description = "A page of exclusions, by number")))]
+    responses((status = 200, body = ExclusionsPage, description = "A page of exclusions, by number")))]
 pub(super) async fn list(
     State(site): State<Site>,
     job: Job,
@@ -195,9 +195,9 @@ pub(super) async fn list(
 }
 
 /// One exclusion
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions/{id}", tag = "exclusions",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/exclusions/{id}", operation_id = "exclusions_show", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number")),
-    responses((status = 200, description = "The exclusion"), (status = 404, description = "There is none")))]
+    responses((status = 200, body = ExclusionView, description = "The exclusion"), (status = 404, description = "There is none")))]
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
@@ -209,10 +209,10 @@ pub(super) async fn show(
 /// Lift an exclusion
 ///
 /// Whom it was about may register again. Its process must be started anew.
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}/exclusions/{id}", tag = "exclusions",
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/exclusions/{id}", operation_id = "exclusions_lift", tag = "exclusions",
     params(("job" = String, Path, description = "The job's name"), ("id" = u64, Path, description = "Its number"), Because),
     responses(
-        (status = 200, description = "The exclusion, which is over now"),
+        (status = 200, body = ExclusionView, description = "The exclusion, which is over now"),
         (status = 404, description = "There is none"),
         (status = 409, description = "It is over already"),
     ))]

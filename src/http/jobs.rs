@@ -1,5 +1,7 @@
 //! Jobs: which there are, one of them whole, and making, changing and deleting them.
 
+use std::collections::BTreeSet;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -14,12 +16,12 @@ use super::page::cut;
 use super::{AuditOutcome, Problem, Site};
 use crate::config::{TASKS_MAX, parse_duration};
 use crate::coordination::{
-    Act, Bounds, Done, ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason, RunState,
-    SettingsChange,
+    Act, ActingRule, Bounds, Done, ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason,
+    RunState, SettingsChange,
 };
 
 /// Jobs, by name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobsPage {
     /// The jobs of this page.
     pub jobs: Vec<JobSummary>,
@@ -43,8 +45,8 @@ pub(super) struct JobsQuery {
 }
 
 /// Every job in short
-#[utoipa::path(get, path = "/api/v1/jobs", tag = "jobs", params(JobsQuery),
-    responses((status = 200, description = "A page of jobs, by name")))]
+#[utoipa::path(get, path = "/api/v1/jobs", operation_id = "jobs_list", tag = "jobs", params(JobsQuery),
+    responses((status = 200, body = JobsPage, description = "A page of jobs, by name")))]
 pub(super) async fn list(
     State(site): State<Site>,
     Params(query): Params<JobsQuery>,
@@ -61,9 +63,9 @@ pub(super) async fn list(
 }
 
 /// A job with its present run: tasks, barriers, devices, history
-#[utoipa::path(get, path = "/api/v1/jobs/{job}", tag = "jobs",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}", operation_id = "jobs_show", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
-    responses((status = 200, description = "The job"), (status = 404, description = "There is none")))]
+    responses((status = 200, body = JobView, description = "The job"), (status = 404, description = "There is none")))]
 pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<JobView>, Problem> {
     let view = site.engine.look(|core, now| core.job_view(job.id, now));
     view.map(Json).ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
@@ -93,8 +95,13 @@ pub struct SettingsBody {
     pub disconnect_grace: Option<String>,
     /// How errors reach tasks: `auto`, `hold` or `cancel`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
     pub error_delivery: Option<ErrorDelivery>,
+    /// Findings upon which the task that they name is excluded: `stalled-task`, `chronic-straggler`, `restart-storm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_exclude: Option<BTreeSet<ActingRule>>,
+    /// How long such an exclusion lasts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_exclude_for: Option<String>,
     /// What the job may hold, by the names of the bounds (`keys`, `store-bytes`, …).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -122,6 +129,8 @@ impl SettingsBody {
             shutdown_timeout: duration("shutdown_timeout", self.shutdown_timeout)?,
             disconnect_grace,
             error_delivery: self.error_delivery,
+            auto_exclude: self.auto_exclude,
+            auto_exclude_for: duration("auto_exclude_for", self.auto_exclude_for)?,
             bounds: self.bounds.map(|given| merged(&present.bounds, given)).transpose()?,
         })
     }
@@ -153,9 +162,9 @@ pub struct NewJob {
 /// Make a job
 ///
 /// Its tasks reach it on the shared listener, by the name that they dial: `NAME.HOST:PORT`.
-#[utoipa::path(post, path = "/api/v1/jobs", tag = "jobs", request_body = NewJob,
+#[utoipa::path(post, path = "/api/v1/jobs", operation_id = "jobs_create", tag = "jobs", request_body = NewJob,
     responses(
-        (status = 201, description = "The job in short"),
+        (status = 201, body = JobSummary, description = "The job in short"),
         (status = 409, description = "There is a job of that name, or there are too many"),
     ))]
 pub(super) async fn create(
@@ -197,11 +206,11 @@ pub struct JobPatch {
 ///
 /// The heartbeat timeout holds at once, other timeouts for what begins from then on. What a run in progress was begun
 /// with (the number of tasks, whether they are recoverable) cannot change until it has ended.
-#[utoipa::path(patch, path = "/api/v1/jobs/{job}", tag = "jobs",
+#[utoipa::path(patch, path = "/api/v1/jobs/{job}", operation_id = "jobs_change", tag = "jobs",
     params(("job" = String, Path, description = "The job's name")),
     request_body = JobPatch,
     responses(
-        (status = 200, description = "The settings that hold now"),
+        (status = 200, body = JobSettings, description = "The settings that hold now"),
         (status = 409, description = "A run in progress does not allow it"),
     ))]
 pub(super) async fn change(
@@ -235,7 +244,7 @@ pub(super) struct Deletion {
 /// Delete a job
 ///
 /// Whatever waits is answered NOT_FOUND, as every later call is.
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}", tag = "jobs",
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}", operation_id = "jobs_delete", tag = "jobs",
     params(("job" = String, Path, description = "The job's name"), Deletion),
     responses(
         (status = 204, description = "It is gone"),

@@ -25,7 +25,7 @@ const SHOWN_BYTES: usize = 64 << 10;
 const SHOWN_BYTES_MAX: usize = 4 << 20;
 
 /// A key, without its value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeyInfo {
     /// The key as text; a directory ends with a slash. What is no text in it is replaced.
     pub key: String,
@@ -67,7 +67,7 @@ fn text_of(key: &[u8]) -> (String, Option<String>) {
 }
 
 /// Keys, in byte order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeysPage {
     /// Those of this page.
     pub keys: Vec<KeyInfo>,
@@ -94,9 +94,9 @@ pub(super) struct KeysQuery {
 }
 
 /// The keys of the present run's store, by directory, with sizes
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys", tag = "keys",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys", operation_id = "keys_list", tag = "keys",
     params(("job" = String, Path, description = "The job's name"), KeysQuery),
-    responses((status = 200, description = "A page of keys and directories, in byte order")))]
+    responses((status = 200, body = KeysPage, description = "A page of keys and directories, in byte order")))]
 pub(super) async fn list(
     State(site): State<Site>,
     job: Job,
@@ -116,7 +116,7 @@ pub(super) async fn list(
 }
 
 /// A value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KeyView {
     /// The key as text.
     pub key: String,
@@ -151,10 +151,10 @@ pub(super) struct ValueQuery {
 }
 
 /// One value, as text or in base64
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_show", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all"), ValueQuery),
-    responses((status = 200, description = "The value"), (status = 404, description = "There is none")))]
+    responses((status = 200, body = KeyView, description = "The value"), (status = 404, description = "There is none")))]
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
@@ -216,7 +216,7 @@ pub struct NewValue {
 }
 
 /// Store a value
-#[utoipa::path(put, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+#[utoipa::path(put, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_put", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all")),
     request_body = NewValue,
@@ -247,7 +247,7 @@ pub(super) async fn put(
 }
 
 /// Remove a key and everything below it
-#[utoipa::path(delete, path = "/api/v1/jobs/{job}/keys/{*key}", tag = "keys",
+#[utoipa::path(delete, path = "/api/v1/jobs/{job}/keys/{*key}", operation_id = "keys_remove", tag = "keys",
     params(("job" = String, Path, description = "The job's name"),
         ("key" = String, Path, description = "The key, slashes and all"), Because),
     responses((status = 204, description = "It is gone, or was not there")))]

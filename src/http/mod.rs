@@ -61,10 +61,11 @@ pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
 
-use crate::coordination::{Act, Actor, Done, JobLook, Reason};
+use crate::coordination::{Act, Actor, Done, JobLook, Means, Reason, Target};
 use crate::engine::Engine;
-use crate::findings::Board;
+use crate::findings::{Board, Remedy};
 use crate::telemetry::metrics::Metrics;
+use crate::text::is_safe_to_show;
 use audit::Deed;
 
 /// What the handlers look at.
@@ -114,6 +115,17 @@ impl Site {
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
+    /// Does what a rule of a job asks for, and writes down what came of it.
+    pub fn apply(&self, remedy: Remedy) {
+        let Remedy { job, name, rule, task, expires_in, reason } = remedy;
+        let actor = Actor { who: rule.name().into(), address: None, means: Means::Rule };
+        let Ok(reason) = Reason::try_from(shortened(&reason)) else { return };
+        let act = Act::Exclude { target: Target::Task(task), expires_in: Some(expires_in), end_run: false };
+        // A refusal is in the audit.
+        let job = extract::Job { id: job, name };
+        let _ = self.act(&job, actor, reason, "exclude", format!("task {task}"), act);
+    }
+
     /// Acts upon a job, and writes down what came of it.
     fn act(
         &self,
@@ -134,4 +146,11 @@ impl Site {
         self.audit.record(self.engine.clock().now(), deed, outcome, detail);
         Ok(done?)
     }
+}
+
+/// What was found, as the reason of an act: one line of limited length.
+fn shortened(text: &str) -> String {
+    let safe = |letter: char| is_safe_to_show(letter.encode_utf8(&mut [0; 4]));
+    let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();
+    line.get(..line.floor_char_boundary(Reason::BYTES_MAX)).unwrap_or_default().to_owned()
 }

@@ -5,6 +5,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use utoipa::OpenApi;
+use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 
 /// What the description says of the whole.
 #[derive(OpenApi)]
@@ -19,9 +20,11 @@ use utoipa::OpenApi;
         (name = "jobs"), (name = "runs"), (name = "tasks"), (name = "barriers"), (name = "devices"), (name = "keys"),
         (name = "exclusions", description = "Who takes no part, and why"),
         (name = "drain", description = "Coordinated saves"),
+        (name = "findings", description = "What is found in what is measured"),
         (name = "events"), (name = "audit"), (name = "server"),
     )
 )]
+#[openapi(components(schemas(super::Problem)))]
 struct Head;
 
 /// The description without its paths.
@@ -34,7 +37,8 @@ pub(super) fn head() -> utoipa::openapi::OpenApi {
 pub(super) struct Document(Bytes);
 
 impl Document {
-    pub fn new(described: &utoipa::openapi::OpenApi) -> Self {
+    pub fn new(mut described: utoipa::openapi::OpenApi) -> Self {
+        describe_problems(&mut described);
         // Axum writes a path's rest as `{*key}`, which no description knows.
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
@@ -46,8 +50,27 @@ impl Document {
     }
 }
 
+/// Every error is a problem document: it need not be said at each of them.
+fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
+    let problem = || RefOr::T(Content::new(Some(Ref::from_schema_name("Problem"))));
+    for item in described.paths.paths.values_mut() {
+        let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
+        for operation in operations.into_iter().flatten() {
+            let any = ResponseBuilder::new().description("What went wrong, and what to do");
+            operation.responses.responses.entry("default".to_owned()).or_insert_with(|| any.build().into());
+            for (status, response) in &mut operation.responses.responses {
+                if let RefOr::T(response) = response
+                    && !status.starts_with('2')
+                {
+                    response.content.insert("application/problem+json".to_owned(), problem());
+                }
+            }
+        }
+    }
+}
+
 /// This description
-#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "server",
+#[utoipa::path(get, path = "/api/v1/openapi.json", operation_id = "description_show", tag = "server",
     responses((status = 200, description = "The REST API as an OpenAPI document")))]
 pub(super) async fn show(Extension(document): Extension<Document>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], document.0)

@@ -5,6 +5,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::pages;
 use crate::coordination::{Code, JobName, Refusal};
@@ -17,7 +18,7 @@ pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
 const NAMES_MAX: usize = 100;
 
 /// What went wrong with a request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// Which kind of problem, as a relative reference that stays the same.
     #[serde(rename = "type")]
@@ -27,9 +28,11 @@ pub struct Problem {
     /// The HTTP status.
     pub status: u16,
     /// What happened and what to do.
+    #[schema(value_type = String)]
     pub detail: Box<str>,
     /// The request that it is about.
     #[serde(default)]
+    #[schema(value_type = String)]
     pub instance: Box<str>,
     /// The jobs that exist, where the one that was asked for does not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -90,8 +93,9 @@ impl Problem {
     /// Every slot for streams is taken.
     #[must_use]
     pub(super) fn too_many_streams(most: usize) -> Self {
-        let detail =
-            format!("{most} streams of events are open, the most at once: close one, or ask for pages");
+        let detail = format!(
+            "{most} streams of events are open, the most at once (setting http-streams): close one, or ask for pages"
+        );
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-streams", "Too many streams", detail)
     }
 

@@ -43,7 +43,7 @@ fn api() -> (Router<Site>, Document) {
         .routes(routes!(keys::list))
         .routes(routes!(keys::show, keys::put, keys::remove));
     let (router, described) = router.split_for_parts();
-    (router, Document::new(&described))
+    (router, Document::new(described))
 }
 
 /// Every page and answer of the web edge.
@@ -74,4 +74,112 @@ pub fn metrics_router(site: Site) -> Router {
         .layer(middleware::from_fn(problem::finish))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(site)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use axum::body::Body;
+    use axum::http::{Request, StatusCode};
+    use http_body_util::BodyExt as _;
+    use serde_json::Value;
+    use tower_service::Service as _;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::coordination::JobSettings;
+    use crate::engine::Engine;
+    use crate::http::{About, Version};
+
+    fn site() -> Site {
+        let engine = Engine::new(Clock::start());
+        engine.declare("a".parse().unwrap(), JobSettings::new(1)).unwrap();
+        let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+        Site::new(engine, Arc::default(), Arc::new(about))
+    }
+
+    async fn ask(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let (head, body) = router.call(request).await.unwrap().into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        (head.status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    /// Every operation of the description: method, path.
+    async fn described(router: &mut Router) -> Vec<(String, String, Value)> {
+        let (status, document) = ask(router, "GET", "/api/v1/openapi.json").await;
+        assert_eq!(status, StatusCode::OK);
+        let mut operations = Vec::new();
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            for (method, operation) in methods.as_object().unwrap() {
+                operations.push((method.to_uppercase(), path.clone(), operation.clone()));
+            }
+        }
+        operations
+    }
+
+    /// A path of the description with something in its places.
+    fn filled(path: &str) -> String {
+        let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
+        path.replace("{key}", "k")
+    }
+
+    #[tokio::test]
+    async fn every_route_is_described_and_every_description_has_its_route() {
+        let mut router = router(site());
+        let operations = described(&mut router).await;
+        for (method, path, _) in &operations {
+            let (status, problem) = ask(&mut router, method, &filled(path)).await;
+            assert_ne!(status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
+            assert_ne!(problem["type"], "/problems/no-such-page", "{method} {path}");
+        }
+        // The other way round: what is routed is counted where it is written.
+        let source = include_str!("routes.rs");
+        let source = &source[..source.find("#[cfg(test)]").unwrap()];
+        let lists = source.split("routes!(").skip(1).filter_map(|rest| rest.split_once(')'));
+        let handlers: usize = lists.map(|(list, _)| list.split(',').count()).sum();
+        assert_eq!(handlers, operations.len());
+        let plain: Vec<&str> =
+            source.split(".route(\"").skip(1).filter_map(|r| r.split('"').next()).collect();
+        assert!(plain.iter().all(|path| !path.starts_with("/api/")), "{plain:?} are not described");
+        let mut ids: Vec<&str> =
+            operations.iter().filter_map(|(_, _, o)| o["operationId"].as_str()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), operations.len(), "operations are told apart by their ids");
+    }
+
+    #[tokio::test]
+    async fn whatever_the_description_refers_to_is_in_it() {
+        let (_, document) = ask(&mut router(site()), "GET", "/api/v1/openapi.json").await;
+        let text = document.to_string();
+        let references = text.split("\"$ref\":\"#").skip(1).filter_map(|rest| rest.split('"').next());
+        let mut count = 0;
+        for reference in references {
+            assert!(document.pointer(reference).is_some(), "{reference} is not there");
+            count += 1;
+        }
+        assert!(count > 50, "only {count} references");
+        let refusal = "/paths/~1api~1v1~1jobs~1{job}~1exclusions/post/responses/409/content";
+        assert!(
+            document
+                .pointer(refusal)
+                .is_some_and(|content| content.get("application/problem+json").is_some())
+        );
+    }
+
+    #[tokio::test]
+    async fn whatever_changes_something_wants_a_reason() {
+        let mut router = router(site());
+        for (method, path, operation) in described(&mut router).await {
+            if method == "GET" {
+                continue;
+            }
+            let (status, _) = ask(&mut router, &method, &filled(&path)).await;
+            assert!(status.is_client_error(), "{method} {path} without a reason: {status}");
+            let by_query = operation["parameters"].to_string().contains("\"reason\"");
+            assert!(by_query || operation.get("requestBody").is_some(), "{method} {path} takes no reason");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Item, Job, Params};
 use super::page::{Paging, cut};
@@ -14,7 +14,7 @@ use crate::coordination::{
 };
 
 /// Runs of a job, the newest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunsPage {
     /// Those of this page.
     pub runs: Vec<RunLine>,
@@ -37,9 +37,9 @@ pub(super) struct RunsQuery {
 }
 
 /// The runs of a job, the present one first
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/runs", tag = "runs",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/runs", operation_id = "runs", tag = "runs",
     params(("job" = String, Path, description = "The job's name"), RunsQuery),
-    responses((status = 200, description = "A page of runs, the newest first")))]
+    responses((status = 200, body = RunsPage, description = "A page of runs, the newest first")))]
 pub(super) async fn runs(
     State(site): State<Site>,
     job: Job,
@@ -55,7 +55,7 @@ pub(super) async fn runs(
 }
 
 /// Tasks of a job, by number.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TasksPage {
     /// Those of this page.
     pub tasks: Vec<TaskView>,
@@ -80,9 +80,9 @@ pub(super) struct TasksQuery {
 }
 
 /// The tasks of the present run
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", tag = "tasks",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks", operation_id = "tasks", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), TasksQuery),
-    responses((status = 200, description = "A page of tasks, by number")))]
+    responses((status = 200, body = TasksPage, description = "A page of tasks, by number")))]
 pub(super) async fn tasks(
     State(site): State<Site>,
     job: Job,
@@ -98,9 +98,9 @@ pub(super) async fn tasks(
 }
 
 /// One task
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", tag = "tasks",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", operation_id = "task", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
-    responses((status = 200, description = "The task"), (status = 404, description = "There is none")))]
+    responses((status = 200, body = TaskView, description = "The task"), (status = 404, description = "There is none")))]
 pub(super) async fn task(
     State(site): State<Site>,
     job: Job,
@@ -116,7 +116,7 @@ pub(super) async fn task(
 }
 
 /// Barriers in progress, in the order in which they began.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BarriersPage {
     /// Those of this page.
     pub barriers: Vec<BarrierView>,
@@ -125,9 +125,9 @@ pub struct BarriersPage {
 }
 
 /// The barriers in progress, the longest waiting first
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", tag = "barriers",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", operation_id = "barriers", tag = "barriers",
     params(("job" = String, Path, description = "The job's name"), Paging),
-    responses((status = 200, description = "A page of barriers: who came, who is missing, until when they wait")))]
+    responses((status = 200, body = BarriersPage, description = "A page of barriers: who came, who is missing, until when they wait")))]
 pub(super) async fn barriers(
     State(site): State<Site>,
     job: Job,
@@ -141,15 +141,15 @@ pub(super) async fn barriers(
 }
 
 /// The live set, and the questions about it that are in progress
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/live", tag = "tasks",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/live", operation_id = "live", tag = "tasks",
     params(("job" = String, Path, description = "The job's name")),
-    responses((status = 200, description = "Who is alive: connected, and not excluded")))]
+    responses((status = 200, body = LiveView, description = "Who is alive: connected, and not excluded")))]
 pub(super) async fn live(State(site): State<Site>, job: Job) -> Result<Json<LiveView>, Problem> {
     site.look(&job, |look| look.live()).map(Json)
 }
 
 /// Devices, by platform and global id.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DevicesPage {
     /// Those of this page.
     pub devices: Vec<Device>,
@@ -173,9 +173,9 @@ pub(super) struct DevicesQuery {
 }
 
 /// The devices that the tasks of the present run have published
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", tag = "devices",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices", operation_id = "devices", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DevicesQuery),
-    responses((status = 200, description = "A page of devices")))]
+    responses((status = 200, body = DevicesPage, description = "A page of devices")))]
 pub(super) async fn devices(
     State(site): State<Site>,
     job: Job,
@@ -204,9 +204,9 @@ pub(super) struct DeviceMapQuery {
 ///
 /// Devices are matched by where they are (the boot of their host, the platform, their local id), not by the task
 /// number or the global id, which processes get anew with every start.
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", tag = "devices",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/devices/map", operation_id = "device_map", tag = "devices",
     params(("job" = String, Path, description = "The job's name"), DeviceMapQuery),
-    responses((status = 200, description = "Every place, with who it was and who it is")))]
+    responses((status = 200, body = DeviceMap, description = "Every place, with who it was and who it is")))]
 pub(super) async fn device_map(
     State(site): State<Site>,
     job: Job,

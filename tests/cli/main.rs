@@ -1,8 +1,11 @@
 //! The command line, as the real program: what operators type, and what comes of it.
 
+mod acting;
 mod configuration;
 mod launching;
 mod process;
 mod serving;
 mod status;
+mod steering;
+mod streams;
 mod web;

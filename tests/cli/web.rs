@@ -31,6 +31,17 @@ impl Server {
         format!("http://{}", self.http)
     }
 
+    /// What it answers to a request with a JSON body.
+    pub fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+        exchange(&self.http, method, path, "content-type: application/json\r\n", body)
+            .expect("the server answers")
+    }
+
+    /// What it answers to a GET with this header.
+    pub fn get_with(&self, path: &str, header: &str) -> Answer {
+        exchange(&self.http, "GET", path, &format!("{header}\r\n"), "").expect("the server answers")
+    }
+
     /// What it answers to a GET.
     pub fn get(&self, path: &str) -> Answer {
         request(&self.http, "GET", path).expect("the server answers")
@@ -54,8 +65,17 @@ impl Answer {
 
 /// One request on a connection of its own.
 pub fn request(address: &str, method: &str, path: &str) -> std::io::Result<Answer> {
+    exchange(address, method, path, "", "")
+}
+
+fn exchange(address: &str, method: &str, path: &str, headers: &str, body: &str) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(address)?;
-    write!(stream, "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n\
+         {body}"
+    )?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");

@@ -9,6 +9,7 @@ use tensorflow::coordination_service_client::CoordinationServiceClient as Genera
 use tonic::transport::Endpoint;
 use xla::coordination_service_client::CoordinationServiceClient as GenerationC;
 
+use super::http;
 use super::process::Process;
 use super::release::Generation;
 use super::scene::Scene;
@@ -17,6 +18,14 @@ use super::{For, Test};
 pub const TESTS: &[Test] = &[
     (For::All, "a_preemption_notice_from_outside_makes_all_save_at_one_step", |scene| {
         save_together(scene, |_| insert_notice(scene));
+    }),
+    (For::Both, "an_operator_who_drains_makes_all_save_at_one_step", |scene| {
+        save_together(scene, |_| {
+            let body = serde_json::json!({ "reason": "the machines are needed" });
+            let at = scene.server().about.http;
+            let (status, view) = http::ask(at, "POST", "/api/v1/jobs/default/drain", &body);
+            assert_eq!((status, &view["run"]), (202, &1.into()), "{view}");
+        });
     }),
     (For::Both, "sigterm_to_one_process_makes_all_save_at_one_step", |scene| {
         save_together(scene, |tasks| _ = tasks[1].signal(Signal::TERM));

@@ -15,7 +15,9 @@
 mod claims;
 mod conformance;
 mod death;
+mod devices;
 mod drain;
+mod exclude;
 mod freeze;
 mod http;
 mod launch;
@@ -64,7 +66,9 @@ fn tests() -> Vec<Test> {
         rounds::TESTS,
         freeze::TESTS,
         claims::TESTS,
+        devices::TESTS,
         drain::TESTS,
+        exclude::TESTS,
         launch::TESTS,
         stop::TESTS,
     ]

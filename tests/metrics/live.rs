@@ -1,7 +1,6 @@
 //! A real Prometheus scrapes a real server on which everything happens.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use muster::findings;
 use muster::telemetry::metrics::catalogue::CATALOGUE;
@@ -82,8 +81,7 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
     let world = World::start().await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let scrape = world.scrape();
+    let scrape = world.settled().await;
     assert_eq!(exported(&scrape), catalogue());
     let checked = promtool(&["check", "metrics"], &scrape);
     assert_eq!(complaints(&checked), None, "{}", String::from_utf8_lossy(&checked.stderr));
@@ -124,7 +122,7 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
 #[tokio::test(flavor = "multi_thread")]
 async fn findings_are_served_told_and_explained() {
     let world = World::start().await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    world.settled().await;
     let page = world.json("/api/v1/jobs/full/findings");
     let finding = &page["open"][0];
     assert_eq!(finding["id"], "nearly-full-bounds", "{page}");

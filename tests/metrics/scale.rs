@@ -11,7 +11,7 @@ use muster::coordination::{
 use muster::engine::{Called, Engine, Inbox, Observer};
 use muster::findings::{self, Board};
 use muster::grpc;
-use muster::telemetry::metrics::{Metrics, Tally};
+use muster::telemetry::metrics::{Metrics, Sources, Tally};
 
 const TASKS: u32 = 10_000;
 /// How long a scrape may take. Without optimisation it may take longer.
@@ -66,8 +66,15 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     let board = Arc::<Board>::default();
     let edge = grpc::Server::new(Arc::clone(&engine), grpc::Limits::default());
     let metrics = |tasks_max: usize| {
-        let (engine, edge, tally) = (Arc::clone(&engine), Arc::clone(&edge), Arc::clone(&tally));
-        Metrics::new(engine, edge, tally, Arc::clone(&board), Arc::default(), tasks_max)
+        let sources = Sources {
+            engine: Arc::clone(&engine),
+            edge: Arc::clone(&edge),
+            tally: Arc::clone(&tally),
+            board: Arc::clone(&board),
+            readiness: Arc::default(),
+            streams: Arc::default(),
+        };
+        Metrics::new(sources, tasks_max)
     };
     let (usual, every_task) = (metrics(1024), metrics(TASKS as usize));
     let job = engine.look(|core, _| core.default_job()).expect("the only job");
@@ -93,5 +100,5 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     timed("the part of it under the lock", &|| {
         let _ = engine.look(|core, now| core.observe(job, now));
     });
-    timed("a look for findings", &|| findings::look(&engine, &board));
+    timed("a look for findings", &|| drop(findings::look(&engine, &board)));
 }

@@ -1,7 +1,6 @@
 //! A server on which everything happens that is measured.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -9,24 +8,6 @@ use tokio::task::JoinHandle;
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster, Pending};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-const CONFIG: &str = "\
-[jobs.train]
-tasks = 4
-[jobs.flex]
-tasks = 3
-recoverable = true
-[jobs.late]
-tasks = 2
-[jobs.doomed]
-tasks = 1
-[jobs.full]
-tasks = 1
-[jobs.full.bounds]
-keys = 10
-[jobs.wide]
-tasks = 40
-";
 
 /// The tasks of one job, each on a connection of its own.
 pub struct Gang {
@@ -105,10 +86,8 @@ pub struct World {
 impl World {
     /// Starts everything; what goes on goes on until this value is dropped.
     pub async fn start() -> Self {
-        let config = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("measured.toml");
-        std::fs::write(&config, CONFIG).expect("the configuration can be written");
-        let config = config.display().to_string();
-        let server = Muster::serve(&["--config", &config, "--task-metrics-max", "20", "--log", "error"]);
+        let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
+        let server = Muster::serve(&["--config", config, "--task-metrics-max", "20", "--log", "error"]);
         let service = server.grpc();
         let (train, flex) =
             tokio::join!(Gang::register(service, "train", 4), Gang::register(service, "flex", 3));
@@ -153,6 +132,25 @@ impl World {
         let (status, body) = crate::prometheus::get(self.server.http(), "/metrics").expect("it answers");
         assert_eq!(status, 200, "{body}");
         body
+    }
+
+    /// The metrics, once everything has been seen that takes a moment.
+    pub async fn settled(&self) -> String {
+        let wanted = [
+            "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\"} 1",
+            "muster_task_straggler_score{muster_job=\"train\",task=\"3\"}",
+            "muster_waiting_calls{muster_job=\"train\",waits_for=\"live-set\"} 1",
+            "muster_waiting_calls{muster_job=\"wide\",waits_for=\"barrier\"} 1",
+            "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
+        ];
+        for _ in 0..600 {
+            let scrape = self.scrape();
+            if wanted.iter().all(|line| scrape.contains(line)) {
+                return scrape;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("it never came to this: {wanted:?} in\n{}", self.scrape());
     }
 
     /// Something else that the server says.

@@ -383,3 +383,22 @@ fn settings_that_a_run_in_progress_depends_on_do_not_change() {
     let ended = view.history.first().map(|run| run.outcome);
     assert_eq!(ended, Some(RunOutcome::Completed));
 }
+
+#[test]
+fn a_stray_process_of_an_excused_task_that_comes_and_goes_holds_nobody_up() {
+    let mut job = Job::recoverable(3);
+    job.connections[1] = job.world.connect_from(7);
+    job.lives[1] = job.world.fresh_life();
+    job.register(1);
+    job.kill(1);
+    job.world.advance(Duration::from_secs(1));
+    let target = Target::host([10, 0, 0, 7].into());
+    job.world.act(Act::Exclude { target, expires_in: None, end_run: false }).expect("excluded");
+    let first = job.barrier(0, "b", 0);
+    // It comes from a host that is not excluded, and has not registered there.
+    job.connections[1] = job.world.connect_from(8);
+    let stray = job.barrier(1, "b", 0);
+    job.world.hang_up(stray);
+    let last = job.barrier(2, "b", 0);
+    assert_eq!((job.passed(first), job.passed(last)), (Some(0), Some(0)));
+}

@@ -8,6 +8,8 @@ use muster::coordination::{
     TaskStanding,
 };
 
+use muster::findings::detect;
+
 use crate::rules::{Job, id};
 use crate::world::JOB;
 
@@ -166,4 +168,57 @@ fn what_an_observer_finds_is_an_event_and_changes_nothing_else() {
         "they are told in order: {told:?}"
     );
     job.world.check_replay();
+}
+
+/// What is found in the job now.
+fn found(job: &Job) -> Vec<&'static str> {
+    let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
+    detect(&seen).iter().map(|(detector, _)| detector.id).collect()
+}
+
+#[test]
+fn a_task_that_beats_and_does_not_come_is_found_until_it_comes() {
+    let mut job = Job::fate_sharing(4);
+    job.round(0, &[]);
+    for task in 0..3 {
+        job.barrier(task, "step", 1);
+    }
+    let mut seen = Vec::new();
+    for _ in 0..50 {
+        job.world.advance(Duration::from_secs(1));
+        for task in 0..4 {
+            job.beat(task);
+        }
+        seen.push(found(&job));
+    }
+    assert!(seen[28].is_empty(), "{seen:?}");
+    assert_eq!(seen[29], ["stalled-task"]);
+    job.world.advance(Duration::from_secs(9));
+    assert_eq!(found(&job), ["stalled-task"]);
+    job.barrier(3, "step", 1);
+    assert!(found(&job).is_empty(), "it came");
+}
+
+#[test]
+fn a_habit_is_found_after_sixteen_rounds() {
+    let mut job = Job::fate_sharing(4);
+    for counter in 0..16 {
+        assert!(found(&job).is_empty(), "after {counter} rounds");
+        job.round(counter, &[(3, 2)]);
+    }
+    assert_eq!(found(&job), ["chronic-straggler"]);
+}
+
+#[test]
+fn a_task_that_comes_back_again_and_again_is_found() {
+    let mut job = Job::recoverable(3);
+    for _ in 0..3 {
+        assert!(found(&job).is_empty());
+        job.kill(1);
+        job.world.advance(Duration::from_secs(20));
+        job.restart(1);
+    }
+    assert_eq!(found(&job), ["restart-storm"]);
+    job.world.advance(Duration::from_secs(700));
+    assert!(!found(&job).contains(&"restart-storm"), "it has been back for long");
 }

@@ -11,7 +11,7 @@ use super::scene::Scene;
 use super::shell::{Page, Place, Visitor, answer_with};
 use super::{links, look, times};
 use crate::coordination::{
-    ExclusionEnd, ExclusionId, ExclusionPreview, ExclusionView, JobName, Reason, RunState, Target, TaskId,
+    ExclusionEnd, ExclusionId, ExclusionPreview, ExclusionView, JobName, Reason, Target, TaskId,
 };
 use crate::http::actor::Acting;
 use crate::http::extract::{Fields, Item, Job, Params};
@@ -124,7 +124,6 @@ struct Confirm {
     form: Form,
     target: Target,
     preview: ExclusionPreview,
-    forming: bool,
     error: Option<String>,
     back: String,
 }
@@ -216,7 +215,6 @@ fn confirm(
         Some(task) => Target::Task(TaskId(task)),
         None => Target::host(form.host.trim().parse().map_err(|_| Problem::internal())?),
     };
-    let forming = site.look(job, |look| look.summary().state == RunState::Forming)?;
     let back = match task {
         Some(task) => links::task(&job.name, &TaskId(task)),
         None => format!("/jobs/{}/exclusions", job.name),
@@ -226,7 +224,7 @@ fn confirm(
     let page = Page::new(visitor, Place::Exclusions, title, now).of_job(&job.name);
     let status = wrong.as_ref().map_or(200, |(status, _)| *status);
     let error = wrong.map(|(_, text)| text);
-    let page = Confirm { page, job: job.name.clone(), form, target, preview, forming, error, back };
+    let page = Confirm { page, job: job.name.clone(), form, target, preview, error, back };
     answer_with(status, &page, now)
 }
 

@@ -17,7 +17,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
+use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
 
 use super::overview::Survey;
 use super::part::Part;
@@ -30,8 +30,6 @@ use crate::engine::Numbered;
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
 
-/// How many pages follow at once.
-const VIEWERS_MAX: usize = 256;
 /// The least time between two looks.
 const PACE: Duration = Duration::from_millis(150);
 /// The most that a costly look may stretch it to.
@@ -66,15 +64,9 @@ struct Snapshot {
 type News = Option<Arc<Snapshot>>;
 
 /// The hubs that there are.
+#[derive(Default)]
 pub struct Live {
     hubs: Mutex<HashMap<Subject, Arc<watch::Sender<News>>>>,
-    slots: Arc<Semaphore>,
-}
-
-impl Default for Live {
-    fn default() -> Self {
-        Self { hubs: Mutex::default(), slots: Arc::new(Semaphore::new(VIEWERS_MAX)) }
-    }
 }
 
 impl Live {
@@ -231,15 +223,13 @@ struct Viewer {
 
 impl Viewer {
     fn new(site: &Site, subject: Subject, which: Which) -> Result<Self, Problem> {
-        let slot = Arc::clone(&site.live.slots)
-            .try_acquire_owned()
-            .map_err(|_| Problem::too_many_streams(VIEWERS_MAX))?;
+        let (slot, stop) = site.streams.enter()?;
         let mut news = site.live.join(site, subject);
         // What was seen already is news to whoever comes now.
         news.mark_changed();
         let pairs = which.have.split(',').take(HAVE_MAX).filter_map(|pair| pair.split_once(':'));
         let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
-        Ok(Self { site: site.clone(), news, which, have, stop: site.streams.closing(), _slot: slot })
+        Ok(Self { site: site.clone(), news, which, have, stop, _slot: slot })
     }
 
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {

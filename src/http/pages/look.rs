@@ -63,10 +63,6 @@ impl Look {
             Self::Connected => "connected",
         }
     }
-
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|look| look.word() == word)
-    }
 }
 
 /// The colour of a run's state: the class of its chip.

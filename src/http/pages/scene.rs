@@ -18,7 +18,6 @@ use crate::http::{Problem, Site};
 pub(super) struct Scene {
     pub view: JobView,
     pub open: Vec<Finding>,
-    pub closed: Vec<Finding>,
     pub happened: Happened,
     /// How each task looks, by its number.
     pub looks: Vec<Look>,
@@ -33,8 +32,8 @@ impl Scene {
     pub fn see(site: &Site, id: JobId, happened: &mut Happened) -> Option<Self> {
         let view = site.engine.look(|core, now| core.job_view(id, now))?;
         happened.catch_up(&site.engine, id);
-        let (open, closed) = site.findings.of(id);
-        Some(Self::new(view, open, closed, happened.clone()))
+        let (open, _) = site.findings.of(id);
+        Some(Self::new(view, open, happened.clone()))
     }
 
     /// Looks at the job of a request.
@@ -43,7 +42,7 @@ impl Scene {
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
-    fn new(view: JobView, open: Vec<Finding>, closed: Vec<Finding>, happened: Happened) -> Self {
+    fn new(view: JobView, open: Vec<Finding>, happened: Happened) -> Self {
         let awaited = awaited(&view);
         let look = |task: &TaskView| Look::of(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
@@ -51,7 +50,7 @@ impl Scene {
         for device in &view.run.devices {
             *devices.entry(device.task).or_default() += 1;
         }
-        Self { view, open, closed, happened, looks, devices, made: Mutex::default() }
+        Self { view, open, happened, looks, devices, made: Mutex::default() }
     }
 
     /// What was made of this scene under that name, or is made now.

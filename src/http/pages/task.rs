@@ -11,7 +11,7 @@ use super::part::{Part, Parts};
 use super::scene::{Scene, host};
 use super::shell::{Page, Place, Visitor, answer};
 use super::table::gap_classes;
-use super::{links, look, timeline, times};
+use super::{look, timeline, times};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Device, ExclusionView, JobName, JobView, KeyLine, Target, TaskId, TaskView,
 };

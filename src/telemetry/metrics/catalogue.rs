@@ -196,6 +196,10 @@ catalogue! {
     EVENTS_MISSED: Counter "muster_events_missed_total" [];
     /// Followers of events: the log, and live pages.
     FOLLOWERS: Gauge "muster_event_followers" [];
+    /// Streams of events that are open.
+    STREAMS: Gauge "muster_event_streams" [];
+    /// How many there may be.
+    STREAMS_LIMIT: Gauge "muster_event_streams_limit" [];
     /// Scrapes before this one.
     SCRAPES: Counter "muster_scrapes_total" [];
     /// How long the scrape before this one took to put together.

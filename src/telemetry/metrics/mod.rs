@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use prometheus::core::Collector as _;
-use prometheus::process_collector::ProcessCollector;
+#[cfg(target_os = "linux")]
+use prometheus::{core::Collector as _, process_collector::ProcessCollector};
 
 use self::catalogue as metric;
 use self::page::Page;
@@ -23,7 +23,7 @@ use crate::coordination::{BarrierKind, Gaps, JobId, JobObservation, RunState, Ta
 use crate::engine::Engine;
 use crate::findings::{self, Board};
 use crate::grpc;
-use crate::http::Readiness;
+use crate::http::{Readiness, Streams};
 
 /// The media type of a scrape.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -48,13 +48,26 @@ const STANDINGS: [(TaskStanding, &str); 6] = [
     (TaskStanding::Failed, "failed"),
 ];
 
+/// Where everything that is measured comes from.
+#[derive(Clone)]
+pub struct Sources {
+    /// The state.
+    pub engine: Arc<Engine>,
+    /// The wire edge.
+    pub edge: Arc<grpc::Server>,
+    /// What the engine told of.
+    pub tally: Arc<Tally>,
+    /// What was found.
+    pub board: Arc<Board>,
+    /// Whether the server is ready.
+    pub readiness: Arc<Readiness>,
+    /// The streams of events that are open.
+    pub streams: Arc<Streams>,
+}
+
 /// Everything that is measured.
 pub struct Metrics {
-    engine: Arc<Engine>,
-    edge: Arc<grpc::Server>,
-    tally: Arc<Tally>,
-    board: Arc<Board>,
-    readiness: Arc<Readiness>,
+    sources: Sources,
     /// Jobs with more tasks have no metrics for each of them.
     tasks_max: usize,
     scrapes: AtomicU64,
@@ -62,26 +75,24 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics of a server whose engine tells `tally` of its effects.
+    /// Metrics of a server; jobs with more tasks than `tasks_max` have none for each task.
     #[must_use]
-    pub fn new(
-        engine: Arc<Engine>,
-        edge: Arc<grpc::Server>,
-        tally: Arc<Tally>,
-        board: Arc<Board>,
-        readiness: Arc<Readiness>,
-        tasks_max: usize,
-    ) -> Self {
-        let (scrapes, scrape_us) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { engine, edge, tally, board, readiness, tasks_max, scrapes, scrape_us }
+    pub fn new(sources: Sources, tasks_max: usize) -> Self {
+        Self { sources, tasks_max, scrapes: AtomicU64::new(0), scrape_us: AtomicU64::new(0) }
     }
 
     /// Metrics of an engine alone, that nobody counts for.
     #[must_use]
     pub fn of_engine(engine: &Arc<Engine>, readiness: &Arc<Readiness>) -> Self {
-        let edge = grpc::Server::new(Arc::clone(engine), grpc::Limits::default());
-        let (tally, board) = (Arc::default(), Arc::default());
-        Self::new(Arc::clone(engine), edge, tally, board, Arc::clone(readiness), 0)
+        let sources = Sources {
+            engine: Arc::clone(engine),
+            edge: grpc::Server::new(Arc::clone(engine), grpc::Limits::default()),
+            tally: Arc::default(),
+            board: Arc::default(),
+            readiness: Arc::clone(readiness),
+            streams: Arc::default(),
+        };
+        Self::new(sources, 0)
     }
 
     /// Samples how late timers wake up, for as long as it is polled.
@@ -96,22 +107,23 @@ impl Metrics {
     /// Everything, in the text format. Costs a look at every task; a job's lock is held for that only.
     #[must_use]
     pub fn scrape(&self) -> String {
-        let began = self.engine.clock().now();
+        let began = self.sources.engine.clock().now();
         let mut page = Page::default();
         self.show_server(&mut page);
         self.show_edge(&mut page);
-        let jobs: Vec<JobId> = self.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
-        self.tally.keep(|job| jobs.contains(&job));
+        let jobs: Vec<JobId> = self.sources.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
+        self.sources.tally.keep(|job| jobs.contains(&job));
         page.size(&metric::JOBS, &[], jobs.len());
         for job in jobs {
-            if let Some(seen) = self.engine.look(|core, now| core.observe(job, now)) {
+            if let Some(seen) = self.sources.engine.look(|core, now| core.observe(job, now)) {
                 self.show_job(&seen, &mut page);
-                self.tally.show(job, seen.name.as_str(), &mut page);
+                self.sources.tally.show(job, seen.name.as_str(), &mut page);
             }
         }
+        #[cfg(target_os = "linux")]
         page.adopt(ProcessCollector::for_self().collect());
         let text = page.write();
-        let took = self.engine.clock().now().since(began);
+        let took = self.sources.engine.clock().now().since(began);
         self.scrape_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.scrapes.fetch_add(1, Ordering::Relaxed);
         text
@@ -119,8 +131,8 @@ impl Metrics {
 
     fn show_server(&self, page: &mut Page) {
         page.count(&metric::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
-        page.count(&metric::READY, &[], u64::from(self.readiness.reason().is_none()));
-        let figures = self.engine.figures();
+        page.count(&metric::READY, &[], u64::from(self.sources.readiness.reason().is_none()));
+        let figures = self.sources.engine.figures();
         page.count(&metric::INPUTS, &[], figures.inputs);
         page.count(&metric::LAGS, &[], figures.lags);
         page.count(&metric::EVENTS, &[], figures.events);
@@ -128,15 +140,18 @@ impl Metrics {
         page.size(&metric::EVENTS_LIMIT, &[], figures.events_kept_max);
         page.count(&metric::EVENTS_MISSED, &[], figures.events_missed);
         page.size(&metric::FOLLOWERS, &[], figures.followers);
-        self.tally.show_lag(page);
-        page.put(&metric::FINDINGS_LOOKED, &[], at(self.board.looked_at()));
+        let (open, most) = self.sources.streams.open();
+        page.size(&metric::STREAMS, &[], open);
+        page.size(&metric::STREAMS_LIMIT, &[], most);
+        self.sources.tally.show_lag(page);
+        page.put(&metric::FINDINGS_LOOKED, &[], at(self.sources.board.looked_at()));
         page.count(&metric::SCRAPES, &[], self.scrapes.load(Ordering::Relaxed));
         page.put(&metric::SCRAPE_DURATION, &[], seconds(self.scrape_us.load(Ordering::Relaxed)));
     }
 
     fn show_edge(&self, page: &mut Page) {
-        let figures = self.edge.figures();
-        for calls in self.edge.calls() {
+        let figures = self.sources.edge.figures();
+        for calls in self.sources.edge.calls() {
             page.count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
         }
         page.count(&metric::CALLS_RECEIVED, &[], figures.calls);
@@ -191,7 +206,7 @@ impl Metrics {
             }
         }
         for finding in findings::CATALOGUE {
-            let open = self.board.is_open(seen.job, finding.id);
+            let open = self.sources.board.is_open(seen.job, finding.id);
             page.count(&metric::FINDINGS, &[job, finding.id], u64::from(open));
         }
         show_gaps(job, &seen.gaps, page);

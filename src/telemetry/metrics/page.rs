@@ -95,6 +95,7 @@ impl Page {
     }
 
     /// Adds samples that were made elsewhere, as far as they are in the catalogue.
+    #[cfg(target_os = "linux")]
     pub fn adopt(&mut self, families: Vec<MetricFamily>) {
         for mut family in families {
             if let Some(metric) = CATALOGUE.iter().find(|metric| metric.name == family.name()) {

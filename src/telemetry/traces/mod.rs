@@ -4,8 +4,8 @@
 //! - A use of a barrier is a child of its run, with an event for each arrival.
 //! - A run lasts from its opening to its end.
 //!
-//! What the engine tells of is handed to a thread, so that nothing is put together under the engine's lock; with more on
-//! its way than [`QUEUE`] the rest is left out and counted. Calls that come when tracing is off cost one look.
+//! What the engine tells of is handed to a thread, so that nothing is put together under the engine's lock; what
+//! comes when very much is on its way already is left out and counted. Calls that come when tracing is off cost one look.
 
 mod export;
 

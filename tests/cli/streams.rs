@@ -1,0 +1,95 @@
+//! Streams of events.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use crate::process::{Running, muster, wait_until};
+use crate::web::Server;
+
+/// One who follows.
+struct Stream(BufReader<TcpStream>);
+
+impl Stream {
+    fn open(server: &Server, headers: &str) -> Self {
+        let mut stream = TcpStream::connect(&server.http).expect("it connects");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
+        let path = "/api/v1/jobs/default/events";
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n{headers}\r\n")
+            .expect("sent");
+        Self(BufReader::new(stream))
+    }
+
+    /// The next line that begins so; `None` at the end.
+    fn line(&mut self, start: &str) -> Option<String> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.0.read_line(&mut line).expect("it can be read") == 0 {
+                return None;
+            }
+            if let Some(rest) = line.trim_end().strip_prefix(start) {
+                return Some(rest.to_owned());
+            }
+        }
+    }
+}
+
+fn exclude(server: &Server, task: u32) {
+    let body = format!(r#"{{"task": {task}, "reason": "r"}}"#);
+    assert_eq!(server.send("POST", "/api/v1/jobs/default/exclusions", &body).status, 201);
+}
+
+#[test]
+fn what_happens_arrives_as_it_happens_and_a_stream_goes_on_where_it_broke() {
+    let server = Server::start(&["--tasks", "3", "--job", "other=1", "--recoverable"]);
+    let mut stream = Stream::open(&server, "");
+    assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
+    assert_eq!(stream.line("event: ").as_deref(), Some("job-declared"));
+    assert_eq!(stream.line("event: ").as_deref(), Some("run-opened"));
+    exclude(&server, 2);
+    let id = stream.line("id: ").expect("an event");
+    assert_eq!(stream.line("event: ").as_deref(), Some("excluded"));
+    let data: serde_json::Value =
+        serde_json::from_str(&stream.line("data: ").expect("its data")).expect("JSON");
+    assert_eq!((&data["kind"], data["number"].to_string()), (&"excluded".into(), id.clone()));
+    drop(stream);
+    exclude(&server, 1);
+    let mut stream = Stream::open(&server, &format!("last-event-id: {id}\r\n"));
+    let next = stream.line("data: ").expect("an event");
+    assert!(next.contains("\"target\":{\"task\":1}"), "{next}");
+}
+
+#[test]
+fn streams_are_bounded_and_end_with_the_server() {
+    let server = Server::start(&["--tasks", "1", "--http-streams", "5"]);
+    let mut open: Vec<Stream> = (0..5).map(|_| Stream::open(&server, "")).collect();
+    for stream in &mut open {
+        assert!(stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200")));
+    }
+    let mut refused = Stream::open(&server, "connection: close\r\n");
+    assert!(refused.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("503")));
+    open.pop();
+    wait_until("there is room again", || {
+        let mut stream = Stream::open(&server, "connection: close\r\n");
+        stream.line("HTTP/1.1 ").is_some_and(|status| status.starts_with("200"))
+    });
+    server.running.signal("TERM");
+    for stream in &mut open {
+        while stream.line("data: ").is_some() {}
+    }
+    assert_eq!(server.running.end().code, Some(0));
+}
+
+#[test]
+fn the_command_line_follows() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let mut following = Running::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    following.out_line("run-opened");
+    exclude(&server, 1);
+    following.out_line("  excluded  ");
+    let mut watching = Running::start(&mut muster(["status", "--watch=50ms", "--server", &server.url()]));
+    watching.out_line("EXCLUDED  task 1");
+    server.send("DELETE", "/api/v1/jobs/default/exclusions/1?reason=r", "");
+    watching.out_line("JOB default");
+}
