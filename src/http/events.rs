@@ -178,10 +178,7 @@ struct Follower {
 
 impl Follower {
     fn new(site: &Site, job: Job, after: u64) -> Result<Self, Problem> {
-        let slot = Arc::clone(&site.streams.slots)
-            .try_acquire_owned()
-            .map_err(|_| Problem::too_many_streams(site.streams.most))?;
-        let stop = site.streams.stop.subscribe();
+        let (slot, stop) = site.streams.enter()?;
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;
         let (id, name) = (job.id, job.name);
