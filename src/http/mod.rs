@@ -1,5 +1,6 @@
 //! The web edge: it shows what the state machine says, and holds nothing of its own.
 //!
+//! - `GET /` and what it leads to: the pages (`pages/`), for people
 //! - `GET /healthz/live`: the process answers
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
@@ -40,6 +41,7 @@ mod listen;
 mod metrics;
 mod openapi;
 mod page;
+mod pages;
 mod problem;
 mod redaction;
 mod routes;
@@ -60,6 +62,7 @@ pub use hosts::Hosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listen::{Limits, serve};
+pub use pages::Live;
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
@@ -96,6 +99,8 @@ pub struct Site {
     pub metrics: Arc<Metrics>,
     /// What was found in it.
     pub findings: Arc<Board>,
+    /// The pages that follow what changes.
+    pub live: Arc<Live>,
 }
 
 impl Site {
@@ -111,6 +116,7 @@ impl Site {
             about,
             metrics,
             findings: Arc::default(),
+            live: Arc::default(),
             audit: Arc::default(),
             streams: Arc::default(),
             redaction: Arc::default(),

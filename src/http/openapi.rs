@@ -43,6 +43,11 @@ impl Document {
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
     }
+
+    /// The description as JSON.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// Every error is a problem document: it need not be said at each of them.
