@@ -46,7 +46,9 @@ impl Script {
             .stderr(Stdio::inherit())
             .kill_on_drop(true)
             .spawn()
-            .unwrap_or_else(|error| panic!("cannot run node, which drives the browser: {error} (tests/run installs it)"));
+            .unwrap_or_else(|error| {
+                panic!("cannot run node, which drives the browser: {error} (tests/run installs it)")
+            });
         let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let tell = child.stdin.take().expect("it is piped");
         Self { child, lines, tell }

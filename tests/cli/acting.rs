@@ -54,7 +54,8 @@ fn a_rule_is_set_and_unset_while_the_job_runs() {
     let job = "/api/v1/jobs/default";
     let set = server.send("PATCH", job, r#"{"settings": {"auto_exclude": ["no-such-rule"]}, "reason": "x"}"#);
     assert_eq!(set.status, 422, "{set:?}");
-    let set = server.send("PATCH", job, r#"{"settings": {"auto_exclude": ["stalled-task"]}, "reason": "nights"}"#);
+    let set =
+        server.send("PATCH", job, r#"{"settings": {"auto_exclude": ["stalled-task"]}, "reason": "nights"}"#);
     assert_eq!(set.status, 200, "{set:?}");
     assert_eq!(server.get(job).json()["settings"]["auto_exclude"], json!(["stalled-task"]));
 }

@@ -52,7 +52,8 @@ pub(super) async fn show(
         let of_job = |job: &JobName| job.as_str() == which.job;
         outcome && (which.job.is_empty() || line.job.as_ref().is_some_and(of_job))
     });
-    let (jobs, now) = site.engine.look(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
+    let (jobs, now) =
+        site.engine.look(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
     let full = lines.len() == LINES;
     answer(&AuditPage { page: Page::new(visitor, Place::Audit, "Audit", now), lines, jobs, which, full }, now)
 }

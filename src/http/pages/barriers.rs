@@ -86,7 +86,8 @@ fn late(task: &TaskView) -> Option<Late<'_>> {
 /// The parts of the page.
 pub(super) fn parts(scene: &Scene) -> Result<Vec<Part>, Problem> {
     let (job, run) = (&scene.view.name, &scene.view.run);
-    let missing = |question: &LiveSetView| question.missing.iter().take(8).map(|task| scene.named(*task)).collect();
+    let missing =
+        |question: &LiveSetView| question.missing.iter().take(8).map(|task| scene.named(*task)).collect();
     let questions = run.live_sets.iter().map(|question| (question, missing(question))).collect();
     let progress = Progress { job, waiting: waiting(scene), questions };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);

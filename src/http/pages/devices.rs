@@ -6,10 +6,10 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use super::job::head;
-use super::{links, look};
 use super::part::Parts;
 use super::scene::Scene;
 use super::shell::{Page, Place, Visitor, answer};
+use super::{links, look};
 use crate::coordination::{Device, DeviceFate, DeviceMap, DeviceMove, JobName};
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};

@@ -88,8 +88,12 @@ impl Did {
     pub fn words(&self) -> Option<String> {
         let number = ExclusionId(self.number.parse().unwrap_or_default());
         Some(match self.did.as_str() {
-            "excluded" => format!("Done: exclusion {number} holds now. Its waiting calls are answered; the others go on without it."),
-            "lifted" => format!("Done: exclusion {number} is lifted. Start the process anew and it will register."),
+            "excluded" => format!(
+                "Done: exclusion {number} holds now. Its waiting calls are answered; the others go on without it."
+            ),
+            "lifted" => {
+                format!("Done: exclusion {number} is lifted. Start the process anew and it will register.")
+            }
             "drained" => "Done: the notice is given. Tasks acknowledge it when they next ask.".into(),
             _ => return None,
         })
@@ -277,6 +281,9 @@ mod tests {
         assert!(wrong(Form { task: "x".into(), ..form.clone() }).contains("no task number"));
         let new = Form { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }.read();
         let new = new.expect("it says all");
-        assert_eq!((new.task, new.expires_in_seconds, new.dry_run, new.end_run), (Some(3), Some(3600), false, false));
+        assert_eq!(
+            (new.task, new.expires_in_seconds, new.dry_run, new.end_run),
+            (Some(3), Some(3600), false, false)
+        );
     }
 }

@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 
 use askama::Template;
 
+use super::links;
 use super::look::{self, Look, grouped};
 use super::part::Part;
 use super::scene::Scene;
-use super::links;
 use crate::coordination::{JobName, TaskId};
 use crate::http::Problem;
 
@@ -64,7 +64,8 @@ fn path(looks: &[Look], look: Look, columns: usize) -> String {
             let long = cells[at..].iter().take_while(|one| **one == look).count();
             if long > 0 {
                 // Writing to a string cannot fail.
-                let _ = write!(path, "M{} {}h{}v{CELL}h-{}z", at * CELL, row * CELL, long * CELL, long * CELL);
+                let _ =
+                    write!(path, "M{} {}h{}v{CELL}h-{}z", at * CELL, row * CELL, long * CELL, long * CELL);
             }
             at += long.max(1);
         }
@@ -91,9 +92,17 @@ pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
         counts,
     };
     if total <= LINKS_MAX {
-        grid.cells = scene.view.run.tasks.iter().zip(&scene.looks).map(|(task, look)| cell(scene, task.task, *look)).collect();
+        grid.cells = scene
+            .view
+            .run
+            .tasks
+            .iter()
+            .zip(&scene.looks)
+            .map(|(task, look)| cell(scene, task.task, *look))
+            .collect();
     } else {
-        let layer = |(look, _): &(Look, usize)| Layer { look: *look, path: path(&scene.looks, *look, columns) };
+        let layer =
+            |(look, _): &(Look, usize)| Layer { look: *look, path: path(&scene.looks, *look, columns) };
         grid.layers = grid.counts.iter().map(layer).collect();
     }
     Part::new("grid", &grid)
@@ -114,10 +123,7 @@ mod tests {
         let mut looks = vec![Look::Connected; 7];
         looks[2] = Look::Failed;
         assert_eq!(path(&looks, Look::Failed, 5), "M20 0h10v10h-10z");
-        assert_eq!(
-            path(&looks, Look::Connected, 5),
-            "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z"
-        );
+        assert_eq!(path(&looks, Look::Connected, 5), "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z");
         assert!(path(&vec![Look::Connected; 10_000], Look::Connected, 200).len() < 1500);
     }
 }

@@ -87,7 +87,14 @@ fn rendered(markdown: &str) -> (String, Sections) {
     pulldown_cmark::html::push_html(&mut html, events.into_iter());
     // Wide tables and code scroll by themselves, and by the keyboard too.
     let html = html.replace("<pre>", "<pre tabindex=\"0\">");
-    (html.replace("<table>", "<div class=\"wide\" tabindex=\"0\" role=\"group\" aria-label=\"table\"><table>").replace("</table>", "</table></div>"), sections)
+    (
+        html.replace(
+            "<table>",
+            "<div class=\"wide\" tabindex=\"0\" role=\"group\" aria-label=\"table\"><table>",
+        )
+        .replace("</table>", "</table></div>"),
+        sections,
+    )
 }
 
 #[derive(Template)]
@@ -145,14 +152,18 @@ mod tests {
 
     #[test]
     fn every_link_within_the_guide_leads_somewhere() {
-        let pages: Vec<(&str, String)> = CHAPTERS.iter().map(|(name, _, text)| (*name, rendered(&text()).0)).collect();
+        let pages: Vec<(&str, String)> =
+            CHAPTERS.iter().map(|(name, _, text)| (*name, rendered(&text()).0)).collect();
         for (from, html) in &pages {
             for link in html.split("href=\"/guide/").skip(1) {
                 let link = link.split('"').next().unwrap_or_default();
                 let (name, anchor) = link.split_once('#').unwrap_or((link, ""));
                 let page = pages.iter().find(|(page, _)| *page == name);
                 let (_, there) = page.unwrap_or_else(|| panic!("{from} leads to {link}"));
-                assert!(anchor.is_empty() || there.contains(&format!("id=\"{anchor}\"")), "{from} leads to {link}");
+                assert!(
+                    anchor.is_empty() || there.contains(&format!("id=\"{anchor}\"")),
+                    "{from} leads to {link}"
+                );
             }
         }
     }

@@ -139,7 +139,9 @@ fn decode(key: &str, value: &[u8]) -> Decoded {
         };
     }
     if let Some(process) = key.strip_prefix("orbax/distributed_to_device_ids/") {
-        return Decoded::Words(format!("Orbax: the global ids of the devices of distributed process {process}."));
+        return Decoded::Words(format!(
+            "Orbax: the global ids of the devices of distributed process {process}."
+        ));
     }
     if let Some(process) = key.strip_prefix("jax/process_id/") {
         return Decoded::Words(format!("JAX: what distributed process {process} says of its process index."));
@@ -203,7 +205,8 @@ mod tests {
 
     #[test]
     fn every_directory_above_has_its_address_whatever_bytes_it_has() {
-        let told: Vec<_> = crumbs(b"a b/\xff/c").into_iter().map(|crumb| (crumb.name, crumb.address)).collect();
+        let told: Vec<_> =
+            crumbs(b"a b/\xff/c").into_iter().map(|crumb| (crumb.name, crumb.address)).collect();
         assert_eq!(told[0], ("a b".to_owned(), "a%2520b".to_owned()));
         assert_eq!(told[1].1, "a%2520b%252F%25FF");
         assert_eq!(told.len(), 3);

@@ -56,8 +56,7 @@ impl Survey {
             }
         }
         survey.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
-        let rank = |need: &Need| ["bad", "warn", "info"].iter().position(|tone| *tone == need.tone);
-        survey.needs.sort_by_key(|need| (rank(need), need.since));
+        survey.needs.sort_by_key(needs::rank);
         survey
     }
 
@@ -121,7 +120,8 @@ struct Overview {
 
 pub(super) async fn show(State(site): State<Site>, visitor: Visitor) -> Result<Response, Problem> {
     let survey = Survey::see(&site);
-    let page = Page::new(visitor, Place::Overview, "Overview", survey.now).live_at("/live?page=overview".into());
+    let page =
+        Page::new(visitor, Place::Overview, "Overview", survey.now).live_at("/live?page=overview".into());
     answer(&Overview { page, parts: Parts(parts(&survey)?) }, survey.now)
 }
 

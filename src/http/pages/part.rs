@@ -54,7 +54,13 @@ impl fmt::Display for Framed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(part) => {
-                write!(f, "<div class=\"part\" id=\"{}\" data-tag=\"{}\">{}</div>", part.id, part.tag(), part.html)
+                write!(
+                    f,
+                    "<div class=\"part\" id=\"{}\" data-tag=\"{}\">{}</div>",
+                    part.id,
+                    part.tag(),
+                    part.html
+                )
             }
             None => Ok(()),
         }

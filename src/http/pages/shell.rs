@@ -119,11 +119,7 @@ pub(super) fn answer(page: &impl Template, now: Timestamp) -> Result<Response, P
 }
 
 /// Renders a page that says that something did not work.
-pub(super) fn answer_with(
-    status: u16,
-    page: &impl Template,
-    now: Timestamp,
-) -> Result<Response, Problem> {
+pub(super) fn answer_with(status: u16, page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
     let mut response = answer(page, now)?;
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     Ok(response)

@@ -93,7 +93,8 @@ pub(super) fn parts(scene: &Scene, id: TaskId) -> Result<Option<Vec<Part>>, Prob
         timeout: times::span(&view.settings.heartbeat_timeout),
         score: task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default(),
     };
-    let meetings = run.recent_barriers.iter().take(MEETINGS_SHOWN).map(|record| meeting(record, id)).collect();
+    let meetings =
+        run.recent_barriers.iter().take(MEETINGS_SHOWN).map(|record| meeting(record, id)).collect();
     Ok(Some(vec![
         head(scene)?,
         Part::new("task", &state)?,
@@ -142,9 +143,15 @@ pub(super) fn page(
     let now = scene.now();
     let lines = site.look(job, |look| look.keys(b"", b"", true, KEYS_SEARCHED))?;
     let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
-    let keys = wrote.map(|line| (String::from_utf8_lossy(&line.key).into_owned(), line)).map(|(k, l)| (l, k)).collect();
+    let keys = wrote
+        .map(|line| (String::from_utf8_lossy(&line.key).into_owned(), line))
+        .map(|(k, l)| (l, k))
+        .collect();
     let devices = scene.view.run.devices.iter().filter(|device| device.task == id).cloned().collect();
-    let host = scene.task(id).and_then(|task| task.lives.iter().find_map(|life| life.peer)).map(|peer| peer.ip().to_canonical());
+    let host = scene
+        .task(id)
+        .and_then(|task| task.lives.iter().find_map(|life| life.peer))
+        .map(|peer| peer.ip().to_canonical());
     let covers = |exclusion: &&ExclusionView| match exclusion.target {
         Target::Task(task) => task == id,
         Target::Host(address) => Some(address) == host,
@@ -155,7 +162,10 @@ pub(super) fn page(
         .live_at(format!("/jobs/{}/live?page=task&task={id}", job.name))
         .saying(did.words());
     let form = Form { task: id.to_string(), ..Form::default() };
-    answer(&TaskPage { page, parts, view: scene.view, id, keys, devices, exclusion, form, error: None, host }, now)
+    answer(
+        &TaskPage { page, parts, view: scene.view, id, keys, devices, exclusion, form, error: None, host },
+        now,
+    )
 }
 
 pub(super) async fn show(
