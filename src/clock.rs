@@ -49,3 +49,15 @@ pub fn random_incarnation() -> ServiceIncarnation {
         }
     }
 }
+
+/// Bytes that nobody can guess.
+///
+/// # Panics
+/// If the operating system has no entropy to give, without which no secret is one.
+#[must_use]
+#[expect(clippy::expect_used, reason = "there is no meaning in going on without entropy")]
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).expect("the operating system gives entropy");
+    bytes
+}

@@ -15,15 +15,17 @@ use std::time::Duration;
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::Limits;
-use crate::http::{Redaction, Streams};
+use crate::http::{Hosts, Redaction, Streams};
 use crate::telemetry::traces::Protocol;
 
 mod file;
+mod guarding;
 mod keys;
 mod load;
 mod print;
 mod value;
 
+pub use guarding::{Open, Tls};
 pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
 pub use load::load;
 pub use value::{
@@ -76,6 +78,22 @@ pub struct Server {
     pub audit_file: Option<PathBuf>,
     /// Keys whose values are not shown.
     pub redact_keys: Redaction,
+    /// TLS where clients connect.
+    pub grpc_tls: Tls,
+    /// TLS where people and tools look.
+    pub http_tls: Tls,
+    /// Names by which the HTTP address may be reached, besides those that are its own.
+    pub http_hosts: Hosts,
+    /// Who may do what.
+    pub tokens_file: Option<PathBuf>,
+    /// How long a login in a browser holds.
+    pub session_timeout: Duration,
+    /// How many changes one actor may ask for in a second.
+    pub http_changes_per_second: usize,
+    /// Other machines reach the HTTP address without saying who they are.
+    pub insecure: bool,
+    /// Other machines reach the gRPC addresses without saying who they are.
+    pub insecure_grpc: bool,
 }
 
 /// What the defaults are chosen for.
@@ -113,6 +131,14 @@ impl Server {
             log_format: LogFormat::Human,
             audit_file: None,
             redact_keys: Redaction::default(),
+            grpc_tls: Tls::default(),
+            http_tls: Tls::default(),
+            http_hosts: Hosts::default(),
+            tokens_file: None,
+            session_timeout: Duration::from_secs(12 * 60 * 60),
+            http_changes_per_second: 100,
+            insecure: false,
+            insecure_grpc: false,
         }
     }
 }
@@ -305,6 +331,17 @@ pub enum ConfigError {
         /// The key that has it already, and where that is.
         taken_by: String,
     },
+    /// A setting needs another.
+    #[error("{given} needs {lacks}: give that too")]
+    Lacking {
+        /// The setting that was given.
+        given: String,
+        /// The one that was not.
+        lacks: String,
+    },
+    /// An address would be open to everybody.
+    #[error("{0}")]
+    Open(Open),
     /// There is nothing to serve.
     #[error(
         "no job is declared: give --tasks N for one job, --job NAME=N for each of several, or [jobs.NAME] tables in a \

@@ -7,6 +7,7 @@
 //! | [`grpc`] | the wire edge, for JAX clients of both generations |
 //! | [`http`] | the web edge, for people and tools |
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
+//! | [`tls`] | TLS for both edges, and why a handshake failed |
 //! | [`telemetry`] | what is told of all this: projections of effects |
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`proto`] | the wire messages |
@@ -23,3 +24,4 @@ mod http2;
 pub mod proto;
 pub mod telemetry;
 pub mod text;
+pub mod tls;

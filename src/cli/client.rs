@@ -1,16 +1,22 @@
 //! Asks a server over HTTP.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, CONTENT_TYPE, HOST, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
+use super::credentials::Credentials;
 use crate::coordination::{JobName, JobSummary, JobView};
 use crate::http::{About, JobsPage, NO_SUCH_JOB, Problem, Version};
 use crate::text::one_line;
@@ -27,8 +33,11 @@ const ANSWER_BYTES_MAX: usize = 1 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The URL is none.
-    #[error("{0:?} is no server: write its HTTP address, such as {DEFAULT_SERVER} (https is not spoken yet)")]
+    #[error("{0:?} is no server: write its HTTP address, such as {DEFAULT_SERVER}")]
     BadUrl(String),
+    /// What to show the server cannot be used.
+    #[error("{0}")]
+    Credentials(String),
     /// Nobody answers there.
     #[error(
         "cannot reach a server at {url}: {error}; is `muster serve` running, and is this its HTTP address (not its \
@@ -88,6 +97,10 @@ fn hint(kind: &str) -> Option<&'static str> {
         "no-such-task" => "See the tasks with: muster status",
         "not-running" | "drain-under-way" => "See how the run stands with: muster status",
         "tasks-connected" => "See who is connected with: muster status; add --force to do it anyway.",
+        "no-token" => {
+            "Name a file with a token: --token-file FILE (or MUSTER_TOKEN_FILE), or put it into MUSTER_TOKEN."
+        }
+        "bad-token" => "Tokens are made with: muster token new",
         "run-in-progress" => "See how the run stands with: muster status; wait for its end.",
         "job-exists" => "See all with: muster job list; change one with: muster job set",
         _ => return None,
@@ -97,19 +110,42 @@ fn hint(kind: &str) -> Option<&'static str> {
 /// A server that was found to be a Muster.
 #[derive(Debug)]
 pub struct Client {
+    way: Way,
+    about: About,
+}
+
+/// How a server is reached.
+#[derive(Debug)]
+struct Way {
     url: String,
     host: String,
     port: u16,
-    about: About,
+    tls: Option<Arc<ClientConfig>>,
+    token: Option<String>,
+}
+
+impl Way {
+    fn new(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
+        let (secure, host, port) = parse_url(url).ok_or_else(|| ClientError::BadUrl(url.into()))?;
+        let unusable = |error: anyhow::Error| ClientError::Credentials(format!("{error:#}"));
+        let tls = secure.then(|| credentials.tls()).transpose().map_err(unusable)?;
+        let scheme = if secure { "https" } else { "http" };
+        let url = format!("{scheme}://{host}:{port}");
+        Ok(Self { url, host, port, tls, token: credentials.token().map_err(unusable)? })
+    }
 }
 
 impl Client {
     /// Finds the server at `url`.
-    pub async fn find(url: &str) -> Result<Self, ClientError> {
-        let (host, port) = parse_url(url).ok_or_else(|| ClientError::BadUrl(url.into()))?;
-        let url = format!("http://{host}:{port}");
-        let not_muster = |found: String| ClientError::NotMuster { url: url.clone(), found };
-        let (status, body) = get(&url, &host, port, "/api/v1/server").await?;
+    pub async fn find(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
+        let way = Way::new(url, credentials)?;
+        let not_muster = |found: String| ClientError::NotMuster { url: way.url.clone(), found };
+        let (status, body) = exchange(&way, Method::GET, "/api/v1/server", None).await?;
+        if status == StatusCode::UNAUTHORIZED
+            && let Ok(problem) = serde_json::from_slice::<Problem>(&body)
+        {
+            return Err(refused(&way.url, &problem));
+        }
         let version: Version = serde_json::from_slice(&body)
             .map_err(|_| not_muster(format!("its answer ({status}) does not say who it is")))?;
         if version.name != Version::NAME {
@@ -119,7 +155,7 @@ impl Client {
             let theirs = one_line(&version.version).into_owned();
             not_muster(format!("it is version {theirs}, which this version cannot read ({error})"))
         })?;
-        Ok(Self { url, host, port, about })
+        Ok(Self { way, about })
     }
 
     /// What the server says of itself.
@@ -129,12 +165,12 @@ impl Client {
 
     /// Its URL.
     pub fn url(&self) -> &str {
-        &self.url
+        &self.way.url
     }
 
     /// The host that it was reached at.
     pub fn host(&self) -> &str {
-        &self.host
+        &self.way.host
     }
 
     /// Every job in short.
@@ -182,8 +218,8 @@ impl Client {
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<T, ClientError> {
-        let (status, body) = exchange(&self.url, &self.host, self.port, method, path, body).await?;
-        let url = self.url.clone();
+        let (status, body) = exchange(&self.way, method, path, body).await?;
+        let url = self.way.url.clone();
         if status.is_success() {
             // Nothing to read is read as JSON's nothing.
             let body = if body.is_empty() { Bytes::from_static(b"null") } else { body };
@@ -203,50 +239,80 @@ impl Client {
             let job = path.split(['/', '?']).nth(4).unwrap_or_default().into();
             return Err(ClientError::NoSuchJob { url, job, jobs: jobs.join(", ") });
         }
-        Err(ClientError::Refused {
-            url,
-            title: one_line(&problem.title).into_owned(),
-            detail: one_line(&problem.detail).into_owned(),
-            hint: hint(&problem.kind),
-        })
+        Err(refused(&url, &problem))
     }
 }
 
-fn parse_url(url: &str) -> Option<(String, u16)> {
-    let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-    let uri: Uri = url.parse().ok()?;
-    let plain = uri.scheme_str() == Some("http") && matches!(uri.path(), "" | "/") && uri.query().is_none();
-    let host = uri.host().filter(|host| !host.is_empty())?;
-    plain.then(|| (host.to_owned(), uri.port_u16().unwrap_or(80)))
+fn refused(url: &str, problem: &Problem) -> ClientError {
+    ClientError::Refused {
+        url: url.into(),
+        title: one_line(&problem.title).into_owned(),
+        detail: one_line(&problem.detail).into_owned(),
+        hint: hint(&problem.kind),
+    }
 }
 
-async fn get(url: &str, host: &str, port: u16, path: &str) -> Result<(StatusCode, Bytes), ClientError> {
-    exchange(url, host, port, Method::GET, path, None).await
+/// Whether it is to be TLS, the host and the port.
+fn parse_url(url: &str) -> Option<(bool, String, u16)> {
+    let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+    let uri: Uri = url.parse().ok()?;
+    let secure = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        _ => return None,
+    };
+    let plain = matches!(uri.path(), "" | "/") && uri.query().is_none();
+    let host = uri.host().filter(|host| !host.is_empty())?;
+    plain.then(|| (secure, host.to_owned(), uri.port_u16().unwrap_or(if secure { 443 } else { 80 })))
+}
+
+/// A connection, under TLS or not.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+async fn connect(way: &Way) -> Result<Box<dyn Stream>, ClientError> {
+    let unreachable = |error: String| ClientError::Unreachable { url: way.url.clone(), error };
+    // Brackets are how a URL writes an IPv6 address, not how the system does.
+    let bare = way.host.trim_start_matches('[').trim_end_matches(']');
+    let connect = async {
+        let stream =
+            TcpStream::connect((bare, way.port)).await.map_err(|error| unreachable(error.to_string()))?;
+        let Some(tls) = &way.tls else { return Ok(Box::new(stream) as Box<dyn Stream>) };
+        let name = ServerName::try_from(bare.to_owned()).map_err(|error| unreachable(error.to_string()))?;
+        let shaken = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
+        let stream = shaken.map_err(|error| {
+            unreachable(format!(
+                "no TLS with it ({error}); is the right authority named with --ca or MUSTER_CA?"
+            ))
+        })?;
+        Ok(Box::new(stream) as Box<dyn Stream>)
+    };
+    tokio::time::timeout(CONNECT_TIMEOUT, connect)
+        .await
+        .map_err(|_| unreachable(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))?
 }
 
 async fn exchange(
-    url: &str,
-    host: &str,
-    port: u16,
+    way: &Way,
     method: Method,
     path: &str,
     body: Option<Vec<u8>>,
 ) -> Result<(StatusCode, Bytes), ClientError> {
-    let unreachable = |error: String| ClientError::Unreachable { url: url.into(), error };
-    // Brackets are how a URL writes an IPv6 address, not how the system does.
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let stream = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((bare, port)))
-        .await
-        .map_err(|_| unreachable(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))?
-        .map_err(|error| unreachable(error.to_string()))?;
+    let url = &way.url;
+    let unreachable = |error: String| ClientError::Unreachable { url: url.clone(), error };
+    let stream = connect(way).await?;
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(HOST, format!("{host}:{port}"))
+            .header(HOST, format!("{}:{}", way.host, way.port))
             .header(USER_AGENT, concat!("muster/", env!("CARGO_PKG_VERSION")))
             .header(ACCEPT, "application/json");
+        if let Some(token) = &way.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
@@ -269,7 +335,7 @@ async fn exchange(
         .map_err(|_| unreachable(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))?;
     answered.map_err(|error| match error.downcast_ref::<hyper::Error>() {
         Some(spoken) if spoken.is_parse() => {
-            ClientError::NotMuster { url: url.into(), found: "its answer is not HTTP/1".into() }
+            ClientError::NotMuster { url: url.clone(), found: "its answer is not HTTP/1".into() }
         }
         _ => unreachable(format!("{error:#}")),
     })
@@ -281,11 +347,12 @@ mod tests {
 
     #[test]
     fn a_url_is_a_host_and_a_port() {
-        assert_eq!(parse_url("http://a:1"), Some(("a".into(), 1)));
-        assert_eq!(parse_url("http://a:1/"), Some(("a".into(), 1)));
-        assert_eq!(parse_url("a:1"), Some(("a".into(), 1)));
-        assert_eq!(parse_url("http://[::1]:8477"), Some(("[::1]".into(), 8477)));
-        assert_eq!(parse_url("https://a:1"), None);
+        assert_eq!(parse_url("http://a:1"), Some((false, "a".into(), 1)));
+        assert_eq!(parse_url("http://a:1/"), Some((false, "a".into(), 1)));
+        assert_eq!(parse_url("a:1"), Some((false, "a".into(), 1)));
+        assert_eq!(parse_url("http://[::1]:8477"), Some((false, "[::1]".into(), 8477)));
+        assert_eq!(parse_url("https://a"), Some((true, "a".into(), 443)));
+        assert_eq!(parse_url("ftp://a:1"), None);
         assert_eq!(parse_url("http://a:1/x"), None);
         assert_eq!(parse_url(""), None);
     }

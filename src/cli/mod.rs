@@ -3,6 +3,7 @@
 mod audit;
 mod client;
 mod config;
+mod credentials;
 mod drain;
 mod events;
 mod exclude;
@@ -16,6 +17,8 @@ mod readmit;
 mod serve;
 mod server;
 mod status;
+mod tls;
+mod token;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -41,7 +44,7 @@ Examples:
     muster launch -n 2 -- python3 train.py
 
   Serve a job of eight tasks to a cluster, and look at it:
-    muster serve --tasks 8 --grpc 0.0.0.0:8476
+    muster serve --tasks 8 --grpc 0.0.0.0:8476 --insecure-grpc
     muster status
 
   On each host of the cluster, point JAX at it and start the program as ever:
@@ -64,6 +67,8 @@ enum Command {
     Job(job::Arguments),
     Audit(audit::Arguments),
     Config(config::Arguments),
+    Tls(tls::Arguments),
+    Token(token::Arguments),
     Metrics(metrics::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
@@ -85,6 +90,8 @@ pub fn main() -> ExitCode {
         Command::Job(arguments) => job::run(&arguments),
         Command::Audit(arguments) => audit::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
+        Command::Tls(arguments) => tls::run(&arguments),
+        Command::Token(arguments) => token::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),

@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::client::{Client, DEFAULT_SERVER};
+use super::credentials::Credentials;
 use super::print;
 use crate::coordination::{JobName, Timestamp};
 
@@ -20,6 +21,9 @@ pub struct Place {
     #[arg(long, value_name = "URL", env = "MUSTER_SERVER", default_value = DEFAULT_SERVER, hide_env_values = true)]
     pub server: String,
 
+    #[command(flatten)]
+    credentials: Credentials,
+
     /// Print the answer as JSON, as the REST API gives it
     #[arg(long)]
     pub json: bool,
@@ -28,7 +32,7 @@ pub struct Place {
 impl Place {
     /// Finds the server.
     pub async fn find(&self) -> Result<Client> {
-        Ok(Client::find(&self.server).await?)
+        Ok(Client::find(&self.server, &self.credentials).await?)
     }
 
     /// Prints an answer: as JSON if that is wanted, otherwise in words.

@@ -40,17 +40,25 @@ pub struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  One job of eight tasks, reachable from other machines:
-    muster serve --tasks 8 --grpc 0.0.0.0:8476
+  One job of eight tasks, reachable from other machines that show a certificate (jaxlib 0.11.2 and later):
+    muster serve --tasks 8 --grpc 0.0.0.0:8476 --grpc-tls-cert server.pem --grpc-tls-key server-key.pem \\
+      --grpc-tls-client-ca ca.pem
+
+  The same for clients that speak only plaintext, inside a network that you trust:
+    muster serve --tasks 8 --grpc 0.0.0.0:8476 --insecure-grpc
+
+  Pages and REST for other machines, to those who have a token:
+    muster token new --name ops --role operator --file tokens.toml
+    muster serve --tasks 8 --http 0.0.0.0:8477 --http-hosts muster.example --tokens-file tokens.toml
 
   Tasks that may fail and come back; broken connections are forgiven for five seconds:
     muster serve --tasks 8 --recoverable --disconnect-grace 5s
 
   Two jobs, the second with a port of its own:
-    muster serve --tasks 64 --job eval=4@0.0.0.0:9476
+    muster serve --tasks 64 --job eval=4@127.0.0.1:9476
 
   The same as a file, checked and then served (flags still override it):
-    muster config print --tasks 64 --job eval=4@0.0.0.0:9476 > muster.toml
+    muster config print --tasks 64 --job eval=4@127.0.0.1:9476 > muster.toml
     muster serve --config muster.toml --check-config
     muster serve --config muster.toml";
 
@@ -58,7 +66,9 @@ Examples:
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
     config.require_jobs()?;
+    config.require_guards()?;
     if arguments.check_config {
+        Server::check_files(&config)?;
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
         print(&format!("The configuration is valid: {} job(s), {tasks} task(s).\n", config.jobs.len()))?;
         return Ok(ExitCode::SUCCESS);
@@ -136,7 +146,8 @@ fn announcement(config: &Config, about: &About) -> String {
     for listener in &about.grpc {
         let _ = writeln!(text, "  gRPC  {}", listener.address);
     }
-    let http = format!("http://{}", about.http);
+    let scheme = if config.server.http_tls.cert.is_some() { "https" } else { "http" };
+    let http = format!("{scheme}://{}", about.http);
     let named = if http == DEFAULT_SERVER { String::new() } else { format!(" --server {http}") };
     let _ = writeln!(text, "  HTTP  {http}");
     let _ = writeln!(text, "Look with: muster status{named}");

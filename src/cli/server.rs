@@ -10,15 +10,16 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::clock::Clock;
-use crate::config::{Config, Job};
+use crate::config::{Config, Job, Tls};
 use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
 use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
-use crate::http::{self, About, Audit, Limits, Listener, Readiness, Site, Streams, Version};
+use crate::http::{self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Tokens, Version};
 use crate::telemetry::events::log_events;
 use crate::telemetry::metrics::{Metrics, Sources, Tally};
 use crate::telemetry::traces::{Protocol, Traces};
+use crate::tls::{Entrance, Failures};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
@@ -26,6 +27,11 @@ const LAST_ANSWERS: Duration = Duration::from_millis(200);
 const LAST_TRACES: Duration = Duration::from_secs(3);
 /// How long the wire edge may take, beyond its time, to cut what has not finished.
 const CUTTING: Duration = Duration::from_secs(2);
+
+/// What clients of the wire protocol speak, as TLS names it; JAX goes away if nobody chooses it.
+const HTTP2: &[&[u8]] = &[b"h2"];
+/// What people's and tools' clients speak.
+const HTTP1: &[&[u8]] = &[b"http/1.1"];
 
 /// A server that is running.
 pub struct Server {
@@ -75,6 +81,11 @@ impl Server {
                 format!("cannot append to the audit file {}: name another with --audit-file", path.display())
             })?,
         };
+        config.require_guards()?;
+        let clock = Clock::start();
+        let handshakes = Arc::new(Failures::new(clock));
+        let [grpc_entrance, http_entrance] = entrances(config, clock, &handshakes)?;
+        let guard = guard(config, clock)?;
         let (web, web_address) = bind(config.server.http, "HTTP", "--http")?;
         let mut listeners = Vec::new();
         let (listener, address) = bind(config.server.grpc, "gRPC", "--grpc")?;
@@ -88,7 +99,7 @@ impl Server {
 
         let metrics_listener =
             config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
-        let engine = Engine::new(Clock::start());
+        let engine = Engine::new(clock);
         engine.bound_jobs(config.server.jobs_max);
         let tally = Arc::<Tally>::default();
         let traces = start_traces(config, &engine)?;
@@ -113,20 +124,31 @@ impl Server {
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
-        let edge = grpc::Server::traced(Arc::clone(&server.engine), limits, server.traces.clone());
-        let site = server.site(&edge, tally, audit, config);
+        let engine = Arc::clone(&server.engine);
+        let edge = grpc::Server::behind(grpc_entrance, engine, limits, server.traces.clone());
+        let site = Site { handshakes, guard: Arc::new(guard), ..server.site(&edge, tally, audit, config) };
         let limits = Limits::new(config.server.http_connections);
+        let http_entrance = Arc::new(http_entrance);
         if let Some((listener, address)) = metrics_listener {
-            warn_if_open(address, "metrics");
             tracing::info!(%address, "metrics have a listener of their own");
             let router = http::metrics_router(site.clone());
-            server.http.tasks.spawn(http::serve(listener, router, limits, server.http.stop.subscribe()));
+            let (entrance, stop) = (Arc::clone(&http_entrance), server.http.stop.subscribe());
+            server.http.tasks.spawn(http::serve(listener, entrance, router, limits, stop));
         }
-        server.http.tasks.spawn(http::serve(web, http::router(site), limits, server.http.stop.subscribe()));
+        let stop = server.http.stop.subscribe();
+        server.http.tasks.spawn(http::serve(web, http_entrance, http::router(site), limits, stop));
         server.serve_grpc(&edge, listeners, config)?;
-        warn_if_open(web_address, "HTTP");
+        warn_if_open(config);
         server.readiness.started();
         Ok(server)
+    }
+
+    /// Reads what `config` names besides values: certificates and tokens.
+    pub fn check_files(config: &Config) -> Result<()> {
+        let clock = Clock::start();
+        entrances(config, clock, &Arc::new(Failures::new(clock)))?;
+        guard(config, clock)?;
+        Ok(())
     }
 
     /// What the web edge looks at. Starts whatever measures by itself.
@@ -162,8 +184,7 @@ impl Server {
         let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
-        for Bound { listener, address, job } in listeners {
-            warn_if_open(address, "gRPC");
+        for Bound { listener, job, .. } in listeners {
             let routing = match job {
                 None => Routing::ByAuthority(only),
                 Some(name) => {
@@ -250,12 +271,40 @@ fn describe(http: SocketAddr, listeners: &[Bound], jobs: &[Job]) -> About {
     About { version: Version::this(), http, grpc: grpc.collect() }
 }
 
-fn warn_if_open(address: SocketAddr, what: &str) {
-    if !address.ip().is_loopback() {
-        tracing::warn!(
-            %address,
-            "anybody who can reach this {what} address can use it: there is no authentication; keep it inside a trusted \
-             network"
-        );
+/// The ways into both edges.
+fn entrances(config: &Config, clock: Clock, handshakes: &Arc<Failures>) -> Result<[Entrance; 2]> {
+    let enter = |edge, tls: &Tls, protocols| {
+        let kept = (clock, Arc::clone(handshakes));
+        let entrance = Entrance::new(edge, tls.mode, tls.files(edge)?, protocols, kept);
+        entrance.with_context(|| format!("no TLS for {edge}: see --{edge}-tls-cert, and `muster tls check`"))
+    };
+    let server = &config.server;
+    Ok([enter("grpc", &server.grpc_tls, HTTP2)?, enter("http", &server.http_tls, HTTP1)?])
+}
+
+/// Who may do what over HTTP.
+fn guard(config: &Config, clock: Clock) -> Result<Guard> {
+    let server = &config.server;
+    let tokens = server.tokens_file.as_ref().map(|path| Tokens::read(path, clock)).transpose()?;
+    if tokens.is_some() && server.http_tls.cert.is_none() && !server.http.ip().is_loopback() {
+        tracing::warn!("tokens come in by plaintext HTTP, where others may read them: see --http-tls-cert");
+    }
+    // Whoever is given the name of this machine should be able to use it.
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let hosts = server.http_hosts.clone().and(&machine);
+    let guard = Guard::open(clock).with_tokens(tokens, server.session_timeout).with_hosts(hosts);
+    Ok(guard.with_changes(server.http_changes_per_second))
+}
+
+/// Says what is open because it was told to be.
+fn warn_if_open(config: &Config) {
+    for (flag, told) in
+        [("--insecure", config.server.insecure), ("--insecure-grpc", config.server.insecure_grpc)]
+    {
+        if told {
+            tracing::warn!(
+                "{flag}: anybody who can reach the address can use it; keep it inside a trusted network"
+            );
+        }
     }
 }

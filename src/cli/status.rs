@@ -12,6 +12,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::client::{Client, DEFAULT_SERVER};
+use super::credentials::Credentials;
 use super::print;
 use crate::config::parse_positive_duration;
 use crate::coordination::{JobName, JobView};
@@ -29,6 +30,9 @@ pub struct Arguments {
     /// The HTTP address of the server
     #[arg(long, value_name = "URL", env = "MUSTER_SERVER", default_value = DEFAULT_SERVER, hide_env_values = true)]
     server: String,
+
+    #[command(flatten)]
+    credentials: Credentials,
 
     /// Only this job
     #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
@@ -89,7 +93,7 @@ fn shown(arguments: &Arguments, (url, seen): &(String, Seen)) -> Result<String> 
 }
 
 async fn look(arguments: &Arguments) -> Result<(String, Seen)> {
-    let client = Client::find(&arguments.server).await?;
+    let client = Client::find(&arguments.server, &arguments.credentials).await?;
     let names = match &arguments.job {
         Some(name) => vec![name.clone()],
         None => client.jobs().await?.into_iter().map(|job| job.name).collect(),

@@ -1,10 +1,13 @@
 //! Every setting, once: its name, how it is shown and how it is read. Flags, environment variables, the file's keys,
 //! `--help` and `muster config print` all come from these two tables.
 
+use std::path::PathBuf;
+
 use crate::coordination::{ErrorDelivery, JobSettings};
-use crate::http::Redaction;
+use crate::http::{Hosts, Redaction};
 use crate::telemetry::log;
 use crate::telemetry::traces::{Protocol, check_endpoint};
+use crate::tls::Mode;
 
 use super::value::{
     parse_address, parse_count, parse_duration, parse_positive_duration, parse_rules, parse_switch,
@@ -49,8 +52,48 @@ fn text(value: impl ToString) -> Shown {
     Shown::Text(value.to_string())
 }
 
+fn path(path: Option<&PathBuf>) -> Shown {
+    path.map_or_else(|| text("none"), |path| text(path.display()))
+}
+
+fn parse_path(text: &str) -> Option<PathBuf> {
+    (text != "none").then(|| text.into())
+}
+
+/// A setting that is the path of a file, or none.
+macro_rules! path_key {
+    ($name:literal, $help:literal, $($field:ident).+) => {
+        Key {
+            name: $name,
+            placeholder: "PATH|none",
+            rare: false,
+            help: $help,
+            show: |server| path(server.$($field).+.as_ref()),
+            set: |server, text| {
+                server.$($field).+ = parse_path(text);
+                Ok(())
+            },
+        }
+    };
+}
+
+/// A setting that says which connections a listener takes.
+macro_rules! mode_key {
+    ($name:literal, $field:ident) => {
+        Key {
+            name: $name,
+            placeholder: "MODE",
+            rare: true,
+            help: "Which connections are taken there: required (TLS), optional (TLS and plaintext), off (plaintext), or \
+                   auto (required if there is a certificate)",
+            show: |server| text(server.$field.mode),
+            set: |server, text| Mode::parse(text).map(|value| server.$field.mode = value),
+        }
+    };
+}
+
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 21] = [
+pub static SERVER_KEYS: [Key<Server>; 35] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -227,17 +270,12 @@ pub static SERVER_KEYS: [Key<Server>; 21] = [
         show: |server| text(server.log_format),
         set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
     },
-    Key {
-        name: "audit-file",
-        placeholder: "PATH|none",
-        rare: false,
-        help: "Append a line of JSON to this file for everything that an operator does; the last lines are at                /api/v1/audit in any case",
-        show: |server| server.audit_file.as_ref().map_or_else(|| text("none"), |path| text(path.display())),
-        set: |server, text| {
-            server.audit_file = (text != "none").then(|| text.into());
-            Ok(())
-        },
-    },
+    path_key!(
+        "audit-file",
+        "Append a line of JSON to this file for everything that an operator does; the last lines are at /api/v1/audit in \
+         any case",
+        audit_file
+    ),
     Key {
         name: "redact-keys",
         placeholder: "GLOB,...|none",
@@ -245,6 +283,78 @@ pub static SERVER_KEYS: [Key<Server>; 21] = [
         help: "Keys whose values the REST API does not show; * stands for any text",
         show: |server| text(&server.redact_keys),
         set: |server, text| Redaction::parse(text).map(|value| server.redact_keys = value),
+    },
+    path_key!(
+        "grpc-tls-cert",
+        "The certificate of the gRPC listeners (PEM, with those in between)",
+        grpc_tls.cert
+    ),
+    path_key!("grpc-tls-key", "Its key (PEM); both are read again when they change", grpc_tls.key),
+    path_key!(
+        "grpc-tls-client-ca",
+        "The authorities whose clients may connect (mutual TLS); none: clients are not asked",
+        grpc_tls.client_ca
+    ),
+    mode_key!("grpc-tls-mode", grpc_tls),
+    path_key!(
+        "http-tls-cert",
+        "The certificate of the HTTP listener (PEM, with those in between)",
+        http_tls.cert
+    ),
+    path_key!("http-tls-key", "Its key (PEM); both are read again when they change", http_tls.key),
+    path_key!(
+        "http-tls-client-ca",
+        "The authorities whose clients may connect; none: clients are not asked",
+        http_tls.client_ca
+    ),
+    mode_key!("http-tls-mode", http_tls),
+    Key {
+        name: "http-hosts",
+        placeholder: "NAME,...|none",
+        rare: false,
+        help: "Names by which people and tools reach the HTTP address, besides localhost and IP addresses; *.NAME stands for \
+               all names below one",
+        show: |server| text(&server.http_hosts),
+        set: |server, text| Hosts::parse(text).map(|value| server.http_hosts = value),
+    },
+    path_key!(
+        "tokens-file",
+        "Who may do what over HTTP: see `muster token new`; without it everybody may do everything. It is read again \
+         when it changes",
+        tokens_file
+    ),
+    Key {
+        name: "session-timeout",
+        placeholder: "DURATION",
+        rare: true,
+        help: "How long a login in a browser holds",
+        show: |server| text(show_duration(server.session_timeout)),
+        set: |server, text| parse_positive_duration(text).map(|value| server.session_timeout = value),
+    },
+    Key {
+        name: "http-changes-per-second",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many changes one actor may ask for in a second, over HTTP",
+        show: |server| Shown::Number(server.http_changes_per_second as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.http_changes_per_second = value),
+    },
+    Key {
+        name: "insecure",
+        placeholder: "true|false",
+        rare: false,
+        help: "Let other machines use the HTTP address without saying who they are",
+        show: |server| Shown::Switch(server.insecure),
+        set: |server, text| parse_switch(text).map(|value| server.insecure = value),
+    },
+    Key {
+        name: "insecure-grpc",
+        placeholder: "true|false",
+        rare: false,
+        help: "Let other machines use the gRPC addresses without saying who they are: needed for clients that speak only \
+               plaintext (jaxlib before 0.11.2)",
+        show: |server| Shown::Switch(server.insecure_grpc),
+        set: |server, text| parse_switch(text).map(|value| server.insecure_grpc = value),
     },
 ];
 

@@ -24,6 +24,7 @@ use super::route::Routing;
 use super::server::Server;
 use crate::coordination::Ending;
 use crate::http2::{Event, Memo, PREFACE, Receiver, Sender, Settings, StreamId};
+use crate::tls;
 
 /// So much is read in one turn before others get theirs.
 const TURN: usize = 512 << 10;
@@ -38,9 +39,6 @@ const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
-/// What a TLS client's first byte is; HTTP/2 begins with a P.
-const TLS_HANDSHAKE: u8 = 0x16;
-
 /// What a thread needs to serve a connection, whichever it is.
 struct Tools {
     room: Vec<u8>,
@@ -61,6 +59,9 @@ thread_local! {
 pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
     /// Lets data go unacknowledged, or not taken by the peer's process, for as long as this.
     fn bear_with(&self, unacknowledged: Option<Duration>);
+
+    /// The connection is over: says so, where saying so is more than closing the socket.
+    fn farewell(&mut self, _cx: &mut Context<'_>) {}
 }
 
 impl Transport for TcpStream {
@@ -73,60 +74,82 @@ impl Transport for TcpStream {
     }
 }
 
-/// Finds out whether a new connection speaks HTTP/2, and opens it if so.
-pub(super) async fn greet<T>(
+impl Transport for tls::Stream<TcpStream> {
+    fn bear_with(&self, unacknowledged: Option<Duration>) {
+        self.get_ref().0.stream().bear_with(unacknowledged);
+    }
+
+    fn farewell(&mut self, cx: &mut Context<'_>) {
+        // What does not leave at once need not leave: the peer sees the end of the connection either way.
+        let _ = Pin::new(self).poll_shutdown(cx);
+    }
+}
+
+/// A connection that speaks HTTP/2. Each kind is driven for itself, so that a plain one pays nothing for the other.
+pub(super) enum Greeted {
+    Plain(Connection<TcpStream>),
+    Tls(Connection<tls::Stream<TcpStream>>),
+}
+
+/// What was found out about a new connection: its socket, and what came together with the preface.
+enum Met {
+    Plain(TcpStream, Vec<u8>),
+    Tls(tls::Stream<TcpStream>, Vec<u8>),
+}
+
+/// Finds out whether a new connection speaks HTTP/2, under TLS or not, and opens it if so.
+pub(super) async fn greet(
     server: Arc<Server>,
-    mut socket: T,
+    socket: TcpStream,
     peer: SocketAddr,
     routing: Routing,
     place: Place,
-) -> Option<Connection<T>>
-where
-    T: Transport,
-{
-    let mut early = Vec::with_capacity(256);
-    match timeout(server.limits.handshake, preface(&mut socket, &mut early)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            server.counts.strangers.add();
-            if early.first() == Some(&TLS_HANDSHAKE) {
-                tracing::info!(%peer, "a client spoke TLS to a port without it: its mTLS settings do not belong here");
-            } else {
-                tracing::debug!(%peer, %error, "a connection that is no HTTP/2");
-            }
-            return None;
+) -> Option<Greeted> {
+    let within = server.limits.handshake;
+    let mut speaks_tls = false;
+    let met = timeout(within, meet(&server, socket, peer, &mut speaks_tls)).await;
+    match met {
+        Ok(Ok(Some(Met::Plain(socket, early)))) => {
+            return Some(Greeted::Plain(Connection::open(server, socket, early, peer, routing, place)));
         }
-        Err(_) => {
-            server.counts.strangers.add();
-            tracing::debug!(%peer, "a connection that says nothing");
-            return None;
+        Ok(Ok(Some(Met::Tls(socket, early)))) => {
+            return Some(Greeted::Tls(Connection::open(server, socket, early, peer, routing, place)));
         }
+        // The entrance has said why.
+        Ok(Ok(None)) => {}
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection that is no HTTP/2"),
+        Err(_) if speaks_tls => server.entrance.too_slow(peer, within),
+        Err(_) => tracing::debug!(%peer, "a connection that says nothing"),
     }
-    let settings = Settings {
-        streams: server.limits.streams_per_connection,
-        frame: FRAME,
-        stream_window: STREAM_WINDOW,
-        connection_window: CONNECTION_WINDOW,
-        header_list: HEADER_LIST,
-    };
-    let received = early.len() as u64;
-    early.drain(..PREFACE.len());
-    let mailbox = Arc::clone(place.mailbox());
-    let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
-    let (receiver, sender) = (Receiver::new(), Sender::new(settings));
-    Some(Connection {
-        desk,
-        socket,
-        receiver,
-        sender,
-        received,
-        early,
-        fresh: None,
-        peer_left: false,
-        mailbox,
-        patient: false,
-        _place: place,
-    })
+    server.counts.strangers.add();
+    None
+}
+
+/// Reads the preface. The first byte says whether it comes under TLS; it is read together with what follows it, so that to
+/// find out costs nothing.
+async fn meet(
+    server: &Server,
+    mut socket: TcpStream,
+    peer: SocketAddr,
+    speaks_tls: &mut bool,
+) -> io::Result<Option<Met>> {
+    let mut early = Vec::with_capacity(256);
+    let plain = preface(&mut socket, &mut early).await;
+    if early.first() == Some(&tls::FIRST_BYTE) {
+        *speaks_tls = true;
+        let Some(mut socket) = server.entrance.secure(tls::Rewind::new(early, socket), peer).await else {
+            return Ok(None);
+        };
+        let mut early = Vec::with_capacity(256);
+        preface(&mut socket, &mut early).await?;
+        return Ok(Some(Met::Tls(socket, early)));
+    }
+    plain?;
+    if !server.entrance.takes_plain() {
+        server.entrance.refused_plain(peer);
+        return Ok(None);
+    }
+    Ok(Some(Met::Plain(socket, early)))
 }
 
 /// Reads until the preface is there, or what is there is none.
@@ -190,7 +213,7 @@ impl<T: Transport> Future for Connection<T> {
         let this = self.get_mut();
         loop {
             if let Some(ending) = this.read_notes() {
-                return this.end(ending);
+                return this.end(ending, cx);
             }
             let driven = this.drive(cx);
             this.desk.moved(std::mem::take(&mut this.received), this.sender.output.take_sent());
@@ -204,7 +227,7 @@ impl<T: Transport> Future for Connection<T> {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                Driven::Over(ending) => return this.end(ending),
+                Driven::Over(ending) => return this.end(ending, cx),
             }
             if this.mailbox.rest(cx.waker()) {
                 return Poll::Pending;
@@ -214,8 +237,44 @@ impl<T: Transport> Future for Connection<T> {
 }
 
 impl<T: Transport> Connection<T> {
-    fn end(&mut self, ending: Ending) -> Poll<()> {
+    fn open(
+        server: Arc<Server>,
+        socket: T,
+        mut early: Vec<u8>,
+        peer: SocketAddr,
+        routing: Routing,
+        place: Place,
+    ) -> Self {
+        let settings = Settings {
+            streams: server.limits.streams_per_connection,
+            frame: FRAME,
+            stream_window: STREAM_WINDOW,
+            connection_window: CONNECTION_WINDOW,
+            header_list: HEADER_LIST,
+        };
+        let received = early.len() as u64;
+        early.drain(..PREFACE.len());
+        let mailbox = Arc::clone(place.mailbox());
+        let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
+        let (receiver, sender) = (Receiver::new(), Sender::new(settings));
+        Self {
+            desk,
+            socket,
+            receiver,
+            sender,
+            received,
+            early,
+            fresh: None,
+            peer_left: false,
+            mailbox,
+            patient: false,
+            _place: place,
+        }
+    }
+
+    fn end(&mut self, ending: Ending, cx: &mut Context<'_>) -> Poll<()> {
         self.desk.close(ending);
+        self.socket.farewell(cx);
         Poll::Ready(())
     }
 
@@ -241,7 +300,7 @@ impl<T: Transport> Connection<T> {
                 Err(error) => return Driven::Over(broken(&error)),
             };
             self.be_patient(read > 0);
-            let idle = self.sender.streams() == 0 && self.sender.output.is_empty();
+            let idle = self.sender.streams() == 0 && self.sender.output.is_empty() && !blocked;
             if idle && (self.peer_left || self.sender.has_left()) {
                 return Driven::Over(Ending::Closed);
             }

@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::connection::{self, Transport as _};
+use super::connection::{self, Greeted, Transport as _};
 use super::mailbox::{Mailbox, Note};
 use super::route::Routing;
 use super::server::Server;
@@ -186,8 +186,10 @@ impl Server {
                 _ = stop.wait_for(|stop| *stop) => None,
             };
             // The connection gets a task of its own, which is as small as can be.
-            if let Some(connection) = greeted {
-                tokio::spawn(connection);
+            match greeted {
+                Some(Greeted::Plain(connection)) => drop(tokio::spawn(connection)),
+                Some(Greeted::Tls(connection)) => drop(tokio::spawn(connection)),
+                None => {}
             }
         });
     }

@@ -10,6 +10,7 @@ use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
 use crate::telemetry::traces::Traces;
+use crate::tls::{Entrance, Failures};
 
 /// The wire edge of one engine. Its bounds hold over all of its listeners together.
 pub struct Server {
@@ -19,6 +20,7 @@ pub struct Server {
     pub(super) sets: TaskSets,
     pub(super) services: Services,
     pub(super) counts: Counts,
+    pub(super) entrance: Entrance,
     /// `None`: calls are not counted one by one.
     pub(super) calls: Option<Box<CallCounts>>,
     /// `None`: calls are not traced.
@@ -26,7 +28,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A wire edge for `engine`. It serves nobody before [`Server::serve`].
+    /// A wire edge for `engine`, without TLS. It serves nobody before [`Server::serve`].
     #[must_use]
     pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
         Self::traced(engine, limits, None)
@@ -35,6 +37,18 @@ impl Server {
     /// The same, and its calls are traced.
     #[must_use]
     pub fn traced(engine: Arc<Engine>, limits: Limits, traces: Option<Arc<Traces>>) -> Arc<Self> {
+        let failures = Arc::new(Failures::new(*engine.clock()));
+        Self::behind(Entrance::plain("grpc", failures), engine, limits, traces)
+    }
+
+    /// The same, and its connections come in by `entrance`.
+    #[must_use]
+    pub fn behind(
+        entrance: Entrance,
+        engine: Arc<Engine>,
+        limits: Limits,
+        traces: Option<Arc<Traces>>,
+    ) -> Arc<Self> {
         let budget = Budget::new(limits.bodies_in_flight_bytes);
         let calls = limits.count_calls.then(Box::default);
         Arc::new(Self {
@@ -44,6 +58,7 @@ impl Server {
             sets: TaskSets::default(),
             services: Services::new(),
             counts: Counts::default(),
+            entrance,
             calls,
             traces,
         })

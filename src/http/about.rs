@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Site;
 use crate::coordination::JobName;
+use crate::tls::FailuresPage;
 
 /// A name and a version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +110,13 @@ pub(super) async fn version() -> Json<Version> {
     responses((status = 200, description = "Version and addresses, with the jobs that each gRPC address serves")))]
 pub(super) async fn server(State(site): State<Site>) -> Json<About> {
     Json(site.engine.look(|core, _| site.about.with_jobs(core.jobs().map(|(_, name)| name))))
+}
+
+/// The handshakes that failed, and why: clients of JAX do not say it
+#[utoipa::path(get, path = "/api/v1/handshakes", operation_id = "handshakes_list", tag = "server",
+    responses((status = 200, body = FailuresPage, description = "Failed handshakes of both listeners, the latest first, equal ones counted")))]
+pub(super) async fn handshakes(State(site): State<Site>) -> Json<FailuresPage> {
+    Json(site.handshakes.page())
 }
 
 #[cfg(test)]

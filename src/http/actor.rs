@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
 use axum::http::header::USER_AGENT;
@@ -15,6 +16,15 @@ use crate::coordination::{Actor, Means};
 /// Where a request comes from: the listener puts it into the extensions of every request.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
+
+/// How a request comes: the listener puts it into the extensions of every request.
+#[derive(Debug, Clone, Default)]
+pub struct Channel {
+    /// Under TLS.
+    pub secure: bool,
+    /// By what name the certificate goes that the client has shown, if it was asked for one.
+    pub certificate: Option<Arc<str>>,
+}
 
 /// The actor of a request.
 #[derive(Debug, Clone)]
@@ -34,7 +44,7 @@ impl<S: Sync> FromRequestParts<S> for Acting {
 }
 
 /// By what means a client with this user agent acts. It says so itself: a hint for people, and no proof.
-fn means(agent: &str) -> Means {
+pub(super) fn means(agent: &str) -> Means {
     if agent.starts_with("muster/") {
         Means::Cli
     } else if agent.contains("Mozilla/") {

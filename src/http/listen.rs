@@ -1,6 +1,5 @@
 //! Accepts HTTP connections, within bounds.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +11,13 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
-use super::actor::Peer;
+use super::actor::{Channel, Peer};
+use crate::tls::{self, Entrance, Rewind};
 
 /// The bounds of the web edge.
 #[derive(Debug, Clone, Copy)]
@@ -46,10 +47,27 @@ impl Limits {
 
 /// How long to wait after accepting failed, which is mostly for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How much is read to find out what a client speaks.
+const FIRST_READ: usize = 4 << 10;
 
-/// Serves `router` until `stop` says so, then lets requests in progress finish.
-pub async fn serve(listener: TcpListener, router: Router, limits: Limits, mut stop: watch::Receiver<bool>) {
+/// What every connection gets.
+#[derive(Clone)]
+struct House {
+    entrance: Arc<Entrance>,
+    router: Router,
+    limits: Limits,
+}
+
+/// Serves `router` to whom `entrance` takes until `stop` says so, then lets requests in progress finish.
+pub async fn serve(
+    listener: TcpListener,
+    entrance: Arc<Entrance>,
+    router: Router,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
     let slots = Arc::new(Semaphore::new(limits.connections));
+    let house = House { entrance, router, limits };
     let mut connections = JoinSet::new();
     let mut told_full = false;
     loop {
@@ -68,7 +86,7 @@ pub async fn serve(listener: TcpListener, router: Router, limits: Limits, mut st
         tokio::select! {
             Some((accepted, slot)) = next => match accepted {
                 Ok((stream, peer)) => {
-                    connections.spawn(connection(stream, peer, router.clone(), limits, stop.clone(), slot));
+                    connections.spawn(connection(stream, peer, house.clone(), stop.clone(), slot));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept an HTTP connection");
@@ -88,22 +106,82 @@ async fn told(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
+/// What is told to a client that speaks plaintext where only TLS is taken.
+const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n\
+    This port speaks TLS only: use https:// in place of http://.\n";
+
 async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
-    router: Router,
-    limits: Limits,
+    house: House,
     mut stop: watch::Receiver<bool>,
     _slot: OwnedSemaphorePermit,
-) -> Result<(), Infallible> {
+) {
     let socket = socket2::SockRef::from(&stream);
     // Without these the connection works too, only less well.
     let _ = socket.set_tcp_nodelay(true);
     #[cfg(target_os = "linux")]
-    let _ = socket.set_tcp_user_timeout(Some(limits.send_timeout));
+    let _ = socket.set_tcp_user_timeout(Some(house.limits.send_timeout));
+    let met = tokio::select! {
+        met = meet(stream, peer, &house) => met,
+        () = told(&mut stop) => None,
+    };
+    match met {
+        Some(Met::Plain(stream)) => {
+            speak(stream, (Peer(peer), Channel::default()), house, stop).await;
+        }
+        Some(Met::Tls(stream)) => {
+            let certificate =
+                stream.get_ref().1.peer_certificates().and_then(<[_]>::first).and_then(tls::subject);
+            let channel = Channel { secure: true, certificate: certificate.map(Into::into) };
+            speak(*stream, (Peer(peer), channel), house, stop).await;
+        }
+        None => {}
+    }
+}
+
+/// A connection that is to be served.
+enum Met {
+    Plain(Rewind<TcpStream>),
+    Tls(Box<tls::Stream<TcpStream>>),
+}
+
+/// Finds out whether a connection speaks TLS. What is read for it is, as a rule, the first request, which is then not read
+/// again.
+async fn meet(mut stream: TcpStream, peer: SocketAddr, house: &House) -> Option<Met> {
+    let entrance = &house.entrance;
+    let mut early = Vec::with_capacity(FIRST_READ);
+    let within = house.limits.head_timeout;
+    let first = tokio::time::timeout(within, stream.read_buf(&mut early)).await;
+    if !matches!(first, Ok(Ok(1..))) {
+        return None;
+    }
+    if early.first() != Some(&tls::FIRST_BYTE) {
+        if entrance.takes_plain() {
+            return Some(Met::Plain(Rewind::new(early, stream)));
+        }
+        entrance.refused_plain(peer);
+        let _ = tokio::time::timeout(ACCEPT_PAUSE, stream.write_all(SPEAK_TLS)).await;
+        return None;
+    }
+    let secured = entrance.secure(Rewind::new(early, stream), peer);
+    let Ok(secured) = tokio::time::timeout(within, secured).await else {
+        entrance.too_slow(peer, within);
+        return None;
+    };
+    secured.map(|stream| Met::Tls(Box::new(stream)))
+}
+
+/// Speaks HTTP until the client leaves or `stop` says so.
+async fn speak<S>(stream: S, from: (Peer, Channel), house: House, mut stop: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let House { router, limits, .. } = house;
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(Peer(peer));
+        request.extensions_mut().insert(from.0);
+        request.extensions_mut().insert(from.1.clone());
         router.call(request)
     });
     let connection = http1::Builder::new()
@@ -123,13 +201,11 @@ async fn connection(
         // The client's affair: it left, was too slow, or spoke no HTTP.
         tracing::debug!(%error, "an HTTP connection ended early");
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use axum::routing::get;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
@@ -140,7 +216,9 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let stop = watch::Sender::new(false);
         let router = Router::new().route("/", get(async || "here"));
-        let served = tokio::spawn(serve(listener, router, limits, stop.subscribe()));
+        let failures = Arc::new(tls::Failures::new(crate::clock::Clock::start()));
+        let entrance = Arc::new(Entrance::plain("http", failures));
+        let served = tokio::spawn(serve(listener, entrance, router, limits, stop.subscribe()));
         (address, stop, served)
     }
 

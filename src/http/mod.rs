@@ -4,7 +4,9 @@
 //! - `GET /healthz/live`: the process answers
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
+//! - `GET POST /login`, `POST /logout`: a token for a cookie, and back
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
+//! - `GET /api/v1/handshakes`: which clients could not connect by TLS, and why
 //! - `GET /api/v1/openapi.json`: the description of all that stands under `/api/v1`
 //! - `GET /api/v1/audit`: who did what, why, from where, and what came of it
 //! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, in short and whole
@@ -29,7 +31,10 @@ mod events;
 mod exclusions;
 mod extract;
 mod findings;
+mod guard;
+mod headers;
 mod health;
+mod hosts;
 mod jobs;
 mod keys;
 mod listen;
@@ -45,17 +50,19 @@ mod runs;
 use std::sync::Arc;
 
 pub use about::{About, Listener, Version};
-pub use actor::{Acting, Peer};
+pub use actor::{Acting, Channel, Peer};
 pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage};
 pub use drain::{DrainView, NewDrain};
 pub use events::{EventLine, EventsPage, Streams};
 pub use exclusions::{ExclusionsPage, NewExclusion};
 pub use findings::{FindingsPage, JobFindings};
+pub use guard::{Guard, How, Need, NewToken, Role, TokenError, Tokens, Visitor, append};
 pub use health::Readiness;
+pub use hosts::Hosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listen::{Limits, serve};
-pub use pages::{Live, Visitor};
+pub use pages::Live;
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
@@ -66,6 +73,7 @@ use crate::engine::Engine;
 use crate::findings::{Board, Remedy};
 use crate::telemetry::metrics::Metrics;
 use crate::text::is_safe_to_show;
+use crate::tls::Failures;
 use audit::Deed;
 
 /// What the handlers look at.
@@ -83,6 +91,10 @@ pub struct Site {
     pub streams: Arc<Streams>,
     /// Which values are not shown.
     pub redaction: Arc<Redaction>,
+    /// The handshakes that failed.
+    pub handshakes: Arc<Failures>,
+    /// Who may do what.
+    pub guard: Arc<Guard>,
     /// What is measured.
     pub metrics: Arc<Metrics>,
     /// What was found in it.
@@ -97,6 +109,8 @@ impl Site {
     pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<About>) -> Self {
         let metrics = Arc::new(Metrics::of_engine(&engine, &readiness));
         Self {
+            handshakes: Arc::new(Failures::new(*engine.clock())),
+            guard: Arc::new(Guard::open(*engine.clock())),
             engine,
             readiness,
             about,

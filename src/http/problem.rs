@@ -1,7 +1,7 @@
 //! Errors as RFC 9457 problem details.
 
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::pages;
 use crate::coordination::{Code, JobName, Refusal};
 use crate::engine::CannotDeclare;
+use crate::http::{Channel, Role};
 
 /// The type of the problem that a job does not exist.
 pub const NO_SUCH_JOB: &str = "/problems/no-such-job";
@@ -106,6 +107,74 @@ impl Problem {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "/problems/internal", "Internal error", detail)
     }
 
+    /// The server goes by no such name.
+    #[must_use]
+    pub(super) fn wrong_host(host: &str) -> Self {
+        let host: String = crate::text::one_line(host).chars().take(200).collect();
+        let detail = format!(
+            "nobody said that this server is reached as {host:?}: use its address, or serve with --http-hosts NAME"
+        );
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "/problems/wrong-host", "Wrong host", detail)
+    }
+
+    /// The token is none.
+    #[must_use]
+    pub(super) fn bad_token() -> Self {
+        let detail = "there is no such token, or it stands there no more";
+        Self::new(StatusCode::UNAUTHORIZED, "/problems/bad-token", "No such token", detail)
+    }
+
+    /// Nobody may do that without saying who they are.
+    #[must_use]
+    pub(super) fn who_are_you() -> Self {
+        let detail = "this server wants to know who asks: send the header authorization: Bearer TOKEN, or log in at /login";
+        Self::new(StatusCode::UNAUTHORIZED, "/problems/no-token", "Who are you?", detail)
+    }
+
+    /// That needs another role.
+    #[must_use]
+    pub(super) fn not_allowed(has: Role, needed: Role) -> Self {
+        let detail = format!("that is for the role {needed}, and yours is {has}");
+        Self::new(StatusCode::FORBIDDEN, "/problems/not-allowed", "Not allowed", detail)
+    }
+
+    /// A page elsewhere asks for a change.
+    #[must_use]
+    pub(super) fn foreign_origin(origin: &str) -> Self {
+        let origin: String = crate::text::one_line(origin).chars().take(200).collect();
+        let detail = format!("pages of {origin:?} may not change anything here");
+        Self::new(StatusCode::FORBIDDEN, "/problems/foreign-origin", "Foreign origin", detail)
+    }
+
+    /// A browser asks for a change without the proof that a page of this server does.
+    #[must_use]
+    pub(super) fn no_proof() -> Self {
+        let detail = "a browser that asks for a change must show the proof of the page that does: the form's field csrf, or \
+                      the header x-csrf-token; load the page again";
+        Self::new(StatusCode::FORBIDDEN, "/problems/no-proof", "No proof", detail)
+    }
+
+    /// What is sent could be a form of a page elsewhere.
+    #[must_use]
+    pub(super) fn not_json() -> Self {
+        let detail = "the body must be JSON: send it with the header content-type: application/json";
+        Self::bad_body(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
+    }
+
+    /// Somebody asks for too many changes.
+    #[must_use]
+    pub(super) fn too_many_changes() -> Self {
+        let detail = "so many changes by one actor are not taken at once: see --http-changes-per-second";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-changes", "Too many changes", detail)
+    }
+
+    /// Somebody tries tokens.
+    #[must_use]
+    pub(super) fn too_many_logins() -> Self {
+        let detail = "too many tokens were tried from this address: wait a little";
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-logins", "Too many logins", detail)
+    }
+
     /// The query makes no sense.
     #[must_use]
     pub fn bad_query(detail: impl Into<Box<str>>) -> Self {
@@ -159,10 +228,9 @@ impl IntoResponse for Problem {
 }
 
 /// Answers where there is no page.
-pub(super) async fn no_such_page(uri: Uri, asked: HeaderMap) -> Result<Response, Problem> {
+pub(super) async fn no_such_page() -> Problem {
     let detail = "there is nothing here; the REST API is at /api/v1/jobs";
-    let problem = Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail);
-    pages::as_page(problem, &uri, &asked)
+    Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
 }
 
 /// Answers where there is a page, but not by that method.
@@ -171,20 +239,33 @@ pub(super) async fn no_such_method() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "/problems/no-such-method", "No such method", detail)
 }
 
-/// Writes the body of a problem, and the headers that every answer has.
+/// Whether a browser asks for a page to show.
+pub(super) fn wants_page(request: &Request) -> bool {
+    let accepts = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accepts.is_some_and(|accept| accept.contains("text/html")) && !request.uri().path().starts_with("/api/")
+}
+
+/// Writes the body of a problem, as a page for people and as JSON otherwise, and the headers that every answer has.
 pub(super) async fn finish(uri: Uri, request: Request, next: Next) -> Response {
+    let page = wants_page(&request);
+    let secure = request.extensions().get::<Channel>().is_some_and(|channel| channel.secure);
     let mut response = next.run(request).await;
     if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {
         problem.instance = uri.path().into();
-        // A struct of strings and numbers always serialises.
-        let body = serde_json::to_vec(&problem).unwrap_or_default();
-        *response.body_mut() = body.into();
+        let kind = if page {
+            *response.body_mut() = pages::of_problem(problem).into();
+            HeaderValue::from_static("text/html; charset=utf-8")
+        } else {
+            // A struct of strings and numbers always serialises.
+            *response.body_mut() = serde_json::to_vec(&problem).unwrap_or_default().into();
+            HeaderValue::from_static("application/problem+json")
+        };
         let headers = response.headers_mut();
         headers.remove(header::CONTENT_LENGTH);
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CONTENT_TYPE, kind);
     }
     let headers = response.headers_mut();
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    super::headers::harden(headers, secure);
     // Everything here is the state of this moment; what has a tag may be kept to ask about it.
     if !headers.contains_key(header::ETAG) {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

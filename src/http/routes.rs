@@ -5,11 +5,13 @@
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use axum::http::Method;
 use axum::middleware;
-use axum::routing::get;
+use axum::routing::{get, post};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::guard::{self, Need, Role, login};
 use super::openapi::{self, Document};
 use super::{
     Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
@@ -17,12 +19,102 @@ use super::{
 };
 
 /// How long a request's body may be, in bytes.
-const BODY_BYTES_MAX: usize = 256 << 10;
+pub(super) const BODY_BYTES_MAX: usize = 256 << 10;
+
+/// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
+/// row and every row its route. A route without one, which there cannot be, is for admins if it changes something.
+static NEEDS: &[(Need, &str, &[&str])] = &[
+    // Probes know no tokens, and whoever logs in has not shown theirs yet.
+    (Need::Nothing, "GET", &["/healthz/live", "/healthz/ready", "/version", "/login"]),
+    // The page of the login wants to look like the others.
+    (Need::Nothing, "GET", &["/static/{file}", "/favicon.ico"]),
+    (
+        Need::Role(Role::Viewer),
+        "GET",
+        &[
+            "/",
+            "/live",
+            "/jobs",
+            "/jobs/{job}",
+            "/jobs/{job}/live",
+            "/jobs/{job}/timeline",
+            "/jobs/{job}/barriers",
+            "/jobs/{job}/tasks/{task}",
+            "/jobs/{job}/devices",
+            "/jobs/{job}/keys",
+            "/jobs/{job}/drain",
+            "/jobs/{job}/exclusions",
+            "/transfers",
+            "/audit",
+            "/api",
+            "/guide",
+            "/guide/{page}",
+        ],
+    ),
+    (Need::Role(Role::Operator), "GET", &["/jobs/{job}/keys/value"]),
+    (
+        Need::Role(Role::Operator),
+        "POST",
+        &["/jobs/{job}/exclusions", "/jobs/{job}/exclusions/{id}/lift", "/jobs/{job}/drain"],
+    ),
+    (Need::Nothing, "POST", &["/login"]),
+    (Need::Role(Role::Viewer), "POST", &["/logout"]),
+    (
+        Need::Role(Role::Viewer),
+        "GET",
+        &[
+            "/metrics",
+            "/api/v1/server",
+            "/api/v1/handshakes",
+            "/api/v1/openapi.json",
+            "/api/v1/audit",
+            "/api/v1/findings",
+            "/api/v1/jobs",
+            "/api/v1/jobs/{job}",
+            "/api/v1/jobs/{job}/events",
+            "/api/v1/jobs/{job}/exclusions",
+            "/api/v1/jobs/{job}/exclusions/{id}",
+            "/api/v1/jobs/{job}/drain",
+            "/api/v1/jobs/{job}/runs",
+            "/api/v1/jobs/{job}/tasks",
+            "/api/v1/jobs/{job}/tasks/{task}",
+            "/api/v1/jobs/{job}/barriers",
+            "/api/v1/jobs/{job}/live",
+            "/api/v1/jobs/{job}/devices",
+            "/api/v1/jobs/{job}/devices/map",
+            "/api/v1/jobs/{job}/findings",
+            "/api/v1/jobs/{job}/keys",
+        ],
+    ),
+    // Values are what tasks find and trust one another by: addresses, and the ids that let one into a communicator.
+    (Need::Role(Role::Operator), "GET", &["/api/v1/jobs/{job}/keys/{*key}"]),
+    (Need::Role(Role::Operator), "PUT", &["/api/v1/jobs/{job}/keys/{*key}"]),
+    (
+        Need::Role(Role::Operator),
+        "DELETE",
+        &["/api/v1/jobs/{job}/keys/{*key}", "/api/v1/jobs/{job}/exclusions/{id}"],
+    ),
+    (Need::Role(Role::Operator), "POST", &["/api/v1/jobs/{job}/exclusions", "/api/v1/jobs/{job}/drain"]),
+    (Need::Role(Role::Admin), "POST", &["/api/v1/jobs"]),
+    (Need::Role(Role::Admin), "PATCH", &["/api/v1/jobs/{job}"]),
+    (Need::Role(Role::Admin), "DELETE", &["/api/v1/jobs/{job}"]),
+];
+
+/// What the route at this path asks of its callers.
+pub(super) fn need(method: &Method, path: Option<&str>) -> Need {
+    let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    let method = if looks { "GET" } else { method.as_str() };
+    let row =
+        NEEDS.iter().find(|(_, of, paths)| *of == method && path.is_some_and(|path| paths.contains(&path)));
+    let otherwise = if looks { Role::Viewer } else { Role::Admin };
+    row.map_or(Need::Role(otherwise), |(need, ..)| *need)
+}
 
 /// The REST API, with its description.
 fn api() -> (Router<Site>, Document) {
     let router = OpenApiRouter::with_openapi(openapi::head())
         .routes(routes!(about::server))
+        .routes(routes!(about::handshakes))
         .routes(routes!(openapi::show))
         .routes(routes!(audit::list))
         .routes(routes!(jobs::list, jobs::create))
@@ -55,11 +147,14 @@ pub fn router(site: Site) -> Router {
         .route("/healthz/live", get(health::live))
         .route("/healthz/ready", get(health::ready))
         .route("/version", get(about::version))
+        .route("/login", get(login::show).post(login::enter))
+        .route("/logout", post(login::leave))
         .route("/metrics", get(metrics::scrape))
         .merge(api)
         .merge(pages)
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
+        .layer(middleware::from_fn_with_state(site.clone(), guard::pass))
         .layer(middleware::from_fn(problem::finish))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(site)
@@ -71,6 +166,7 @@ pub fn metrics_router(site: Site) -> Router {
         .route("/metrics", get(metrics::scrape))
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
+        .layer(middleware::from_fn_with_state(site.clone(), guard::pass))
         .layer(middleware::from_fn(problem::finish))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(site)
@@ -148,6 +244,24 @@ mod tests {
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), operations.len(), "operations are told apart by their ids");
+    }
+
+    #[test]
+    fn every_page_and_every_form_says_what_it_asks_of_its_callers() {
+        let source = include_str!("pages/mod.rs");
+        let mut count = 0;
+        for route in source.split(".route(\"").skip(1) {
+            let (path, handlers) = route.split_once('"').unwrap();
+            let handlers = handlers.lines().next().unwrap();
+            for (method, call) in [("GET", "get("), ("POST", "post(")] {
+                if handlers.contains(call) {
+                    let row = NEEDS.iter().find(|(_, of, paths)| *of == method && paths.contains(&path));
+                    assert!(row.is_some(), "{method} {path} has no row");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count > 20, "{count} pages and forms");
     }
 
     #[tokio::test]

@@ -97,7 +97,8 @@ impl Output {
             }
             self.advance(sent);
         }
-        Poll::Ready(Ok(()))
+        // What TLS has taken need not have left yet. For a plain socket this is nothing at all.
+        Pin::new(socket).poll_flush(cx)
     }
 
     fn poll_write<T: AsyncWrite + Unpin>(

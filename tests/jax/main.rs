@@ -29,6 +29,7 @@ mod scene;
 mod server;
 mod stop;
 mod time;
+mod tls;
 mod two_generations;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -45,6 +46,8 @@ enum For {
     Both,
     /// One: what depends on the server alone.
     One,
+    /// The latest: what only it can do, such as to speak TLS.
+    Latest,
 }
 
 impl For {
@@ -53,6 +56,7 @@ impl For {
             Self::All => true,
             Self::Both => ["0.9.2", "0.10.2"].contains(&release.name.as_str()),
             Self::One => release.name == "0.10.2",
+            Self::Latest => release.name == "0.12.0",
         }
     }
 }
@@ -71,6 +75,7 @@ fn tests() -> Vec<Test> {
         exclude::TESTS,
         launch::TESTS,
         stop::TESTS,
+        tls::TESTS,
     ]
     .concat()
 }

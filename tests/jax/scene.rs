@@ -48,6 +48,18 @@ impl Scene {
 
     /// Starts a task that finds its server at `address`.
     pub fn start_at(&self, address: &str, task: usize, of: usize, program: &[&str]) -> Process {
+        self.start_with(address, task, of, program, &[])
+    }
+
+    /// The same with these variables besides.
+    pub fn start_with(
+        &self,
+        address: &str,
+        task: usize,
+        of: usize,
+        program: &[&str],
+        besides: &[(&'static str, String)],
+    ) -> Process {
         let bind = ("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:0".to_owned());
         // A program that is told where to bind must not need the variable.
         let bind = (!program.contains(&"--bind")).then_some(bind);
@@ -57,6 +69,7 @@ impl Scene {
             ("MUSTER_NUM_PROCESSES", of.to_string()),
         ];
         variables.extend(bind);
+        variables.extend_from_slice(besides);
         let label = format!("task {task} ({} of JAX {})", program.join(" "), self.release.name);
         Process::start(label, &self.release.python(), &command(program), &variables)
     }

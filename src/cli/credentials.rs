@@ -1,0 +1,79 @@
+//! What a subcommand shows a server: a token, a certificate, and whom it trusts itself.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use rustls::ClientConfig;
+
+use crate::tls;
+
+/// Where systems keep the authorities that they trust.
+const SYSTEM_CA: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// What is shown to a server, and whom one trusts.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Credentials {
+    /// A file with the token to show; without it, the variable MUSTER_TOKEN may hold the token itself
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_TOKEN_FILE",
+        hide_env_values = true,
+        help_heading = "Access"
+    )]
+    token_file: Option<PathBuf>,
+
+    /// The authorities that the server's certificate is to come from [default: those of the system]
+    #[arg(long, value_name = "FILE", env = "MUSTER_CA", hide_env_values = true, help_heading = "Access")]
+    ca: Option<PathBuf>,
+
+    /// A certificate to show, where the server asks for one
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_CERT",
+        hide_env_values = true,
+        help_heading = "Access",
+        requires = "key"
+    )]
+    cert: Option<PathBuf>,
+
+    /// Its key
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_KEY",
+        hide_env_values = true,
+        help_heading = "Access",
+        requires = "cert"
+    )]
+    key: Option<PathBuf>,
+}
+
+impl Credentials {
+    /// The token, if there is one.
+    pub fn token(&self) -> Result<Option<String>> {
+        let text = match &self.token_file {
+            Some(path) => Some(
+                std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read the token in {}", path.display()))?,
+            ),
+            None => std::env::var("MUSTER_TOKEN").ok(),
+        };
+        Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
+    }
+
+    /// What is needed to speak TLS.
+    pub fn tls(&self) -> Result<Arc<ClientConfig>> {
+        let system = || SYSTEM_CA.into_iter().map(PathBuf::from).find(|path| path.exists());
+        let ca = self.ca.clone().or_else(system);
+        let ca = ca.context("this system has no file of authorities: name one with --ca FILE")?;
+        let own = self.cert.as_deref().zip(self.key.as_deref()) as Option<(&Path, &Path)>;
+        let mut config = tls::client(&ca, own)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+}

@@ -1,0 +1,216 @@
+//! `muster tls`: makes certificates to try with, and says what is wrong with those that do not work.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use super::place::converse;
+use super::print;
+use crate::tls::check::{self, Findings, Use, Verdict};
+use crate::tls::{self, make};
+
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The beginning of an HTTP/2 connection: the preface, and settings that say nothing.
+const HTTP2_BEGIN: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// Make certificates to try TLS with, and find out what is wrong with certificates
+///
+/// JAX programs (jaxlib 0.11.2 and later) speak mutual TLS once they are told of three files; they need no other change:
+/// JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE and JAX_MTLS_CA_FILE. When something is wrong with one of them they do not say so,
+/// but try again until their time is up. The server's log and `/api/v1/handshakes` say why, and so does `muster tls check`.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Try mutual TLS on this machine:
+    muster tls new certs
+    muster serve --tasks 2 --grpc-tls-cert certs/server.pem --grpc-tls-key certs/server-key.pem \\
+      --grpc-tls-client-ca certs/ca.pem
+    export JAX_MTLS_CERT_FILE=certs/client.pem JAX_MTLS_KEY_FILE=certs/client-key.pem \\
+      JAX_MTLS_CA_FILE=certs/ca.pem
+
+  Why does a task not connect?
+    muster tls check --cert certs/client.pem --key certs/client-key.pem --ca certs/ca.pem \\
+      --server muster.example:8476";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    New(New),
+    Check(Check),
+}
+
+/// Make a small authority, a certificate for a server and one for its clients
+///
+/// They hold for 90 days and are for trying things out: the authority's own key is not kept. Nothing is overwritten.
+#[derive(Debug, Args)]
+struct New {
+    /// The folder to put them into
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+
+    /// The names and addresses that clients dial
+    #[arg(long = "name", value_name = "NAME|IP", default_values = ["localhost", "*.localhost", "127.0.0.1", "::1"])]
+    names: Vec<String>,
+}
+
+/// Say what is wrong with a certificate, and whether a server takes it
+#[derive(Debug, Args)]
+struct Check {
+    /// The certificate, with those between it and the authority
+    #[arg(long, value_name = "FILE")]
+    cert: Option<PathBuf>,
+
+    /// Its key
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+
+    /// The authorities that the other side trusts
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// What the certificate is for; with --server it is a client's
+    #[arg(long = "for", value_name = "WHAT", value_enum)]
+    purpose: Option<For>,
+
+    /// The name or address that clients dial
+    #[arg(long, value_name = "NAME|IP")]
+    name: Option<String>,
+
+    /// A server to speak to, with the certificate as a client's
+    #[arg(long, value_name = "HOST:PORT", requires = "ca")]
+    server: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum For {
+    /// A server's
+    Server,
+    /// A client's
+    Client,
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    match &arguments.command {
+        Command::New(new) => {
+            make::write(&new.folder, &new.names)?;
+            let folder = new.folder.display();
+            print(&format!(
+                "Made in {folder}, for {} days: ca.pem, server.pem, server-key.pem, client.pem, client-key.pem\n\
+                 Serve with: --grpc-tls-cert {folder}/server.pem --grpc-tls-key {folder}/server-key.pem \
+                 --grpc-tls-client-ca {folder}/ca.pem\n\
+                 Start tasks with: JAX_MTLS_CERT_FILE={folder}/client.pem JAX_MTLS_KEY_FILE={folder}/client-key.pem \
+                 JAX_MTLS_CA_FILE={folder}/ca.pem\n",
+                make::DAYS
+            ))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Check(check) => {
+            let found = examine(check)?;
+            print(&found.0.iter().map(|finding| format!("{finding}\n")).collect::<String>())?;
+            Ok(ExitCode::from(u8::from(found.any_bad())))
+        }
+    }
+}
+
+fn examine(asked: &Check) -> Result<Findings> {
+    let mut found = Findings::default();
+    if asked.cert.is_none() && asked.server.is_none() {
+        bail!("nothing to check: give --cert FILE, or --server HOST:PORT with --ca FILE, or all of them");
+    }
+    if let Some(cert) = &asked.cert {
+        let client = asked.server.is_some() || matches!(asked.purpose, Some(For::Client));
+        let purpose = if client { make::Purpose::Client } else { make::Purpose::Server };
+        let wanted = Use { purpose, name: asked.name.as_deref().filter(|_| !client) };
+        // What a server asks of its clients' issuers is its own affair, and is seen when it is spoken to.
+        let ca = asked.ca.as_deref();
+        found.0.extend(check::chain(&tls::certificates(cert)?, ca, wanted)?.0);
+        if let Some(key) = &asked.key {
+            check::key(cert, key, &mut found)?;
+        }
+    }
+    if let (Some(server), Some(ca)) = (&asked.server, &asked.ca) {
+        let own = asked.cert.as_deref().zip(asked.key.as_deref());
+        converse(converse_with(server, asked.name.as_deref(), ca, own, &mut found))?;
+    }
+    Ok(found)
+}
+
+/// Speaks to a server as JAX would.
+async fn converse_with(
+    server: &str,
+    name: Option<&str>,
+    ca: &Path,
+    own: Option<(&Path, &Path)>,
+    found: &mut Findings,
+) -> Result<()> {
+    let (host, _) = server.rsplit_once(':').context("write the server as HOST:PORT")?;
+    let host = name.unwrap_or_else(|| host.trim_start_matches('[').trim_end_matches(']'));
+    let mut config = tls::client(ca, own)?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let dialled =
+        ServerName::try_from(host.to_owned()).with_context(|| format!("{host:?} is no name of a host"))?;
+    let stream = tokio::time::timeout(PATIENCE, TcpStream::connect(server))
+        .await
+        .context("no connection in time")?
+        .with_context(|| format!("cannot reach {server}"))?;
+    found.add(Verdict::Good, format!("somebody listens at {server}"));
+    let connector = TlsConnector::from(Arc::new(config));
+    let shaken = tokio::time::timeout(PATIENCE, connector.connect(dialled, stream)).await;
+    let mut stream = match shaken {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            let text = format!(
+                "no handshake with {server}: {error}; the server's log and /api/v1/handshakes say more"
+            );
+            found.add(Verdict::Bad, text);
+            return Ok(());
+        }
+        Err(_) => {
+            found.add(Verdict::Bad, format!("{server} does not answer to TLS: it may be a plaintext port"));
+            return Ok(());
+        }
+    };
+    let session = stream.get_ref().1;
+    let version = session.protocol_version().map_or_else(String::new, |version| format!("{version:?}"));
+    found.add(
+        Verdict::Good,
+        format!("the handshake succeeds, by {version}, and {host} stands in the server's certificate"),
+    );
+    if session.alpn_protocol() != Some(b"h2") {
+        found.add(
+            Verdict::Note,
+            "the server does not choose HTTP/2 (ALPN h2): JAX would go away; is it the gRPC port?",
+        );
+        return Ok(());
+    }
+    // A server refuses a certificate only after the client takes the handshake to be over.
+    let heard = async {
+        stream.write_all(HTTP2_BEGIN).await?;
+        stream.flush().await?;
+        stream.read_u8().await
+    };
+    match tokio::time::timeout(PATIENCE, heard).await {
+        Ok(Ok(_)) => found.add(Verdict::Good, "the server takes this client and speaks HTTP/2"),
+        Ok(Err(error)) => found.add(
+            Verdict::Bad,
+            format!("the server refuses this client: {error}; its log and /api/v1/handshakes say why"),
+        ),
+        Err(_) => found.add(Verdict::Bad, "the server says nothing after the handshake"),
+    }
+    Ok(())
+}

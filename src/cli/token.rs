@@ -1,0 +1,62 @@
+//! `muster token`: makes tokens.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, anyhow};
+use clap::{Args, Subcommand};
+
+use super::print;
+use crate::http::{NewToken, Role, append};
+
+/// Make tokens that let their holders in over HTTP
+///
+/// Each has a role: a viewer looks at everything but the values of keys; an operator also excludes, readmits, drains, and
+/// reads and writes keys; an admin also makes, changes and deletes jobs. The server keeps the hashes of tokens alone, in the file
+/// that --tokens-file names, and reads it again when it changes: to take a token back, delete its four lines.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster token new --name ops --role operator --file tokens.toml > ops.token
+  muster serve --tasks 8 --http 0.0.0.0:8477 --http-hosts muster.example --tokens-file tokens.toml
+  muster status --server http://muster.example:8477 --token-file ops.token
+  curl -H \"authorization: Bearer $(cat ops.token)\" http://muster.example:8477/api/v1/jobs";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    New(New),
+}
+
+/// Make a token, print it once, and add its hash to a file
+#[derive(Debug, Args)]
+struct New {
+    /// Who will hold it: the name in the audit
+    #[arg(long, value_name = "NAME")]
+    name: String,
+
+    /// What its holder may do: viewer, operator or admin
+    #[arg(long, value_name = "ROLE")]
+    role: Role,
+
+    /// The file to add its hash to; without one, the lines to add are printed to stderr
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let Command::New(New { name, role, file }) = &arguments.command;
+    let made = NewToken::make(name, *role).map_err(|wrong| anyhow!("--name {name}: {wrong}"))?;
+    match file {
+        Some(file) => append(file, name, &made.line)?,
+        None => eprint!("{}", made.line),
+    }
+    print(&format!("{}\n", made.token))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,45 @@
+//! Proof that a form was made by a page of this server.
+//!
+//! A page is given a value that follows from a cookie by a key that only this process knows. Whoever makes a browser send a
+//! form from elsewhere may make it send the cookie, and even set one, but not know what follows from it.
+
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+
+use crate::clock::random_bytes;
+
+/// The key.
+pub(super) struct Csrf(hmac::Key);
+
+impl Csrf {
+    pub fn new() -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, &random_bytes::<32>()))
+    }
+
+    /// What follows from a cookie.
+    pub fn of(&self, cookie: &str) -> Arc<str> {
+        URL_SAFE_NO_PAD.encode(hmac::sign(&self.0, cookie.as_bytes())).into()
+    }
+
+    /// Whether that is `shown`; the time that it takes says nothing.
+    pub fn holds(&self, cookie: &str, shown: &str) -> bool {
+        let Ok(shown) = URL_SAFE_NO_PAD.decode(shown) else { return false };
+        hmac::verify(&self.0, cookie.as_bytes(), &shown).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_holds_for_its_cookie_and_in_its_process_only() {
+        let (here, elsewhere) = (Csrf::new(), Csrf::new());
+        let proof = here.of("a");
+        assert!(here.holds("a", &proof));
+        assert!(!here.holds("b", &proof) && !elsewhere.holds("a", &proof) && !here.holds("a", ""));
+    }
+}

@@ -1,0 +1,365 @@
+//! The way of a request past the guard.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use super::rates::place;
+use super::{Guard, How, Need, Role, Visitor, tokens};
+use crate::coordination::{Actor, Means};
+use crate::http::actor::{Channel, Peer, means};
+use crate::http::audit::Deed;
+use crate::http::problem::wants_page;
+use crate::http::routes::{BODY_BYTES_MAX, need};
+use crate::http::{AuditOutcome, Problem, Site};
+
+/// The header in which the scripts of a page show their proof.
+const PROOF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// The field in which forms show it.
+const PROOF_FIELD: &str = "csrf";
+
+/// The cookies. Under TLS their names promise that they came by TLS and from this very host.
+pub(super) struct Cookies {
+    secure: bool,
+}
+
+impl Cookies {
+    pub fn of(channel: &Channel) -> Self {
+        Self { secure: channel.secure }
+    }
+
+    /// The name of the cookie of a login.
+    pub fn session(&self) -> &'static str {
+        if self.secure { "__Host-muster" } else { "muster-session" }
+    }
+
+    /// The name of the cookie of a browser that has not logged in.
+    pub fn visit(&self) -> &'static str {
+        if self.secure { "__Host-muster-visit" } else { "muster-visit" }
+    }
+
+    /// What sets one; `seconds` is how long it holds, `None`: until the browser ends.
+    pub fn set(&self, name: &str, value: &str, seconds: Option<u64>) -> Option<HeaderValue> {
+        let secure = if self.secure { "; Secure" } else { "" };
+        let age = seconds.map_or_else(String::new, |seconds| format!("; Max-Age={seconds}"));
+        format!("{name}={value}; Path=/; HttpOnly; SameSite=Strict{secure}{age}").parse().ok()
+    }
+}
+
+/// A cookie of a request.
+pub(super) fn cookie<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    let all = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = all.flat_map(|value| value.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(found, _)| *found == name).map(|(_, value)| value)
+}
+
+/// A field of a form.
+pub(super) fn field(form: &[u8], name: &str) -> Option<String> {
+    let form = std::str::from_utf8(form).ok()?;
+    let value = form.split('&').filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name)?.1;
+    let value = value.replace('+', " ");
+    percent_decode_str(&value).decode_utf8().ok().map(std::borrow::Cow::into_owned)
+}
+
+/// What is known of a request before it has passed.
+struct Asked {
+    peer: Option<IpAddr>,
+    need: Need,
+    /// It asks for a change.
+    changes: bool,
+    /// A browser sends it.
+    browser: bool,
+    cookies: Cookies,
+}
+
+/// Lets a request pass, or says why not.
+pub async fn pass(State(site): State<Site>, request: Request, next: Next) -> Response {
+    let guard = &site.guard;
+    let extensions = request.extensions();
+    let matched = extensions.get::<MatchedPath>().map(MatchedPath::as_str);
+    let channel = extensions.get::<Channel>().cloned().unwrap_or_default();
+    let (method, headers) = (request.method(), request.headers());
+    let cookies = Cookies::of(&channel);
+    let asked = Asked {
+        peer: extensions.get::<Peer>().map(|peer| peer.0.ip()),
+        need: need(method, matched),
+        changes: !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS),
+        browser: headers.contains_key(header::ORIGIN)
+            || headers.contains_key(&SEC_FETCH_SITE)
+            || cookie(headers, cookies.session()).is_some()
+            || cookie(headers, cookies.visit()).is_some(),
+        cookies,
+    };
+    if (asked.changes || asked.need != Need::Nothing)
+        && !host(&request).is_some_and(|host| guard.hosts.allow(host))
+    {
+        return Problem::wrong_host(host(&request).unwrap_or_default()).into_response();
+    }
+    let visitor = match identify(guard, &request, &asked, &channel) {
+        Ok(visitor) => visitor,
+        Err(refused) => return unknown(guard, &asked, refused),
+    };
+    let seen = wants_page(&request).then(|| format!("/login?next={}", next_of(&request)));
+    if let Err(problem) = judge(&request, &asked, visitor.as_ref()) {
+        if visitor.is_none()
+            && !asked.changes
+            && let Some(login) = seen
+        {
+            return Redirect::to(&login).into_response();
+        }
+        return refuse(&site, &request, &asked, visitor, problem);
+    }
+    let (request, proof) = match prove(guard, request, &asked, visitor.as_ref()).await {
+        Ok(proven) => proven,
+        Err((request, problem)) => return refuse(&site, &request, &asked, visitor, problem),
+    };
+    if asked.changes
+        && let Some(visitor) = &visitor
+        && !guard.changes.allow(guard.clock.now(), format!("{} {}", visitor.actor.who, from(asked.peer)))
+    {
+        return late(Problem::too_many_changes());
+    }
+    enter(request, next, visitor, proof, &channel).await
+}
+
+/// Lets it in, and sees to it that a browser has a cookie from which its proof follows.
+async fn enter(
+    mut request: Request,
+    next: Next,
+    visitor: Option<Visitor>,
+    visit: Option<(String, Arc<str>)>,
+    channel: &Channel,
+) -> Response {
+    let set = visit.and_then(|(value, proof)| {
+        request.extensions_mut().insert(Proof(proof));
+        let cookies = Cookies::of(channel);
+        cookies.set(cookies.visit(), &value, None)
+    });
+    if let Some(visitor) = visitor {
+        if !visitor.csrf.is_empty() {
+            request.extensions_mut().insert(Proof(Arc::clone(&visitor.csrf)));
+        }
+        request.extensions_mut().insert(visitor.actor.clone());
+        request.extensions_mut().insert(visitor);
+    }
+    let mut response = next.run(request).await;
+    if let Some(set) = set {
+        response.headers_mut().append(header::SET_COOKIE, set);
+    }
+    response
+}
+
+/// What the forms of the page that is asked for must carry.
+#[derive(Debug, Clone)]
+pub struct Proof(pub Arc<str>);
+
+/// By what name the client has reached this server.
+fn host(request: &Request) -> Option<&str> {
+    let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    request.uri().authority().map(axum::http::uri::Authority::as_str).or_else(header)
+}
+
+fn from(peer: Option<IpAddr>) -> String {
+    peer.map_or_else(String::new, place)
+}
+
+fn next_of(request: &Request) -> String {
+    let path = request.uri().path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str);
+    utf8_percent_encode(path, NON_ALPHANUMERIC).to_string()
+}
+
+/// Who makes the request; `None` for a stranger.
+fn identify(
+    guard: &Guard,
+    request: &Request,
+    asked: &Asked,
+    channel: &Channel,
+) -> Result<Option<Visitor>, Problem> {
+    let headers = request.headers();
+    let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    let address = request.extensions().get::<Peer>().map(|peer| peer.0);
+    let actor = |who: Arc<str>, means: Means| Actor { who, address, means };
+    let Some(tokens) = &guard.tokens else {
+        let who = match &channel.certificate {
+            Some(name) => format!("certificate:{name}").into(),
+            None => Actor::ANONYMOUS.into(),
+        };
+        let visit = cookie(headers, asked.cookies.visit());
+        let csrf = visit.map_or_else(|| "".into(), |visit| guard.csrf.of(visit));
+        return Ok(Some(Visitor {
+            actor: actor(who, means(agent)),
+            role: Role::Admin,
+            how: How::Open,
+            csrf,
+        }));
+    };
+    if let Some(shown) = headers.get(header::AUTHORIZATION) {
+        let token = shown.to_str().ok().and_then(|text| {
+            let (scheme, token) = text.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        });
+        let holder = token.and_then(|token| tokens.holder(token)).ok_or_else(Problem::bad_token)?;
+        let means = if means(agent) == Means::Cli { Means::Cli } else { Means::Api };
+        let actor = actor(holder.name, means);
+        return Ok(Some(Visitor { actor, role: holder.role, how: How::Token, csrf: "".into() }));
+    }
+    let now = guard.clock.now();
+    let session = cookie(headers, asked.cookies.session());
+    Ok(session.and_then(|id| {
+        let holder = tokens.with_hash(&guard.sessions.token(now, id)?)?;
+        let actor = actor(holder.name, Means::Page);
+        Some(Visitor { actor, role: holder.role, how: How::Session, csrf: guard.csrf.of(id) })
+    }))
+}
+
+/// Whether the request may be made, by all that its head says.
+fn judge(request: &Request, asked: &Asked, visitor: Option<&Visitor>) -> Result<(), Problem> {
+    if asked.changes {
+        own_origin(request)?;
+    }
+    match (asked.need, visitor) {
+        (Need::Nothing, _) => {}
+        (Need::Role(_), None) => return Err(Problem::who_are_you()),
+        (Need::Role(needed), Some(visitor)) if visitor.role < needed => {
+            return Err(Problem::not_allowed(visitor.role, needed));
+        }
+        (Need::Role(_), Some(_)) => {}
+    }
+    // What a page of another origin may send without being asked is a form; JSON it may not.
+    let simple = *request.method() == Method::POST && asked.changes && !asked.browser;
+    if simple && asked.need != Need::Nothing && !is(request, "application/json") {
+        return Err(Problem::not_json());
+    }
+    Ok(())
+}
+
+fn is(request: &Request, kind: &str) -> bool {
+    let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    found.is_some_and(|found| {
+        found.split(';').next().is_some_and(|found| found.trim().eq_ignore_ascii_case(kind))
+    })
+}
+
+/// A browser says of every change for which page it asks; only pages of this server may.
+fn own_origin(request: &Request) -> Result<(), Problem> {
+    let headers = request.headers();
+    if let Some(origin) = headers.get(header::ORIGIN) {
+        // The scheme is not compared: something before this server may speak TLS for it.
+        let origin = origin.to_str().unwrap_or_default();
+        let authority = origin.split_once("://").map(|(_, authority)| authority);
+        if !authority.is_some_and(|found| host(request).is_some_and(|host| host.eq_ignore_ascii_case(found)))
+        {
+            return Err(Problem::foreign_origin(origin));
+        }
+    }
+    match headers.get(&SEC_FETCH_SITE).map(HeaderValue::as_bytes) {
+        None | Some(b"same-origin" | b"none") => Ok(()),
+        Some(_) => Err(Problem::foreign_origin("another site")),
+    }
+}
+
+type Proven = (Request, Option<(String, Arc<str>)>);
+
+/// Wants a proof of a browser that asks for a change. One that asks for a page and has no cookie yet gets one.
+async fn prove(
+    guard: &Guard,
+    request: Request,
+    asked: &Asked,
+    visitor: Option<&Visitor>,
+) -> Result<Proven, (Request, Problem)> {
+    let how = visitor.map(|visitor| visitor.how);
+    let by_cookie = how == Some(How::Session);
+    let name = if by_cookie { asked.cookies.session() } else { asked.cookies.visit() };
+    let basis = cookie(request.headers(), name).map(str::to_owned);
+    if !asked.changes {
+        if by_cookie || how == Some(How::Token) || !wants_page(&request) {
+            return Ok((request, None));
+        }
+        let known = basis.unwrap_or_else(tokens::secret);
+        let proof = guard.csrf.of(&known);
+        return Ok((request, Some((known, proof))));
+    }
+    let wanted = by_cookie || asked.need == Need::Nothing || (how == Some(How::Open) && asked.browser);
+    if !wanted {
+        return Ok((request, None));
+    }
+    let (request, shown) = shown(request).await;
+    match (basis, shown) {
+        (Some(basis), Some(shown)) if guard.csrf.holds(&basis, &shown) => Ok((request, None)),
+        _ => Err((request, Problem::no_proof())),
+    }
+}
+
+/// The proof that a request shows, in a header or in the field of a form.
+async fn shown(request: Request) -> (Request, Option<String>) {
+    if let Some(shown) = request.headers().get(&PROOF_HEADER) {
+        let shown = shown.to_str().ok().map(str::to_owned);
+        return (request, shown);
+    }
+    if !is(&request, "application/x-www-form-urlencoded") {
+        return (request, None);
+    }
+    let (head, body) = request.into_parts();
+    // What is too long is empty here, and so shows nothing.
+    let body = to_bytes(body, BODY_BYTES_MAX).await.unwrap_or_default();
+    let shown = field(&body, PROOF_FIELD);
+    (Request::from_parts(head, Body::from(body)), shown)
+}
+
+/// A token that is none.
+fn unknown(guard: &Guard, asked: &Asked, problem: Problem) -> Response {
+    if !guard.logins.allow(guard.clock.now(), from(asked.peer)) {
+        return late(Problem::too_many_logins());
+    }
+    challenge(problem)
+}
+
+fn challenge(problem: Problem) -> Response {
+    let mut response = problem.into_response();
+    if response.status() == StatusCode::UNAUTHORIZED {
+        let scheme = HeaderValue::from_static("Bearer realm=\"muster\"");
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+    }
+    response
+}
+
+/// Answers with "too often".
+pub(super) fn late(problem: Problem) -> Response {
+    let mut response = problem.into_response();
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("10"));
+    response
+}
+
+/// Says no, and writes down that somebody was refused: those who are known, and browsers that were led here.
+fn refuse(
+    site: &Site,
+    request: &Request,
+    asked: &Asked,
+    visitor: Option<Visitor>,
+    problem: Problem,
+) -> Response {
+    let guard = &site.guard;
+    let now = guard.clock.now();
+    if let Some(visitor) = visitor
+        && guard.refusals.allow(now, from(asked.peer))
+    {
+        let mut subject = crate::text::one_line(request.uri().path()).into_owned();
+        subject.truncate(subject.floor_char_boundary(200));
+        let act = match *request.method() {
+            Method::GET | Method::HEAD => "look",
+            Method::DELETE => "delete",
+            _ => "change",
+        };
+        let deed = Deed { actor: visitor.actor, job: None, act, subject, reason: None };
+        site.audit.record(now, deed, AuditOutcome::Refused, problem.detail.to_string());
+    }
+    challenge(problem)
+}

@@ -1,0 +1,93 @@
+//! How often somebody may do something: a bucket each, within bounds.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use crate::coordination::Timestamp;
+
+/// How many buckets there are. Whoever comes when all are in use shares one with all others who do.
+const BUCKETS_MAX: usize = 4096;
+
+/// So often at once, and so often in the long run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rate {
+    pub burst: f64,
+    pub per_second: f64,
+}
+
+struct Bucket {
+    left: f64,
+    at: Timestamp,
+}
+
+/// The buckets of one rate.
+pub(super) struct Rates {
+    rate: Rate,
+    buckets: Mutex<HashMap<String, Bucket>>,
+}
+
+impl Rates {
+    pub fn new(rate: Rate) -> Self {
+        Self { rate, buckets: Mutex::default() }
+    }
+
+    /// Whether `who` may do it once more now.
+    pub fn allow(&self, now: Timestamp, who: String) -> bool {
+        let Rate { burst, per_second } = self.rate;
+        if burst.is_infinite() {
+            return true;
+        }
+        let refilled =
+            |bucket: &Bucket| (bucket.left + now.since(bucket.at).as_secs_f64() * per_second).min(burst);
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if buckets.len() >= BUCKETS_MAX && !buckets.contains_key(&who) {
+            buckets.retain(|_, bucket| refilled(bucket) < burst);
+        }
+        let shared = buckets.len() >= BUCKETS_MAX && !buckets.contains_key(&who);
+        let key = if shared { String::new() } else { who };
+        let bucket = buckets.entry(key).or_insert(Bucket { left: burst, at: now });
+        bucket.left = refilled(bucket);
+        bucket.at = now;
+        let allowed = bucket.left >= 1.0;
+        if allowed {
+            bucket.left -= 1.0;
+        }
+        allowed
+    }
+}
+
+/// By what an address is told from others: whoever has one IPv6 address has a whole network of them.
+pub(super) fn place(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(four) => four.to_string(),
+        IpAddr::V6(six) => match six.to_ipv4_mapped() {
+            Some(four) => four.to_string(),
+            None => format!("{:x?}", six.segments().first_chunk::<4>()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_bucket_empties_and_fills_again_and_there_are_only_so_many() {
+        let rates = Rates::new(Rate { burst: 2.0, per_second: 1.0 });
+        let now = Timestamp(1);
+        let allow = |now, who: &str| rates.allow(now, who.into());
+        assert_eq!(
+            [allow(now, "a"), allow(now, "a"), allow(now, "a"), allow(now, "b")],
+            [true, true, false, true]
+        );
+        assert!(allow(now.after(Duration::from_secs(1)), "a"));
+        for n in 0..BUCKETS_MAX * 2 {
+            allow(now, &n.to_string());
+        }
+        assert!(rates.buckets.lock().unwrap().len() <= BUCKETS_MAX + 1);
+        assert!(!allow(now, "another"), "those for whom there is no room share one");
+    }
+}

@@ -1,0 +1,281 @@
+//! Tokens: who holds which role.
+//!
+//! A token is 256 random bits, so that nobody finds one by trying, however fast they can try. That is why its hash is a
+//! plain SHA-256: a slow hash protects passwords, which people choose, and would only cost time on every request here. The
+//! file has the hashes alone: whoever reads it learns no token. Hashes are compared in constant time.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq as _;
+
+use super::Role;
+use crate::clock::{Clock, random_bytes};
+use crate::coordination::Timestamp;
+
+/// What every token begins with, so that those who find one know what they have found.
+const PREFIX: &str = "muster_";
+/// How often the file is looked at, at most. It happens when somebody comes: nothing ticks for it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How many tokens there may be.
+const TOKENS_MAX: usize = 1024;
+/// How long the file and the names in it may be.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+const NAME_BYTES_MAX: usize = 64;
+
+/// The hash of a token, or of another secret.
+pub(super) type Hash = [u8; 32];
+
+/// The hash of a secret.
+pub(super) fn hash(secret: &str) -> Hash {
+    let mut hash = Hash::default();
+    hash.copy_from_slice(digest(&SHA256, secret.as_bytes()).as_ref());
+    hash
+}
+
+/// A secret that nobody guesses.
+pub(super) fn secret() -> String {
+    URL_SAFE_NO_PAD.encode(random_bytes::<32>())
+}
+
+/// Why tokens cannot be used, or made.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// The file cannot be read or written.
+    #[error("the file of tokens {}: {error}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// What stands in it makes no sense.
+    #[error("the file of tokens {}: {wrong}; `muster token new` writes it", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        wrong: String,
+    },
+}
+
+/// One token, as it stands in the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    name: String,
+    role: Role,
+    sha256: String,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Lines {
+    #[serde(default)]
+    token: Vec<Line>,
+}
+
+/// Who holds a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Holder {
+    pub name: Arc<str>,
+    pub role: Role,
+    pub hash: Hash,
+}
+
+/// When a file was changed, and which it is.
+type Stamp = Option<(i64, i64, u64, u64)>;
+
+struct Current {
+    holders: Arc<[Holder]>,
+    stamp: Stamp,
+    looked: Timestamp,
+}
+
+/// The tokens in a file, which is read again when it changes.
+pub struct Tokens {
+    path: PathBuf,
+    clock: Clock,
+    current: Mutex<Current>,
+}
+
+impl Tokens {
+    /// The tokens in the file at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be read, or makes no sense.
+    pub fn read(path: &Path, clock: Clock) -> Result<Self, TokenError> {
+        let stamp = stamp(path);
+        let holders = read(path)?;
+        if holders.is_empty() {
+            tracing::warn!(file = %path.display(), "there is no token in the file: nobody gets in over HTTP");
+        }
+        let current = Mutex::new(Current { holders: holders.into(), stamp, looked: clock.now() });
+        Ok(Self { path: path.into(), clock, current })
+    }
+
+    /// The tokens as they are now. A file that makes no sense changes nothing: the former ones stay.
+    fn holders(&self) -> Arc<[Holder]> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        if now.since(current.looked) >= LOOK_EVERY {
+            current.looked = now;
+            let stamp = stamp(&self.path);
+            if stamp != current.stamp {
+                current.stamp = stamp;
+                match read(&self.path) {
+                    Ok(holders) => {
+                        tracing::info!(tokens = holders.len(), "the tokens were read again");
+                        current.holders = holders.into();
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, "the tokens have changed; the former ones stay in use")
+                    }
+                }
+            }
+        }
+        Arc::clone(&current.holders)
+    }
+
+    /// Who holds this token.
+    pub(super) fn holder(&self, token: &str) -> Option<Holder> {
+        self.with_hash(&hash(token))
+    }
+
+    /// Who holds the token with this hash. All are compared, so that how long it takes says nothing.
+    pub(super) fn with_hash(&self, hash: &Hash) -> Option<Holder> {
+        let holders = self.holders();
+        let mut found = None;
+        for holder in holders.iter() {
+            if bool::from(holder.hash.ct_eq(hash)) {
+                found = Some(holder);
+            }
+        }
+        found.cloned()
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let data = std::fs::metadata(path).ok()?;
+    Some((data.mtime(), data.mtime_nsec(), data.len(), data.ino()))
+}
+
+fn read(path: &Path) -> Result<Vec<Holder>, TokenError> {
+    let failed = |error| TokenError::File { path: path.into(), error };
+    let wrong = |wrong: String| TokenError::Content { path: path.into(), wrong };
+    if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
+        return Err(wrong("it is far too long".into()));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let lines: Lines = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+    if lines.token.len() > TOKENS_MAX {
+        return Err(wrong(format!("it has more than {TOKENS_MAX} tokens")));
+    }
+    let mut holders: Vec<Holder> = Vec::with_capacity(lines.token.len());
+    for Line { name, role, sha256 } in lines.token {
+        check_name(&name).map_err(|error| wrong(error.into()))?;
+        let hash = unhex(&sha256).ok_or_else(|| wrong(format!("the sha256 of {name:?} is none")))?;
+        if holders.iter().any(|other| *other.name == *name || other.hash == hash) {
+            return Err(wrong(format!("{name:?} stands there twice, or its token does")));
+        }
+        holders.push(Holder { name: name.into(), role, hash });
+    }
+    Ok(holders)
+}
+
+fn check_name(name: &str) -> Result<(), &'static str> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.@".contains(&byte);
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.bytes().all(fits) {
+        return Err("a name has 1 to 64 letters, digits and any of - _ . @");
+    }
+    // The audit says `anonymous` of those whose name nobody knows.
+    if name == crate::coordination::Actor::ANONYMOUS { Err("nobody is named anonymous") } else { Ok(()) }
+}
+
+fn unhex(text: &str) -> Option<Hash> {
+    let mut hash = Hash::default();
+    if text.len() != hash.len() * 2 || !text.is_ascii() {
+        return None;
+    }
+    for (byte, pair) in hash.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+/// A token that was just made.
+pub struct NewToken {
+    /// The token itself, which is told once and kept nowhere.
+    pub token: String,
+    /// What stands in the file for it.
+    pub line: String,
+}
+
+impl NewToken {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// If the name cannot be one.
+    pub fn make(name: &str, role: Role) -> Result<Self, &'static str> {
+        check_name(name)?;
+        let token = format!("{PREFIX}{}", secret());
+        let sha256: String = hash(&token).iter().map(|byte| format!("{byte:02x}")).collect();
+        let line = format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n");
+        Ok(Self { token, line })
+    }
+}
+
+/// Adds a line to the file at `path`, which is made if it is not there, for its owner alone.
+///
+/// # Errors
+/// If that cannot be done, or the file would make no sense with it.
+pub fn append(path: &Path, name: &str, line: &str) -> Result<(), TokenError> {
+    let failed = |error| TokenError::File { path: path.into(), error };
+    let before = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => return Err(failed(error)),
+    };
+    if !before.is_empty() && read(path)?.iter().any(|holder| &*holder.name == name) {
+        let wrong =
+            format!("there is a token named {name:?}: take that one out first, or choose another name");
+        return Err(TokenError::Content { path: path.into(), wrong });
+    }
+    let gap = if before.is_empty() { "" } else { "\n" };
+    let mut file = File::options().create(true).append(true).mode(0o600).open(path).map_err(failed)?;
+    file.write_all(format!("{gap}{line}").as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_known_by_its_hash_alone() {
+        let path = std::env::temp_dir().join(format!("muster-tokens-{}.toml", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let ci = NewToken::make("ci", Role::Operator).unwrap();
+        let ops = NewToken::make("ops", Role::Admin).unwrap();
+        append(&path, "ci", &ci.line).unwrap();
+        append(&path, "ops", &ops.line).unwrap();
+        assert!(append(&path, "ci", &ci.line).unwrap_err().to_string().contains("there is a token"));
+        assert!(!std::fs::read_to_string(&path).unwrap().contains(&ci.token));
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        let tokens = Tokens::read(&path, Clock::start()).unwrap();
+        let holder = tokens.holder(&ci.token).unwrap();
+        assert_eq!((&*holder.name, holder.role), ("ci", Role::Operator));
+        assert_eq!(tokens.holder(&format!("{}x", ci.token)), None);
+        std::fs::write(&path, "[[token]]\nname = \"a\"\nrole = \"king\"\nsha256 = \"\"\n").unwrap();
+        assert!(Tokens::read(&path, Clock::start()).is_err());
+        std::fs::remove_file(&path).unwrap();
+        assert!(NewToken::make("a b", Role::Viewer).is_err() && NewToken::make("", Role::Viewer).is_err());
+    }
+}

@@ -1,0 +1,34 @@
+//! What every answer tells a browser not to do.
+
+use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+/// The headers of every answer.
+const ALWAYS: [(HeaderName, &str); 7] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+         form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    // With `no-referrer` browsers say `Origin: null` of this server's own forms.
+    (header::REFERRER_POLICY, "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (
+        HeaderName::from_static("permissions-policy"),
+        "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    ),
+];
+/// Under TLS only: by plaintext nobody may say it.
+const STRICT_TRANSPORT: &str = "max-age=31536000";
+
+/// Adds the headers that are the same for all answers.
+pub(super) fn harden(headers: &mut HeaderMap, secure: bool) {
+    for (name, value) in ALWAYS {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    if secure {
+        headers.insert(header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static(STRICT_TRANSPORT));
+    }
+}

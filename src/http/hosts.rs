@@ -1,0 +1,112 @@
+//! By which names the server may be reached.
+//!
+//! A web page elsewhere can make its own name lead to this server's address (DNS rebinding), and then its scripts are of the
+//! same origin as what they reach. What they cannot do is to change the name in the `Host` header: a name that nobody gave
+//! this server is refused. An address in place of a name cannot be made to lead elsewhere, and passes.
+
+use std::fmt;
+use std::net::IpAddr;
+
+/// Names besides those that always hold: `localhost`, what stands below it, and addresses.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Hosts(Vec<String>);
+
+impl Hosts {
+    /// Reads names with commas between them, or `none`.
+    ///
+    /// # Errors
+    /// Which one is no name.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::default());
+        }
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let names: Vec<String> = names.map(str::to_ascii_lowercase).collect();
+        let plain = |name: &str| {
+            let rest = name.strip_prefix("*.").unwrap_or(name);
+            !rest.is_empty()
+                && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+        };
+        match names.iter().find(|name| !plain(name)) {
+            Some(wrong) => {
+                Err(format!("{wrong:?} is no name of a host: write it without a scheme and a port"))
+            }
+            None => Ok(Self(names)),
+        }
+    }
+
+    /// Whether the server may be reached as `host`, which may have a port.
+    #[must_use]
+    pub fn allow(&self, host: &str) -> bool {
+        let name = bare(host).to_ascii_lowercase();
+        let name = name.strip_suffix('.').unwrap_or(&name);
+        if name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok() {
+            return true;
+        }
+        self.0.iter().any(|known| match known.strip_prefix('*') {
+            Some(below) => name.len() > below.len() && name.ends_with(below),
+            None => name == known,
+        })
+    }
+
+    /// The same with another name.
+    #[must_use]
+    pub fn and(mut self, name: &str) -> Self {
+        self.0.push(name.to_ascii_lowercase());
+        self
+    }
+}
+
+/// A host without its port and the brackets of an IPv6 address.
+pub(super) fn bare(host: &str) -> &str {
+    if let Some(rest) = host.strip_prefix('[') {
+        return rest.split_once(']').map_or(rest, |(address, _)| address);
+    }
+    host.rsplit_once(':').map_or(host, |(name, _)| name)
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "" })?;
+        f.write_str(&self.0.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_nobody_gave_the_server_is_refused() {
+        let hosts = Hosts::parse("Muster.example, *.cluster.local").unwrap();
+        for host in [
+            "localhost:8477",
+            "LOCALHOST",
+            "train.localhost:1",
+            "127.0.0.1:8477",
+            "10.1.2.3",
+            "[::1]:8477",
+            "muster.example",
+            "muster.example.:80",
+            "a.cluster.local",
+            "a.b.cluster.local:1",
+        ] {
+            assert!(hosts.allow(host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "muster.example.evil.example",
+            "cluster.local",
+            ".cluster.local",
+            "",
+            ":1",
+            "localhost.evil.example",
+        ] {
+            assert!(!hosts.allow(host), "{host}");
+        }
+        assert!(
+            Hosts::parse("http://a").is_err() && Hosts::parse("a:1").is_err() && Hosts::parse("*").is_err()
+        );
+        assert_eq!(Hosts::parse(&hosts.to_string()), Ok(hosts));
+    }
+}

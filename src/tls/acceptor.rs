@@ -1,0 +1,195 @@
+//! The handshake, with certificates that are read again when their files change.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::{AlertDescription, CertificateError, Error, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::LazyConfigAcceptor;
+
+use super::clients::SHOWN;
+use super::{Files, Rewind, TlsError};
+use crate::clock::Clock;
+use crate::coordination::Timestamp;
+
+/// A connection under TLS.
+pub type Stream<S> = tokio_rustls::server::TlsStream<Rewind<S>>;
+
+/// How often the files are looked at, at most. It happens when a client comes: nothing ticks for it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Why a handshake failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// In words, with what to do where that is known.
+    pub reason: String,
+    /// The name that the client dialled, if it said so.
+    pub name: Option<String>,
+    /// What the client has shown, if that was refused.
+    pub shown: Option<String>,
+}
+
+/// When a file was changed, and which it is: a name may lead to another file from one moment to the next.
+type Stamp = Option<(i64, i64, u64, u64)>;
+
+struct Current {
+    config: Arc<ServerConfig>,
+    stamps: Vec<Stamp>,
+    looked: Timestamp,
+}
+
+/// Takes TLS connections.
+pub struct Acceptor {
+    files: Files,
+    protocols: &'static [&'static [u8]],
+    clock: Clock,
+    current: Mutex<Current>,
+}
+
+impl Acceptor {
+    /// An acceptor with the certificates in `files`, for clients that speak one of `protocols`.
+    ///
+    /// # Errors
+    /// If they cannot be used.
+    pub fn new(files: Files, protocols: &'static [&'static [u8]], clock: Clock) -> Result<Self, TlsError> {
+        let stamps = stamps(&files);
+        let config = Arc::new(files.server(protocols)?);
+        let current = Mutex::new(Current { config, stamps, looked: clock.now() });
+        Ok(Self { files, protocols, clock, current })
+    }
+
+    /// The certificates as they are now. Those that cannot be used change nothing: the former ones stay.
+    fn config(&self) -> Arc<ServerConfig> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.clock.now();
+        if now.since(current.looked) >= LOOK_EVERY {
+            current.looked = now;
+            // The stamps are taken first: what changes while it is read is read again.
+            let stamps = stamps(&self.files);
+            if stamps != current.stamps {
+                current.stamps = stamps;
+                match self.files.server(self.protocols) {
+                    Ok(config) => {
+                        current.config = Arc::new(config);
+                        tracing::info!(certificate = %self.files.cert.display(), "certificates were read again");
+                    }
+                    Err(error) => tracing::error!(
+                        %error,
+                        "certificates have changed and cannot be used; the former ones stay in use"
+                    ),
+                }
+            }
+        }
+        Arc::clone(&current.config)
+    }
+
+    /// Shakes hands. Whoever calls this gives it a time.
+    ///
+    /// # Errors
+    /// Why there is no connection.
+    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: Rewind<S>,
+    ) -> Result<Stream<S>, Failed> {
+        let hello = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream);
+        let started =
+            hello.await.map_err(|error| Failed { reason: explain(&error), name: None, shown: None })?;
+        let name = started.client_hello().server_name().map(|name| crate::text::one_line(name).into_owned());
+        let shake = async {
+            let shaken = started.into_stream(self.config()).await;
+            let shown = SHOWN.with(|shown| shown.borrow_mut().take());
+            shaken.map_err(|error| Failed { reason: explain(&error), name, shown })
+        };
+        SHOWN.scope(RefCell::new(None), shake).await
+    }
+}
+
+fn stamps(files: &Files) -> Vec<Stamp> {
+    let stamp = |path| {
+        let data = std::fs::metadata(path).ok()?;
+        Some((data.mtime(), data.mtime_nsec(), data.len(), data.ino()))
+    };
+    files.all().map(stamp).collect()
+}
+
+/// Why a handshake failed, in words for whoever has to make it succeed.
+fn explain(error: &io::Error) -> String {
+    let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
+        return match error.kind() {
+            io::ErrorKind::UnexpectedEof => "the client hung up in the middle of the handshake".into(),
+            _ => format!("the connection broke in the middle of the handshake: {error}"),
+        };
+    };
+    match error {
+        Error::NoCertificatesPresented => {
+            "the client showed no certificate, and this port asks for one: give it one (JAX_MTLS_CERT_FILE and \
+             JAX_MTLS_KEY_FILE)"
+                .into()
+        }
+        Error::InvalidCertificate(wrong) => format!("the client's certificate is refused: {}", refusal(wrong)),
+        Error::AlertReceived(alert) => format!("the client refuses this server: {}", accusation(*alert)),
+        Error::NoApplicationProtocol => {
+            "the client speaks no protocol that is spoken here: the gRPC port speaks HTTP/2 (ALPN h2), the HTTP port \
+             HTTP/1.1"
+                .into()
+        }
+        Error::PeerIncompatible(wrong) => {
+            format!("the client and this server have nothing in common (TLS 1.2 and 1.3 are spoken): {wrong:?}")
+        }
+        Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
+            format!("what the client sent is no TLS: {error}")
+        }
+        other => other.to_string(),
+    }
+}
+
+fn refusal(wrong: &CertificateError) -> String {
+    match wrong {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "it has expired: renew it".into()
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "it is not valid yet: look at the clocks".into()
+        }
+        CertificateError::UnknownIssuer => {
+            "no authority that this port trusts has issued it: compare its issuer with the client CA file, and let the \
+             client send the certificates in between"
+                .into()
+        }
+        CertificateError::BadSignature => {
+            "another authority of the same name than the one that this port trusts has signed it: was the authority made \
+             anew?"
+                .into()
+        }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "it is not made for clients: its extended key usage lacks clientAuth".into()
+        }
+        other => format!("{other}"),
+    }
+}
+
+fn accusation(alert: AlertDescription) -> String {
+    match alert {
+        AlertDescription::UnknownCA => {
+            "it does not trust the authority of this server's certificate: its CA file (JAX_MTLS_CA_FILE) must hold the \
+             issuer"
+                .into()
+        }
+        AlertDescription::CertificateExpired => "this server's certificate has expired: renew it".into(),
+        AlertDescription::BadCertificate | AlertDescription::CertificateUnknown => {
+            "this server's certificate does not hold, mostly because the name that was dialled does not stand in it: see \
+             `muster tls check`"
+                .into()
+        }
+        AlertDescription::UnsupportedCertificate => {
+            "this server's certificate is of a kind that it does not know: JAX knows no Ed25519".into()
+        }
+        AlertDescription::HandshakeFailure => {
+            "it has nothing in common with this server; JAX, for one, knows no Ed25519 certificates".into()
+        }
+        other => format!("alert {other:?}"),
+    }
+}

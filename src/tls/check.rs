@@ -1,0 +1,299 @@
+//! What a certificate lacks: each thing that a client or a server would refuse it for, in words.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{CertificateError, Error, RootCertStore, ServerConfig};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+use x509_parser::public_key::PublicKey;
+
+use super::make::Purpose;
+use super::{TlsError, clients, files, provider};
+
+/// A certificate that ends sooner than this is worth a word.
+const SOON_DAYS: i64 = 30;
+/// The object identifiers of Ed25519 and Ed448.
+const EDWARDS: [&str; 2] = ["1.3.101.112", "1.3.101.113"];
+/// Those of signatures with SHA-1.
+const SHA1: [&str; 2] = ["1.2.840.113549.1.1.5", "1.2.840.10045.4.1"];
+const RSA_BITS_MIN: usize = 2048;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// As it should be.
+    Good,
+    /// It works, and somebody should know.
+    Note,
+    /// It does not work.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub verdict: Verdict,
+    /// What was found, and what to do.
+    pub text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.verdict {
+            Verdict::Good => "ok    ",
+            Verdict::Note => "note  ",
+            Verdict::Bad => "WRONG ",
+        };
+        write!(f, "{word}{}", self.text)
+    }
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub struct Findings(pub Vec<Finding>);
+
+impl Findings {
+    /// Adds a finding.
+    pub fn add(&mut self, verdict: Verdict, text: impl Into<String>) {
+        self.0.push(Finding { verdict, text: text.into() });
+    }
+
+    /// Whether something does not work.
+    #[must_use]
+    pub fn any_bad(&self) -> bool {
+        self.0.iter().any(|finding| finding.verdict == Verdict::Bad)
+    }
+}
+
+/// What a certificate is to be good for.
+#[derive(Debug, Clone, Copy)]
+pub struct Use<'a> {
+    /// Its holder's part.
+    pub purpose: Purpose,
+    /// The name or address that clients dial.
+    pub name: Option<&'a str>,
+}
+
+/// Checks a chain of certificates, its own first.
+///
+/// # Errors
+/// If the file of authorities cannot be read.
+pub fn chain(chain: &[CertificateDer<'_>], ca: Option<&Path>, wanted: Use<'_>) -> Result<Findings, TlsError> {
+    let mut found = Findings::default();
+    let Some((own, rest)) = chain.split_first() else {
+        found.add(Verdict::Bad, "there is no certificate");
+        return Ok(found);
+    };
+    match X509Certificate::from_der(own) {
+        Ok((_, read)) => look(&read, wanted, &mut found),
+        Err(error) => found.add(Verdict::Bad, format!("the certificate cannot be read: {error}")),
+    }
+    if let Some(ca) = ca {
+        trust((own, rest), files::authorities(ca)?, wanted, &mut found);
+    }
+    Ok(found)
+}
+
+/// Checks whether a key belongs to a certificate.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn key(cert: &Path, key: &Path, found: &mut Findings) -> Result<(), TlsError> {
+    let (chain, private) = (files::certificates(cert)?, files::key(key)?);
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let Ok(builder) = builder else { return Ok(()) };
+    match builder.with_no_client_auth().with_single_cert(chain, private) {
+        Ok(_) => found.add(Verdict::Good, "the key belongs to the certificate"),
+        Err(Error::InconsistentKeys(_)) => {
+            found.add(
+                Verdict::Bad,
+                "the key belongs to another certificate: give the two that were made together",
+            );
+        }
+        Err(error) => found.add(Verdict::Bad, format!("the key cannot be used: {error}")),
+    }
+    Ok(())
+}
+
+fn look(read: &X509Certificate<'_>, wanted: Use<'_>, found: &mut Findings) {
+    found.add(Verdict::Good, format!("subject {}, issued by {}", read.subject(), read.issuer()));
+    validity(read, found);
+    kind_of_key(read, found);
+    purpose(read, wanted.purpose, found);
+    if read.is_ca() {
+        found.add(
+            Verdict::Bad,
+            "it is the certificate of an authority: make one for this holder and let the authority sign it",
+        );
+    }
+    let names = clients::names(read);
+    if wanted.purpose == Purpose::Server && names.is_empty() {
+        found.add(
+            Verdict::Bad,
+            "it names no host (no subject alternative name): make one with the names and addresses that clients dial, \
+             such as DNS:muster.example or IP:10.0.0.1",
+        );
+    } else {
+        found.add(
+            Verdict::Good,
+            format!("names: {}", if names.is_empty() { "none".into() } else { names.join(", ") }),
+        );
+    }
+}
+
+fn validity(read: &X509Certificate<'_>, found: &mut Findings) {
+    let validity = read.validity();
+    let now = UnixTime::now().as_secs().cast_signed();
+    let (from, to) = (validity.not_before.timestamp(), validity.not_after.timestamp());
+    let days = (to - now) / (24 * 60 * 60);
+    if now < from {
+        let text = format!("it holds only from {}: look at the clocks, or wait", validity.not_before);
+        found.add(Verdict::Bad, text);
+    } else if now > to {
+        found.add(Verdict::Bad, format!("it has expired on {}: renew it", validity.not_after));
+    } else if days < SOON_DAYS {
+        found.add(Verdict::Note, format!("it expires in {days} days, on {}", validity.not_after));
+    } else {
+        found.add(Verdict::Good, format!("it holds until {}", validity.not_after));
+    }
+}
+
+fn kind_of_key(read: &X509Certificate<'_>, found: &mut Findings) {
+    let algorithm = read.public_key().algorithm.algorithm.to_id_string();
+    if EDWARDS.contains(&algorithm.as_str()) {
+        found.add(Verdict::Bad, "its key is Ed25519 or Ed448, which JAX does not know: use P-256 or RSA");
+    } else if let Ok(PublicKey::RSA(key)) = read.public_key().parsed() {
+        let bits = key.key_size();
+        if bits < RSA_BITS_MIN {
+            found.add(Verdict::Bad, format!("its RSA key has {bits} bits: use at least {RSA_BITS_MIN}"));
+        } else {
+            found.add(Verdict::Good, format!("its key is RSA with {bits} bits"));
+        }
+    } else {
+        found.add(Verdict::Good, "its key is of an elliptic curve");
+    }
+    if SHA1.contains(&read.signature_algorithm.algorithm.to_id_string().as_str()) {
+        found.add(Verdict::Bad, "it is signed with SHA-1, which is taken nowhere any more: renew it");
+    }
+}
+
+fn purpose(read: &X509Certificate<'_>, purpose: Purpose, found: &mut Findings) {
+    let (word, whom) = match purpose {
+        Purpose::Server => ("serverAuth", "servers"),
+        Purpose::Client => ("clientAuth", "clients"),
+    };
+    let Ok(Some(usage)) = read.extended_key_usage() else {
+        return found.add(Verdict::Good, "it does not say what it may be used for, which is fine");
+    };
+    let fits = match purpose {
+        Purpose::Server => usage.value.server_auth,
+        Purpose::Client => usage.value.client_auth,
+    };
+    if fits || usage.value.any {
+        found.add(Verdict::Good, format!("it may be used by {whom}"));
+    } else {
+        let text = format!("it may not be used by {whom}: its extended key usage lacks {word}");
+        found.add(Verdict::Bad, text);
+    }
+}
+
+/// Whether somebody who trusts `roots` would take the certificate.
+fn trust(
+    (own, rest): (&CertificateDer<'_>, &[CertificateDer<'_>]),
+    roots: RootCertStore,
+    wanted: Use<'_>,
+    found: &mut Findings,
+) {
+    let now = UnixTime::now();
+    let roots = Arc::new(roots);
+    let judged = match wanted.purpose {
+        Purpose::Client => WebPkiClientVerifier::builder_with_provider(roots, provider())
+            .build()
+            .map(|verifier| verifier.verify_client_cert(own, rest, now).map(drop)),
+        Purpose::Server => {
+            let dialled = wanted.name.and_then(|name| ServerName::try_from(name.to_owned()).ok());
+            // The name that no certificate has shows that all else holds.
+            let name = dialled.unwrap_or_else(|| std::net::IpAddr::from([0, 0, 0, 0]).into());
+            WebPkiServerVerifier::builder_with_provider(roots, provider())
+                .build()
+                .map(|verifier| verifier.verify_server_cert(own, rest, &name, &[], now).map(drop))
+        }
+    };
+    let judged = match judged {
+        Ok(judged) => judged,
+        Err(error) => return found.add(Verdict::Bad, format!("the authorities cannot be used: {error}")),
+    };
+    let misnamed = |error: &CertificateError| {
+        matches!(error, CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })
+    };
+    match judged {
+        Ok(()) => match wanted.name {
+            Some(name) => found.add(Verdict::Good, format!("the authority vouches for it, as {name}")),
+            None => found.add(Verdict::Good, "the authority vouches for it"),
+        },
+        Err(Error::InvalidCertificate(error)) if misnamed(&error) => match wanted.name {
+            None => found.add(Verdict::Good, "the authority vouches for it"),
+            Some(name) => found.add(
+                Verdict::Bad,
+                format!(
+                    "it is not for {name}: clients that dial that go away; an address needs an IP entry, a name a DNS entry"
+                ),
+            ),
+        },
+        Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => found.add(
+            Verdict::Bad,
+            "no authority in the CA file has issued it: give the right CA file, or put the certificates in between behind it",
+        ),
+        Err(error) => found.add(Verdict::Bad, format!("the authority does not vouch for it: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::pem::PemObject as _;
+
+    use super::*;
+    use crate::tls::make::Authority;
+
+    fn findings(
+        authority: &Authority,
+        by: &Authority,
+        purpose: Purpose,
+        names: &[&str],
+        days: i64,
+    ) -> String {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let made = by.sign(purpose, &names, days).unwrap();
+        let ca =
+            std::env::temp_dir().join(format!("muster-check-{}-{purpose:?}-{days}.pem", std::process::id()));
+        std::fs::write(&ca, authority.cert()).unwrap();
+        let own = CertificateDer::from_pem_slice(made.cert.as_bytes()).unwrap();
+        let wanted = Use { purpose: Purpose::Server, name: Some("muster.example") };
+        let found = chain(&[own], Some(&ca), wanted).unwrap();
+        std::fs::remove_file(&ca).unwrap();
+        found.0.iter().map(|finding| format!("{finding}\n")).collect()
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_is_said_in_words() {
+        let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
+        let good = findings(&ours, &ours, Purpose::Server, &["muster.example", "10.0.0.1"], 90);
+        assert!(!good.contains("WRONG") && good.contains("IP:10.0.0.1"), "{good}");
+        let old = findings(&ours, &ours, Purpose::Server, &["muster.example"], -1);
+        assert!(old.contains("WRONG it has expired"), "{old}");
+        let soon = findings(&ours, &ours, Purpose::Server, &["muster.example"], 5);
+        assert!(soon.contains("note  it expires in"), "{soon}");
+        let other = findings(&ours, &ours, Purpose::Server, &["other.example"], 91);
+        assert!(other.contains("WRONG it is not for muster.example"), "{other}");
+        let foreign = findings(&ours, &theirs, Purpose::Server, &["muster.example"], 92);
+        assert!(foreign.contains("WRONG no authority"), "{foreign}");
+        let client = findings(&ours, &ours, Purpose::Client, &["muster.example"], 93);
+        assert!(client.contains("lacks serverAuth"), "{client}");
+    }
+}

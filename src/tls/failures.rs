@@ -1,0 +1,141 @@
+//! The handshakes that failed: counted, logged and kept, within bounds.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Failed;
+use crate::clock::Clock;
+use crate::coordination::Timestamp;
+
+/// How many kinds of failure are kept; those that have been quiet for longest go first.
+const KEPT: usize = 256;
+
+/// Handshakes that failed in one way: from one host, at one listener, for one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailedHandshake {
+    /// At which listener: `grpc` or `http`.
+    pub listener: String,
+    /// Where the latest came from.
+    #[schema(value_type = String)]
+    pub peer: SocketAddr,
+    /// The name that the client dialled, if it said so.
+    pub name: Option<String>,
+    /// What is wrong, and what to do.
+    pub reason: String,
+    /// The certificate that was refused, in a line.
+    pub shown: Option<String>,
+    /// How often.
+    pub times: u64,
+    /// When first, in microseconds since the Unix epoch.
+    pub first: Timestamp,
+    /// When last.
+    pub last: Timestamp,
+}
+
+/// The failed handshakes that are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailuresPage {
+    /// The latest first.
+    pub handshakes: Vec<FailedHandshake>,
+    /// How many have failed since the server started.
+    pub failed: u64,
+    /// How many have succeeded.
+    pub succeeded: u64,
+}
+
+#[derive(Default)]
+struct Kept {
+    list: VecDeque<FailedHandshake>,
+    failed: u64,
+    succeeded: u64,
+}
+
+/// What became of the handshakes of all listeners.
+pub struct Failures {
+    clock: Clock,
+    kept: Mutex<Kept>,
+}
+
+impl Failures {
+    /// None yet.
+    #[must_use]
+    pub fn new(clock: Clock) -> Self {
+        Self { clock, kept: Mutex::default() }
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One has succeeded.
+    pub fn succeeded(&self) {
+        self.kept().succeeded += 1;
+    }
+
+    /// One has failed. Clients try again for minutes, so that the log hears of the first, second, fourth, eighth … time.
+    pub fn failed(&self, listener: &str, peer: SocketAddr, failed: Failed) {
+        let now = self.clock.now();
+        let mut kept = self.kept();
+        kept.failed += 1;
+        let same = |old: &FailedHandshake| {
+            old.listener == listener && old.peer.ip() == peer.ip() && old.reason == failed.reason
+        };
+        let place = kept.list.iter().position(same);
+        let former = place.and_then(|place| kept.list.remove(place));
+        let (times, first) = former.map_or((1, now), |former| (former.times + 1, former.first));
+        let Failed { reason, name, shown } = failed;
+        let listener = listener.to_owned();
+        let entry = FailedHandshake { listener, peer, name, reason, shown, times, first, last: now };
+        if times.is_power_of_two() {
+            tracing::warn!(
+                listener = entry.listener,
+                %peer,
+                name = entry.name,
+                shown = entry.shown,
+                times,
+                "a handshake failed: {}",
+                crate::text::one_line(&entry.reason)
+            );
+        }
+        kept.list.push_front(entry);
+        kept.list.truncate(KEPT);
+    }
+
+    /// What is kept.
+    #[must_use]
+    pub fn page(&self) -> FailuresPage {
+        let kept = self.kept();
+        FailuresPage {
+            handshakes: kept.list.iter().cloned().collect(),
+            failed: kept.failed,
+            succeeded: kept.succeeded,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_failures_are_counted_and_the_quietest_are_forgotten() {
+        let failures = Failures::new(Clock::start());
+        let failed = |reason: String| Failed { reason, name: None, shown: None };
+        for port in 1..=5 {
+            failures.failed("grpc", ([10, 0, 0, 1], port).into(), failed("no".into()));
+        }
+        let page = failures.page();
+        assert_eq!((page.handshakes.len(), page.failed), (1, 5));
+        assert_eq!((page.handshakes[0].times, page.handshakes[0].peer.port()), (5, 5));
+        for n in 0..KEPT {
+            failures.failed("http", ([10, 0, 0, 2], 1).into(), failed(n.to_string()));
+        }
+        let page = failures.page();
+        assert_eq!((page.handshakes.len(), page.failed), (KEPT, 5 + KEPT as u64));
+        assert!(page.handshakes.iter().all(|kept| kept.listener == "http"));
+    }
+}

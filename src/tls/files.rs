@@ -1,0 +1,172 @@
+//! Certificates and keys out of files; what is wrong with them and what to do.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use super::clients::Clients;
+use super::provider;
+
+/// No file of certificates is longer: what is longer is another file.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+/// How many bytes of requests may come with a resumed handshake: none, for they could be played again.
+const EARLY_DATA: u32 = 0;
+
+/// Where the certificates of a listener are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Files {
+    /// The listener's own certificate, with those of the authorities between it and the root.
+    pub cert: PathBuf,
+    /// The key that belongs to it.
+    pub key: PathBuf,
+    /// The authorities whose clients are taken; `None`: clients are not asked who they are.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {}: {error}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: String,
+    },
+    /// A file does not hold what it should.
+    #[error("{}: {wrong}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        wrong: String,
+    },
+}
+
+fn content(path: &Path, wrong: impl Into<String>) -> TlsError {
+    TlsError::Content { path: path.into(), wrong: wrong.into() }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let unreadable =
+        |error: std::io::Error| TlsError::Unreadable { path: path.into(), error: error.to_string() };
+    let length = std::fs::metadata(path).map_err(unreadable)?.len();
+    if length > FILE_BYTES_MAX {
+        return Err(content(path, "this file is far too long for certificates in PEM form"));
+    }
+    std::fs::read(path).map_err(unreadable)
+}
+
+/// The certificates in a file, of which there is at least one.
+///
+/// # Errors
+/// If it cannot be read, or there are none in it.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let text = read(path)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let found = found.map_err(|error| content(path, format!("this is not PEM: {error}")))?;
+    if found.is_empty() {
+        let wrong = "there is no certificate in it: it should begin with -----BEGIN CERTIFICATE-----";
+        return Err(content(path, wrong));
+    }
+    Ok(found)
+}
+
+/// The private key in a file.
+///
+/// # Errors
+/// If it cannot be read, or there is none in it.
+pub fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| {
+        let wrong = match error {
+            pem::Error::NoItemsFound => {
+                "there is no private key in it (or it is encrypted, which is not supported): it should have a line \
+                 -----BEGIN PRIVATE KEY-----"
+                    .into()
+            }
+            other => format!("this is not PEM: {other}"),
+        };
+        content(path, wrong)
+    })
+}
+
+/// The authorities in a file.
+///
+/// # Errors
+/// If it cannot be read, or a certificate in it is none of an authority.
+pub fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots
+            .add(certificate)
+            .map_err(|error| content(path, format!("a certificate in it cannot be used: {error}")))?;
+    }
+    Ok(roots)
+}
+
+impl Files {
+    /// All files.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
+        [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
+    /// What a listener needs to take TLS connections of clients that speak one of `protocols`.
+    ///
+    /// # Errors
+    /// If a file cannot be read or used, or the key does not belong to the certificate.
+    pub fn server(&self, protocols: &[&[u8]]) -> Result<ServerConfig, TlsError> {
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| content(&self.cert, error.to_string()))?;
+        let builder = match &self.client_ca {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let roots = Arc::new(authorities(path)?);
+                let clients = WebPkiClientVerifier::builder_with_provider(roots, provider())
+                    .build()
+                    .map_err(|error| content(path, error.to_string()))?;
+                builder.with_client_cert_verifier(Arc::new(Clients::new(clients)))
+            }
+        };
+        let (chain, key) = (certificates(&self.cert)?, key(&self.key)?);
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| self.mismatch(&error))?;
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        config.max_early_data_size = EARLY_DATA;
+        Ok(config)
+    }
+
+    fn mismatch(&self, error: &rustls::Error) -> TlsError {
+        let wrong = match error {
+            rustls::Error::InconsistentKeys(_) => {
+                format!("this key does not belong to the certificate in {}", self.cert.display())
+            }
+            other => format!("this key cannot be used: {other}"),
+        };
+        content(&self.key, wrong)
+    }
+}
+
+/// What a client needs to speak TLS to servers with certificates of these authorities, and to show one of its own.
+///
+/// # Errors
+/// If a file cannot be read or used.
+pub fn client(ca: &Path, own: Option<(&Path, &Path)>) -> Result<ClientConfig, TlsError> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| content(ca, error.to_string()))?
+        .with_root_certificates(authorities(ca)?);
+    match own {
+        None => Ok(builder.with_no_client_auth()),
+        Some((cert, path)) => builder
+            .with_client_auth_cert(certificates(cert)?, key(path)?)
+            .map_err(|error| content(path, format!("this key cannot be used: {error}"))),
+    }
+}

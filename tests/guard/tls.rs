@@ -1,0 +1,279 @@
+//! TLS on real sockets: who gets in, who does not, and what the server says of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster::clock::Clock;
+use muster::engine::Engine;
+use muster::grpc::{self, Limits, Routing};
+use muster::tls::make::{Authority, Made, Purpose};
+use muster::tls::{self, Entrance, Failures, FailuresPage, Files, Mode};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsConnector;
+
+use crate::process::{Running, muster, run};
+
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const GET: &[u8] = b"GET /api/v1/handshakes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+
+/// A folder of certificates, and the authority that makes them.
+struct Desk {
+    folder: PathBuf,
+    ours: Authority,
+}
+
+impl Desk {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("muster-guard-tls-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let desk = Self { folder, ours: Authority::new(&format!("authority of {name}")).unwrap() };
+        std::fs::write(desk.path("ca"), desk.ours.cert()).unwrap();
+        desk.write("server", desk.ours.sign(Purpose::Server, &["localhost".into()], 90).unwrap());
+        desk.write("client", desk.ours.sign(Purpose::Client, &["right".into()], 90).unwrap());
+        desk
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.pem"))
+    }
+
+    fn write(&self, name: &str, made: Made) {
+        // A file takes the place of the other at once, as whoever renews certificates sees to it.
+        for (name, text) in [(format!("{name}-key"), made.key), (name.into(), made.cert)] {
+            let new = self.path(&format!("{name}-new"));
+            std::fs::write(&new, text).unwrap();
+            std::fs::rename(new, self.path(&name)).unwrap();
+        }
+    }
+
+    /// The settings of a listener.
+    fn settings(&self, edge: &str, mode: &str) -> Vec<String> {
+        let all = [("cert", "server"), ("key", "server-key"), ("client-ca", "ca")];
+        let file = |(key, name): (&str, &str)| {
+            [format!("--{edge}-tls-{key}"), self.path(name).display().to_string()]
+        };
+        let mut settings: Vec<String> = all.into_iter().flat_map(file).collect();
+        settings.extend([format!("--{edge}-tls-mode"), mode.to_owned()]);
+        settings
+    }
+
+    /// Speaks over TLS, and gives what is answered.
+    async fn speak(
+        &self,
+        address: &str,
+        client: Option<&str>,
+        protocol: &[u8],
+        words: &[u8],
+    ) -> Result<Vec<u8>, String> {
+        let (cert, key) = (
+            self.path(client.unwrap_or("client")),
+            self.path(&format!("{}-key", client.unwrap_or("client"))),
+        );
+        let own: Option<(&Path, &Path)> = client.map(|_| (&*cert, &*key));
+        let mut config = tls::client(&self.path("ca"), own).unwrap();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let stream = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        let talk = async {
+            let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+            stream.write_all(words).await?;
+            let mut answer = vec![0; 64 << 10];
+            let mut length = stream.read(&mut answer).await?;
+            if protocol == b"http/1.1" {
+                while let Ok(more @ 1..) = stream.read(&mut answer[length..]).await {
+                    length += more;
+                }
+            }
+            answer.truncate(length);
+            std::io::Result::Ok(answer)
+        };
+        let answer = tokio::time::timeout(Duration::from_secs(20), talk).await.expect("an answer in time");
+        match answer {
+            Ok(answer) if !answer.is_empty() => Ok(answer),
+            Ok(_) => Err("closed".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A server, and where it listens.
+fn start(settings: &[String]) -> (Running, String, String) {
+    let mut command = muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
+    let mut running = Running::start(command.args(settings));
+    let after = |line: String| line.split_whitespace().last().unwrap().to_owned();
+    let grpc = after(running.out_line("gRPC  "));
+    let http = after(running.out_line("HTTP  "));
+    (running, grpc, http.split("://").nth(1).unwrap().to_owned())
+}
+
+async fn plain(address: &str, words: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(words).await.unwrap();
+    let mut answer = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    let read = async {
+        while let Ok(length @ 1..) = stream.read(&mut piece).await {
+            answer.extend_from_slice(&piece[..length]);
+            if words == HTTP2 {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), read).await.expect("an answer in time");
+    answer
+}
+
+async fn failures(http: &str) -> FailuresPage {
+    page(&plain(http, GET).await)
+}
+
+fn page(answer: &[u8]) -> FailuresPage {
+    let text = String::from_utf8_lossy(answer).into_owned();
+    let body = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}")).1;
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[tokio::test]
+async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_with_others() {
+    let desk = Desk::new("right");
+    let theirs = Authority::new("another authority").unwrap();
+    desk.write("foreign", theirs.sign(Purpose::Client, &["foreign".into()], 90).unwrap());
+    desk.write("old", desk.ours.sign(Purpose::Client, &["old".into()], -1).unwrap());
+    desk.write("wrong-use", desk.ours.sign(Purpose::Server, &["wrong-use".into()], 90).unwrap());
+    let (mut running, grpc, http) = start(&desk.settings("grpc", "required"));
+    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+    for (client, reason) in [
+        (Some("foreign"), "no authority that this port trusts has issued it"),
+        (Some("old"), "it has expired"),
+        (Some("wrong-use"), "lacks clientAuth"),
+        (None, "the client showed no certificate"),
+    ] {
+        desk.speak(&grpc, client, b"h2", HTTP2).await.unwrap_err();
+        let line = running.err_line(reason);
+        assert!(line.contains("localhost"), "the name that was dialled: {line}");
+        let page = failures(&http).await;
+        let latest = &page.handshakes[0];
+        assert!(latest.reason.contains(reason), "{latest:?}");
+        assert_eq!(latest.name.as_deref(), Some("localhost"));
+        let shown = latest.shown.as_deref().unwrap_or_default();
+        assert!(client.is_none_or(|name| shown.contains(&format!("CN={name}"))), "{shown:?}");
+    }
+    desk.speak(&grpc, Some("client"), b"smtp", HTTP2).await.unwrap_err();
+    assert_eq!(plain(&grpc, HTTP2).await, b"");
+    running.err_line("the client speaks plaintext");
+    assert_eq!(
+        plain(&grpc, b"\x16\x03\x01\x00\x05garbage and more of it").await.first(),
+        Some(&0x15),
+        "an alert"
+    );
+    let page = failures(&http).await;
+    assert!((page.succeeded, page.failed) >= (1, 7), "{page:?}");
+    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+
+    let check = |arguments: &[&str]| {
+        let path = |name: &str| desk.path(name).display().to_string();
+        let mut command = muster(["tls", "check", "--ca", &path("ca")]);
+        run(command.args(arguments.iter().map(|argument| match argument.strip_prefix('@') {
+            Some(name) => path(name),
+            None => (*argument).to_owned(),
+        })))
+    };
+    let port = grpc.rsplit(':').next().unwrap();
+    let server = format!("localhost:{port}");
+    let good = check(&["--cert", "@client", "--key", "@client-key", "--server", &server]);
+    assert!(good.code == Some(0) && good.out.contains("the server takes this client"), "{good:?}");
+    let old = check(&["--cert", "@old", "--key", "@client-key", "--server", &server]);
+    assert!(
+        old.code == Some(1) && old.out.contains("expired") && old.out.contains("another certificate"),
+        "{old:?}"
+    );
+    let name = check(&["--cert", "@server", "--key", "@server-key", "--name", "10.0.0.1"]);
+    assert!(name.code == Some(1) && name.out.contains("it is not for 10.0.0.1"), "{name:?}");
+}
+
+#[tokio::test]
+async fn both_listeners_tell_tls_from_plaintext_by_the_first_byte() {
+    let desk = Desk::new("both");
+    let mut settings = desk.settings("grpc", "optional");
+    settings.extend(desk.settings("http", "optional"));
+    let (_running, grpc, http) = start(&settings);
+    assert!(!plain(&grpc, HTTP2).await.is_empty());
+    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+    assert_eq!(failures(&http).await.succeeded, 1);
+    let answer = desk.speak(&http, Some("client"), b"http/1.1", GET).await.unwrap();
+    assert!(String::from_utf8_lossy(&answer).to_lowercase().contains("strict-transport-security"));
+    assert_eq!(page(&answer).failed, 0);
+
+    let (_running, _, http) = start(&desk.settings("http", "required"));
+    let told = String::from_utf8_lossy(&plain(&http, GET).await).into_owned();
+    assert!(told.contains("400") && told.contains("https://"), "{told}");
+    let answer = desk.speak(&http, Some("client"), b"http/1.1", GET).await.unwrap();
+    assert_eq!(page(&answer).handshakes[0].listener, "http");
+    let status = |arguments: &[&str]| {
+        let port = http.rsplit(':').next().unwrap();
+        run(muster(["status", "--server", &format!("https://localhost:{port}")]).args(arguments))
+    };
+    let path = |name: &str| desk.path(name).display().to_string();
+    let seen = status(&["--ca", &path("ca"), "--cert", &path("client"), "--key", &path("client-key")]);
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+}
+
+#[tokio::test]
+async fn new_certificates_are_taken_without_a_restart_and_broken_ones_are_not() {
+    let desk = Desk::new("rotation");
+    let (mut running, grpc, _http) = start(&desk.settings("grpc", "required"));
+    assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
+    desk.write("server", desk.ours.sign(Purpose::Server, &["elsewhere".into()], 90).unwrap());
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let error = desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
+    assert!(error.contains("not valid for name"), "{error}");
+    running.err_line("certificates were read again");
+    std::fs::write(desk.path("server"), "nonsense").unwrap();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let error = desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.unwrap_err();
+    assert!(error.contains("not valid for name"), "{error}");
+    running.err_line("the former ones stay in use");
+}
+
+#[tokio::test]
+async fn who_begins_a_handshake_and_stops_is_let_go() {
+    let desk = Desk::new("slow");
+    let engine = Engine::new(Clock::start());
+    let failures = Arc::new(Failures::new(*engine.clock()));
+    let files =
+        Files { cert: desk.path("server"), key: desk.path("server-key"), client_ca: Some(desk.path("ca")) };
+    let kept = (*engine.clock(), Arc::clone(&failures));
+    let entrance = Entrance::new("grpc", Mode::Required, Some(files), &[b"h2"], kept).unwrap();
+    let limits = Limits { handshake: Duration::from_millis(200), ..Limits::default() };
+    let server = grpc::Server::behind(entrance, engine, limits, None);
+    let listener = grpc::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = watch::Sender::new(false);
+    tokio::spawn(Arc::clone(&server).serve(listener, Routing::ByAuthority(None), stop.subscribe()));
+    // The head of a record that promises more than ever comes.
+    let mut many = Vec::new();
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"\x16\x03\x01\x40\x00\x01").await.unwrap();
+        many.push(stream);
+    }
+    for mut stream in many {
+        let mut rest = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
+        read.expect("it is closed").unwrap_or_default();
+    }
+    let page = failures.page();
+    assert_eq!((page.handshakes.len(), page.failed), (1, 50));
+    assert!(page.handshakes[0].reason.contains("did not finish the handshake within 200ms"), "{page:?}");
+    assert_eq!(server.figures().connections, 0);
+}

@@ -1,0 +1,305 @@
+//! Through every door: the routes of the description, and those that no description has.
+
+use http::StatusCode;
+use muster::http::{Channel, Role};
+use serde_json::{Value, json};
+
+use crate::house::{HOST, House};
+
+/// One operation.
+struct Operation {
+    method: String,
+    path: String,
+    body: String,
+}
+
+impl Operation {
+    fn changes(&self) -> bool {
+        self.method != "GET"
+    }
+}
+
+/// Every operation of the description, with a body that is taken as far as may be, and the routes that stand elsewhere.
+async fn operations(house: &House) -> Vec<Operation> {
+    let admin = house.bearer(Role::Admin);
+    let document = house.ask("GET", "/api/v1/openapi.json", &[("authorization", &admin)], "").await.json();
+    let mut all = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("there are paths") {
+        let path =
+            path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0").replace("{key}", "k");
+        for method in methods.as_object().expect("there are methods").keys() {
+            let method = method.to_uppercase();
+            let body = body(&method, &path);
+            let path = if method == "DELETE" { format!("{path}?reason=why") } else { path.clone() };
+            all.push(Operation { method, path, body });
+        }
+    }
+    assert!(all.len() > 25, "only {} operations", all.len());
+    for path in ["/metrics", "/healthz/live", "/healthz/ready", "/version", "/login"] {
+        all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
+    }
+    for path in PAGES {
+        all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
+    }
+    for path in FORMS {
+        all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
+    }
+    for path in ["/logout", "/nothing", "/api/v1/nothing"] {
+        all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
+    }
+    all
+}
+
+fn body(method: &str, path: &str) -> String {
+    let value: Value = match (method, path) {
+        ("GET" | "DELETE", _) => return String::new(),
+        (_, "/api/v1/jobs") => json!({"name": "b", "settings": {"tasks": 1}, "reason": "why"}),
+        (_, path) if path.ends_with("/exclusions") => json!({"task": 0, "reason": "why"}),
+        (_, path) if path.contains("/keys/") => json!({"text": "v", "reason": "why"}),
+        _ => json!({"reason": "why"}),
+    };
+    value.to_string()
+}
+
+/// The pages, but for those that never end.
+const PAGES: [&str; 14] = [
+    "/",
+    "/jobs/a",
+    "/jobs/a/timeline",
+    "/jobs/a/barriers",
+    "/jobs/a/tasks/0",
+    "/jobs/a/devices",
+    "/jobs/a/keys",
+    "/jobs/a/keys/value?key=k",
+    "/jobs/a/drain",
+    "/jobs/a/exclusions",
+    "/transfers",
+    "/audit",
+    "/api",
+    "/guide/start",
+];
+/// What their forms do.
+const FORMS: [&str; 3] = ["/jobs/a/exclusions", "/jobs/a/exclusions/1/lift", "/jobs/a/drain"];
+
+/// The same headers for every request, and more of them for this one.
+async fn ask(house: &House, operation: &Operation, headers: &[(&str, &str)]) -> crate::house::Answer {
+    let mut all = vec![("content-type", "application/json")];
+    all.extend(headers);
+    house.ask(&operation.method, &operation.path, &all, &operation.body).await
+}
+
+const PUBLIC: [&str; 4] = ["/healthz/live", "/healthz/ready", "/version", "/login"];
+
+#[tokio::test]
+async fn nothing_but_probes_and_the_login_answers_a_stranger() {
+    let house = House::closed("stranger");
+    let before = house.digest();
+    for operation in operations(&house).await {
+        let answer = ask(&house, &operation, &[]).await;
+        let place = format!("{} {}", operation.method, operation.path);
+        if PUBLIC.contains(&operation.path.as_str()) && !operation.changes() {
+            assert_ne!(answer.status, StatusCode::UNAUTHORIZED, "{place}");
+            continue;
+        }
+        assert_eq!(
+            (answer.status, answer.problem().as_str()),
+            (StatusCode::UNAUTHORIZED, "no-token"),
+            "{place}"
+        );
+        assert_eq!(answer.headers["www-authenticate"], "Bearer realm=\"muster\"", "{place}");
+        let wrong = ask(&house, &operation, &[("authorization", "Bearer muster_wrong")]).await;
+        assert!(matches!(wrong.status.as_u16(), 401 | 429), "{place}: {wrong:?}");
+    }
+    assert_eq!(house.digest(), before);
+}
+
+#[tokio::test]
+async fn every_change_asks_for_its_role() {
+    let house = House::closed("role");
+    let (viewer, operator) = (house.bearer(Role::Viewer), house.bearer(Role::Operator));
+    let mut for_admins = Vec::new();
+    for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        if operation.path == "/logout" {
+            continue;
+        }
+        let before = house.digest();
+        let answer = ask(&house, operation, &[("authorization", &viewer)]).await;
+        assert_eq!(
+            (answer.status, answer.problem().as_str()),
+            (StatusCode::FORBIDDEN, "not-allowed"),
+            "{place}"
+        );
+        assert_eq!(house.digest(), before, "{place}");
+        let answer = ask(&house, operation, &[("authorization", &operator)]).await;
+        if answer.problem() == "not-allowed" {
+            for_admins.push(place);
+        }
+    }
+    for_admins.sort();
+    let expected = [
+        "DELETE /api/v1/jobs/a?reason=why",
+        "PATCH /api/v1/jobs/a",
+        "POST /api/v1/jobs",
+        // Whatever has no row is for admins.
+        "POST /api/v1/nothing",
+        "POST /nothing",
+    ];
+    assert_eq!(for_admins, expected);
+    // Refusals are written down with the name of the token.
+    let audit =
+        house.ask("GET", "/api/v1/audit?outcome=refused", &[("authorization", &viewer)], "").await.json();
+    assert!(
+        audit["lines"].as_array().unwrap().iter().any(|line| line["actor"]["who"] == "a-viewer"),
+        "{audit}"
+    );
+}
+
+#[tokio::test]
+async fn a_viewer_sees_everything_but_the_values_of_keys_and_to_look_changes_nothing() {
+    let house = House::closed("viewer");
+    let (viewer, admin) = (house.bearer(Role::Viewer), house.bearer(Role::Admin));
+    let put = json!({"text": "secret", "reason": "why"}).to_string();
+    let headers = [("authorization", &*admin), ("content-type", "application/json")];
+    assert!(house.ask("PUT", "/api/v1/jobs/a/keys/k", &headers, &put).await.status.is_success());
+    let before = house.digest();
+    for operation in operations(&house).await.iter().filter(|operation| !operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        let answer = ask(&house, operation, &[("authorization", &viewer)]).await;
+        let refused = operation.path.contains("/keys/");
+        assert_eq!(answer.status == StatusCode::FORBIDDEN, refused, "{place}: {answer:?}");
+        assert!(!answer.body.contains("secret"), "{place} shows the value of a key");
+        assert_ne!(
+            ask(&house, operation, &[("authorization", &admin)]).await.status,
+            StatusCode::FORBIDDEN,
+            "{place}"
+        );
+        assert_eq!(house.digest(), before, "{place} has changed something");
+    }
+}
+
+#[tokio::test]
+async fn no_page_elsewhere_changes_anything_whatever_it_knows() {
+    for (name, closed) in [("foreign-closed", true), ("foreign-open", false)] {
+        let house = if closed { House::closed(name) } else { House::open(name) };
+        let admin = house.bearer(Role::Admin);
+        let before = house.digest();
+        for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
+            let place = format!("{} {} ({name})", operation.method, operation.path);
+            for marks in [
+                [("origin", "https://evil.example"), ("accept", "*/*")],
+                [("origin", "null"), ("accept", "*/*")],
+                [("origin", "http://muster.example:8080"), ("accept", "*/*")],
+                [("sec-fetch-site", "cross-site"), ("accept", "*/*")],
+                [("sec-fetch-site", "same-site"), ("accept", "*/*")],
+            ] {
+                let [mark, accept] = marks;
+                let answer = ask(&house, operation, &[mark, accept, ("authorization", &admin)]).await;
+                let found = (answer.status, answer.problem());
+                assert_eq!(found, (StatusCode::FORBIDDEN, "foreign-origin".into()), "{place} {mark:?}");
+            }
+        }
+        assert_eq!(house.digest(), before);
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_leads_here_by_somebody_elses_will_is_refused() {
+    for (name, closed) in [("host-closed", true), ("host-open", false)] {
+        let house = if closed { House::closed(name) } else { House::open(name) };
+        let admin = house.bearer(Role::Admin);
+        let before = house.digest();
+        for operation in operations(&house).await {
+            if PUBLIC.contains(&operation.path.as_str()) && !operation.changes() {
+                continue;
+            }
+            let answer =
+                ask(&house, &operation, &[("host", "evil.example:8477"), ("authorization", &admin)]).await;
+            let place = format!("{} {} ({name})", operation.method, operation.path);
+            assert_eq!(answer.status, StatusCode::MISDIRECTED_REQUEST, "{place}");
+        }
+        assert_eq!(house.digest(), before);
+    }
+}
+
+#[tokio::test]
+async fn a_browser_that_changes_something_shows_the_proof_of_its_page() {
+    let house = House::closed("proof");
+    let (cookie, proof) = house.log_in(Role::Admin).await;
+    let before = house.digest();
+    let own = ("origin", format!("http://{HOST}"));
+    for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        for wrong in [None, Some(""), Some("x"), Some(&proof[1..])] {
+            let mut headers = vec![("cookie", &*cookie), ("origin", &*own.1)];
+            headers.extend(wrong.map(|wrong| ("x-csrf-token", wrong)));
+            let answer = ask(&house, operation, &headers).await;
+            let found = (answer.status, answer.problem());
+            assert_eq!(found, (StatusCode::FORBIDDEN, "no-proof".into()), "{place} {wrong:?}");
+        }
+    }
+    assert_eq!(house.digest(), before);
+    let put = json!({"text": "v", "reason": "why"}).to_string();
+    let headers = [
+        ("cookie", &*cookie),
+        ("x-csrf-token", &*proof),
+        ("content-type", "application/json"),
+        ("origin", &own.1),
+    ];
+    let answer = house.ask("PUT", "/api/v1/jobs/a/keys/k", &headers, &put).await;
+    assert!(answer.status.is_success(), "{answer:?}");
+    let audit = house.ask("GET", "/api/v1/audit", &[("cookie", &cookie)], "").await.json();
+    let line = audit["lines"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(
+        (&line["actor"]["who"], &line["actor"]["means"]),
+        (&json!("a-admin"), &json!("page")),
+        "{audit}"
+    );
+}
+
+#[tokio::test]
+async fn where_everybody_may_do_everything_a_browser_still_shows_proof_and_tools_send_json() {
+    let house = House::open("open");
+    let before = house.digest();
+    let all = operations(&house).await;
+    let own = format!("http://{HOST}");
+    for operation in all.iter().filter(|operation| operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        for mark in [("origin", &*own), ("sec-fetch-site", "same-origin"), ("cookie", "muster-visit=x")] {
+            let answer = ask(&house, operation, &[mark]).await;
+            assert_eq!(answer.problem(), "no-proof", "{place} {mark:?}");
+        }
+        if operation.method == "POST" {
+            for kind in ["text/plain", crate::house::FORM, "multipart/form-data; boundary=x"] {
+                let answer = ask(&house, operation, &[("content-type", kind)]).await;
+                assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{place} {kind}");
+            }
+        }
+    }
+    assert_eq!(house.digest(), before);
+    let body = json!({"name": "b", "settings": {"tasks": 1}, "reason": "why"}).to_string();
+    let made = house.ask("POST", "/api/v1/jobs", &[("content-type", "application/json")], &body).await;
+    assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
+}
+
+#[tokio::test]
+async fn every_answer_tells_browsers_what_not_to_do() {
+    let house = House::closed("headers");
+    let admin = house.bearer(Role::Admin);
+    for operation in operations(&house).await {
+        for headers in [vec![], vec![("authorization", &*admin)]] {
+            let answer = ask(&house, &operation, &headers).await;
+            let place = format!("{} {}: {:?}", operation.method, operation.path, answer.headers);
+            let policy = answer.headers["content-security-policy"].to_str().unwrap();
+            assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{place}");
+            assert_eq!(answer.headers["x-content-type-options"], "nosniff", "{place}");
+            assert_eq!(answer.headers["referrer-policy"], "same-origin", "{place}");
+            assert_eq!(answer.headers["cross-origin-opener-policy"], "same-origin", "{place}");
+            assert!(answer.headers.get("strict-transport-security").is_none(), "{place}");
+            assert!(answer.headers.get("access-control-allow-origin").is_none(), "{place}");
+        }
+    }
+    let secure = Channel { secure: true, certificate: None };
+    let answer = house.ask_by(secure, "GET", "/version", &[], "").await;
+    assert!(answer.headers.contains_key("strict-transport-security"));
+}

@@ -1,0 +1,104 @@
+//! Mutual TLS with the settings that jaxlib has for it: a whole job over it, and tasks that are turned away with a reason.
+
+use std::path::Path;
+
+use muster::coordination::RunState;
+use muster::tls::FailuresPage;
+use muster::tls::make;
+
+use super::conformance::check;
+use super::scene::Scene;
+use super::server::DEFAULT;
+use super::time::wait_for;
+use super::{For, Test, http};
+
+pub const TESTS: &[Test] = &[
+    (For::Latest, "a_job_over_mutual_tls_conforms", conforms),
+    (For::Latest, "a_job_of_one_task_under_tls_and_one_in_plaintext_runs_on_one_port", both_on_one_port),
+    (For::Latest, "a_task_without_the_right_certificate_is_turned_away_and_the_server_says_why", turned_away),
+];
+
+/// Makes certificates in a folder of the scene's, and gives it.
+fn certificates(scene: &Scene, name: &str) -> String {
+    let folder = scene.file(name);
+    make::write(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
+    folder
+}
+
+/// What a task is told of certificates.
+fn settings(folder: &str, ca: &str) -> [(&'static str, String); 3] {
+    [
+        ("JAX_MTLS_CERT_FILE", format!("{folder}/client.pem")),
+        ("JAX_MTLS_KEY_FILE", format!("{folder}/client-key.pem")),
+        ("JAX_MTLS_CA_FILE", format!("{ca}/ca.pem")),
+    ]
+}
+
+fn serve(scene: &Scene, folder: &str, mode: &str) {
+    let file = |name: &str| format!("{folder}/{name}.pem");
+    scene.serve(&[
+        "--tasks",
+        "2",
+        "--grpc-tls-cert",
+        &file("server"),
+        "--grpc-tls-key",
+        &file("server-key"),
+        "--grpc-tls-client-ca",
+        &file("ca"),
+        "--grpc-tls-mode",
+        mode,
+    ]);
+}
+
+fn conforms(scene: &Scene) {
+    let folder = certificates(scene, "certificates");
+    serve(scene, &folder, "required");
+    let address = scene.server().grpc().to_string();
+    let start = |task| scene.start_with(&address, task, 2, &["conformance.py"], &settings(&folder, &folder));
+    let tasks: Vec<_> = (0..2).map(start).collect();
+    check(scene, DEFAULT, &tasks);
+    assert!(failures(scene).succeeded >= 2);
+}
+
+fn both_on_one_port(scene: &Scene) {
+    let folder = certificates(scene, "certificates");
+    serve(scene, &folder, "optional");
+    let address = scene.server().grpc().to_string();
+    let program = ["worker.py", "register", "--seconds", "0"];
+    let secure = scene.start_with(&address, 0, 2, &program, &settings(&folder, &folder));
+    let plain = scene.start(1, 2, &program);
+    secure.succeed();
+    plain.succeed();
+    scene.server().until_run(1, RunState::Completed);
+}
+
+fn turned_away(scene: &Scene) {
+    let (ours, theirs) = (certificates(scene, "ours"), certificates(scene, "theirs"));
+    serve(scene, &ours, "required");
+    let address = scene.server().grpc().to_string();
+    let program = ["worker.py", "register", "--seconds", "0"];
+    let expect = |reason: &str| {
+        scene.server().process.text(reason);
+        wait_for(reason, || {
+            failures(scene).handshakes.iter().any(|failed| failed.reason.contains(reason)).then_some(())
+        });
+    };
+    {
+        // Its authority is another one, and it trusts ours.
+        let _foreign = scene.start_with(&address, 0, 2, &program, &settings(&theirs, &ours));
+        expect("no authority that this port trusts has issued it");
+        scene.server().process.text("CN=muster-client");
+    }
+    {
+        // It trusts another authority.
+        let _wary = scene.start_with(&address, 0, 2, &program, &settings(&ours, &theirs));
+        expect("it does not trust the authority of this server's certificate");
+    }
+    let _plain = scene.start(0, 2, &program);
+    expect("the client speaks plaintext");
+    assert!(scene.server().view(DEFAULT).run.tasks.iter().all(|task| task.lives.is_empty()));
+}
+
+fn failures(scene: &Scene) -> FailuresPage {
+    http::get(scene.server().about.http, "/api/v1/handshakes")
+}
