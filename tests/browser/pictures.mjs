@@ -9,6 +9,7 @@ const wide = { width: 1440, height: 900 };
 const narrow = { width: 390, height: 844 };
 const take = async (name, path, options, full = true) => {
   const page = await open(browser, options);
+  page.expected.push('404');
   await page.goto(url + path);
   await page.waitForTimeout(900);
   await page.screenshot({ path: `${out}/${name}.png`, fullPage: full });

@@ -38,6 +38,12 @@ async fn operations(house: &House) -> Vec<Operation> {
     for path in ["/metrics", "/healthz/live", "/healthz/ready", "/version", "/login"] {
         all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
     }
+    for path in PAGES {
+        all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
+    }
+    for path in FORMS {
+        all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
+    }
     for path in ["/logout", "/nothing", "/api/v1/nothing"] {
         all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
     }
@@ -54,6 +60,26 @@ fn body(method: &str, path: &str) -> String {
     };
     value.to_string()
 }
+
+/// The pages, but for those that never end.
+const PAGES: [&str; 14] = [
+    "/",
+    "/jobs/a",
+    "/jobs/a/timeline",
+    "/jobs/a/barriers",
+    "/jobs/a/tasks/0",
+    "/jobs/a/devices",
+    "/jobs/a/keys",
+    "/jobs/a/keys/value?key=k",
+    "/jobs/a/drain",
+    "/jobs/a/exclusions",
+    "/transfers",
+    "/audit",
+    "/api",
+    "/guide/start",
+];
+/// What their forms do.
+const FORMS: [&str; 3] = ["/jobs/a/exclusions", "/jobs/a/exclusions/1/lift", "/jobs/a/drain"];
 
 /// The same headers for every request, and more of them for this one.
 async fn ask(house: &House, operation: &Operation, headers: &[(&str, &str)]) -> crate::house::Answer {

@@ -8,7 +8,7 @@ use super::links::Named;
 use super::look::barrier_name;
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::table::{self, Listing};
 use super::{grid, links, look, needs, timeline, times};
 use crate::coordination::{BarrierKind, BarrierView, JobName, JobView, RunState, RunSummary};
@@ -147,14 +147,14 @@ impl JobPage {
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(listing): Params<Listing>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
     let parts = Parts(parts(&scene, &listing)?);
     let now = scene.now();
     let live = format!("/jobs/{}/live?page=job&{}", job.name, listing.followed());
-    let page = Page::new(visitor, Place::Job, format!("Job {}", job.name), now);
+    let page = Page::new(guest, Place::Job, format!("Job {}", job.name), now);
     let page = page.of_job(&job.name).live_at(live);
     answer(&JobPage { page, parts, view: scene.view }, now)
 }

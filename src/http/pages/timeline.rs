@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::{links, times};
 use crate::coordination::{Change, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp};
 use crate::engine::{Engine, Numbered};
@@ -253,7 +253,7 @@ pub(super) struct Which {
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
     let task = which.task.trim().parse::<i32>().ok();
@@ -263,7 +263,7 @@ pub(super) async fn show(
     let live = format!("/jobs/{}/live?page=timeline{query}", job.name);
     let parts = Parts(vec![super::job::head(&scene)?, part(&scene, true, task.map(TaskId))?]);
     let title = format!("Timeline of {}", job.name);
-    let page = Page::new(visitor, Place::Timeline, title, now).of_job(&job.name).live_at(live);
+    let page = Page::new(guest, Place::Timeline, title, now).of_job(&job.name).live_at(live);
     answer(&TimelinePage { page, parts, job: job.name, task, tasks }, now)
 }
 
