@@ -28,7 +28,9 @@ mod value;
 pub use guarding::{Open, Tls};
 pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
 pub use load::load;
-pub use value::{TASKS_MAX, parse_duration, parse_positive_duration, parse_tasks, show_duration};
+pub use value::{
+    TASKS_MAX, parse_duration, parse_positive_duration, parse_rules, parse_tasks, show_duration, show_rules,
+};
 
 /// Everything that a server is told.
 #[derive(Debug, Clone)]

@@ -3,12 +3,13 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use http::Method;
 
 use super::place::{Place, converse, encoded, pretty, send};
 use super::print;
+use crate::config::parse_rules;
 use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
 use crate::http::{JobPatch, NewJob, SettingsBody};
 
@@ -125,6 +126,12 @@ struct Settings {
     /// How errors reach tasks
     #[arg(long, value_name = "auto|hold|cancel")]
     error_delivery: Option<String>,
+    /// Findings upon which the server excludes the task that they name; none: none
+    #[arg(long, value_name = "RULE,...|none")]
+    auto_exclude: Option<String>,
+    /// How long such an exclusion lasts
+    #[arg(long, value_name = "DURATION")]
+    auto_exclude_for: Option<String>,
     /// A bound, such as keys=1000; repeat for more
     #[arg(long = "bound", value_name = "NAME=NUMBER")]
     bounds: Vec<String>,
@@ -139,6 +146,7 @@ impl Settings {
             Some("cancel") => Some(ErrorDelivery::Cancel),
             Some(other) => bail!("--error-delivery {other}: write auto, hold or cancel"),
         };
+        let rules = self.auto_exclude.as_deref().map(parse_rules);
         let mut bounds = serde_json::Map::new();
         for bound in &self.bounds {
             let (name, number) =
@@ -154,6 +162,8 @@ impl Settings {
             shutdown_timeout: self.shutdown_timeout.clone(),
             disconnect_grace: self.disconnect_grace.clone(),
             error_delivery,
+            auto_exclude: rules.transpose().map_err(|wrong| anyhow!("--auto-exclude: {wrong}"))?,
+            auto_exclude_for: self.auto_exclude_for.clone(),
             bounds: (!bounds.is_empty()).then_some(bounds),
         })
     }

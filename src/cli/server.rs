@@ -154,7 +154,6 @@ impl Server {
     /// What the web edge looks at. Starts whatever measures by itself.
     fn site(&mut self, edge: &Arc<grpc::Server>, tally: Arc<Tally>, audit: Audit, config: &Config) -> Site {
         let findings = Arc::<Board>::default();
-        self.timers.spawn(findings::watch(Arc::clone(&self.engine), Arc::clone(&findings)));
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
         let sources = Sources {
             engine: Arc::clone(&self.engine),
@@ -166,14 +165,18 @@ impl Server {
         };
         let metrics = Metrics::new(sources, config.server.task_metrics_max);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
-        Site {
+        let site = Site {
             audit: Arc::new(audit),
             streams: Arc::clone(&self.streams),
             redaction: Arc::new(config.server.redact_keys.clone()),
             metrics: Arc::new(metrics),
-            findings,
+            findings: Arc::clone(&findings),
             ..Site::new(engine, readiness, Arc::clone(&self.about))
-        }
+        };
+        let acting = site.clone();
+        self.timers
+            .spawn(findings::watch(Arc::clone(&self.engine), findings, move |remedy| acting.apply(remedy)));
+        site
     }
 
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.

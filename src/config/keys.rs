@@ -10,7 +10,8 @@ use crate::telemetry::traces::{Protocol, check_endpoint};
 use crate::tls::Mode;
 
 use super::value::{
-    parse_address, parse_count, parse_duration, parse_positive_duration, parse_switch, show_duration,
+    parse_address, parse_count, parse_duration, parse_positive_duration, parse_rules, parse_switch,
+    show_duration, show_rules,
 };
 use super::{LogFormat, Server};
 
@@ -358,7 +359,7 @@ pub static SERVER_KEYS: [Key<Server>; 35] = [
 ];
 
 /// The settings of a job that may differ from job to job.
-pub static JOB_KEYS: [Key<JobSettings>; 6] = [
+pub static JOB_KEYS: [Key<JobSettings>; 8] = [
     Key {
         name: "recoverable",
         placeholder: "true|false",
@@ -428,6 +429,23 @@ pub static JOB_KEYS: [Key<JobSettings>; 6] = [
             };
             Ok(())
         },
+    },
+    Key {
+        name: "auto-exclude",
+        placeholder: "RULE,...|none",
+        rare: true,
+        help: "Findings upon which the server itself excludes the task that they name, in recoverable jobs: \
+               stalled-task, chronic-straggler, restart-storm",
+        show: |job| text(show_rules(&job.auto_exclude)),
+        set: |job, text| parse_rules(text).map(|rules| job.auto_exclude = rules),
+    },
+    Key {
+        name: "auto-exclude-for",
+        placeholder: "DURATION",
+        rare: true,
+        help: "How long the exclusions last that the server makes itself",
+        show: |job| text(show_duration(job.auto_exclude_for)),
+        set: |job, text| parse_positive_duration(text).map(|value| job.auto_exclude_for = value),
     },
 ];
 

@@ -1,9 +1,10 @@
 //! How values are written: one spelling for flags, the environment and the file.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use crate::coordination::JobName;
+use crate::coordination::{ActingRule, JobName};
 
 /// The most tasks a job may have. Far above any cluster there is; below it every table still fits.
 pub const TASKS_MAX: u32 = 1_000_000;
@@ -138,6 +139,36 @@ pub fn parse_declared(text: &str) -> Result<Declared, String> {
         None => (rest, None),
     };
     Ok(Declared { name, tasks: parse_tasks(tasks)?, grpc })
+}
+
+/// Rules by their names, with commas between; `none` for none.
+///
+/// # Errors
+/// If there is no rule of a name.
+pub fn parse_rules(text: &str) -> Result<BTreeSet<ActingRule>, String> {
+    if text == "none" {
+        return Ok(BTreeSet::new());
+    }
+    let rule = |name: &str| {
+        let named = ActingRule::ALL.into_iter().find(|rule| rule.name() == name.trim());
+        named.ok_or_else(|| {
+            format!(
+                "there is no rule {:?}: write some of {}",
+                name.trim(),
+                show_rules(&ActingRule::ALL.into())
+            )
+        })
+    };
+    text.split(',').map(rule).collect()
+}
+
+/// Rules as [`parse_rules`] reads them.
+#[must_use]
+pub fn show_rules(rules: &BTreeSet<ActingRule>) -> String {
+    if rules.is_empty() {
+        return "none".into();
+    }
+    rules.iter().map(|rule| rule.name()).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

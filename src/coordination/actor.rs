@@ -19,6 +19,8 @@ pub enum Means {
     Cli,
     /// A page in a browser.
     Page,
+    /// A rule of the server itself, by the job's settings.
+    Rule,
 }
 
 impl fmt::Display for Means {
@@ -27,6 +29,7 @@ impl fmt::Display for Means {
             Self::Api => "the REST API",
             Self::Cli => "the command line",
             Self::Page => "a page",
+            Self::Rule => "a rule of this job",
         })
     }
 }

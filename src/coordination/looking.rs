@@ -151,6 +151,12 @@ impl JobLook<'_> {
         &self.job.settings
     }
 
+    /// How many exclusions are in force.
+    #[must_use]
+    pub fn exclusions_in_force(&self) -> usize {
+        self.job.exclusions.len()
+    }
+
     /// The exclusions in force, by number, then those that are over, newest end first.
     #[must_use]
     pub fn exclusions(&self) -> Vec<ExclusionView> {

@@ -69,7 +69,7 @@ pub use actor::*;
 pub use call::*;
 pub use coordinator::Coordinator;
 pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
-pub use devices::{Device, TopologyKey};
+pub use devices::{Device, TopologyKey, decode as decode_devices};
 pub use draining::DrainRequest;
 pub use event::*;
 pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};

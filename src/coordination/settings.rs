@@ -1,5 +1,6 @@
 //! The settings of a job and the bounds that hold for it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,33 @@ pub enum ErrorDelivery {
     /// Polls are answered CANCELLED at once: clients stop polling, survive a lost connection, and
     /// learn of errors with their next heartbeat.
     Cancel,
+}
+
+/// A finding that a job may be told to act upon: the task that it names is excluded, for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ActingRule {
+    /// A task is alive by its heartbeats, and all others wait for it.
+    StalledTask,
+    /// A task comes late to barriers every time.
+    ChronicStraggler,
+    /// A task restarts again and again within one run.
+    RestartStorm,
+}
+
+impl ActingRule {
+    /// Every rule.
+    pub const ALL: [Self; 3] = [Self::StalledTask, Self::ChronicStraggler, Self::RestartStorm];
+
+    /// Its name, which is that of the finding.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::StalledTask => "stalled-task",
+            Self::ChronicStraggler => "chronic-straggler",
+            Self::RestartStorm => "restart-storm",
+        }
+    }
 }
 
 /// What a job is told when it is declared. None of it is on the wire.
@@ -45,6 +73,12 @@ pub struct JobSettings {
     pub disconnect_grace: Option<Duration>,
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
+    /// Findings upon which the task that they name is excluded. None unless it is wished: to observe is harmless.
+    pub auto_exclude: BTreeSet<ActingRule>,
+    /// How long such an exclusion lasts.
+    #[serde(with = "humantime_serde")]
+    #[schema(value_type = String)]
+    pub auto_exclude_for: Duration,
     /// What the job may hold.
     pub bounds: Bounds,
 }
@@ -61,6 +95,8 @@ impl JobSettings {
             shutdown_timeout: Duration::from_secs(5 * 60),
             disconnect_grace: Some(Duration::from_millis(500)),
             error_delivery: ErrorDelivery::Auto,
+            auto_exclude: BTreeSet::new(),
+            auto_exclude_for: Duration::from_secs(60 * 60),
             bounds: Bounds::default(),
         }
     }
@@ -75,6 +111,8 @@ impl JobSettings {
             ("shutdown-timeout", self.shutdown_timeout != other.shutdown_timeout),
             ("disconnect-grace", self.disconnect_grace != other.disconnect_grace),
             ("error-delivery", self.error_delivery != other.error_delivery),
+            ("auto-exclude", self.auto_exclude != other.auto_exclude),
+            ("auto-exclude-for", self.auto_exclude_for != other.auto_exclude_for),
             ("bounds", self.bounds != other.bounds),
         ];
         pairs.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name.to_owned()).collect()
@@ -108,6 +146,10 @@ pub struct SettingsChange {
     pub disconnect_grace: Option<Option<Duration>>,
     /// [`JobSettings::error_delivery`]
     pub error_delivery: Option<ErrorDelivery>,
+    /// [`JobSettings::auto_exclude`]
+    pub auto_exclude: Option<BTreeSet<ActingRule>>,
+    /// [`JobSettings::auto_exclude_for`]
+    pub auto_exclude_for: Option<Duration>,
     /// [`JobSettings::bounds`], all of them.
     pub bounds: Option<Bounds>,
 }
@@ -133,6 +175,8 @@ impl SettingsChange {
             shutdown_timeout: self.shutdown_timeout.unwrap_or(present.shutdown_timeout),
             disconnect_grace: self.disconnect_grace.unwrap_or(present.disconnect_grace),
             error_delivery: self.error_delivery.unwrap_or(present.error_delivery),
+            auto_exclude: self.auto_exclude.unwrap_or_else(|| present.auto_exclude.clone()),
+            auto_exclude_for: self.auto_exclude_for.unwrap_or(present.auto_exclude_for),
             bounds: self.bounds.unwrap_or_else(|| present.bounds.clone()),
         })
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::{Detector, Evidence, Found, Severity};
 use crate::coordination::{JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp};
@@ -17,9 +18,10 @@ const LINGERS: Duration = Duration::from_secs(10);
 const CLOSED_KEPT: usize = 64;
 
 /// A finding.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
     /// Which detector says so.
+    #[schema(value_type = String)]
     pub id: Arc<str>,
     /// The job that it is about.
     pub job: JobName,
@@ -40,6 +42,7 @@ pub struct Finding {
     /// The tasks that it is about: 16 at most.
     pub tasks: Vec<TaskId>,
     /// Where they are.
+    #[schema(value_type = Vec<String>)]
     pub hosts: Vec<IpAddr>,
     /// The numbers that it rests on.
     pub evidence: Vec<Evidence>,

@@ -2,7 +2,8 @@
 //!
 //! A detector is a pure function of a [`JobObservation`]; one file each. The [`Board`] keeps what is open and what was,
 //! and [`watch`] looks once a second. To observe is all that happens here: whoever acts on a finding follows the
-//! transitions that [`Board::look`] returns, or the events that are made of them, and decides by settings of its own.
+//! transitions that [`Board::look`] returns, or the events that are made of them. What a job's own settings want to be acted
+//! upon is handed on as a [`Remedy`] (`acting.rs`).
 //!
 //! | file | finding |
 //! | --- | --- |
@@ -17,6 +18,7 @@
 //!
 //! There is none about clocks that are off: nothing on the wire carries a client's time.
 
+mod acting;
 mod barrier_stuck;
 mod board;
 mod chronic_straggler;
@@ -33,14 +35,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
+pub use acting::Remedy;
 pub use board::{Board, Finding, Transition};
 
 use crate::coordination::{BarrierKind, BarrierOutcome, JobId, JobObservation, Note, TaskId, Timestamp};
 use crate::engine::Engine;
 
 /// How much a finding matters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// Something costs time.
@@ -93,7 +97,7 @@ pub static CATALOGUE: &[&Detector] = &[
 ];
 
 /// One number that a finding rests on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Evidence {
     /// What was measured, with its unit.
     pub what: String,
@@ -139,16 +143,19 @@ pub fn detect(seen: &JobObservation) -> Vec<(&'static Detector, Found)> {
     CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
 }
 
-/// Looks for findings, once a second, for as long as it is polled.
-pub async fn watch(engine: Arc<Engine>, board: Arc<Board>) {
+/// Looks for findings, once a second, for as long as it is polled, and has `apply` do what is to be done about them.
+pub async fn watch(engine: Arc<Engine>, board: Arc<Board>, apply: impl Fn(Remedy) + Send) {
     loop {
-        look(&engine, &board);
+        for remedy in look(&engine, &board) {
+            apply(remedy);
+        }
         tokio::time::sleep(LOOKED).await;
     }
 }
 
-/// Looks once.
-pub fn look(engine: &Engine, board: &Board) {
+/// Looks once; returns what jobs want to be done about it.
+pub fn look(engine: &Engine, board: &Board) -> Vec<Remedy> {
+    let mut remedies = Vec::new();
     let jobs: Vec<JobId> = engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
     board.keep(|job| jobs.contains(&job));
     for job in jobs {
@@ -158,11 +165,15 @@ pub fn look(engine: &Engine, board: &Board) {
                 Transition::Opened(finding) => (true, finding),
                 Transition::Closed(finding) => (false, finding),
             };
+            if open {
+                remedies.extend(acting::remedy(engine, job, &finding));
+            }
             let reason = if open { finding.summary.clone() } else { format!("no more: {}", finding.summary) };
             engine.note(job, Note { finding: finding.id.clone(), open, tasks: finding.tasks, reason });
         }
     }
     board.looked(engine.clock().now());
+    remedies
 }
 
 /// How long barriers of this id took lately, at most, when they passed.

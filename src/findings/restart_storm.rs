@@ -29,7 +29,9 @@ fn detect(seen: &JobObservation) -> Option<Found> {
             && task.registered_at > started
             && seen.seen_at.since(task.registered_at) <= WINDOW
     };
-    let back: Vec<&TaskObservation> = seen.tasks.iter().filter(lately).collect();
+    let mut back: Vec<&TaskObservation> = seen.tasks.iter().filter(lately).collect();
+    // The worst first.
+    back.sort_by_key(|task| (std::cmp::Reverse(task.past_lives), task.task));
     let most = back.iter().map(|task| task.past_lives).max()?;
     let many = TASKS.max(seen.tasks.len() / 10);
     if most < LIVES && back.len() < many {

@@ -127,6 +127,12 @@ impl Audit {
         }
     }
 
+    /// The latest lines that are wanted, the latest first.
+    pub(super) fn latest(&self, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> Vec<AuditLine> {
+        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.kept.iter().rev().filter(|line| wanted(line)).take(limit).cloned().collect()
+    }
+
     fn page(&self, after: u64, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> AuditPage {
         let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gap = lines.kept.front().is_some_and(|first| first.number > after.saturating_add(1));

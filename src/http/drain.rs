@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::actor::Acting;
 use super::extract::{Body, Job};
 use super::{Problem, Site};
-use crate::coordination::{Act, PreemptionView, Reason, RunNumber, TaskId};
+use crate::coordination::{Act, Actor, PreemptionView, Reason, RunNumber, TaskId};
 
 /// The longest notice: a day.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
@@ -57,14 +57,19 @@ pub(super) async fn create(
     Acting(actor): Acting,
     Body(new): Body<NewDrain>,
 ) -> Result<(StatusCode, Json<DrainView>), Problem> {
+    Ok((StatusCode::ACCEPTED, Json(ask(&site, &job, actor, new)?)))
+}
+
+/// Asks for a coordinated save.
+pub(super) fn ask(site: &Site, job: &Job, actor: Actor, new: NewDrain) -> Result<DrainView, Problem> {
     if new.in_seconds > SECONDS_MAX {
         return Err(Problem::unusable(format!("in_seconds can be {SECONDS_MAX} (a day) at most")));
     }
     let notice = Duration::from_secs(new.in_seconds);
     let at = (new.in_seconds > 0).then(|| site.engine.clock().now().after(notice));
     let subject = at.map_or_else(|| "at once".to_owned(), |at| format!("before {at}"));
-    site.act(&job, actor, new.reason, "drain", subject, Act::Drain { at })?;
-    Ok((StatusCode::ACCEPTED, Json(view(&site, &job)?)))
+    site.act(job, actor, new.reason, "drain", subject, Act::Drain { at })?;
+    view(site, job)
 }
 
 /// How the drain of the present run stands
@@ -75,7 +80,7 @@ pub(super) async fn show(State(site): State<Site>, job: Job) -> Result<Json<Drai
     view(&site, &job).map(Json)
 }
 
-fn view(site: &Site, job: &Job) -> Result<DrainView, Problem> {
+pub(super) fn view(site: &Site, job: &Job) -> Result<DrainView, Problem> {
     site.look(job, |look| {
         let live = look.live();
         let preemption = look.preemption();

@@ -91,6 +91,12 @@ impl Streams {
         (self.most.saturating_sub(self.slots.available_permits()), self.most)
     }
 
+    /// Room for one more, and what becomes true when it is to end.
+    pub(super) fn enter(&self) -> Result<(OwnedSemaphorePermit, watch::Receiver<bool>), Problem> {
+        let slot = Arc::clone(&self.slots).try_acquire_owned();
+        Ok((slot.map_err(|_| Problem::too_many_streams(self.most))?, self.stop.subscribe()))
+    }
+
     /// Ends every stream: the server stops.
     pub fn close(&self) {
         self.stop.send_replace(true);
@@ -172,10 +178,7 @@ struct Follower {
 
 impl Follower {
     fn new(site: &Site, job: Job, after: u64) -> Result<Self, Problem> {
-        let slot = Arc::clone(&site.streams.slots)
-            .try_acquire_owned()
-            .map_err(|_| Problem::too_many_streams(site.streams.most))?;
-        let stop = site.streams.stop.subscribe();
+        let (slot, stop) = site.streams.enter()?;
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;
         let (id, name) = (job.id, job.name);

@@ -14,7 +14,9 @@ use super::actor::Acting;
 use super::extract::{Body, Item, Job, Params};
 use super::page::cut;
 use super::{Problem, Site};
-use crate::coordination::{Act, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId};
+use crate::coordination::{
+    Act, Actor, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId,
+};
 
 /// The longest that an exclusion with an end may last: a year.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
@@ -138,18 +140,38 @@ pub(super) async fn create(
     Acting(actor): Acting,
     Body(new): Body<NewExclusion>,
 ) -> Result<Response, Problem> {
-    let (target, expires_in) = (new.target()?, new.expires_in()?);
     if new.dry_run {
-        let preview =
-            site.engine.look(|core, now| core.would_exclude(now, job.id, &actor, &new.reason, target));
-        return Ok(Json(preview?).into_response());
+        return Ok(Json(preview(&site, &job, &actor, &new)?).into_response());
     }
-    let act = Act::Exclude { target, expires_in, end_run: new.end_run };
-    let done = site.act(&job, actor, new.reason, "exclude", target.to_string(), act)?;
-    let Done::Excluded(id) = done else { return Err(Problem::internal()) };
-    let view = find(&site, &job, id)?;
-    let place = [(header::LOCATION, format!("/api/v1/jobs/{}/exclusions/{id}", job.name))];
+    let view = exclude(&site, &job, actor, new)?;
+    let place = [(header::LOCATION, format!("/api/v1/jobs/{}/exclusions/{}", job.name, view.id))];
     Ok((StatusCode::CREATED, place, Json(view)).into_response())
+}
+
+/// What an exclusion would do.
+pub(super) fn preview(
+    site: &Site,
+    job: &Job,
+    actor: &Actor,
+    new: &NewExclusion,
+) -> Result<ExclusionPreview, Problem> {
+    let target = new.target()?;
+    new.expires_in()?;
+    Ok(site.engine.look(|core, now| core.would_exclude(now, job.id, actor, &new.reason, target))?)
+}
+
+/// Excludes a task or a host.
+pub(super) fn exclude(
+    site: &Site,
+    job: &Job,
+    actor: Actor,
+    new: NewExclusion,
+) -> Result<ExclusionView, Problem> {
+    let (target, expires_in) = (new.target()?, new.expires_in()?);
+    let act = Act::Exclude { target, expires_in, end_run: new.end_run };
+    let done = site.act(job, actor, new.reason, "exclude", target.to_string(), act)?;
+    let Done::Excluded(id) = done else { return Err(Problem::internal()) };
+    find(site, job, id)
 }
 
 /// The exclusions of a job
@@ -201,15 +223,25 @@ pub(super) async fn lift(
     Params(because): Params<Because>,
     Acting(actor): Acting,
 ) -> Result<Json<ExclusionView>, Problem> {
-    let id = ExclusionId(id);
-    let before = find(&site, &job, id).ok();
-    let target = before.map_or_else(String::new, |exclusion| format!(" ({})", exclusion.target));
-    let subject = format!("exclusion {id}{target}");
-    site.act(&job, actor, because.reason, "readmit", subject, Act::Readmit { exclusion: id })?;
-    find(&site, &job, id).map(Json)
+    readmit(&site, &job, ExclusionId(id), actor, because.reason).map(Json)
 }
 
-fn find(site: &Site, job: &Job, id: ExclusionId) -> Result<ExclusionView, Problem> {
+/// Lifts an exclusion.
+pub(super) fn readmit(
+    site: &Site,
+    job: &Job,
+    id: ExclusionId,
+    actor: Actor,
+    reason: Reason,
+) -> Result<ExclusionView, Problem> {
+    let before = find(site, job, id).ok();
+    let target = before.map_or_else(String::new, |exclusion| format!(" ({})", exclusion.target));
+    let subject = format!("exclusion {id}{target}");
+    site.act(job, actor, reason, "readmit", subject, Act::Readmit { exclusion: id })?;
+    find(site, job, id)
+}
+
+pub(super) fn find(site: &Site, job: &Job, id: ExclusionId) -> Result<ExclusionView, Problem> {
     let all = site.look(job, |look| look.exclusions())?;
     all.into_iter().find(|exclusion| exclusion.id == id).ok_or_else(|| {
         let text = format!("there is no exclusion {id} in job {} (or it is over and forgotten)", job.name);

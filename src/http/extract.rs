@@ -74,3 +74,17 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Site> for Item<T> {
         }
     }
 }
+
+/// The fields of a form. Fields that are not known are left alone: every form carries some that others read.
+pub(super) struct Fields<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Fields<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        match axum::Form::<T>::from_request(request, state).await {
+            Ok(axum::Form(fields)) => Ok(Self(fields)),
+            Err(rejection) => Err(Problem::bad_body(rejection.status(), rejection.body_text())),
+        }
+    }
+}

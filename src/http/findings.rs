@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::Site;
 use super::extract::Job;
@@ -10,7 +11,7 @@ use crate::coordination::{JobId, Timestamp};
 use crate::findings::Finding;
 
 /// The findings of one job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobFindings {
     /// Those that are open, what matters most first.
     pub open: Vec<Finding>,
@@ -21,7 +22,7 @@ pub struct JobFindings {
 }
 
 /// The open findings of every job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FindingsPage {
     /// By job, what matters most first.
     pub findings: Vec<Finding>,
@@ -30,17 +31,17 @@ pub struct FindingsPage {
 }
 
 /// What is found in what is measured of a job, and what was
-#[utoipa::path(get, path = "/api/v1/jobs/{job}/findings", tag = "findings",
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/findings", operation_id = "job_findings", tag = "findings",
     params(("job" = String, Path, description = "The job's name")),
-    responses((status = 200, description = "The findings of the job"), (status = 404, description = "There is none")))]
+    responses((status = 200, description = "The findings of the job", body = JobFindings), (status = 404, description = "There is none")))]
 pub(super) async fn of_job(State(site): State<Site>, job: Job) -> Json<JobFindings> {
     let (open, closed) = site.findings.of(job.id);
     Json(JobFindings { open, closed, looked_at: site.findings.looked_at() })
 }
 
 /// What is found in what is measured, of every job
-#[utoipa::path(get, path = "/api/v1/findings", tag = "findings",
-    responses((status = 200, description = "The open findings of every job")))]
+#[utoipa::path(get, path = "/api/v1/findings", operation_id = "findings_list", tag = "findings",
+    responses((status = 200, description = "The open findings of every job", body = FindingsPage)))]
 pub(super) async fn all(State(site): State<Site>) -> Json<FindingsPage> {
     let jobs: Vec<JobId> = site.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
     let findings = jobs.into_iter().flat_map(|job| site.findings.of(job).0).collect();

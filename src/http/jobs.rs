@@ -1,5 +1,7 @@
 //! Jobs: which there are, one of them whole, and making, changing and deleting them.
 
+use std::collections::BTreeSet;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -14,8 +16,8 @@ use super::page::cut;
 use super::{AuditOutcome, Problem, Site};
 use crate::config::{TASKS_MAX, parse_duration};
 use crate::coordination::{
-    Act, Bounds, Done, ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason, RunState,
-    SettingsChange,
+    Act, ActingRule, Bounds, Done, ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason,
+    RunState, SettingsChange,
 };
 
 /// Jobs, by name.
@@ -94,6 +96,12 @@ pub struct SettingsBody {
     /// How errors reach tasks: `auto`, `hold` or `cancel`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_delivery: Option<ErrorDelivery>,
+    /// Findings upon which the task that they name is excluded: `stalled-task`, `chronic-straggler`, `restart-storm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_exclude: Option<BTreeSet<ActingRule>>,
+    /// How long such an exclusion lasts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_exclude_for: Option<String>,
     /// What the job may hold, by the names of the bounds (`keys`, `store-bytes`, …).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -121,6 +129,8 @@ impl SettingsBody {
             shutdown_timeout: duration("shutdown_timeout", self.shutdown_timeout)?,
             disconnect_grace,
             error_delivery: self.error_delivery,
+            auto_exclude: self.auto_exclude,
+            auto_exclude_for: duration("auto_exclude_for", self.auto_exclude_for)?,
             bounds: self.bounds.map(|given| merged(&present.bounds, given)).transpose()?,
         })
     }

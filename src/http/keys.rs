@@ -161,14 +161,18 @@ pub(super) async fn show(
     uri: Uri,
     Params(query): Params<ValueQuery>,
 ) -> Result<Json<KeyView>, Problem> {
-    let key = key_in(uri.path());
-    let found = site.look(&job, |look| look.key(&key))?;
-    let (text_key, key_base64) = text_of(&key);
+    value(&site, &job, &key_in(uri.path()), query.max_bytes).map(Json)
+}
+
+/// A value, as far as it is shown.
+pub(super) fn value(site: &Site, job: &Job, key: &[u8], most: Option<usize>) -> Result<KeyView, Problem> {
+    let found = site.look(job, |look| look.key(key))?;
+    let (text_key, key_base64) = text_of(key);
     let found = found.ok_or_else(|| {
         let text = format!("there is no key {text_key:?} in the present run of job {}", job.name);
         Problem::not_found("no-such-key", text)
     })?;
-    let most = query.max_bytes.unwrap_or(SHOWN_BYTES).min(SHOWN_BYTES_MAX);
+    let most = most.unwrap_or(SHOWN_BYTES).min(SHOWN_BYTES_MAX);
     // By the key as it is stored: another spelling of it shows no more.
     let redacted = site.redaction.hides(&found.key);
     let shown = if redacted { &[][..] } else { &found.value[..found.value.len().min(most)] };
@@ -180,7 +184,7 @@ pub(super) async fn show(
         }
         Err(_) => None,
     };
-    Ok(Json(KeyView {
+    Ok(KeyView {
         key: text_key,
         key_base64,
         value_bytes: found.value.len(),
@@ -190,7 +194,7 @@ pub(super) async fn show(
         text: text.filter(|_| !redacted).map(str::to_owned),
         truncated: !redacted && shown.len() < found.value.len(),
         redacted,
-    }))
+    })
 }
 
 /// A value to store.

@@ -1,5 +1,6 @@
 //! The web edge: it shows what the state machine says, and holds nothing of its own.
 //!
+//! - `GET /` and what it leads to: the pages (`pages/`), for people
 //! - `GET /healthz/live`: the process answers
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
@@ -40,6 +41,7 @@ mod listen;
 mod metrics;
 mod openapi;
 mod page;
+mod pages;
 mod problem;
 mod redaction;
 mod routes;
@@ -60,15 +62,17 @@ pub use hosts::Hosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listen::{Limits, serve};
+pub use pages::Live;
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
 
-use crate::coordination::{Act, Actor, Done, JobLook, Reason};
+use crate::coordination::{Act, Actor, Done, JobLook, Means, Reason, Target};
 use crate::engine::Engine;
-use crate::findings::Board;
+use crate::findings::{Board, Remedy};
 use crate::telemetry::metrics::Metrics;
+use crate::text::is_safe_to_show;
 use crate::tls::Failures;
 use audit::Deed;
 
@@ -95,6 +99,8 @@ pub struct Site {
     pub metrics: Arc<Metrics>,
     /// What was found in it.
     pub findings: Arc<Board>,
+    /// The pages that follow what changes.
+    pub live: Arc<Live>,
 }
 
 impl Site {
@@ -110,6 +116,7 @@ impl Site {
             about,
             metrics,
             findings: Arc::default(),
+            live: Arc::default(),
             audit: Arc::default(),
             streams: Arc::default(),
             redaction: Arc::default(),
@@ -120,6 +127,17 @@ impl Site {
     fn look<T>(&self, job: &extract::Job, look: impl FnOnce(JobLook<'_>) -> T) -> Result<T, Problem> {
         let seen = self.engine.look(|core, _| core.job(job.id).map(look));
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
+    }
+
+    /// Does what a rule of a job asks for, and writes down what came of it.
+    pub fn apply(&self, remedy: Remedy) {
+        let Remedy { job, name, rule, task, expires_in, reason } = remedy;
+        let actor = Actor { who: rule.name().into(), address: None, means: Means::Rule };
+        let Ok(reason) = Reason::try_from(shortened(&reason)) else { return };
+        let act = Act::Exclude { target: Target::Task(task), expires_in: Some(expires_in), end_run: false };
+        // A refusal is in the audit.
+        let job = extract::Job { id: job, name };
+        let _ = self.act(&job, actor, reason, "exclude", format!("task {task}"), act);
     }
 
     /// Acts upon a job, and writes down what came of it.
@@ -142,4 +160,11 @@ impl Site {
         self.audit.record(self.engine.clock().now(), deed, outcome, detail);
         Ok(done?)
     }
+}
+
+/// What was found, as the reason of an act: one line of limited length.
+fn shortened(text: &str) -> String {
+    let safe = |letter: char| is_safe_to_show(letter.encode_utf8(&mut [0; 4]));
+    let line: String = text.chars().map(|letter| if safe(letter) { letter } else { '?' }).collect();
+    line.get(..line.floor_char_boundary(Reason::BYTES_MAX)).unwrap_or_default().to_owned()
 }

@@ -20,6 +20,7 @@ use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
         (name = "jobs"), (name = "runs"), (name = "tasks"), (name = "barriers"), (name = "devices"), (name = "keys"),
         (name = "exclusions", description = "Who takes no part, and why"),
         (name = "drain", description = "Coordinated saves"),
+        (name = "findings", description = "What is found in what is measured"),
         (name = "events"), (name = "audit"), (name = "server"),
     )
 )]
@@ -41,6 +42,11 @@ impl Document {
         // Axum writes a path's rest as `{*key}`, which no description knows.
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
+    }
+
+    /// The description as JSON.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 

@@ -1,12 +1,13 @@
 //! Errors as RFC 9457 problem details.
 
 use axum::extract::Request;
-use axum::http::{HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::pages;
 use crate::coordination::{Code, JobName, Refusal};
 use crate::engine::CannotDeclare;
 use crate::http::{Channel, Role};
@@ -227,9 +228,10 @@ impl IntoResponse for Problem {
 }
 
 /// Answers where there is no page.
-pub(super) async fn no_such_page() -> Problem {
+pub(super) async fn no_such_page(uri: Uri, asked: HeaderMap) -> Result<Response, Problem> {
     let detail = "there is nothing here; the REST API is at /api/v1/jobs";
-    Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
+    let problem = Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail);
+    pages::as_page(problem, &uri, &asked)
 }
 
 /// Answers where there is a page, but not by that method.

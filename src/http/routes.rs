@@ -14,7 +14,8 @@ use utoipa_axum::routes;
 use super::guard::{self, Need, Role, login};
 use super::openapi::{self, Document};
 use super::{
-    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, problem, runs,
+    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
+    problem, runs,
 };
 
 /// How long a request's body may be, in bytes.
@@ -24,7 +25,11 @@ pub(super) const BODY_BYTES_MAX: usize = 256 << 10;
 /// row and every row its route. A route without one, which there cannot be, is for admins if it changes something.
 static NEEDS: &[(Need, &str, &[&str])] = &[
     // Probes know no tokens, and whoever logs in has not shown theirs yet.
-    (Need::Nothing, "GET", &["/healthz/live", "/healthz/ready", "/version", "/login"]),
+    (
+        Need::Nothing,
+        "GET",
+        &["/healthz/live", "/healthz/ready", "/version", "/login", "/static/{file}", "/favicon.ico"],
+    ),
     (Need::Nothing, "POST", &["/login"]),
     (Need::Role(Role::Viewer), "POST", &["/logout"]),
     (
@@ -52,17 +57,44 @@ static NEEDS: &[(Need, &str, &[&str])] = &[
             "/api/v1/jobs/{job}/devices/map",
             "/api/v1/jobs/{job}/findings",
             "/api/v1/jobs/{job}/keys",
+            "/",
+            "/live",
+            "/jobs",
+            "/jobs/{job}",
+            "/jobs/{job}/live",
+            "/jobs/{job}/timeline",
+            "/jobs/{job}/barriers",
+            "/jobs/{job}/tasks/{task}",
+            "/jobs/{job}/devices",
+            "/jobs/{job}/keys",
+            "/jobs/{job}/drain",
+            "/jobs/{job}/exclusions",
+            "/transfers",
+            "/audit",
+            "/api",
+            "/guide",
+            "/guide/{page}",
         ],
     ),
     // Values are what tasks find and trust one another by: addresses, and the ids that let one into a communicator.
-    (Need::Role(Role::Operator), "GET", &["/api/v1/jobs/{job}/keys/{*key}"]),
+    (Need::Role(Role::Operator), "GET", &["/api/v1/jobs/{job}/keys/{*key}", "/jobs/{job}/keys/value"]),
     (Need::Role(Role::Operator), "PUT", &["/api/v1/jobs/{job}/keys/{*key}"]),
     (
         Need::Role(Role::Operator),
         "DELETE",
         &["/api/v1/jobs/{job}/keys/{*key}", "/api/v1/jobs/{job}/exclusions/{id}"],
     ),
-    (Need::Role(Role::Operator), "POST", &["/api/v1/jobs/{job}/exclusions", "/api/v1/jobs/{job}/drain"]),
+    (
+        Need::Role(Role::Operator),
+        "POST",
+        &[
+            "/api/v1/jobs/{job}/exclusions",
+            "/api/v1/jobs/{job}/drain",
+            "/jobs/{job}/exclusions",
+            "/jobs/{job}/exclusions/{id}/lift",
+            "/jobs/{job}/drain",
+        ],
+    ),
     (Need::Role(Role::Admin), "POST", &["/api/v1/jobs"]),
     (Need::Role(Role::Admin), "PATCH", &["/api/v1/jobs/{job}"]),
     (Need::Role(Role::Admin), "DELETE", &["/api/v1/jobs/{job}"]),
@@ -109,6 +141,7 @@ fn api() -> (Router<Site>, Document) {
 /// Every page and answer of the web edge.
 pub fn router(site: Site) -> Router {
     let (api, document) = api();
+    let pages = pages::router().layer(axum::Extension(document.clone()));
     let api = api.layer(axum::Extension(document)).layer(middleware::from_fn(etag::tag));
     Router::new()
         .route("/healthz/live", get(health::live))
@@ -118,6 +151,7 @@ pub fn router(site: Site) -> Router {
         .route("/logout", post(login::leave))
         .route("/metrics", get(metrics::scrape))
         .merge(api)
+        .merge(pages)
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(middleware::from_fn_with_state(site.clone(), guard::pass))

@@ -1,5 +1,6 @@
 //! The command line, as the real program: what operators type, and what comes of it.
 
+mod acting;
 mod configuration;
 mod launching;
 mod process;

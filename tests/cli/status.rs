@@ -14,11 +14,16 @@ fn status(server: &Server, arguments: &[&str]) -> String {
 
 /// Registers a task and keeps its connection for as long as the runtime lives.
 pub fn register(server: &Server, runtime: &tokio::runtime::Runtime, task: i32) {
+    register_as(server, runtime, task, 100 + task as u64);
+}
+
+/// The same, as a certain life of the task.
+pub fn register_as(server: &Server, runtime: &tokio::runtime::Runtime, task: i32, incarnation: u64) {
     let address = format!("http://{}", server.grpc);
     runtime.spawn(async move {
         let channel = tonic::transport::Endpoint::from_shared(address).expect("an address").connect().await;
         let mut client = CoordinationServiceClient::new(channel.expect("it connects"));
-        let request = wire::RegisterTaskRequest { incarnation: 100 + task as u64, source_task_id: task };
+        let request = wire::RegisterTaskRequest { incarnation, source_task_id: task };
         let _ = client.register_task(request).await;
         std::future::pending::<()>().await;
     });

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    Act, Bounds, CallId, Claim, Code, ConnectionId, Done, Ending, ErrorDelivery, ExclusionId, Input,
-    JobSettings, Refusal, Request, ServiceIncarnation, SettingsChange, Target, TaskId, TaskIncarnation,
-    TaskSet,
+    Act, ActingRule, Bounds, CallId, Claim, Code, ConnectionId, Done, Ending, ErrorDelivery, ExclusionId,
+    Input, JobSettings, Refusal, Request, ServiceIncarnation, SettingsChange, Target, TaskId,
+    TaskIncarnation, TaskSet,
 };
 
 use crate::for_every_seed;
@@ -216,6 +216,8 @@ impl Chaos {
             error_delivery: rng
                 .bool()
                 .then(|| [ErrorDelivery::Auto, ErrorDelivery::Hold, ErrorDelivery::Cancel][rng.usize(0..3)]),
+            auto_exclude: rng.bool().then(|| ActingRule::ALL.into_iter().filter(|_| rng.bool()).collect()),
+            auto_exclude_for: rng.bool().then(|| Duration::from_secs(rng.u64(0..20))),
             bounds: rng.bool().then_some(bounds),
         }
     }

@@ -158,7 +158,7 @@ async fn enter(
 
 /// What the forms of the page that is asked for must carry.
 #[derive(Debug, Clone)]
-pub(super) struct Proof(pub Arc<str>);
+pub(in crate::http) struct Proof(pub Arc<str>);
 
 /// By what name the client has reached this server.
 fn host(request: &Request) -> Option<&str> {

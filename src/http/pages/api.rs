@@ -1,0 +1,61 @@
+//! `GET /api`: what the REST API offers.
+
+use askama::Template;
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
+use serde_json::Value;
+
+use super::shell::{Page, Place, Visitor, answer};
+use crate::coordination::JobName;
+use crate::http::openapi::Document;
+use crate::http::{Problem, Site};
+
+/// A route, as its description says.
+struct Route {
+    method: String,
+    path: String,
+    says: String,
+    tag: String,
+}
+
+#[derive(Template)]
+#[template(path = "api.html")]
+struct ApiPage {
+    page: Page,
+    routes: Vec<Route>,
+    server: String,
+    job: JobName,
+}
+
+/// The routes of the description, by what they are about.
+fn routes(document: &Document) -> Vec<Route> {
+    let described: Value = serde_json::from_slice(document.bytes()).unwrap_or_default();
+    let mut routes = Vec::new();
+    for (path, methods) in described["paths"].as_object().into_iter().flatten() {
+        for (method, about) in methods.as_object().into_iter().flatten() {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let (says, tag) = (text(&about["summary"]), text(&about["tags"][0]));
+            routes.push(Route { method: method.to_uppercase(), path: path.clone(), says, tag });
+        }
+    }
+    routes.sort_by(|a, b| (&a.tag, &a.path, &a.method).cmp(&(&b.tag, &b.path, &b.method)));
+    routes
+}
+
+pub(super) async fn show(
+    State(site): State<Site>,
+    Extension(document): Extension<Document>,
+    visitor: Visitor,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let (job, now) = site.engine.look(|core, now| {
+        let first = core.jobs().next().map(|(_, name)| name.clone());
+        (first.unwrap_or_default(), now)
+    });
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let server = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
+    let page = Page::new(visitor, Place::Api, "REST API", now);
+    answer(&ApiPage { page, routes: routes(&document), server, job }, now)
+}

@@ -1,0 +1,65 @@
+//! The static files: compiled into the program, named by what they hold, kept by browsers for ever.
+
+use std::borrow::Cow;
+
+use axum::body::Body;
+use axum::extract::Path;
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Redirect, Response};
+
+use crate::http::Problem;
+
+#[derive(rust_embed::RustEmbed)]
+#[folder = "web/static"]
+struct Files;
+
+/// A static file.
+pub(super) struct Asset {
+    data: Cow<'static, [u8]>,
+    tag: String,
+}
+
+impl Asset {
+    fn find(name: &str) -> Option<Self> {
+        let file = Files::get(name)?;
+        let digest = file.metadata.sha256_hash();
+        let tag = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(Self { data: file.data, tag })
+    }
+
+    /// Where a file is found: the address changes with what it holds.
+    pub fn address(name: &str) -> String {
+        let tag = Self::find(name).map(|asset| asset.tag).unwrap_or_default();
+        format!("/static/{name}?v={tag}")
+    }
+}
+
+fn kind(name: &str) -> &'static str {
+    match name.rsplit_once('.').map(|(_, end)| end) {
+        Some("css") => "text/css; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "text/plain; charset=utf-8",
+    }
+}
+
+/// `GET /static/{file}`
+pub(super) async fn show(Path(name): Path<String>, uri: Uri, asked: HeaderMap) -> Result<Response, Problem> {
+    let missing = || Problem::not_found("no-such-file", format!("there is no file {name:?}"));
+    let asset = Asset::find(&name).ok_or_else(missing)?;
+    let tag = format!("\"{}\"", asset.tag);
+    // Asked for by what it holds it never changes; otherwise it is to be asked about.
+    let named = uri.query().is_some_and(|query| query == format!("v={}", asset.tag));
+    let keep = if named { "public, max-age=31536000, immutable" } else { "no-cache" };
+    let headers = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, keep.to_owned())];
+    let known = asked.get(header::IF_NONE_MATCH).and_then(|known| known.to_str().ok()).unwrap_or_default();
+    if known.split(',').any(|one| one.trim().trim_start_matches("W/") == tag) {
+        return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
+    }
+    Ok((headers, [(header::CONTENT_TYPE, kind(&name))], Body::from(asset.data)).into_response())
+}
+
+/// `GET /favicon.ico`
+pub(super) async fn icon() -> Redirect {
+    Redirect::permanent("/static/muster.svg")
+}

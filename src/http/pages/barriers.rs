@@ -1,0 +1,121 @@
+//! `GET /jobs/{job}/barriers`: who waits where for whom, and who is late as a habit.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+
+use super::job::{Waiting, head, waiting};
+use super::links::{self, Named};
+use super::look::barrier_name;
+use super::part::{Part, Parts};
+use super::scene::Scene;
+use super::shell::{Page, Place, Visitor, answer};
+use super::times;
+use crate::coordination::{
+    BarrierOutcome, BarrierRecord, JobName, LiveSetView, StragglingView, TaskId, TaskView,
+};
+use crate::http::extract::Job;
+use crate::http::{Problem, Site};
+
+/// How many recent barriers are shown.
+const RECENT_SHOWN: usize = 60;
+/// How many tasks are shown of those that come last.
+const LATE_SHOWN: usize = 20;
+
+#[derive(Template)]
+#[template(path = "parts/progress.html")]
+struct Progress<'a> {
+    job: &'a JobName,
+    waiting: Vec<Waiting<'a>>,
+    questions: Vec<(&'a LiveSetView, Vec<Named>)>,
+}
+
+struct Ended<'a> {
+    record: &'a BarrierRecord,
+    name: String,
+    took_us: u64,
+    passed: bool,
+    /// The part of the longest of those shown, of a thousand.
+    part: u64,
+}
+
+#[derive(Template)]
+#[template(path = "parts/recent.html")]
+struct Recent<'a> {
+    job: &'a JobName,
+    recent: Vec<Ended<'a>>,
+}
+
+struct Late<'a> {
+    task: TaskId,
+    host: String,
+    it: &'a StragglingView,
+    last_percent: u64,
+    score: String,
+}
+
+#[derive(Template)]
+#[template(path = "parts/late.html")]
+struct Lates<'a> {
+    job: &'a JobName,
+    late: Vec<Late<'a>>,
+}
+
+fn ended<'a>(record: &'a BarrierRecord, longest: u64) -> Ended<'a> {
+    let took_us = record.ended.0.saturating_sub(record.began.0);
+    Ended {
+        name: barrier_name(&record.id),
+        took_us,
+        passed: record.outcome == BarrierOutcome::Passed,
+        part: took_us * 1000 / longest.max(1),
+        record,
+    }
+}
+
+fn late(task: &TaskView) -> Option<Late<'_>> {
+    let it = task.straggling.as_ref().filter(|it| it.last > 0)?;
+    Some(Late {
+        task: task.task,
+        host: super::scene::host(task),
+        last_percent: it.recent_last * 100 / it.recent.max(1),
+        score: format!("{:.2}", it.score),
+        it,
+    })
+}
+
+/// The parts of the page.
+pub(super) fn parts(scene: &Scene) -> Result<Vec<Part>, Problem> {
+    let (job, run) = (&scene.view.name, &scene.view.run);
+    let missing =
+        |question: &LiveSetView| question.missing.iter().take(8).map(|task| scene.named(*task)).collect();
+    let questions = run.live_sets.iter().map(|question| (question, missing(question))).collect();
+    let progress = Progress { job, waiting: waiting(scene), questions };
+    let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
+    let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
+    let recent = Recent { job, recent: shown().map(|record| ended(record, longest)).collect() };
+    let mut late: Vec<Late<'_>> = run.tasks.iter().filter_map(late).collect();
+    late.sort_by_key(|it| (std::cmp::Reverse((it.it.recent_last, it.it.held_up_us)), it.task));
+    late.truncate(LATE_SHOWN);
+    Ok(vec![
+        head(scene)?,
+        Part::new("progress", &progress)?,
+        Part::new("recent", &recent)?,
+        Part::new("late", &Lates { job, late })?,
+    ])
+}
+
+#[derive(Template)]
+#[template(path = "barriers.html")]
+struct BarriersPage {
+    page: Page,
+    parts: Parts,
+    job: JobName,
+}
+
+pub(super) async fn show(State(site): State<Site>, job: Job, visitor: Visitor) -> Result<Response, Problem> {
+    let scene = Scene::of(&site, &job)?;
+    let now = scene.now();
+    let page = Page::new(visitor, Place::Barriers, format!("Barriers of {}", job.name), now);
+    let page = page.of_job(&job.name).live_at(format!("/jobs/{}/live?page=barriers", job.name));
+    answer(&BarriersPage { page, parts: Parts(parts(&scene)?), job: job.name }, now)
+}

@@ -1,0 +1,289 @@
+//! `/jobs/{job}/exclusions`: who takes no part; taking a task or a host out, and letting it in again.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use serde::Deserialize;
+
+use super::job::head;
+use super::part::{Part, Parts};
+use super::scene::Scene;
+use super::shell::{Page, Place, Visitor, answer_with};
+use super::{links, look, times};
+use crate::coordination::{
+    ExclusionEnd, ExclusionId, ExclusionPreview, ExclusionView, JobName, Reason, Target, TaskId,
+};
+use crate::http::actor::Acting;
+use crate::http::extract::{Fields, Item, Job, Params};
+use crate::http::{NewExclusion, Problem, Site, exclusions};
+
+/// What a form says of whom to exclude.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct Form {
+    pub task: String,
+    pub host: String,
+    pub reason: String,
+    /// For how many seconds; nothing: until it is lifted.
+    pub expires: String,
+    /// It is wanted even if it ends the run.
+    pub end_run: String,
+    /// What it would do has been seen.
+    pub seen: String,
+}
+
+/// How long an exclusion may last, as the form offers it.
+const LASTING: [(&str, &str); 6] = [
+    ("", "until somebody lifts it"),
+    ("3600", "1 hour"),
+    ("14400", "4 hours"),
+    ("86400", "1 day"),
+    ("604800", "1 week"),
+    ("2592000", "30 days"),
+];
+
+impl Form {
+    pub fn lasting(&self) -> &'static [(&'static str, &'static str)] {
+        &LASTING
+    }
+
+    /// In words, for how long.
+    pub fn how_long(&self) -> &str {
+        let known = LASTING.iter().find(|(seconds, _)| *seconds == self.expires);
+        known.map_or("until somebody lifts it", |(_, words)| words)
+    }
+
+    fn read(&self) -> Result<NewExclusion, String> {
+        let number = |text: &str| text.trim().parse::<i32>();
+        let task = match self.task.trim() {
+            "" => None,
+            text => Some(number(text).map_err(|_| format!("{text:?} is no task number"))?),
+        };
+        let host = Some(self.host.trim().to_owned()).filter(|host| !host.is_empty());
+        if task.is_none() && host.is_none() {
+            return Err("say which task or which host".into());
+        }
+        let expires_in_seconds = match self.expires.as_str() {
+            "" => None,
+            text => Some(text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?),
+        };
+        let reason = Reason::try_from(self.reason.clone()).map_err(|error| error.to_string())?;
+        let end_run = !self.end_run.is_empty();
+        Ok(NewExclusion { task, host, reason, expires_in_seconds, end_run, dry_run: self.seen.is_empty() })
+    }
+}
+
+/// What has just been done, as the address says after it.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct Did {
+    did: String,
+    number: String,
+    /// The host that the form begins with.
+    host: String,
+}
+
+impl Did {
+    /// The same in words.
+    pub fn words(&self) -> Option<String> {
+        let number = ExclusionId(self.number.parse().unwrap_or_default());
+        Some(match self.did.as_str() {
+            "excluded" => format!(
+                "Done: exclusion {number} holds now. Its waiting calls are answered; the others go on without it."
+            ),
+            "lifted" => {
+                format!("Done: exclusion {number} is lifted. Start the process anew and it will register.")
+            }
+            "drained" => "Done: the notice is given. Tasks acknowledge it when they next ask.".into(),
+            _ => return None,
+        })
+    }
+}
+
+#[derive(Template)]
+#[template(path = "parts/exclusions.html")]
+struct List<'a> {
+    job: &'a JobName,
+    exclusions: &'a [ExclusionView],
+    csrf: &'a str,
+}
+
+#[derive(Template)]
+#[template(path = "exclusions.html")]
+struct ExclusionsPage {
+    page: Page,
+    parts: Parts,
+    job: JobName,
+    list: String,
+    over: Vec<ExclusionView>,
+    form: Form,
+    error: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "exclude.html")]
+struct Confirm {
+    page: Page,
+    job: JobName,
+    form: Form,
+    target: Target,
+    preview: ExclusionPreview,
+    error: Option<String>,
+    back: String,
+}
+
+/// The page, with what was just done or with what is wrong with the form.
+fn page(
+    site: &Site,
+    job: &Job,
+    visitor: Visitor,
+    did: &Did,
+    form: Form,
+    error: Option<(u16, String)>,
+) -> Result<Response, Problem> {
+    let scene = Scene::of(site, job)?;
+    let now = scene.now();
+    let all = site.look(job, |look| look.exclusions())?;
+    let (present, over): (Vec<_>, Vec<_>) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
+    let page = Page::new(visitor, Place::Exclusions, format!("Exclusions of {}", job.name), now)
+        .of_job(&job.name)
+        .live_at(format!("/jobs/{}/live?page=head", job.name))
+        .saying(did.words());
+    let list = List { job: &job.name, exclusions: &present, csrf: &page.csrf };
+    let list = Part::new("exclusions", &list)?.html;
+    let parts = Parts(vec![head(&scene)?]);
+    let status = error.as_ref().map_or(200, |(status, _)| *status);
+    let error = error.map(|(_, text)| text);
+    let page = ExclusionsPage { page, parts, job: job.name.clone(), list, over, form, error };
+    answer_with(status, &page, now)
+}
+
+/// `GET /jobs/{job}/exclusions`
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    visitor: Visitor,
+    Params(did): Params<Did>,
+) -> Result<Response, Problem> {
+    let form = Form { host: did.host.clone(), ..Form::default() };
+    page(&site, &job, visitor, &did, form, None)
+}
+
+/// `POST /jobs/{job}/exclusions`: first what it would do, then it is done.
+pub(super) async fn exclude(
+    State(site): State<Site>,
+    job: Job,
+    visitor: Visitor,
+    Acting(actor): Acting,
+    Fields(form): Fields<Form>,
+) -> Result<Response, Problem> {
+    let new = match form.read() {
+        Ok(new) => new,
+        Err(wrong) => return page(&site, &job, visitor, &Did::default(), form, Some((422, wrong))),
+    };
+    let task = new.task;
+    let preview = match exclusions::preview(&site, &job, &actor, &new) {
+        Ok(preview) => preview,
+        Err(problem) => {
+            let wrong = (problem.status, problem.detail.into());
+            return page(&site, &job, visitor, &Did::default(), form, Some(wrong));
+        }
+    };
+    let wrong = if new.dry_run {
+        None
+    } else {
+        match exclusions::exclude(&site, &job, actor, new) {
+            Ok(view) => {
+                let place = match task {
+                    Some(task) => links::task(&job.name, &TaskId(task)),
+                    None => format!("/jobs/{}/exclusions", job.name),
+                };
+                return Ok(Redirect::to(&format!("{place}?did=excluded&number={}", view.id)).into_response());
+            }
+            Err(problem) => Some((problem.status, problem.detail.into_string())),
+        }
+    };
+    confirm(&site, &job, visitor, form, task, preview, wrong)
+}
+
+fn confirm(
+    site: &Site,
+    job: &Job,
+    visitor: Visitor,
+    form: Form,
+    task: Option<i32>,
+    preview: ExclusionPreview,
+    wrong: Option<(u16, String)>,
+) -> Result<Response, Problem> {
+    let target = match task {
+        Some(task) => Target::Task(TaskId(task)),
+        None => Target::host(form.host.trim().parse().map_err(|_| Problem::internal())?),
+    };
+    let back = match task {
+        Some(task) => links::task(&job.name, &TaskId(task)),
+        None => format!("/jobs/{}/exclusions", job.name),
+    };
+    let now = site.engine.clock().now();
+    let title = format!("Exclude {target} of {}?", job.name);
+    let page = Page::new(visitor, Place::Exclusions, title, now).of_job(&job.name);
+    let status = wrong.as_ref().map_or(200, |(status, _)| *status);
+    let error = wrong.map(|(_, text)| text);
+    let page = Confirm { page, job: job.name.clone(), form, target, preview, error, back };
+    answer_with(status, &page, now)
+}
+
+/// Why an exclusion is lifted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Lifting {
+    reason: String,
+    /// The task from whose page it is asked.
+    task: String,
+}
+
+/// `POST /jobs/{job}/exclusions/{id}/lift`
+pub(super) async fn lift(
+    State(site): State<Site>,
+    job: Job,
+    Item(id): Item<u64>,
+    visitor: Visitor,
+    Acting(actor): Acting,
+    Fields(lifting): Fields<Lifting>,
+) -> Result<Response, Problem> {
+    let id = ExclusionId(id);
+    let done = match Reason::try_from(lifting.reason) {
+        Ok(reason) => exclusions::readmit(&site, &job, id, actor, reason)
+            .map_err(|problem| (problem.status, problem.detail.into_string())),
+        Err(error) => Err((422, error.to_string())),
+    };
+    match done {
+        Ok(_) => {
+            let place = match lifting.task.parse() {
+                Ok(task) => links::task(&job.name, &TaskId(task)),
+                Err(_) => format!("/jobs/{}/exclusions", job.name),
+            };
+            Ok(Redirect::to(&format!("{place}?did=lifted&number={id}")).into_response())
+        }
+        Err(wrong) => page(&site, &job, visitor, &Did::default(), Form::default(), Some(wrong)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_says_what_it_lacks() {
+        let wrong = |form: Form| form.read().unwrap_err();
+        assert!(wrong(Form::default()).contains("which task"));
+        let form = Form { task: "3".into(), ..Form::default() };
+        assert!(wrong(form.clone()).contains("reason"));
+        assert!(wrong(Form { task: "x".into(), ..form.clone() }).contains("no task number"));
+        let new = Form { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }.read();
+        let new = new.expect("it says all");
+        assert_eq!(
+            (new.task, new.expires_in_seconds, new.dry_run, new.end_run),
+            (Some(3), Some(3600), false, false)
+        );
+    }
+}

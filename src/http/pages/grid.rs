@@ -1,0 +1,129 @@
+//! The grid: one cell a task, the state of ten thousand at a glance.
+//!
+//! A small job has cells that are links. A large one has a picture: for each look one path of rectangles, one for each
+//! stretch of neighbours that look the same, filled with a pattern of that look's shape; so it stays small however
+//! many tasks there are. What one cell says is also found in the table, by filter and by number.
+
+use std::fmt::Write as _;
+
+use askama::Template;
+
+use super::links;
+use super::look::{self, Look, grouped};
+use super::part::Part;
+use super::scene::Scene;
+use crate::coordination::{JobName, TaskId};
+use crate::http::Problem;
+
+/// Up to how many tasks each cell is a link.
+const LINKS_MAX: usize = 128;
+/// The side of a cell in the picture's own units.
+const CELL: usize = 10;
+
+struct Cell {
+    task: TaskId,
+    look: Look,
+    says: String,
+}
+
+struct Layer {
+    look: Look,
+    path: String,
+}
+
+#[derive(Template)]
+#[template(path = "parts/grid.html")]
+struct Grid<'a> {
+    job: &'a JobName,
+    counts: Vec<(Look, usize)>,
+    total: usize,
+    cells: Vec<Cell>,
+    layers: Vec<Layer>,
+    columns: usize,
+    width: usize,
+    height: usize,
+    says: String,
+}
+
+/// How many cells a row has: a round number, for rows that can be counted by.
+fn columns(tasks: usize) -> usize {
+    match tasks {
+        0..=500 => 50,
+        501..=2_000 => 100,
+        2_001..=20_000 => 200,
+        _ => 400,
+    }
+}
+
+/// The rectangles of all stretches of cells that look so.
+fn path(looks: &[Look], look: Look, columns: usize) -> String {
+    let mut path = String::new();
+    for (row, cells) in looks.chunks(columns).enumerate() {
+        let mut at = 0;
+        while at < cells.len() {
+            let long = cells[at..].iter().take_while(|one| **one == look).count();
+            if long > 0 {
+                // Writing to a string cannot fail.
+                let _ =
+                    write!(path, "M{} {}h{}v{CELL}h-{}z", at * CELL, row * CELL, long * CELL, long * CELL);
+            }
+            at += long.max(1);
+        }
+    }
+    path
+}
+
+pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
+    let (counts, total) = (scene.counts(), scene.tasks());
+    let said: Vec<String> =
+        counts.iter().map(|(look, count)| format!("{} {}", grouped(count), look.word())).collect();
+    let says = said.join(", ");
+    let job = &scene.view.name;
+    let columns = columns(total);
+    let mut grid = Grid {
+        job,
+        total,
+        cells: Vec::new(),
+        layers: Vec::new(),
+        columns,
+        width: columns.min(total) * CELL,
+        height: total.div_ceil(columns) * CELL,
+        says,
+        counts,
+    };
+    if total <= LINKS_MAX {
+        grid.cells = scene
+            .view
+            .run
+            .tasks
+            .iter()
+            .zip(&scene.looks)
+            .map(|(task, look)| cell(scene, task.task, *look))
+            .collect();
+    } else {
+        let layer =
+            |(look, _): &(Look, usize)| Layer { look: *look, path: path(&scene.looks, *look, columns) };
+        grid.layers = grid.counts.iter().map(layer).collect();
+    }
+    Part::new("grid", &grid)
+}
+
+fn cell(scene: &Scene, task: TaskId, look: Look) -> Cell {
+    let named = scene.named(task);
+    let host = if named.host.is_empty() { String::new() } else { format!(" at {}", named.host) };
+    Cell { task, look, says: format!("Task {task}{host}: {}", look.word()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_that_look_the_same_are_one_rectangle() {
+        let mut looks = vec![Look::Connected; 7];
+        looks[2] = Look::Failed;
+        assert_eq!(path(&looks, Look::Failed, 5), "M20 0h10v10h-10z");
+        assert_eq!(path(&looks, Look::Connected, 5), "M0 0h20v10h-20zM30 0h20v10h-20zM0 10h20v10h-20z");
+        assert!(path(&vec![Look::Connected; 10_000], Look::Connected, 200).len() < 1500);
+    }
+}

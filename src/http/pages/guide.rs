@@ -1,0 +1,170 @@
+//! `GET /guide`: how to use all this, what every word means, what to do when.
+//!
+//! The pages are Markdown in `web/guide`, except for two whose text has another home: the findings, which say
+//! themselves what they mean, and the alerts, which stand beside their rules.
+
+use std::fmt::Write as _;
+
+use askama::Template;
+use axum::extract::{Path, State};
+use axum::response::{Redirect, Response};
+use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
+
+use super::shell::{Page, Place, Visitor, answer};
+use crate::findings::CATALOGUE;
+use crate::http::{Problem, Site};
+
+/// A page of the guide: its name in addresses, its title, its text.
+type Chapter = (&'static str, &'static str, fn() -> String);
+
+/// Every page, in the order in which a newcomer reads them.
+static CHAPTERS: [Chapter; 7] = [
+    ("start", "Point JAX at Muster", || include_str!("../../../web/guide/start.md").to_owned()),
+    ("night", "Something is wrong", || include_str!("../../../web/guide/night.md").to_owned()),
+    ("states", "What every state means", || include_str!("../../../web/guide/states.md").to_owned()),
+    ("findings", "Findings", findings),
+    ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),
+    ("acting", "Exclude, re-admit, drain", || include_str!("../../../web/guide/acting.md").to_owned()),
+    ("words", "Words", || include_str!("../../../web/guide/words.md").to_owned()),
+];
+
+/// The page of findings, out of what they say themselves.
+fn findings() -> String {
+    let mut text = String::from(
+        "# Findings\n\nMuster looks at every job once a second and says what it sees: a *finding* names the tasks it is \
+         about and the numbers it rests on. A finding changes nothing by itself. It closes ten seconds after it is \
+         last seen.\n",
+    );
+    for detector in CATALOGUE {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            text,
+            "\n## {} {{#{}}}\n\n`{}`, {}. {}\n\n**What to do.** {}\n",
+            detector.title,
+            detector.id,
+            detector.id,
+            detector.severity.name(),
+            detector.means,
+            detector.advice
+        );
+    }
+    text
+}
+
+/// A heading as the fragment of an address.
+fn anchor(heading: &str) -> String {
+    let letters = heading.chars().map(|c| if c.is_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let joined: String = letters.collect();
+    joined.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
+}
+
+/// The sections of a page: their anchors and headings.
+type Sections = Vec<(String, String)>;
+
+/// Markdown as HTML, with an anchor at every heading.
+fn rendered(markdown: &str) -> (String, Sections) {
+    let options = Options::ENABLE_TABLES | Options::ENABLE_HEADING_ATTRIBUTES;
+    let mut events: Vec<Event<'_>> = Parser::new_ext(markdown, options).collect();
+    let mut sections = Vec::new();
+    for at in 0..events.len() {
+        let Event::Start(Tag::Heading { level, id, .. }) = &events[at] else { continue };
+        let words = events[at + 1..].iter().take_while(|one| !matches!(one, Event::End(TagEnd::Heading(_))));
+        let text: String = words
+            .filter_map(|one| match one {
+                Event::Text(text) | Event::Code(text) => Some(text.as_ref()),
+                _ => None,
+            })
+            .collect();
+        let name = id.as_ref().map_or_else(|| anchor(&text), ToString::to_string);
+        if *level == HeadingLevel::H2 {
+            sections.push((name.clone(), text));
+        }
+        if let Event::Start(Tag::Heading { id, .. }) = &mut events[at] {
+            *id = Some(name.into());
+        }
+    }
+    let mut html = String::new();
+    pulldown_cmark::html::push_html(&mut html, events.into_iter());
+    // Wide tables and code scroll by themselves, and by the keyboard too.
+    let html = html.replace("<pre>", "<pre tabindex=\"0\">");
+    (
+        html.replace(
+            "<table>",
+            "<div class=\"wide\" tabindex=\"0\" role=\"group\" aria-label=\"table\"><table>",
+        )
+        .replace("</table>", "</table></div>"),
+        sections,
+    )
+}
+
+#[derive(Template)]
+#[template(path = "guide.html")]
+struct GuidePage {
+    page: Page,
+    chapters: &'static [Chapter],
+    chapter: &'static str,
+    sections: Sections,
+    html: String,
+}
+
+impl GuidePage {
+    fn is_at(&self, name: &str) -> bool {
+        self.chapter == name
+    }
+}
+
+/// `GET /guide`
+pub(super) async fn first() -> Redirect {
+    Redirect::to("/guide/start")
+}
+
+/// `GET /guide/{page}`
+pub(super) async fn show(
+    State(site): State<Site>,
+    visitor: Visitor,
+    Path(name): Path<String>,
+) -> Result<Response, Problem> {
+    let chapter = CHAPTERS.iter().find(|(chapter, ..)| *chapter == name);
+    let missing = || Problem::not_found("no-such-page", format!("the guide has no page {name:?}"));
+    let (chapter, title, text) = chapter.ok_or_else(missing)?;
+    let (html, sections) = rendered(&text());
+    let now = site.engine.clock().now();
+    let page = Page::new(visitor, Place::Guide, format!("{title} · Guide"), now);
+    answer(&GuidePage { page, chapters: &CHAPTERS, chapter, sections, html }, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_alert_that_a_rule_names_has_its_anchor() {
+        let rules = include_str!("../../../dashboards/rules/alerts.yml");
+        let (html, _) = rendered(include_str!("../../../dashboards/alerts.md"));
+        let mut found = 0;
+        for name in rules.split("/guide/alerts#").skip(1) {
+            let name: String = name.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+            assert!(html.contains(&format!("id=\"{name}\"")), "the guide does not explain {name}");
+            found += 1;
+        }
+        assert!(found > 10, "{found} alerts");
+    }
+
+    #[test]
+    fn every_link_within_the_guide_leads_somewhere() {
+        let pages: Vec<(&str, String)> =
+            CHAPTERS.iter().map(|(name, _, text)| (*name, rendered(&text()).0)).collect();
+        for (from, html) in &pages {
+            for link in html.split("href=\"/guide/").skip(1) {
+                let link = link.split('"').next().unwrap_or_default();
+                let (name, anchor) = link.split_once('#').unwrap_or((link, ""));
+                let page = pages.iter().find(|(page, _)| *page == name);
+                let (_, there) = page.unwrap_or_else(|| panic!("{from} leads to {link}"));
+                assert!(
+                    anchor.is_empty() || there.contains(&format!("id=\"{anchor}\"")),
+                    "{from} leads to {link}"
+                );
+            }
+        }
+    }
+}

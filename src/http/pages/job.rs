@@ -1,0 +1,160 @@
+//! `GET /jobs/{job}`: a job at a glance.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+
+use super::links::Named;
+use super::look::barrier_name;
+use super::part::{Part, Parts};
+use super::scene::Scene;
+use super::shell::{Page, Place, Visitor, answer};
+use super::table::{self, Listing};
+use super::{grid, links, look, needs, timeline, times};
+use crate::coordination::{BarrierKind, BarrierView, JobName, JobView, RunState, RunSummary};
+use crate::http::extract::{Job, Params};
+use crate::http::{Problem, Site};
+
+/// How many of the missing are named at each barrier.
+const NAMED: usize = 12;
+/// How many barriers in progress are shown.
+const BARRIERS_SHOWN: usize = 32;
+
+/// Where a job stands, in the line below its name. Every page of a job has it.
+#[derive(Template)]
+#[template(path = "parts/head.html")]
+struct Head<'a> {
+    view: &'a JobView,
+    total: usize,
+    out: usize,
+    excluded: usize,
+    nobody: bool,
+}
+
+impl Head<'_> {
+    /// How many of a hundred are live.
+    fn part(&self) -> usize {
+        self.view.run.live * 100 / self.total.max(1)
+    }
+}
+
+pub(super) fn head(scene: &Scene) -> Result<Part, Problem> {
+    let run = &scene.view.run;
+    let excluded = run.tasks.iter().filter(|task| task.excluded.is_some()).count();
+    let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
+    let (view, total) = (&scene.view, scene.tasks());
+    let out = total.saturating_sub(run.live);
+    Part::new("head", &Head { view, total, out, excluded, nobody })
+}
+
+/// A barrier in progress, as it is shown.
+pub(super) struct Waiting<'a> {
+    pub barrier: &'a BarrierView,
+    pub name: String,
+    pub missing: Vec<Named>,
+    /// How many more are missing.
+    pub others: usize,
+    pub first: Named,
+    /// The numbers of all who are missing.
+    pub numbers: String,
+    /// There is no end to the waiting.
+    pub endless: bool,
+}
+
+impl<'a> Waiting<'a> {
+    pub fn of(scene: &Scene, barrier: &'a BarrierView) -> Self {
+        let year = 366 * 24 * 60 * 60;
+        Self {
+            name: barrier_name(&barrier.id),
+            missing: barrier.missing.iter().take(NAMED).map(|task| scene.named(*task)).collect(),
+            others: barrier.missing.len().saturating_sub(NAMED),
+            first: scene.named(barrier.first),
+            numbers: links::ranges(&barrier.missing),
+            endless: barrier.deadline.since(scene.now()).as_secs() > year,
+            barrier,
+        }
+    }
+
+    /// How far it is, of a thousand.
+    pub fn part(&self) -> usize {
+        self.barrier.arrived * 1000 / self.barrier.members.max(1)
+    }
+
+    pub fn is_registration(&self) -> bool {
+        self.barrier.kind == BarrierKind::Registration
+    }
+}
+
+/// The barriers in progress, as they are shown.
+pub(super) fn waiting(scene: &Scene) -> Vec<Waiting<'_>> {
+    scene.barriers().into_iter().take(BARRIERS_SHOWN).map(|barrier| Waiting::of(scene, barrier)).collect()
+}
+
+#[derive(Template)]
+#[template(path = "parts/waits.html")]
+struct Waits<'a> {
+    job: &'a JobName,
+    waiting: Vec<Waiting<'a>>,
+    all: usize,
+    running: bool,
+}
+
+pub(super) fn waits(scene: &Scene) -> Result<Part, Problem> {
+    let run = &scene.view.run;
+    let (job, running) = (&scene.view.name, run.state == RunState::Running);
+    let all = run.barriers.len();
+    Part::new("waits", &Waits { job, waiting: waiting(scene), all, running })
+}
+
+/// The parts of the page.
+pub(super) fn parts(scene: &Scene, listing: &Listing) -> Result<Vec<Part>, Problem> {
+    let needs = needs::of(scene);
+    let calm = calm(&scene.view);
+    Ok(vec![
+        head(scene)?,
+        needs::part(&needs, false, calm)?,
+        waits(scene)?,
+        grid::part(scene)?,
+        table::part(scene, listing)?,
+        timeline::part(scene, false, None)?,
+    ])
+}
+
+fn calm(view: &JobView) -> String {
+    match view.run.state {
+        RunState::Forming => "Waiting for tasks to register.".into(),
+        RunState::Running => "Nothing needs you: every task that should be here is.".into(),
+        RunState::Completed => "The run has completed.".into(),
+        RunState::Failed | RunState::Abandoned => String::new(),
+    }
+}
+
+#[derive(Template)]
+#[template(path = "job.html")]
+struct JobPage {
+    page: Page,
+    parts: Parts,
+    view: JobView,
+}
+
+impl JobPage {
+    /// How long an ended run lasted.
+    fn lasted(&self, run: &RunSummary) -> String {
+        times::span(&run.ended_at.since(run.opened_at))
+    }
+}
+
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    visitor: Visitor,
+    Params(listing): Params<Listing>,
+) -> Result<Response, Problem> {
+    let scene = Scene::of(&site, &job)?;
+    let parts = Parts(parts(&scene, &listing)?);
+    let now = scene.now();
+    let live = format!("/jobs/{}/live?page=job&{}", job.name, listing.followed());
+    let page = Page::new(visitor, Place::Job, format!("Job {}", job.name), now);
+    let page = page.of_job(&job.name).live_at(live);
+    answer(&JobPage { page, parts, view: scene.view }, now)
+}

@@ -1,0 +1,215 @@
+//! `/jobs/{job}/keys`: the store of the present run, a level at a time; and one value, decoded where its shape is known.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+use percent_encoding::percent_decode_str;
+use serde::Deserialize;
+
+use super::job::head;
+use super::links::{self, encoded};
+use super::part::Parts;
+use super::scene::Scene;
+use super::shell::{Page, Place, Visitor, answer};
+use super::{look, times};
+use crate::coordination::{Device, JobName, KeyLine, TopologyKey, decode_devices};
+use crate::http::extract::{Job, Params};
+use crate::http::keys::{self, KeyView};
+use crate::http::{Problem, Site};
+
+/// How many lines a page has.
+const LINES: usize = 200;
+/// How many bytes of a value are shown.
+const VALUE_BYTES_MAX: usize = 16 << 10;
+
+/// Which level of the tree is wanted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Which {
+    /// The directory, percent-encoded once more, since keys need not be text.
+    prefix: String,
+    after: String,
+}
+
+/// A line of the tree.
+struct Entry {
+    line: KeyLine,
+    /// Its last part.
+    name: String,
+    /// The whole key in an address.
+    address: String,
+    hidden: bool,
+}
+
+/// A directory above.
+struct Crumb {
+    name: String,
+    address: String,
+}
+
+#[derive(Template)]
+#[template(path = "keys.html")]
+struct KeysPage {
+    page: Page,
+    parts: Parts,
+    job: JobName,
+    crumbs: Vec<Crumb>,
+    entries: Vec<Entry>,
+    next: Option<String>,
+    prefix: String,
+    total: usize,
+    held: usize,
+}
+
+/// A key in an address.
+pub(super) fn coded(key: &[u8]) -> String {
+    // Twice: once for the bytes, once for the address.
+    encoded(&percent_encoding::percent_encode(key, percent_encoding::NON_ALPHANUMERIC).to_string())
+}
+
+fn decoded(text: &str) -> Vec<u8> {
+    percent_decode_str(text).collect()
+}
+
+fn crumbs(directory: &[u8]) -> Vec<Crumb> {
+    let ends = directory.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
+    let mut from = 0;
+    let mut crumbs = Vec::new();
+    for end in ends.chain([directory.len()]) {
+        if end > from {
+            let name = String::from_utf8_lossy(&directory[from..end]).into_owned();
+            crumbs.push(Crumb { name, address: coded(&directory[..end]) });
+        }
+        from = end + 1;
+    }
+    crumbs
+}
+
+/// `GET /jobs/{job}/keys`
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    visitor: Visitor,
+    Params(which): Params<Which>,
+) -> Result<Response, Problem> {
+    let scene = Scene::of(&site, &job)?;
+    let now = scene.now();
+    let (directory, after) = (decoded(&which.prefix), decoded(&which.after));
+    let mut lines = site.look(&job, |look| look.keys(&directory, &after, false, LINES + 1))?;
+    let next = lines.get(LINES).map(|_| coded(&lines[LINES - 1].key));
+    lines.truncate(LINES);
+    let entries = lines.into_iter().map(|line| {
+        let whole = line.key.strip_suffix(b"/").unwrap_or(&line.key);
+        let name = whole.rsplit(|byte| *byte == b'/').next().unwrap_or(whole);
+        let hidden = line.value_bytes.is_some() && site.redaction.hides(&line.key);
+        Entry { name: String::from_utf8_lossy(name).into_owned(), address: coded(whole), hidden, line }
+    });
+    let page = Page::new(visitor, Place::Keys, format!("Keys of {}", job.name), now)
+        .of_job(&job.name)
+        .live_at(format!("/jobs/{}/live?page=head", job.name));
+    let page = KeysPage {
+        page,
+        parts: Parts(vec![head(&scene)?]),
+        crumbs: crumbs(&directory),
+        entries: entries.collect(),
+        next,
+        prefix: coded(&directory),
+        total: scene.view.run.keys,
+        held: scene.view.run.store_bytes,
+        job: job.name,
+    };
+    answer(&page, now)
+}
+
+/// What the shape of a value tells.
+enum Decoded {
+    /// Devices, in a topology that JAX workers publish.
+    Devices(Vec<Device>),
+    /// What is known of it in words.
+    Words(String),
+    Nothing,
+}
+
+/// Reads the values whose shape is known.
+fn decode(key: &str, value: &[u8]) -> Decoded {
+    if let Some(topology) = TopologyKey::parse(key.as_bytes()) {
+        return match decode_devices([(&topology, value)]) {
+            devices if devices.is_empty() => Decoded::Nothing,
+            devices => Decoded::Devices(devices),
+        };
+    }
+    if let Some(process) = key.strip_prefix("orbax/distributed_to_device_ids/") {
+        return Decoded::Words(format!(
+            "Orbax: the global ids of the devices of distributed process {process}."
+        ));
+    }
+    if let Some(process) = key.strip_prefix("jax/process_id/") {
+        return Decoded::Words(format!("JAX: what distributed process {process} says of its process index."));
+    }
+    match key {
+        "RECEIVED_PREEMPTION_NOTICE" | "PREEMPTION_NOTICE" => {
+            Decoded::Words("The notice of a coordinated save; see the drain page.".into())
+        }
+        _ => Decoded::Nothing,
+    }
+}
+
+/// Which value is wanted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WhichValue {
+    key: String,
+}
+
+#[derive(Template)]
+#[template(path = "value.html")]
+struct ValuePage {
+    page: Page,
+    parts: Parts,
+    job: JobName,
+    crumbs: Vec<Crumb>,
+    value: KeyView,
+    devices: Vec<Device>,
+    words: String,
+    rest: String,
+}
+
+/// `GET /jobs/{job}/keys/value`
+pub(super) async fn value(
+    State(site): State<Site>,
+    job: Job,
+    visitor: Visitor,
+    Params(which): Params<WhichValue>,
+) -> Result<Response, Problem> {
+    let key = decoded(&which.key);
+    let value = keys::value(&site, &job, &key, Some(VALUE_BYTES_MAX))?;
+    let raw = site.look(&job, |look| look.key(&key))?.filter(|_| !value.redacted);
+    let known = raw.map_or(Decoded::Nothing, |raw| decode(&value.key, &raw.value));
+    let (devices, words) = match known {
+        Decoded::Devices(devices) => (devices, String::new()),
+        Decoded::Words(words) => (Vec::new(), words),
+        Decoded::Nothing => (Vec::new(), String::new()),
+    };
+    let scene = Scene::of(&site, &job)?;
+    let now = scene.now();
+    let page = Page::new(visitor, Place::Keys, format!("Key {} of {}", value.key, job.name), now);
+    let page = page.of_job(&job.name).live_at(format!("/jobs/{}/live?page=head", job.name));
+    let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, encoded(&value.key));
+    let (parts, crumbs, job) = (Parts(vec![head(&scene)?]), crumbs(&key), job.name);
+    answer(&ValuePage { page, parts, job, crumbs, value, devices, words, rest }, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_directory_above_has_its_address_whatever_bytes_it_has() {
+        let told: Vec<_> =
+            crumbs(b"a b/\xff/c").into_iter().map(|crumb| (crumb.name, crumb.address)).collect();
+        assert_eq!(told[0], ("a b".to_owned(), "a%2520b".to_owned()));
+        assert_eq!(told[1].1, "a%2520b%252F%25FF");
+        assert_eq!(told.len(), 3);
+        assert_eq!(decoded("a%20b%2F%FF"), b"a b/\xff");
+    }
+}

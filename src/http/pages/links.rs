@@ -1,0 +1,62 @@
+//! Addresses of pages, and lists of tasks in few words.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::look::Look;
+use crate::coordination::{JobName, TaskId};
+
+/// What stands as it is in the value of a query.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/');
+
+/// A text as a value in a query.
+pub(super) fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, PLAIN).to_string()
+}
+
+/// A task that is named in a page.
+#[derive(Debug, Clone)]
+pub(super) struct Named {
+    pub task: TaskId,
+    pub host: String,
+    pub look: Look,
+    /// What it does instead of coming, in a few words.
+    pub doing: String,
+    pub heard: Option<crate::coordination::Timestamp>,
+}
+
+/// The page of a task.
+pub(super) fn task(job: &JobName, task: &TaskId) -> String {
+    format!("/jobs/{job}/tasks/{task}")
+}
+
+/// Task numbers in few words: `0–3, 7, 9–11`.
+pub(super) fn ranges(tasks: &[TaskId]) -> String {
+    let mut ranges: Vec<(i32, i32)> = Vec::new();
+    for TaskId(task) in tasks {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(*task) => *last = *task,
+            _ => ranges.push((*task, *task)),
+        }
+    }
+    let most = 24;
+    let mut words: Vec<String> = ranges
+        .iter()
+        .take(most)
+        .map(|(first, last)| if first == last { first.to_string() } else { format!("{first}–{last}") })
+        .collect();
+    if ranges.len() > most {
+        words.push("…".into());
+    }
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_range_and_what_is_odd_is_encoded() {
+        assert_eq!(ranges(&[0, 1, 2, 5, 8, 9].map(TaskId)), "0–2, 5, 8–9");
+        assert_eq!(encoded("a/b c&d=\"é\""), "a/b%20c%26d%3D%22%C3%A9%22");
+    }
+}

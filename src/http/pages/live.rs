@@ -1,0 +1,291 @@
+//! Pages that follow what changes: one stream of server-sent events for each.
+//!
+//! For each job that somebody looks at (and for the overview) one *hub* looks at the state when an event says that it has
+//! changed, at most once in [`PACE`], and otherwise once in [`FRESHEN`], for heartbeats and progress, which are no
+//! events. All who look share what it saw, and the parts that were made of it. Each of them is sent the parts that
+//! are not what they have: a page says in its address which it has, by digest, so that it makes no difference
+//! whether it connects for the first time or again. A hub ends with the last who looks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::sse::{Event, Sse};
+use axum::response::{IntoResponse as _, Response};
+use futures_util::stream::{self, Stream};
+use serde::Deserialize;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
+
+use super::overview::Survey;
+use super::part::Part;
+use super::scene::Scene;
+use super::table::Listing;
+use super::timeline::Happened;
+use super::{barriers, drain, job, overview, task, timeline};
+use crate::coordination::{JobId, TaskId};
+use crate::engine::Numbered;
+use crate::http::extract::{Job, Params};
+use crate::http::{Problem, Site};
+
+/// The least time between two looks.
+const PACE: Duration = Duration::from_millis(150);
+/// The most that a costly look may stretch it to.
+const PACE_MAX: Duration = Duration::from_millis(400);
+/// A look may take one part in so many of the time.
+const LOOKS_PART: u32 = 50;
+/// How often to look if nothing happens.
+const FRESHEN: Duration = Duration::from_secs(2);
+/// How often a page is told that it is still followed.
+const TICK: Duration = Duration::from_secs(10);
+/// How long the list of what a page has may be.
+const HAVE_MAX: usize = 32;
+
+/// What a hub looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Subject {
+    All,
+    Job(JobId),
+}
+
+/// What a hub saw.
+enum Seen {
+    All(Box<Survey>, Mutex<Option<Arc<Vec<Part>>>>),
+    Job(Box<Scene>),
+}
+
+struct Snapshot {
+    version: u64,
+    seen: Seen,
+}
+
+type News = Option<Arc<Snapshot>>;
+
+/// The hubs that there are.
+#[derive(Default)]
+pub struct Live {
+    hubs: Mutex<HashMap<Subject, Arc<watch::Sender<News>>>>,
+}
+
+impl Live {
+    /// Joins a hub; starts it if it is not there.
+    fn join(&self, site: &Site, subject: Subject) -> watch::Receiver<News> {
+        let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = hubs.get(&subject) {
+            return hub.subscribe();
+        }
+        let (news, joined) = watch::channel(None);
+        let news = Arc::new(news);
+        hubs.insert(subject, Arc::clone(&news));
+        tokio::spawn(Hub::new(site.clone(), subject, news).run());
+        joined
+    }
+
+    /// Takes a hub away if nobody looks any more.
+    fn part_with(&self, subject: Subject, news: &watch::Sender<News>) -> bool {
+        let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = news.receiver_count() == 0;
+        if left {
+            hubs.remove(&subject);
+        }
+        left
+    }
+}
+
+struct Hub {
+    site: Site,
+    subject: Subject,
+    news: Arc<watch::Sender<News>>,
+    events: broadcast::Receiver<Numbered>,
+    happened: Happened,
+    version: u64,
+}
+
+impl Hub {
+    fn new(site: Site, subject: Subject, news: Arc<watch::Sender<News>>) -> Self {
+        let events = site.engine.follow(u64::MAX).1;
+        Self { site, subject, news, events, happened: Happened::default(), version: 0 }
+    }
+
+    async fn run(mut self) {
+        loop {
+            // What has happened until now is seen now.
+            while !matches!(self.events.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
+            let began = self.site.engine.clock().now();
+            let seen = self.look();
+            let gone = seen.is_none();
+            self.version += 1;
+            self.news.send_replace(seen.map(|seen| Arc::new(Snapshot { version: self.version, seen })));
+            if gone {
+                break;
+            }
+            let took = self.site.engine.clock().now().since(began);
+            let pace = tokio::time::sleep((took * LOOKS_PART).clamp(PACE, PACE_MAX));
+            let news = Arc::clone(&self.news);
+            tokio::select! {
+                () = news.closed() => if self.site.live.part_with(self.subject, &news) { return },
+                () = self.something() => pace.await,
+                () = tokio::time::sleep(FRESHEN) => {}
+            }
+        }
+        // The job is gone: whoever looks is told by the end of the stream.
+        let mut hubs = self.site.live.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        hubs.remove(&self.subject);
+    }
+
+    fn look(&mut self) -> Option<Seen> {
+        match self.subject {
+            Subject::All => Some(Seen::All(Box::new(Survey::see(&self.site)), Mutex::default())),
+            Subject::Job(job) => Some(Seen::Job(Box::new(Scene::see(&self.site, job, &mut self.happened)?))),
+        }
+    }
+
+    /// Until something happens to what the hub looks at.
+    async fn something(&mut self) {
+        loop {
+            match self.events.recv().await {
+                Ok(numbered) => match self.subject {
+                    Subject::Job(job) if numbered.event.job != job => {}
+                    _ => return,
+                },
+                Err(RecvError::Lagged(_)) => return,
+                Err(RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    }
+}
+
+/// What a page follows.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct Which {
+    /// Which page.
+    page: String,
+    /// The digests of the parts that it has: `id:digest,…`.
+    have: String,
+    task: String,
+    state: String,
+    find: String,
+    sort: String,
+    down: String,
+    /// Which page of the table; a name of its own, since `page` is taken.
+    rows: String,
+}
+
+impl Which {
+    fn listing(&self) -> Listing {
+        let Self { state, find, sort, down, rows, .. } = self.clone();
+        Listing { state, find, sort, down, page: rows }
+    }
+
+    fn parts(&self, snapshot: &Snapshot) -> Result<Arc<Vec<Part>>, Problem> {
+        let scene = match &snapshot.seen {
+            Seen::Job(scene) => scene,
+            Seen::All(survey, made) => {
+                let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(parts) = made.as_ref() {
+                    return Ok(Arc::clone(parts));
+                }
+                let parts = Arc::new(overview::parts(survey)?);
+                return Ok(Arc::clone(made.insert(parts)));
+            }
+        };
+        let task = self.task.parse().ok().map(TaskId);
+        match self.page.as_str() {
+            "job" => {
+                let listing = self.listing();
+                scene.made(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
+            }
+            "barriers" => scene.made("barriers", || barriers::parts(scene)),
+            "drain" => scene.made("drain", || Ok(vec![job::head(scene)?, drain::part(scene)?])),
+            "timeline" => scene.made(&format!("timeline/{task:?}"), || {
+                Ok(vec![job::head(scene)?, timeline::part(scene, true, task)?])
+            }),
+            "task" => scene.made(&format!("task/{task:?}"), || {
+                Ok(task::parts(scene, task.unwrap_or(TaskId(-1)))?.unwrap_or_default())
+            }),
+            _ => scene.made("head", || Ok(vec![job::head(scene)?])),
+        }
+    }
+}
+
+/// One page that follows.
+struct Viewer {
+    site: Site,
+    news: watch::Receiver<News>,
+    which: Which,
+    have: BTreeMap<String, String>,
+    stop: watch::Receiver<bool>,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Viewer {
+    fn new(site: &Site, subject: Subject, which: Which) -> Result<Self, Problem> {
+        let (slot, stop) = site.streams.enter()?;
+        let mut news = site.live.join(site, subject);
+        // What was seen already is news to whoever comes now.
+        news.mark_changed();
+        let pairs = which.have.split(',').take(HAVE_MAX).filter_map(|pair| pair.split_once(':'));
+        let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
+        Ok(Self { site: site.clone(), news, which, have, stop, _slot: slot })
+    }
+
+    fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
+        stream::unfold(self, |mut viewer| async move {
+            let event = viewer.next().await?;
+            Some((Ok(event), viewer))
+        })
+    }
+
+    /// What to tell next; `None` once there is nothing more to tell.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            tokio::select! {
+                biased;
+                // Nobody left who could tell is as good as told.
+                _ = self.stop.wait_for(|stop| *stop) => return None,
+                changed = self.news.changed() => changed.ok()?,
+                () = tokio::time::sleep(TICK) => return Some(tell(&self.site, "tick", &[])),
+            }
+            let news = self.news.borrow_and_update().clone();
+            let Some(snapshot) = news else { continue };
+            let parts = self.which.parts(&snapshot).ok()?;
+            let fresh: Vec<&Part> =
+                parts.iter().filter(|part| self.have.get(part.id) != Some(&part.tag())).collect();
+            if fresh.is_empty() {
+                continue;
+            }
+            let event = tell(&self.site, "parts", &fresh).id(snapshot.version.to_string());
+            for part in fresh {
+                self.have.insert(part.id.to_owned(), part.tag());
+            }
+            return Some(event);
+        }
+    }
+}
+
+fn tell(site: &Site, kind: &str, parts: &[&Part]) -> Event {
+    let parts: Vec<(&str, String, &str)> =
+        parts.iter().map(|part| (part.id, part.tag(), part.html.as_str())).collect();
+    let data = serde_json::json!({ "now": site.engine.clock().now().0, "parts": parts }).to_string();
+    Event::default().event(kind).data(data)
+}
+
+/// `GET /live`
+pub(super) async fn overview(
+    State(site): State<Site>,
+    Params(which): Params<Which>,
+) -> Result<Response, Problem> {
+    Ok(Sse::new(Viewer::new(&site, Subject::All, which)?.stream()).into_response())
+}
+
+/// `GET /jobs/{job}/live`
+pub(super) async fn job(
+    State(site): State<Site>,
+    job: Job,
+    Params(which): Params<Which>,
+) -> Result<Response, Problem> {
+    Ok(Sse::new(Viewer::new(&site, Subject::Job(job.id), which)?.stream()).into_response())
+}

@@ -1,0 +1,125 @@
+//! How a task looks: one word, one shape and one colour for each of the ways in which it can stand.
+
+use crate::coordination::{RunOutcome, RunState, TaskStanding, TaskView, Timestamp};
+use std::time::Duration;
+
+/// For how long the others must have waited for a task before it is shown as awaited: below that, barriers are
+/// merely filling.
+pub(super) const AWAITED_AFTER: Duration = Duration::from_secs(3);
+
+/// How a task looks. What needs a person first comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Look {
+    Failed,
+    Suspect,
+    Awaited,
+    Missing,
+    Registering,
+    Excluded,
+    Left,
+    Connected,
+}
+
+impl Look {
+    pub const ALL: [Self; 8] = [
+        Self::Failed,
+        Self::Suspect,
+        Self::Awaited,
+        Self::Missing,
+        Self::Registering,
+        Self::Excluded,
+        Self::Left,
+        Self::Connected,
+    ];
+
+    /// How a task looks that others have waited for since `awaited`.
+    pub fn of(task: &TaskView, awaited: Option<Timestamp>, now: Timestamp) -> Self {
+        if task.excluded.is_some() {
+            return Self::Excluded;
+        }
+        match task.standing {
+            TaskStanding::Missing => Self::Missing,
+            TaskStanding::Registering => Self::Registering,
+            TaskStanding::Suspect => Self::Suspect,
+            TaskStanding::Disconnected => Self::Left,
+            TaskStanding::Failed => Self::Failed,
+            TaskStanding::Connected => match awaited {
+                Some(since) if now.since(since) >= AWAITED_AFTER => Self::Awaited,
+                _ => Self::Connected,
+            },
+        }
+    }
+
+    /// Its word for people, and in addresses.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Suspect => "suspect",
+            Self::Awaited => "awaited",
+            Self::Missing => "missing",
+            Self::Registering => "registering",
+            Self::Excluded => "excluded",
+            Self::Left => "left",
+            Self::Connected => "connected",
+        }
+    }
+}
+
+/// The colour of a run's state: the class of its chip.
+pub(super) fn tone(state: &RunState) -> &'static str {
+    match state {
+        RunState::Forming => "info",
+        RunState::Running => "ok",
+        RunState::Completed => "calm",
+        RunState::Failed | RunState::Abandoned => "bad",
+    }
+}
+
+/// A barrier's name: those of the service itself by what they are for.
+pub(super) fn barrier_name(id: &str) -> String {
+    if id == "[Init]Wait_for_all_tasks_to_register" {
+        return "registration".into();
+    }
+    match id.split_once("::") {
+        Some(("Shutdown", _)) => "shutdown".into(),
+        Some(("WaitForAllTasks", _)) => "device exchange".into(),
+        _ => shorten(&crate::text::one_line(id), 120),
+    }
+}
+
+/// A text of at most so many characters.
+pub(super) fn shorten(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", text[..end].trim_end()),
+    }
+}
+
+/// Bytes for people.
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub(super) fn bytes(count: &usize) -> String {
+    match *count {
+        0..1024 => format!("{count} B"),
+        1024..1_048_576 => format!("{:.1} KiB", *count as f64 / 1024.0),
+        1_048_576..1_073_741_824 => format!("{:.1} MiB", *count as f64 / 1_048_576.0),
+        _ => format!("{:.1} GiB", *count as f64 / 1_073_741_824.0),
+    }
+}
+
+/// A whole number with its thousands parted.
+pub(super) fn grouped(number: &usize) -> String {
+    let digits = number.to_string();
+    let mut shown = String::with_capacity(digits.len() + digits.len() / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            shown.push('\u{202f}');
+        }
+        shown.push(digit);
+    }
+    shown
+}
+
+/// How a run would end, in a word.
+pub(super) fn ended_word(outcome: &RunOutcome) -> RunState {
+    RunState::ended(*outcome)
+}

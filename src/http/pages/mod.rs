@@ -1,0 +1,76 @@
+//! The pages: what people see and do in a browser.
+//!
+//! A page is made of *parts* ([`part`]): pieces of HTML with a name and a digest. Every page is whole without JavaScript:
+//! each view, filter and form is a plain address. With it, a page follows the same parts as they change ([`live`]).
+//!
+//! | file | |
+//! | --- | --- |
+//! | `shell.rs` | what every page is given, and how it is answered |
+//! | `part.rs`, `times.rs`, `look.rs`, `links.rs` | what pages are made of |
+//! | `assets.rs` | the static files |
+//! | `scene.rs` | a job as its pages see it, made once for all who look |
+//! | `overview.rs`, `job.rs`, … | one file a page |
+//! | `live.rs` | pages that follow what changes |
+//!
+//! What a form does is what the REST API does: handlers call the same functions.
+
+mod api;
+mod assets;
+mod audit;
+mod barriers;
+mod devices;
+mod drain;
+mod exclusions;
+mod grid;
+mod guide;
+mod job;
+mod keys;
+mod links;
+mod live;
+mod look;
+mod needs;
+mod overview;
+mod part;
+mod scene;
+mod shell;
+mod table;
+mod task;
+mod timeline;
+mod times;
+mod transfers;
+
+use axum::Router;
+use axum::middleware;
+use axum::routing::{get, post};
+
+use super::Site;
+
+pub use live::Live;
+pub(super) use shell::as_page;
+
+/// Every page.
+pub(super) fn router() -> Router<Site> {
+    Router::new()
+        .route("/", get(overview::show))
+        .route("/live", get(live::overview))
+        .route("/jobs", get(overview::elsewhere))
+        .route("/jobs/{job}", get(job::show))
+        .route("/jobs/{job}/live", get(live::job))
+        .route("/jobs/{job}/timeline", get(timeline::show))
+        .route("/jobs/{job}/barriers", get(barriers::show))
+        .route("/jobs/{job}/tasks/{task}", get(task::show))
+        .route("/jobs/{job}/devices", get(devices::show))
+        .route("/jobs/{job}/keys", get(keys::show))
+        .route("/jobs/{job}/keys/value", get(keys::value))
+        .route("/jobs/{job}/drain", get(drain::show).post(drain::ask))
+        .route("/jobs/{job}/exclusions", get(exclusions::show).post(exclusions::exclude))
+        .route("/jobs/{job}/exclusions/{id}/lift", post(exclusions::lift))
+        .route("/transfers", get(transfers::show))
+        .route("/audit", get(audit::show))
+        .route("/api", get(api::show))
+        .route("/guide", get(guide::first))
+        .route("/guide/{page}", get(guide::show))
+        .layer(middleware::from_fn(shell::finish))
+        .route("/static/{file}", get(assets::show))
+        .route("/favicon.ico", get(assets::icon))
+}

@@ -1,0 +1,132 @@
+//! `GET /`: every job, and what needs a person.
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::{Redirect, Response};
+
+use super::job::{Waiting, waiting};
+use super::look::Look;
+use super::needs::{self, Need};
+use super::part::{Part, Parts};
+use super::scene::Scene;
+use super::shell::{Page, Place, Visitor, answer};
+use super::timeline::Happened;
+use super::{links, look, times};
+use crate::coordination::{FirstCause, JobId, JobName, RunNumber, RunState, Timestamp};
+use crate::http::{Problem, Site};
+
+/// How many jobs are shown with all that there is to say; the rest are counted.
+const JOBS_SHOWN: usize = 500;
+
+/// A job in a line.
+struct Line {
+    name: JobName,
+    run: RunNumber,
+    state: RunState,
+    since: Timestamp,
+    live: usize,
+    total: usize,
+    counts: Vec<(Look, usize)>,
+    waits: Option<(String, usize, usize, Timestamp, String)>,
+    barriers: usize,
+    needs: usize,
+    worst: &'static str,
+    cause: Option<FirstCause>,
+}
+
+/// Every job, as they were at one moment.
+pub(super) struct Survey {
+    lines: Vec<Line>,
+    needs: Vec<Need>,
+    more: usize,
+    pub now: Timestamp,
+}
+
+impl Survey {
+    /// Looks at every job.
+    pub fn see(site: &Site) -> Self {
+        let (jobs, now): (Vec<JobId>, Timestamp) =
+            site.engine.look(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
+        let mut survey =
+            Self { lines: Vec::new(), needs: Vec::new(), more: jobs.len().saturating_sub(JOBS_SHOWN), now };
+        for job in jobs.into_iter().take(JOBS_SHOWN) {
+            // What happened is on the page of the job.
+            if let Some(scene) = Scene::see(site, job, &mut Happened::nothing()) {
+                survey.add(&scene);
+            }
+        }
+        survey.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
+        let rank = |need: &Need| ["bad", "warn", "info"].iter().position(|tone| *tone == need.tone);
+        survey.needs.sort_by_key(|need| (rank(need), need.since));
+        survey
+    }
+
+    fn add(&mut self, scene: &Scene) {
+        let needs = needs::of(scene);
+        let run = &scene.view.run;
+        let first = waiting(scene).into_iter().next();
+        let waits = first.map(|it: Waiting<'_>| {
+            let who = match &it.barrier.missing[..] {
+                [] => String::new(),
+                [one] => format!("task {one}"),
+                many if many.len() <= 4 => format!("tasks {}", it.numbers),
+                many => format!("{} tasks", many.len()),
+            };
+            (it.name.clone(), it.barrier.arrived, it.barrier.members, it.barrier.since, who)
+        });
+        let tones = ["bad", "warn", "info"];
+        let worst = tones.into_iter().find(|tone| needs.iter().any(|need| need.tone == *tone));
+        self.lines.push(Line {
+            name: scene.view.name.clone(),
+            run: run.number,
+            state: run.state,
+            since: run.ended_at.or(run.started_at).unwrap_or(run.opened_at),
+            live: run.live,
+            total: scene.tasks(),
+            counts: scene.counts(),
+            waits,
+            barriers: run.barriers.len(),
+            needs: needs.len(),
+            worst: worst.unwrap_or(""),
+            cause: run.first_cause.clone(),
+        });
+        self.needs.extend(needs);
+    }
+}
+
+#[derive(Template)]
+#[template(path = "parts/jobs.html")]
+struct Jobs<'a> {
+    lines: &'a [Line],
+    more: usize,
+}
+
+/// The parts of the page.
+pub(super) fn parts(survey: &Survey) -> Result<Vec<Part>, Problem> {
+    let calm = match &survey.lines[..] {
+        [] => "There is no job yet.".to_owned(),
+        [one] => format!("Nothing needs you in job {}.", one.name),
+        many => format!("Nothing needs you in any of the {} jobs.", many.len()),
+    };
+    let jobs = Part::new("jobs", &Jobs { lines: &survey.lines, more: survey.more })?;
+    Ok(vec![needs::part(&survey.needs, true, calm)?, jobs])
+}
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct Overview {
+    page: Page,
+    parts: Parts,
+}
+
+pub(super) async fn show(State(site): State<Site>, visitor: Visitor) -> Result<Response, Problem> {
+    let survey = Survey::see(&site);
+    let page =
+        Page::new(visitor, Place::Overview, "Overview", survey.now).live_at("/live?page=overview".into());
+    answer(&Overview { page, parts: Parts(parts(&survey)?) }, survey.now)
+}
+
+/// `GET /jobs`
+pub(super) async fn elsewhere() -> Redirect {
+    Redirect::permanent("/")
+}

@@ -1,0 +1,160 @@
+//! A job as its pages see it: looked at once, for all who look.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::links::Named;
+use super::look::{Look, barrier_name};
+use super::part::Part;
+use super::timeline::Happened;
+use crate::coordination::{
+    BarrierKind, BarrierView, JobId, JobView, TaskId, TaskStanding, TaskView, Timestamp,
+};
+use crate::findings::Finding;
+use crate::http::extract::Job;
+use crate::http::{Problem, Site};
+
+/// A job, as it was at one moment.
+pub(super) struct Scene {
+    pub view: JobView,
+    pub open: Vec<Finding>,
+    pub happened: Happened,
+    /// How each task looks, by its number.
+    pub looks: Vec<Look>,
+    /// How many devices each task has published.
+    devices: HashMap<TaskId, usize>,
+    /// What has been made of it already: by page and query, for all who ask the same.
+    made: Mutex<BTreeMap<String, Arc<Vec<Part>>>>,
+}
+
+impl Scene {
+    /// Looks at a job. `happened` is what is known of its past; it is brought up to date.
+    pub fn see(site: &Site, id: JobId, happened: &mut Happened) -> Option<Self> {
+        let view = site.engine.look(|core, now| core.job_view(id, now))?;
+        happened.catch_up(&site.engine, id);
+        let (open, _) = site.findings.of(id);
+        Some(Self::new(view, open, happened.clone()))
+    }
+
+    /// Looks at the job of a request.
+    pub fn of(site: &Site, job: &Job) -> Result<Self, Problem> {
+        let seen = Self::see(site, job.id, &mut Happened::default());
+        seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
+    }
+
+    fn new(view: JobView, open: Vec<Finding>, happened: Happened) -> Self {
+        let awaited = awaited(&view);
+        let look = |task: &TaskView| Look::of(task, awaited.get(&task.task).copied(), view.seen_at);
+        let looks = view.run.tasks.iter().map(look).collect();
+        let mut devices = HashMap::new();
+        for device in &view.run.devices {
+            *devices.entry(device.task).or_default() += 1;
+        }
+        Self { view, open, happened, looks, devices, made: Mutex::default() }
+    }
+
+    /// What was made of this scene under that name, or is made now.
+    pub fn made(
+        &self,
+        name: &str,
+        make: impl FnOnce() -> Result<Vec<Part>, Problem>,
+    ) -> Result<Arc<Vec<Part>>, Problem> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(parts) = made.get(name) {
+            return Ok(Arc::clone(parts));
+        }
+        let parts = Arc::new(make()?);
+        made.insert(name.to_owned(), Arc::clone(&parts));
+        Ok(parts)
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.view.seen_at
+    }
+
+    pub fn task(&self, id: TaskId) -> Option<&TaskView> {
+        self.view.run.tasks.get(usize::try_from(id.0).ok()?)
+    }
+
+    pub fn look(&self, id: TaskId) -> Look {
+        let look = usize::try_from(id.0).ok().and_then(|at| self.looks.get(at));
+        look.copied().unwrap_or(Look::Missing)
+    }
+
+    /// How many tasks look so.
+    pub fn count(&self, look: Look) -> usize {
+        self.looks.iter().filter(|one| **one == look).count()
+    }
+
+    /// Every look that a task has, with how many have it; what needs a person first comes first.
+    pub fn counts(&self) -> Vec<(Look, usize)> {
+        Look::ALL.into_iter().map(|look| (look, self.count(look))).filter(|(_, count)| *count > 0).collect()
+    }
+
+    pub fn devices_of(&self, task: TaskId) -> usize {
+        self.devices.get(&task).copied().unwrap_or_default()
+    }
+
+    /// A task with where it is and what it does.
+    pub fn named(&self, id: TaskId) -> Named {
+        let task = self.task(id);
+        Named {
+            task: id,
+            host: task.map(host).unwrap_or_default(),
+            look: self.look(id),
+            doing: task.map(doing).unwrap_or_default(),
+            heard: task.and_then(|task| task.last_heartbeat),
+        }
+    }
+
+    /// The barriers in progress, the longest waiting first.
+    pub fn barriers(&self) -> Vec<&BarrierView> {
+        let mut barriers: Vec<&BarrierView> = self.view.run.barriers.iter().collect();
+        barriers.sort_by_key(|barrier| (barrier.since, barrier.counter));
+        barriers
+    }
+
+    /// The number of tasks that the job has.
+    pub fn tasks(&self) -> usize {
+        self.view.run.tasks.len()
+    }
+}
+
+/// Since when the others have been complete but for each task that they wait for.
+fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
+    let mut awaited: HashMap<TaskId, Timestamp> = HashMap::new();
+    for barrier in view.run.barriers.iter().filter(|barrier| barrier.kind != BarrierKind::Registration) {
+        let last = barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at);
+        for task in &barrier.missing {
+            let since = awaited.entry(*task).or_insert(last);
+            *since = last.min(*since);
+        }
+    }
+    awaited
+}
+
+/// Where a task is, or was last.
+pub(super) fn host(task: &TaskView) -> String {
+    task.lives.iter().find_map(|life| life.peer).map(|peer| peer.to_string()).unwrap_or_default()
+}
+
+/// What a task does that others wait for.
+fn doing(task: &TaskView) -> String {
+    if let Some(excluded) = &task.excluded {
+        return format!("excluded: {}", excluded.reason);
+    }
+    match task.standing {
+        TaskStanding::Missing if task.lives.is_empty() => "has not registered".into(),
+        TaskStanding::Missing => "has not registered again".into(),
+        TaskStanding::Registering => "has come and waits for the others".into(),
+        TaskStanding::Disconnected => "has left in good order".into(),
+        TaskStanding::Failed => "failed".into(),
+        TaskStanding::Suspect => "its connection broke".into(),
+        TaskStanding::Connected if !task.waits_at.is_empty() => {
+            let names: Vec<String> = task.waits_at.iter().map(|id| barrier_name(id)).collect();
+            format!("waits at {} instead", names.join(", "))
+        }
+        TaskStanding::Connected if task.unsynced => "restarted, and not in step yet".into(),
+        TaskStanding::Connected => "alive, and waits nowhere: busy or stuck".into(),
+    }
+}

@@ -1,0 +1,299 @@
+//! The timeline: what happened in a job, the first cause before what followed from it.
+
+use std::collections::VecDeque;
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::part::{Part, Parts};
+use super::scene::Scene;
+use super::shell::{Page, Place, Visitor, answer};
+use super::{links, times};
+use crate::coordination::{Change, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp};
+use crate::engine::{Engine, Numbered};
+use crate::http::extract::{Job, Params};
+use crate::http::{Problem, Site};
+use crate::telemetry::events::kind;
+
+/// How many moments of a job are shown at most.
+const MOMENTS_KEPT: usize = 400;
+/// How many the page of the job shows.
+const MOMENTS_SHORT: usize = 14;
+/// What many tasks do within this time, in microseconds, is one moment.
+const TOGETHER_US: u64 = 60_000_000;
+
+/// What a moment is to the failure of its run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The error that the others came of.
+    Cause,
+    /// It came of the first cause.
+    Following,
+    /// Neither.
+    Plain,
+}
+
+/// Something that happened, or that happened to many tasks at once.
+#[derive(Debug, Clone)]
+pub(super) struct Moment {
+    pub at: Timestamp,
+    pub run: RunNumber,
+    pub kind: &'static str,
+    pub role: Role,
+    pub tone: &'static str,
+    pub tasks: Vec<TaskId>,
+    pub text: String,
+    single: bool,
+}
+
+impl Moment {
+    fn of(numbered: &Numbered) -> Option<Self> {
+        let event = &numbered.event;
+        let tone = tone(&event.what)?;
+        Some(Self {
+            at: event.at,
+            run: event.run,
+            kind: kind(&event.what),
+            role: if matches!(event.what, Change::FirstCause { .. }) { Role::Cause } else { Role::Plain },
+            tone,
+            tasks: tasks(&event.what),
+            text: crate::text::one_line(&event.reason).into_owned(),
+            single: !gathers(&event.what),
+        })
+    }
+
+    /// What kind of thing happened, in words.
+    pub fn word(&self) -> String {
+        self.kind.replace('-', " ")
+    }
+
+    /// The tasks that it is about, in few words.
+    pub fn whose(&self) -> String {
+        match &self.tasks[..] {
+            [] => String::new(),
+            [one] => format!("task {one}"),
+            many => {
+                let mut sorted = many.to_vec();
+                sorted.sort_unstable();
+                format!("{} tasks: {}", many.len(), links::ranges(&sorted))
+            }
+        }
+    }
+
+    /// The task that it is about, if it is one.
+    pub fn only(&self) -> Option<&TaskId> {
+        if let [one] = &self.tasks[..] { Some(one) } else { None }
+    }
+}
+
+/// Whether a change is worth a line, and its tone.
+fn tone(what: &Change) -> Option<&'static str> {
+    Some(match what {
+        Change::BarrierStarted { .. } => return None,
+        Change::BarrierPassed { without, .. } if without.is_empty() => return None,
+        Change::FirstCause { .. } | Change::TaskFailed { .. } | Change::BarrierFailed { .. } => "bad",
+        Change::RunEnded { outcome } if *outcome != RunOutcome::Completed => "bad",
+        Change::TaskSuspected { .. }
+        | Change::TaskSuperseded { .. }
+        | Change::Fenced { .. }
+        | Change::Excluded { .. }
+        | Change::RegistrationRefused { .. }
+        | Change::FindingOpened { .. }
+        | Change::JobDeleted { .. } => "warn",
+        Change::DrainRequested { .. } | Change::PreemptionNoticed | Change::BarrierPassed { .. } => "info",
+        _ => "calm",
+    })
+}
+
+/// Whether many changes of this kind at one time are one moment.
+fn gathers(what: &Change) -> bool {
+    matches!(
+        what,
+        Change::TaskRegistering { .. }
+            | Change::TaskConnected { .. }
+            | Change::TaskDisconnected { .. }
+            | Change::TaskFailed { .. }
+            | Change::TaskSuspected { .. }
+            | Change::TaskReturned { .. }
+    )
+}
+
+fn tasks(what: &Change) -> Vec<TaskId> {
+    match what {
+        Change::TaskRegistering { task, .. }
+        | Change::TaskConnected { task, .. }
+        | Change::TaskSuperseded { task, .. }
+        | Change::TaskSuspected { task }
+        | Change::TaskReturned { task }
+        | Change::TaskDisconnected { task }
+        | Change::TaskFailed { task, .. }
+        | Change::RegistrationRefused { task, .. } => vec![*task],
+        Change::FirstCause { task } | Change::Fenced { task } => task.iter().copied().collect(),
+        Change::Excluded { tasks, .. } | Change::FindingOpened { tasks, .. } => tasks.clone(),
+        Change::BarrierPassed { without, .. } => without.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// What is known of the past of a job.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Happened {
+    /// The latest last.
+    moments: VecDeque<Moment>,
+    last: u64,
+    /// The run whose first cause has been seen.
+    caused: Option<RunNumber>,
+}
+
+impl Happened {
+    /// A past that nobody asks for: it stays empty.
+    pub fn nothing() -> Self {
+        Self { last: u64::MAX, ..Self::default() }
+    }
+
+    /// Takes in what has happened since.
+    pub fn catch_up(&mut self, engine: &Engine, job: JobId) {
+        if self.last == u64::MAX {
+            return;
+        }
+        for numbered in engine.follow(self.last).0 {
+            self.last = numbered.number;
+            if numbered.event.job == job
+                && let Some(moment) = Moment::of(&numbered)
+            {
+                self.push(moment);
+            }
+        }
+    }
+
+    fn push(&mut self, mut moment: Moment) {
+        if moment.role == Role::Cause {
+            self.caused = Some(moment.run);
+        } else if self.caused == Some(moment.run) && moment.tone == "bad" {
+            moment.role = Role::Following;
+        }
+        if let Some(last) = self.moments.back_mut()
+            && !moment.single
+            && (last.kind, last.run, last.role) == (moment.kind, moment.run, moment.role)
+            && moment.at.0.saturating_sub(last.at.0) < TOGETHER_US
+        {
+            last.tasks.extend(moment.tasks);
+            return;
+        }
+        self.moments.push_back(moment);
+        if self.moments.len() > MOMENTS_KEPT {
+            self.moments.pop_front();
+        }
+    }
+
+    /// The latest moments first.
+    pub fn latest(&self) -> impl Iterator<Item = &Moment> + Clone {
+        self.moments.iter().rev()
+    }
+}
+
+#[derive(Template)]
+#[template(path = "parts/timeline.html")]
+struct Timeline<'a> {
+    job: &'a JobName,
+    /// The first cause of the present run.
+    cause: Option<Cause>,
+    moments: Vec<&'a Moment>,
+    more: bool,
+}
+
+struct Cause {
+    at: Timestamp,
+    task: Option<TaskId>,
+    host: String,
+    error: String,
+    following: usize,
+}
+
+/// The timeline: a short one for the page of the job, or all that is known.
+pub(super) fn part(scene: &Scene, whole: bool, only: Option<TaskId>) -> Result<Part, Problem> {
+    let run = &scene.view.run;
+    let most = if whole { MOMENTS_KEPT } else { MOMENTS_SHORT };
+    let about = |moment: &&Moment| only.is_none_or(|task| moment.tasks.contains(&task));
+    let following = |moment: &&Moment| moment.role == Role::Following && moment.run == run.number;
+    let cause = run.first_cause.as_ref().map(|cause| Cause {
+        at: cause.at,
+        task: cause.task,
+        host: cause.task.map(|task| scene.named(task).host).unwrap_or_default(),
+        error: crate::text::one_line(&cause.error).into_owned(),
+        following: scene.happened.latest().filter(following).map(|moment| moment.tasks.len().max(1)).sum(),
+    });
+    let shown = scene.happened.latest().filter(about);
+    let more = !whole && shown.clone().nth(most).is_some();
+    let moments = shown.take(most).collect();
+    Part::new("timeline", &Timeline { job: &scene.view.name, cause, moments, more })
+}
+
+#[derive(Template)]
+#[template(path = "timeline.html")]
+struct TimelinePage {
+    page: Page,
+    parts: Parts,
+    job: JobName,
+    task: Option<i32>,
+    tasks: usize,
+}
+
+/// Which moments are wanted.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Which {
+    /// Only those of this task.
+    task: String,
+}
+
+/// `GET /jobs/{job}/timeline`
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    visitor: Visitor,
+    Params(which): Params<Which>,
+) -> Result<Response, Problem> {
+    let task = which.task.trim().parse::<i32>().ok();
+    let scene = Scene::of(&site, &job)?;
+    let (now, tasks) = (scene.now(), scene.tasks());
+    let query = task.map_or_else(String::new, |task| format!("&task={task}"));
+    let live = format!("/jobs/{}/live?page=timeline{query}", job.name);
+    let parts = Parts(vec![super::job::head(&scene)?, part(&scene, true, task.map(TaskId))?]);
+    let title = format!("Timeline of {}", job.name);
+    let page = Page::new(visitor, Place::Timeline, title, now).of_job(&job.name).live_at(live);
+    answer(&TimelinePage { page, parts, job: job.name, task, tasks }, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moment(kind: &'static str, task: i32, tone: &'static str, role: Role) -> Moment {
+        let (at, run) = (Timestamp(task.unsigned_abs().into()), RunNumber(1));
+        Moment { at, run, kind, role, tone, tasks: vec![TaskId(task)], text: kind.into(), single: false }
+    }
+
+    #[test]
+    fn what_many_do_at_once_is_one_line_and_what_follows_a_cause_says_so() {
+        let mut happened = Happened::default();
+        for task in 0..3 {
+            happened.push(moment("task-connected", task, "calm", Role::Plain));
+        }
+        happened.push(moment("first-cause", 1, "bad", Role::Cause));
+        for task in 0..3 {
+            happened.push(moment("task-failed", task, "bad", Role::Plain));
+        }
+        let told: Vec<_> = happened.latest().map(|m| (m.kind, m.role, m.whose())).collect();
+        assert_eq!(
+            told,
+            [
+                ("task-failed", Role::Following, "3 tasks: 0–2".to_owned()),
+                ("first-cause", Role::Cause, "task 1".to_owned()),
+                ("task-connected", Role::Plain, "3 tasks: 0–2".to_owned()),
+            ]
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! Moments and durations as pages show them.
+//!
+//! A moment stands in a page as `<time>` with the moment itself; how long ago that is is written into it last, once for
+//! the answer ([`fill`]), and from then on by the script. So a page's parts do not change merely because time passes, and
+//! the same part is the same bytes for everybody.
+
+use std::fmt;
+use std::time::Duration;
+
+use askama::filters::HtmlSafe;
+
+use crate::coordination::Timestamp;
+
+/// Where [`fill`] finds what to fill in: nothing that people wrote can contain it, since quotes are escaped.
+const MARK: &str = " data-rel=\"";
+
+/// In what words a moment is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// `3 s ago`
+    Ago,
+    /// `3 s`
+    For,
+    /// `in 3 s`
+    In,
+}
+
+/// A moment in a page.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct When(Timestamp, Form);
+
+/// How long ago it was.
+pub(super) fn ago(at: &Timestamp) -> When {
+    When(*at, Form::Ago)
+}
+
+/// How long it has lasted.
+pub(super) fn lasting(at: &Timestamp) -> When {
+    When(*at, Form::For)
+}
+
+/// How long it is until then.
+pub(super) fn until(at: &Timestamp) -> When {
+    When(*at, Form::In)
+}
+
+impl HtmlSafe for When {}
+
+impl fmt::Display for When {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = match self.1 {
+            Form::Ago => "ago",
+            Form::For => "for",
+            Form::In => "in",
+        };
+        let stamp = self.0.to_string();
+        let shown = stamp.replace('T', " ").replace('Z', " UTC");
+        write!(f, "<time datetime=\"{stamp}\" title=\"{shown}\"{MARK}{form}:{}\"></time>", self.0.0)
+    }
+}
+
+/// A duration for people: tenths below ten seconds, then the two largest units.
+pub(super) fn span(duration: &Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..10 => format!("{:.1} s", duration.as_secs_f64()),
+        10..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+/// A short duration, given in microseconds, with the precision that it deserves.
+pub(super) fn micros(us: &u64) -> String {
+    let seconds = Duration::from_micros(*us).as_secs_f64();
+    match us {
+        0..1_000 => format!("{us} µs"),
+        1_000..10_000 => format!("{:.1} ms", seconds * 1e3),
+        10_000..1_000_000 => format!("{:.0} ms", seconds * 1e3),
+        1_000_000..10_000_000 => format!("{seconds:.2} s"),
+        _ => span(&Duration::from_micros(*us)),
+    }
+}
+
+/// Writes into every moment how long ago it was, seen from `now`.
+pub(super) fn fill(html: &str, now: Timestamp) -> String {
+    let mut filled = String::with_capacity(html.len() + html.len() / 16);
+    let mut rest = html;
+    while let Some(at) = rest.find(MARK) {
+        let (before, marked) = rest.split_at(at + MARK.len());
+        filled.push_str(before);
+        let Some((what, after)) = marked.split_once("\">") else {
+            rest = marked;
+            continue;
+        };
+        filled.push_str(what);
+        filled.push_str("\">");
+        filled.push_str(&words(what, now));
+        rest = after;
+    }
+    filled.push_str(rest);
+    filled
+}
+
+fn words(what: &str, now: Timestamp) -> String {
+    let Some((form, at)) = what.split_once(':') else { return String::new() };
+    let at = Timestamp(at.parse().unwrap_or_default());
+    // Whole seconds: the script counts on from here.
+    let whole = |duration: Duration| match duration.as_secs() {
+        seconds @ 0..10 => format!("{seconds} s"),
+        _ => span(&duration),
+    };
+    match form {
+        "ago" if now.since(at).as_secs() == 0 => "just now".into(),
+        "ago" => format!("{} ago", whole(now.since(at))),
+        "in" if at <= now => "now".into(),
+        "in" => format!("in {}", whole(at.since(now))),
+        _ => whole(now.since(at)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_the_same_at_every_moment_until_it_is_filled_in() {
+        let at = Timestamp(1_000_000);
+        let part = format!("<b>{}</b>{}", ago(&at), until(&Timestamp(9_000_000)));
+        let filled = fill(&part, Timestamp(4_500_000));
+        assert!(filled.contains(">3 s ago</time></b>") && filled.ends_with(">in 4 s</time>"), "{filled}");
+        assert_eq!(fill("nothing here", at), "nothing here");
+    }
+
+    #[test]
+    fn durations_are_written_with_the_precision_that_they_deserve() {
+        let spans = [0, 9_940, 61_000, 7_380_000, 200_000_000].map(|ms| span(&Duration::from_millis(ms)));
+        assert_eq!(spans, ["0.0 s", "9.9 s", "1 min 1 s", "2 h 3 min", "2 d 7 h"]);
+        let short = [7, 2_500, 431_000, 1_500_000].map(|us| micros(&us));
+        assert_eq!(short, ["7 µs", "2.5 ms", "431 ms", "1.50 s"]);
+    }
+}

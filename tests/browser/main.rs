@@ -1,0 +1,93 @@
+//! The pages in a real browser, against a real server whose tasks are played by clients.
+//!
+//! Needs node, playwright-core and Chromium, which `tests/run` installs; without them the tests fail and say so.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod node;
+mod party;
+
+use std::time::Duration;
+
+use node::Script;
+use party::Party;
+use support::Muster;
+
+/// A job in the middle of its training, with one task that does not come to a barrier.
+async fn hang(muster: &Muster) -> (Party, Vec<support::Pending>) {
+    let party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
+    party.beat();
+    party.train(20, 6).await;
+    let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
+    let waiting = waiting.collect();
+    (party, waiting)
+}
+
+fn serve() -> Muster {
+    let jobs = ["--job", "train=8", "--job", "eval=4", "--job", "idle=2", "--recoverable"];
+    let further = ["--heartbeat-timeout", "10s", "--redact-keys", "secrets/*"];
+    Muster::serve(&[&jobs[..], &further[..]].concat())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
+    let muster = serve();
+    let _coming = Party::wait(muster.grpc(), "eval", 0..3);
+    let (mut party, _waiting) = hang(&muster).await;
+    let mut script = Script::start("walk.mjs", muster.http());
+    while let Some(wanted) = script.wants().await {
+        match wanted.as_str() {
+            "lose 5" => party.lose(5),
+            "restart 5" => party.restart(5).await,
+            other => panic!("the script wants {other:?}"),
+        }
+        script.done().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_only_a_keyboard_finds_the_task_that_blocks_and_takes_it_out() {
+    let muster = serve();
+    let (_party, waiting) = hang(&muster).await;
+    let mut script = Script::start("keyboard.mjs", muster.http());
+    while let Some(wanted) = script.wants().await {
+        assert_eq!(wanted, "passed", "that is all that it wants to know");
+        for answer in &waiting {
+            let answer = answer.within(Duration::from_secs(20)).await.expect("the barrier passes without it");
+            assert!(answer.is_ok(), "{answer:?}");
+        }
+        script.done().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_tasks_are_seen_at_once() {
+    let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
+    let mut party = Party::gather(muster.grpc(), "train", 0..10_000, 100).await;
+    let waiting: Vec<_> = party.all().take(9_998).map(|member| member.arrive("train/step", 0)).collect();
+    let mut script = Script::start("many.mjs", muster.http());
+    while let Some(wanted) = script.wants().await {
+        match wanted.as_str() {
+            "lose" => (9_900..10_000).for_each(|task| party.lose(task)),
+            other => panic!("the script wants {other:?}"),
+        }
+        script.done().await;
+    }
+    drop(waiting);
+}
+
+/// Not a test: pictures of the pages, for whoever changes how they look.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
+async fn pictures() {
+    let muster = serve();
+    let _coming = Party::wait(muster.grpc(), "eval", 0..3);
+    let (mut party, _waiting) = hang(&muster).await;
+    party.lose(5);
+    tokio::time::sleep(Duration::from_secs(35)).await;
+    let mut script = Script::start("pictures.mjs", muster.http());
+    while script.wants().await.is_some() {
+        script.done().await;
+    }
+}

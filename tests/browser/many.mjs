@@ -1,0 +1,45 @@
+// Ten thousand tasks: how soon the page is there, what it weighs, how soon a change shows, what a viewer costs.
+import { accessible, ask, finish, open, stage, url, wrong } from './stage.mjs';
+
+const browser = await stage();
+const page = await open(browser);
+const loads = [];
+for (let at = 0; at < 5; at += 1) {
+  await page.goto(`${url}/jobs/train`, { waitUntil: 'load' });
+  loads.push(await page.evaluate(() => performance.getEntriesByType('navigation')[0].loadEventEnd));
+}
+const { transferSize, responseStart } = await page.evaluate(() => performance.getEntriesByType('navigation')[0].toJSON());
+loads.sort((a, b) => a - b);
+console.log(`the page of 10,000 tasks: loaded after ${loads.map(Math.round).join(', ')} ms, first byte of the last after ${Math.round(responseStart)} ms, ${transferSize} bytes`);
+if (loads[2] > 5000) wrong(`it takes ${loads} ms to load`);
+await accessible(page);
+await page.waitForSelector('.follow:has-text("live")');
+
+const client = await page.context().newCDPSession(page);
+await client.send('Performance.enable');
+const metrics = async () => Object.fromEntries((await client.send('Performance.getMetrics')).metrics.map(({ name, value }) => [name, value]));
+await page.waitForTimeout(6000);
+const { JSHeapUsedSize, Nodes } = await metrics();
+console.log(`in the browser: ${(JSHeapUsedSize / 2 ** 20).toFixed(1)} MiB of heap, ${Nodes} nodes`);
+if (JSHeapUsedSize > 100 * 2 ** 20) wrong('it takes more than 100 MiB in the browser');
+
+const text = await page.locator('main').innerText();
+if (!/9,?.?998 of 10,?.?000/.test(text.replace(/\u202f/g, ''))) wrong('the barrier in progress does not show');
+const began = Date.now();
+const shown = page.waitForSelector('path[data-look=failed], path[data-look=suspect]', { state: 'attached', timeout: 60000 }).then(() => Date.now());
+await ask('lose');
+console.log(`a connection of a hundred tasks breaks: shown after ${(await shown) - began} ms`);
+await page.waitForTimeout(3000);
+await page.goto(`${url}/jobs/train?state=failed`, { waitUntil: 'load' });
+if ((await page.locator('#tasks tbody tr').count()) < 50) wrong('the tasks that failed are not found');
+await page.focus('.map');
+for (const key of ['ArrowRight', 'ArrowDown', 'ArrowRight']) await page.keyboard.press(key);
+const tip = await page.locator('.map .tip').innerText();
+if (!tip.startsWith('task 202:')) wrong(`the arrow keys lead to ${tip}`);
+await page.keyboard.press('Enter');
+await page.waitForURL('**/tasks/202');
+for (const path of ['/', '/jobs/train/barriers', '/jobs/train/timeline', '/jobs/train/tasks/9999', '/jobs/train/exclusions', '/jobs/train/drain']) {
+  await page.goto(url + path, { waitUntil: 'load' });
+  await accessible(page);
+}
+await finish(browser);

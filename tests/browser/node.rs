@@ -1,0 +1,74 @@
+//! Scripts that drive a browser. They say on their output what the play should do next, and are told when it is done.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// A running script.
+pub struct Script {
+    child: Child,
+    lines: tokio::io::Lines<BufReader<ChildStdout>>,
+    tell: ChildStdin,
+}
+
+/// Where the tests of the pages are.
+fn room() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser")
+}
+
+/// The browser that is driven.
+fn browser() -> String {
+    let named = std::env::var("MUSTER_CHROMIUM").ok();
+    let usual = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+    let found = usual.into_iter().find(|path| Path::new(path).exists()).map(str::to_owned);
+    named.or(found).expect(
+        "the pages are tested in a real browser, and there is none: install Chromium (tests/run does), or name one in \
+         MUSTER_CHROMIUM",
+    )
+}
+
+impl Script {
+    /// Starts a script against the server at `address`.
+    pub fn start(name: &str, address: std::net::SocketAddr) -> Self {
+        assert!(
+            room().join("node_modules/playwright-core").exists(),
+            "the browser is driven by playwright-core, which is not there: run `npm ci` in tests/browser (tests/run does)"
+        );
+        let mut child = Command::new("node")
+            .arg(room().join(name))
+            .current_dir(room())
+            .env("MUSTER_URL", format!("http://{address}"))
+            .env("MUSTER_CHROMIUM", browser())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap_or_else(|error| {
+                panic!("cannot run node, which drives the browser: {error} (tests/run installs it)")
+            });
+        let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let tell = child.stdin.take().expect("it is piped");
+        Self { child, lines, tell }
+    }
+
+    /// What it wants next; `None` once it has ended, and then it must have ended well.
+    pub async fn wants(&mut self) -> Option<String> {
+        while let Some(line) = self.lines.next_line().await.expect("its output is text") {
+            match line.strip_prefix("! ") {
+                Some(wanted) => return Some(wanted.to_owned()),
+                None => println!("{line}"),
+            }
+        }
+        let status = self.child.wait().await.expect("it ends");
+        assert!(status.success(), "the pages are not as they should be; see above");
+        None
+    }
+
+    /// Tells it that what it wanted is done.
+    pub async fn done(&mut self) {
+        self.tell.write_all(b"done\n").await.expect("it listens");
+    }
+}

@@ -1,0 +1,193 @@
+//! The tasks of a job, played by clients: they register, beat, meet at barriers, fail.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use muster::proto::xla::{DeviceProto, LocalTopologyProto};
+use prost::Message as _;
+
+use crate::support::{Body, Call, Caller, Client, Generation, Pending};
+
+/// How long a call of the play may take: machines that build meanwhile are slow.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How far apart heartbeats come.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// One task.
+pub struct Member {
+    client: Client,
+    task: i32,
+    incarnation: u64,
+    service: u64,
+    beats: Arc<AtomicBool>,
+}
+
+impl Member {
+    fn caller(&self) -> Caller {
+        Caller::new(self.task, self.incarnation, self.service)
+    }
+
+    /// Makes a call and waits for its answer.
+    pub async fn ask(&self, call: Call) {
+        let answer = tokio::time::timeout(LIMIT, self.client.ask(&self.caller(), &call)).await;
+        let answer = answer.unwrap_or_else(|_| panic!("task {} is not answered: {call:?}", self.task));
+        assert!(answer.is_ok(), "task {} is refused {call:?}: {answer:?}", self.task);
+    }
+
+    /// Comes to a barrier and does not wait.
+    pub fn arrive(&self, barrier: &str, counter: i64) -> Pending {
+        let call = Call::barrier(barrier, counter).within_ms(3_600_000);
+        self.client.start(self.caller(), call, |_| {})
+    }
+
+    fn beat(&self) {
+        let (client, caller) = (self.client.clone(), self.caller());
+        let (beats, incarnation) = (Arc::clone(&self.beats), self.incarnation);
+        tokio::spawn(async move {
+            while beats.load(Ordering::Relaxed) {
+                let _ = client.ask(&caller, &Call::Heartbeat { incarnation }).await;
+                tokio::time::sleep(BEAT).await;
+            }
+        });
+    }
+
+    /// What JAX publishes: the devices of this process.
+    async fn publish(&self) {
+        let device = |local: i32| DeviceProto {
+            local_device_ordinal: local,
+            global_device_id: self.task * 4 + local,
+            device_kind: "H200".into(),
+            name: "cuda".into(),
+            ..DeviceProto::default()
+        };
+        let topology = LocalTopologyProto {
+            process_id: self.task,
+            boot_id: format!("boot-{:04x}", 0x7a10 + self.task / 2),
+            devices: (0..4).map(device).collect(),
+            ..LocalTopologyProto::default()
+        };
+        let key = format!("cuda:local_topology/cuda/{}", self.task);
+        self.ask(Call::insert(&key, topology.encode_to_vec())).await;
+        let first = self.task * 4;
+        let ids = format!("[{}, {}, {}, {}]", first, first + 1, first + 2, first + 3);
+        self.ask(Call::insert(&format!("orbax/distributed_to_device_ids/{}", self.task), ids)).await;
+        self.ask(Call::insert(&format!("app/hosts/{}", self.task), format!("host-{}", self.task))).await;
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.beats.store(false, Ordering::Relaxed);
+    }
+}
+
+/// All who take part.
+pub struct Party {
+    pub members: Vec<Option<Member>>,
+    grpc: SocketAddr,
+    job: String,
+}
+
+impl Party {
+    /// The tasks `which` of a job come; with all of a job they form its run.
+    pub async fn gather(
+        grpc: SocketAddr,
+        job: &str,
+        which: impl Iterator<Item = i32>,
+        shared: usize,
+    ) -> Self {
+        let authority = format!("{job}.localhost:{}", grpc.port());
+        let mut clients: Vec<Client> = Vec::new();
+        let mut coming = Vec::new();
+        for (place, task) in which.enumerate() {
+            if place % shared == 0 {
+                clients.push(Client::to_authority(Generation::C, grpc, Some(&authority)));
+            }
+            let client = clients.last().expect("one is made first").clone();
+            let incarnation = 0x5eed_0000_0000_0000 + u64::try_from(task).expect("tasks are not negative");
+            let call = Call::Register { incarnation, recoverable: true };
+            let caller = Caller { service: None, ..Caller::new(task, incarnation, 0) };
+            let answer = client.start(caller, call, |_| {});
+            coming.push((client, task, incarnation, answer));
+        }
+        let mut party = Self { members: Vec::new(), grpc, job: job.to_owned() };
+        for (client, task, incarnation, answer) in coming {
+            let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
+            let Some(Body::Service(service)) = answer.body else { panic!("task {task}: {answer:?}") };
+            let member =
+                Member { client, task, incarnation, service, beats: Arc::new(AtomicBool::new(true)) };
+            party.members.push(Some(member));
+        }
+        party
+    }
+
+    /// Tasks that come to a job which waits for more of them: their registrations stay open.
+    pub fn wait(grpc: SocketAddr, job: &str, which: impl Iterator<Item = i32>) -> Vec<Pending> {
+        let authority = format!("{job}.localhost:{}", grpc.port());
+        which
+            .map(|task| {
+                let client = Client::to_authority(Generation::C, grpc, Some(&authority));
+                let incarnation = 77 + u64::try_from(task).expect("tasks are not negative");
+                let caller = Caller { service: None, ..Caller::new(task, incarnation, 0) };
+                client.start(caller, Call::Register { incarnation, recoverable: true }, |_| {})
+            })
+            .collect()
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().flatten()
+    }
+
+    pub fn member(&self, task: usize) -> &Member {
+        self.members[task].as_ref().expect("it has not gone")
+    }
+
+    /// From now on their heartbeats come.
+    pub fn beat(&self) {
+        self.all().for_each(Member::beat);
+    }
+
+    /// They publish their devices, and pass some barriers, at which `late` comes last.
+    pub async fn train(&self, steps: i64, late: i32) {
+        for member in self.all() {
+            member.publish().await;
+        }
+        for step in 0..steps {
+            self.meet("train/step", step, late, Duration::from_millis(60)).await;
+        }
+    }
+
+    /// All come to a barrier, `late` after the others.
+    pub async fn meet(&self, barrier: &str, counter: i64, late: i32, by: Duration) {
+        let (others, last): (Vec<_>, Vec<_>) = self.all().partition(|member| member.task != late);
+        let mut waiting: Vec<Pending> = others.iter().map(|member| member.arrive(barrier, counter)).collect();
+        tokio::time::sleep(by).await;
+        waiting.extend(last.iter().map(|member| member.arrive(barrier, counter)));
+        for answer in waiting {
+            let answer = answer.within(LIMIT).await.expect("all are there");
+            assert!(answer.is_ok(), "{answer:?}");
+        }
+    }
+
+    /// The connection of a task breaks.
+    pub fn lose(&mut self, task: usize) {
+        self.members[task] = None;
+    }
+
+    /// A task that was lost starts again.
+    pub async fn restart(&mut self, task: usize) {
+        let number = i32::try_from(task).expect("there are few");
+        let authority = format!("{}.localhost:{}", self.job, self.grpc.port());
+        let client = Client::to_authority(Generation::C, self.grpc, Some(&authority));
+        let incarnation = 0xab1e_0000_0000_0000 + task as u64;
+        let caller = Caller { service: None, ..Caller::new(number, incarnation, 0) };
+        let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
+        let Some(Body::Service(service)) = answer.body else { panic!("{answer:?}") };
+        let beats = Arc::new(AtomicBool::new(true));
+        let member = Member { client, task: number, incarnation, service, beats };
+        member.beat();
+        self.members[task] = Some(member);
+    }
+}

@@ -1,0 +1,26 @@
+// Takes pictures of the pages: light and dark, wide and narrow.
+import { mkdirSync } from 'node:fs';
+import { finish, open, stage, url } from './stage.mjs';
+
+const out = process.env.MUSTER_PICTURES ?? '../../target/pictures';
+mkdirSync(out, { recursive: true });
+const browser = await stage();
+const wide = { width: 1440, height: 900 };
+const narrow = { width: 390, height: 844 };
+const take = async (name, path, options, full = true) => {
+  const page = await open(browser, options);
+  await page.goto(url + path);
+  await page.waitForTimeout(900);
+  await page.screenshot({ path: `${out}/${name}.png`, fullPage: full });
+  await page.context().close();
+};
+const pages = (process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
+const name = (path) => path.slice(1).replaceAll('/', '-') || 'overview';
+for (const path of pages) {
+  await take(`${name(path)}-light`, path, { viewport: wide, colorScheme: 'light' });
+}
+for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6'].filter((path) => pages.includes(path))) {
+  await take(`${name(path)}-dark`, path, { viewport: wide, colorScheme: 'dark' });
+  await take(`${name(path)}-narrow`, path, { viewport: narrow, colorScheme: 'light' });
+}
+await finish(browser);

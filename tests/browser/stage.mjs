@@ -1,0 +1,65 @@
+// What the scripts share: a browser, pages that are watched for what must not happen, and the play that the tests put on.
+import { readFileSync } from 'node:fs';
+import { createInterface } from 'node:readline';
+import { createRequire } from 'node:module';
+import { chromium } from 'playwright-core';
+
+export const url = process.env.MUSTER_URL;
+const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+// Asks the play for something, and waits until it is done.
+export const ask = async (wanted) => {
+  console.log(`! ${wanted}`);
+  await answers.next();
+};
+
+export const wrongs = [];
+export const wrong = (text) => {
+  console.log(`WRONG: ${text}`);
+  wrongs.push(text);
+};
+
+export const stage = async () => {
+  const browser = await chromium.launch({ executablePath: process.env.MUSTER_CHROMIUM, args: ['--no-sandbox', '--disable-dev-shm-usage', '--force-color-profile=srgb'] });
+  return browser;
+};
+
+// A page of its own, watched: whatever it says on the console, fails at, or asks of another host is wrong.
+export const open = async (browser, options = {}) => {
+  const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, bypassCSP: false, ...options });
+  const page = await context.newPage();
+  page.expected = [];
+  page.on('console', (message) => {
+    if (message.type() !== 'error' && message.type() !== 'warning') return;
+    if (page.expected.some((part) => message.text().includes(part))) return;
+    wrong(`${page.url()} says on the console: ${message.text()}`);
+  });
+  page.on('pageerror', (error) => wrong(`${page.url()} fails: ${error}`));
+  page.on('request', (request) => {
+    if (!request.url().startsWith(`${url}/`) && !request.url().startsWith('data:')) wrong(`${page.url()} asks ${request.url()}`);
+  });
+  return page;
+};
+
+// What axe finds that matters. Its code is put into the page from outside, past the page's own policy.
+export const accessible = async (page) => {
+  const client = await page.context().newCDPSession(page);
+  await client.send('Runtime.evaluate', { expression: axe });
+  const { result } = await client.send('Runtime.evaluate', {
+    expression: `axe.run(document, { resultTypes: ['violations'] }).then((found) => JSON.stringify(found.violations
+      .filter(({ impact }) => impact === 'serious' || impact === 'critical')
+      .map(({ id, help, nodes }) => ({ id, help, where: nodes.slice(0, 3).map((node) => node.html.slice(0, 200) + ' ' + (node.any[0]?.message ?? '')) }))))`,
+    awaitPromise: true,
+    returnByValue: true,
+  });
+  await client.detach();
+  for (const found of JSON.parse(result.value)) wrong(`${page.url()}: ${found.id}: ${found.help}: ${found.where.join(' | ')}`);
+};
+
+export const finish = async (browser) => {
+  await browser.close();
+  process.exit(wrongs.length ? 1 : 0);
+};
+
+process.on('unhandledRejection', (error) => { console.log(`WRONG: ${error?.stack ?? error}`); process.exit(1); });

@@ -1,0 +1,99 @@
+// Every page, with and without JavaScript; and how soon a change shows.
+import { accessible, ask, finish, open, stage, url, wrong } from './stage.mjs';
+
+const browser = await stage();
+const pages = [
+  '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/night', '/guide/states', '/guide/findings', '/guide/alerts',
+  '/guide/acting', '/guide/words', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
+  '/jobs/train/timeline?task=6', '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',
+  '/jobs/train/keys/value?key=orbax/distributed_to_device_ids/3', '/jobs/train/keys/value?key=cuda%253Alocal_topology/cuda/2',
+  '/jobs/train/exclusions', '/jobs/train/drain', '/jobs/train/tasks/6', '/jobs/train/tasks/0',
+  '/jobs/train?state=awaited&sort=score', '/jobs/train?find=%3Cscript%3E&sort=nothing&page=99',
+];
+const sizes = [];
+for (const scheme of ['light', 'dark']) {
+  const page = await open(browser, { colorScheme: scheme, viewport: { width: scheme === 'dark' ? 390 : 1440, height: 900 } });
+  for (const path of pages) {
+    const answer = await page.goto(url + path, { waitUntil: 'load' });
+    if (answer.status() !== 200) wrong(`${path} answers ${answer.status()}`);
+    const policy = answer.headers()['content-security-policy'] ?? '';
+    if (!policy.includes("default-src 'none'")) wrong(`${path} has no strict policy: ${policy}`);
+    if (await page.locator('[style]:not(.u-wrap, .u-wrap *)').count()) wrong(`${path} has styles within`);
+    const beyond = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    if (beyond > 1) wrong(`${path} is ${beyond} px wider than the ${scheme} window`);
+    await accessible(page);
+    sizes.push((await answer.body()).length);
+  }
+  await page.context().close();
+}
+console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`);
+
+// Where there is nothing.
+{
+  const page = await open(browser);
+  page.expected.push('404');
+  for (const path of ['/jobs/nobody', '/jobs/train/tasks/99', '/nothing', '/guide/nothing', '/jobs/train/keys/value?key=none']) {
+    const answer = await page.goto(url + path);
+    if (answer.status() !== 404) wrong(`${path} answers ${answer.status()}`);
+    if (!(await page.locator('main h1').count())) wrong(`${path} says nothing to people`);
+    await accessible(page);
+  }
+  await page.context().close();
+}
+
+// Without JavaScript: the same facts, filters and forms.
+{
+  const page = await open(browser, { javaScriptEnabled: false });
+  await page.goto(`${url}/jobs/train`);
+  const text = await page.locator('main').innerText();
+  for (const fact of ['Task 6', 'alive, and waits nowhere', '7 of 8', 'train/step', ' ago']) {
+    if (!text.includes(fact)) wrong(`without JavaScript the job does not say ${fact}`);
+  }
+  await page.selectOption('select[name=state]', 'awaited');
+  await page.click('.filter button');
+  if ((await page.locator('#tasks tbody tr').count()) !== 1) wrong('without JavaScript the filter does not filter');
+  await page.click('th a:has-text("Late")');
+  if (!page.url().includes('sort=score') || !page.url().includes('state=awaited')) wrong(`sorting forgets: ${page.url()}`);
+  await page.goto(`${url}/jobs/train/tasks/6`);
+  await page.fill('#exclude input[name=reason]', '   ');
+  await page.click('#exclude button');
+  const said = await page.locator('.error').innerText().catch(() => '');
+  if (!said.includes('reason')) wrong(`an empty reason is not explained in place: ${said}`);
+  await page.context().close();
+}
+
+// How soon a change shows: from the moment that the connection breaks, half a second of which is the task's grace.
+{
+  const page = await open(browser);
+  await page.goto(`${url}/jobs/train`);
+  await page.waitForSelector('.follow:not(.lost):has-text("live")');
+  const waits = [];
+  for (let round = 0; round < 3; round += 1) {
+    for (const [act, shown] of [['lose 5', '.cell.suspect, .cell.failed'], ['restart 5', '.cells:not(:has(.cell.suspect, .cell.failed, .cell.missing))']]) {
+      const seen = page.waitForSelector(shown, { timeout: 30000 }).then(() => Date.now());
+      const began = Date.now();
+      await ask(act);
+      waits.push((await seen) - began);
+      await page.waitForTimeout(1200);
+    }
+  }
+  waits.sort((a, b) => a - b);
+  console.log(`changes are shown after ${waits.join(', ')} ms`);
+  if (waits[Math.floor(waits.length / 2)] > 2500) wrong(`changes take ${waits} ms to show`);
+
+  // Nothing changes on a page merely because time passes, and what is focused stays so.
+  await page.focus('a.cell[aria-label^="Task 3"]');
+  await page.waitForTimeout(2500);
+  const focused = await page.evaluate(() => document.activeElement.getAttribute('aria-label') ?? '');
+  if (!focused.startsWith('Task 3')) wrong(`the focus has gone to ${focused}`);
+
+  // A connection that is lost is said, and comes back by itself.
+  page.expected.push('ERR_', 'EventSource', 'Failed to load');
+  await page.context().setOffline(true);
+  await page.evaluate(() => dispatchEvent(new Event('offline')));
+  await page.waitForSelector('#offline:not([hidden])', { timeout: 40000 });
+  await page.context().setOffline(false);
+  await page.waitForSelector('#offline', { state: 'hidden', timeout: 40000 });
+  await page.context().close();
+}
+await finish(browser);

@@ -1,0 +1,296 @@
+// What pages do beyond being whole: they count time on, follow what changes, and can be walked with the arrow keys.
+// Nothing here is needed: without this file every page, filter and form works the same.
+
+const body = document.body;
+const byId = (id) => document.getElementById(id);
+
+// Time. The server writes moments; what passes since is counted here, by the server's clock.
+let ahead = Number(body.dataset.now) / 1000 - Date.now();
+const serverNow = () => (Date.now() + ahead) / 1000;
+
+const span = (seconds) => {
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+};
+
+const words = (relation) => {
+  const [form, at] = relation.split(':');
+  const since = serverNow() - Number(at) / 1e6;
+  if (form === 'ago') return since < 1 ? 'just now' : `${span(since)} ago`;
+  if (form === 'in') return since >= 0 ? 'now' : `in ${span(-since)}`;
+  return span(since);
+};
+
+const countOn = (within) => {
+  for (const time of within.querySelectorAll('time[data-rel]')) {
+    const text = words(time.dataset.rel);
+    if (time.textContent !== text) time.textContent = text;
+  }
+};
+
+setInterval(() => document.hidden || countOn(document), 1000);
+
+// Changing a part: what is the same stays the very same element, so that focus, selection and open details stay.
+const keyOf = (node) => (node.nodeType === 1 ? node.id || node.dataset.key || '' : '');
+const alike = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
+
+const morphAttributes = (from, to) => {
+  for (const { name } of [...from.attributes]) {
+    if (!to.hasAttribute(name) && !(name === 'open' && from.nodeName === 'DETAILS') && name !== 'tabindex') from.removeAttribute(name);
+  }
+  for (const { name, value } of to.attributes) {
+    if (from.getAttribute(name) !== value) from.setAttribute(name, value);
+  }
+};
+
+const morph = (from, to) => {
+  if (from.nodeType !== 1) {
+    if (from.nodeValue !== to.nodeValue) from.nodeValue = to.nodeValue;
+    return;
+  }
+  if (from.hasAttribute('data-keep')) return;
+  const isTime = from.nodeName === 'TIME' && to.dataset.rel === from.dataset.rel;
+  morphAttributes(from, to);
+  const typing = (from.nodeName === 'INPUT' || from.nodeName === 'SELECT');
+  if (isTime || typing) return;
+  let at = from.firstChild;
+  for (const wanted of [...to.childNodes]) {
+    let match = at;
+    if (match && !alike(match, wanted) && keyOf(wanted)) {
+      while (match && !alike(match, wanted)) match = match.nextSibling;
+    }
+    if (match && alike(match, wanted)) {
+      if (match !== at) from.insertBefore(match, at);
+      else at = at.nextSibling;
+      morph(match, wanted);
+    } else {
+      from.insertBefore(wanted, at);
+    }
+  }
+  while (at) {
+    const next = at.nextSibling;
+    if (!(at.nodeType === 1 && at.hasAttribute('data-own'))) at.remove();
+    at = next;
+  }
+};
+
+const say = (text) => { const said = byId('said'); if (said && said.textContent !== text) said.textContent = text; };
+
+const change = ([id, tag, html]) => {
+  const part = byId(id);
+  if (!part) return;
+  const template = document.createElement('template');
+  template.innerHTML = html;
+  const before = part.querySelector('[data-say]')?.dataset.say;
+  const wanted = part.cloneNode(false);
+  wanted.append(template.content);
+  morph(part, wanted);
+  part.dataset.tag = tag;
+  countOn(part);
+  const after = part.querySelector('[data-say]')?.dataset.say;
+  if (after && after !== before) say(after);
+  draw(part);
+};
+
+// Following. The page says what it has, and is sent what differs; so it does not matter how long it was away.
+const follow = byId('follow');
+const offline = byId('offline');
+let stream = null;
+let heard = 0;
+let wait = 500;
+let lostSince = 0;
+
+const show = (kind, text) => {
+  if (!follow) return;
+  follow.hidden = false;
+  follow.className = `follow ${kind}`;
+  if (follow.textContent !== text) follow.textContent = text;
+};
+
+const lost = () => {
+  stream?.close();
+  stream = null;
+  lostSince ||= Date.now();
+  show('lost', 'not live');
+  offline.hidden = false;
+  offline.textContent = 'Not live: the connection to Muster is lost. What you see may be old; trying again.';
+  setTimeout(connect, wait);
+  wait = Math.min(wait * 2, 8000);
+};
+
+const hear = (event) => {
+  heard = Date.now();
+  const news = JSON.parse(event.data);
+  ahead = news.now / 1000 - Date.now();
+  news.parts.forEach(change);
+  body.dataset.changed = String(Date.now());
+};
+
+const connect = () => {
+  if (stream || document.hidden || !body.dataset.live) return;
+  const have = [...document.querySelectorAll('.part[data-tag]')].map((part) => `${part.id}:${part.dataset.tag}`);
+  stream = new EventSource(`${body.dataset.live}&have=${encodeURIComponent(have.join(','))}`);
+  stream.onopen = () => {
+    heard = Date.now();
+    wait = 500;
+    offline.hidden = true;
+    lostSince = 0;
+    show('', 'live');
+  };
+  stream.addEventListener('parts', hear);
+  stream.addEventListener('tick', hear);
+  stream.onerror = lost;
+};
+
+// A page that nobody sees lets go: browsers allow few connections to one server.
+document.addEventListener('visibilitychange', () => {
+  if (!document.hidden) { connect(); return; }
+  stream?.close();
+  stream = null;
+  show('still', 'paused');
+});
+// A connection that died without a word is noticed by its silence.
+setInterval(() => { if (stream && Date.now() - heard > 25000) lost(); }, 5000);
+
+// The grid of a small job: one stop for the Tab key, arrows within.
+const roam = (list) => {
+  const cells = [...list.querySelectorAll('a')];
+  const stop = cells.includes(document.activeElement) ? document.activeElement : cells[0];
+  for (const cell of cells) cell.tabIndex = cell === stop ? 0 : -1;
+};
+
+const across = (cells) => {
+  const top = cells[0]?.offsetTop;
+  const next = cells.findIndex((cell) => cell.offsetTop !== top);
+  return next < 0 ? cells.length : next;
+};
+
+const step = (key, at, columns, count) => {
+  const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: count - 1 - at }[key];
+  if (by === undefined) return -1;
+  return Math.min(Math.max(at + by, 0), count - 1);
+};
+
+document.addEventListener('keydown', (event) => {
+  const list = event.target.closest?.('[data-cells]');
+  if (!list) return;
+  const cells = [...list.querySelectorAll('a')];
+  const to = step(event.key, cells.indexOf(event.target), across(cells), cells.length);
+  if (to < 0) return;
+  event.preventDefault();
+  for (const cell of cells) cell.tabIndex = -1;
+  cells[to].tabIndex = 0;
+  cells[to].focus();
+});
+
+// The picture of a large job: pointing at a cell names its task, Enter or a click opens it.
+const lookOf = (map, x, y) => {
+  for (const path of map.querySelectorAll('path[data-look]')) {
+    for (const [, left, top, long] of path.getAttribute('d').matchAll(/M(\d+) (\d+)h(\d+)/g)) {
+      if (y === Number(top) && x >= Number(left) && x < Number(left) + Number(long)) return path.dataset.look;
+    }
+  }
+  return '';
+};
+
+const point = (map, task) => {
+  const columns = Number(map.dataset.columns);
+  if (task < 0 || task >= Number(map.dataset.tasks)) return;
+  map.dataset.at = task;
+  const [x, y] = [(task % columns) * 10, Math.floor(task / columns) * 10];
+  const svg = map.querySelector('svg');
+  let cursor = map.querySelector('.cursor');
+  if (!cursor) {
+    cursor = document.createElementNS('http://www.w3.org/2000/svg', 'rect');
+    cursor.setAttribute('class', 'cursor');
+    cursor.setAttribute('data-own', '');
+    cursor.setAttribute('width', 10);
+    cursor.setAttribute('height', 10);
+    svg.append(cursor);
+  }
+  cursor.setAttribute('x', x);
+  cursor.setAttribute('y', y);
+  let tip = map.querySelector('.tip');
+  if (!tip) {
+    tip = document.createElement('span');
+    tip.className = 'tip';
+    tip.setAttribute('data-own', '');
+    map.append(tip);
+  }
+  tip.textContent = `task ${task}: ${lookOf(map, x, y)}`;
+};
+
+const taskAt = (map, event) => {
+  const svg = map.querySelector('svg');
+  const box = svg.getBoundingClientRect();
+  const unit = svg.viewBox.baseVal.width / box.width;
+  const column = Math.floor(((event.clientX - box.left) * unit) / 10);
+  const row = Math.floor(((event.clientY - box.top) * unit) / 10);
+  const columns = Number(map.dataset.columns);
+  return column < 0 || column >= columns || row < 0 ? -1 : row * columns + column;
+};
+
+document.addEventListener('pointermove', (event) => {
+  const map = event.target.closest?.('[data-map]');
+  if (map) point(map, taskAt(map, event));
+});
+document.addEventListener('click', (event) => {
+  const map = event.target.closest?.('[data-map]');
+  const task = map ? taskAt(map, event) : -1;
+  if (task >= 0 && task < Number(map.dataset.tasks)) location.href = map.dataset.map + task;
+});
+document.addEventListener('keydown', (event) => {
+  const map = event.target.closest?.('[data-map]');
+  if (!map) return;
+  const at = Number(map.dataset.at || 0);
+  if (event.key === 'Enter') { location.href = map.dataset.map + at; return; }
+  const to = step(event.key, at, Number(map.dataset.columns), Number(map.dataset.tasks));
+  if (to < 0) return;
+  event.preventDefault();
+  point(map, to);
+  say(map.querySelector('.tip').textContent);
+});
+
+// Plots are drawn from the tables that say the same.
+const draw = (within) => {
+  within.querySelectorAll('[data-cells]').forEach(roam);
+  within.querySelectorAll('[data-map]').forEach((map) => {
+    map.tabIndex = 0;
+    map.setAttribute('role', 'group');
+    map.setAttribute('aria-label', 'Tasks: arrow keys go from one to the next, Enter opens it');
+  });
+  within.querySelectorAll('[data-plot]').forEach(plot);
+};
+
+const plot = (place) => {
+  const table = byId(place.dataset.plot);
+  if (!table || typeof window.uPlot !== 'function') return;
+  const rows = [...table.tBodies[0].rows];
+  const names = rows.map((row) => row.cells[0].textContent);
+  const counts = rows.map((row) => Number(row.cells[1].textContent));
+  const drawn = JSON.stringify([names, counts, place.clientWidth]);
+  if (place.drawn === drawn || !rows.length) return;
+  place.drawn = drawn;
+  const style = getComputedStyle(body);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const axis = { stroke: colour('--dim'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line') }, font: `12px ${style.fontFamily}` };
+  place.textContent = '';
+  new window.uPlot({
+    width: Math.max(place.parentElement.clientWidth - 2, 240), height: 190, legend: { show: false }, cursor: { show: false },
+    scales: { x: { time: false, range: [-0.6, names.length - 0.4] }, y: { range: (_, low, high) => [0, Math.max(high, 1)] } },
+    axes: [
+      { ...axis, grid: { show: false }, splits: () => names.map((_, at) => at), values: () => names.map((name, at) => (names.length > 9 && at % 2 ? '' : name)) },
+      { ...axis, size: 52, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] },
+    ],
+    series: [{}, { fill: colour('--info'), stroke: colour('--info'), width: 0, points: { show: false }, paths: window.uPlot.paths.bars({ size: [0.7, 80] }) }],
+  }, [names.map((_, at) => at), counts], place);
+  place.setAttribute('aria-hidden', 'true');
+};
+
+countOn(document);
+draw(document);
+addEventListener('load', () => draw(document));
+connect();
