@@ -196,7 +196,9 @@ mod tests {
     }
 
     async fn ask(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
-        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("host", "localhost").header("content-type", "application/json");
+        let request = request.body(Body::empty()).unwrap();
         let (head, body) = router.call(request).await.unwrap().into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         (head.status, serde_json::from_slice(&body).unwrap_or(Value::Null))
@@ -262,6 +264,25 @@ mod tests {
             }
         }
         assert!(count > 20, "{count} pages and forms");
+    }
+
+    #[tokio::test]
+    async fn every_route_says_whom_it_is_for() {
+        let described = described(&mut router(site())).await;
+        let mut routes: Vec<(String, String)> = described
+            .into_iter()
+            .map(|(method, path, _)| (method, path.replace("{key}", "{*key}")))
+            .collect();
+        let plain = ["/healthz/live", "/healthz/ready", "/version", "/login", "/metrics"];
+        routes.extend(plain.map(|path| ("GET".into(), path.into())));
+        routes.extend(["/login", "/logout"].map(|path| ("POST".into(), path.into())));
+        let mut rows: Vec<(String, String)> = Vec::new();
+        for (_, method, paths) in NEEDS {
+            rows.extend(paths.iter().map(|path| ((*method).to_owned(), (*path).to_owned())));
+        }
+        routes.sort();
+        rows.sort();
+        assert_eq!(rows, routes);
     }
 
     #[tokio::test]
