@@ -196,7 +196,8 @@ mod tests {
     }
 
     async fn ask(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
-        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let request = Request::builder().method(method).uri(path).header("host", "localhost");
+        let request = request.body(Body::empty()).unwrap();
         let (head, body) = router.call(request).await.unwrap().into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         (head.status, serde_json::from_slice(&body).unwrap_or(Value::Null))
