@@ -115,7 +115,7 @@ impl Party {
         let mut party = Self { members: Vec::new(), grpc, job: job.to_owned() };
         for (client, task, incarnation, answer) in coming {
             let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
-            let Some(Body::Service(service)) = answer.body else { panic!("task {task}: {answer:?}") };
+            let Body::Service(service) = answer.body else { panic!("task {task}: {answer:?}") };
             let member =
                 Member { client, task, incarnation, service, beats: Arc::new(AtomicBool::new(true)) };
             party.members.push(Some(member));
@@ -184,7 +184,7 @@ impl Party {
         let incarnation = 0xab1e_0000_0000_0000 + task as u64;
         let caller = Caller { service: None, ..Caller::new(number, incarnation, 0) };
         let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
-        let Some(Body::Service(service)) = answer.body else { panic!("{answer:?}") };
+        let Body::Service(service) = answer.body else { panic!("{answer:?}") };
         let beats = Arc::new(AtomicBool::new(true));
         let member = Member { client, task: number, incarnation, service, beats };
         member.beat();

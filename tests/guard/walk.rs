@@ -35,10 +35,30 @@ async fn operations(house: &House) -> Vec<Operation> {
         }
     }
     assert!(all.len() > 25, "only {} operations", all.len());
-    for path in ["/metrics", "/healthz/live", "/healthz/ready", "/version", "/login"] {
+    let pages =
+        ["/", "/live", "/jobs/a", "/jobs/a/live", "/jobs/a/timeline", "/jobs/a/barriers", "/jobs/a/tasks/0"];
+    let more = [
+        "/jobs/a/devices",
+        "/jobs/a/keys",
+        "/jobs/a/keys/value?key=k",
+        "/jobs/a/drain",
+        "/jobs/a/exclusions",
+    ];
+    let plain = [
+        "/metrics",
+        "/healthz/live",
+        "/healthz/ready",
+        "/version",
+        "/login",
+        "/transfers",
+        "/audit",
+        "/guide",
+    ];
+    for path in pages.into_iter().chain(more).chain(plain) {
         all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
     }
-    for path in ["/logout", "/nothing", "/api/v1/nothing"] {
+    let forms = ["/jobs/a/drain", "/jobs/a/exclusions", "/jobs/a/exclusions/1/lift"];
+    for path in ["/logout", "/nothing", "/api/v1/nothing"].into_iter().chain(forms) {
         all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
     }
     all
