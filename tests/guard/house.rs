@@ -116,7 +116,9 @@ impl House {
         request.extensions_mut().insert(Peer(([10, 0, 0, 5], 40_000).into()));
         request.extensions_mut().insert(channel);
         let (head, body) = self.router.clone().call(request).await.unwrap().into_parts();
-        let body = body.collect().await.unwrap().to_bytes();
+        // A stream has no end; what it says first is not asked for here.
+        let body = tokio::time::timeout(Duration::from_secs(1), body.collect()).await;
+        let body = body.map(|body| body.unwrap().to_bytes()).unwrap_or_default();
         Answer { status: head.status, headers: head.headers, body: String::from_utf8_lossy(&body).into() }
     }
 
