@@ -160,7 +160,13 @@ async fn converse_with(
 ) -> Result<()> {
     let (host, _) = server.rsplit_once(':').context("write the server as HOST:PORT")?;
     let host = name.unwrap_or_else(|| host.trim_start_matches('[').trim_end_matches(']'));
-    let mut config = tls::client(ca, own)?;
+    let mut config = match tls::client(ca, own) {
+        Ok(config) => config,
+        Err(error) => {
+            found.add(Verdict::Bad, format!("nothing was said to {server}: {error}"));
+            return Ok(());
+        }
+    };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let dialled =
         ServerName::try_from(host.to_owned()).with_context(|| format!("{host:?} is no name of a host"))?;

@@ -86,15 +86,16 @@ impl Transport for tls::Stream<TcpStream> {
 }
 
 /// A connection that speaks HTTP/2. Each kind is driven for itself, so that a plain one pays nothing for the other.
+#[expect(clippy::large_enum_variant, reason = "it is moved once, into its task, and most are plain")]
 pub(super) enum Greeted {
     Plain(Connection<TcpStream>),
-    Tls(Connection<tls::Stream<TcpStream>>),
+    Tls(Box<Connection<tls::Stream<TcpStream>>>),
 }
 
 /// What was found out about a new connection: its socket, and what came together with the preface.
 enum Met {
     Plain(TcpStream, Vec<u8>),
-    Tls(tls::Stream<TcpStream>, Vec<u8>),
+    Tls(Box<tls::Stream<TcpStream>>, Vec<u8>),
 }
 
 /// Finds out whether a new connection speaks HTTP/2, under TLS or not, and opens it if so.
@@ -113,7 +114,8 @@ pub(super) async fn greet(
             return Some(Greeted::Plain(Connection::open(server, socket, early, peer, routing, place)));
         }
         Ok(Ok(Some(Met::Tls(socket, early)))) => {
-            return Some(Greeted::Tls(Connection::open(server, socket, early, peer, routing, place)));
+            let connection = Connection::open(server, *socket, early, peer, routing, place);
+            return Some(Greeted::Tls(Box::new(connection)));
         }
         // The entrance has said why.
         Ok(Ok(None)) => {}
@@ -142,7 +144,7 @@ async fn meet(
         };
         let mut early = Vec::with_capacity(256);
         preface(&mut socket, &mut early).await?;
-        return Ok(Some(Met::Tls(socket, early)));
+        return Ok(Some(Met::Tls(Box::new(socket), early)));
     }
     plain?;
     if !server.entrance.takes_plain() {

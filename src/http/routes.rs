@@ -196,7 +196,8 @@ mod tests {
     }
 
     async fn ask(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
-        let request = Request::builder().method(method).uri(path).header("host", "localhost");
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("host", "localhost").header("content-type", "application/json");
         let request = request.body(Body::empty()).unwrap();
         let (head, body) = router.call(request).await.unwrap().into_parts();
         let body = body.collect().await.unwrap().to_bytes();
@@ -263,6 +264,37 @@ mod tests {
             }
         }
         assert!(count > 20, "{count} pages and forms");
+    }
+
+    #[tokio::test]
+    async fn every_route_says_whom_it_is_for() {
+        let described = described(&mut router(site())).await;
+        let mut routes: Vec<(String, String)> = described
+            .into_iter()
+            .map(|(method, path, _)| (method, path.replace("{key}", "{*key}")))
+            .collect();
+        // Those that no description has are read where they are written.
+        let own = include_str!("routes.rs");
+        let own = &own[..own.find("pub fn metrics_router").unwrap()];
+        for route in
+            [own, include_str!("pages/mod.rs")].iter().flat_map(|source| source.split(".route(\"").skip(1))
+        {
+            let (path, handlers) = route.split_once('"').unwrap();
+            let handlers = handlers.lines().next().unwrap();
+            for (method, call) in [("GET", "get("), ("POST", "post("), ("PUT", "put("), ("DELETE", "delete(")]
+            {
+                if handlers.contains(call) {
+                    routes.push((method.into(), path.into()));
+                }
+            }
+        }
+        let mut rows: Vec<(String, String)> = Vec::new();
+        for (_, method, paths) in NEEDS {
+            rows.extend(paths.iter().map(|path| ((*method).to_owned(), (*path).to_owned())));
+        }
+        routes.sort();
+        rows.sort();
+        assert_eq!(rows, routes);
     }
 
     #[tokio::test]

@@ -119,10 +119,12 @@ fn logs_are_json_on_request_one_event_a_line() {
 
 #[test]
 fn an_open_address_is_warned_of() {
-    let mut running = Running::start(
-        muster(["serve", "--tasks", "1", "--http", "127.0.0.1:0"]).args(["--grpc", "0.0.0.0:0"]),
-    );
-    assert!(running.err_line("no authentication").contains("WARN"));
+    let mut running = Running::start(muster(["serve", "--tasks", "1", "--http", "127.0.0.1:0"]).args([
+        "--grpc",
+        "0.0.0.0:0",
+        "--insecure-grpc",
+    ]));
+    assert!(running.err_line("--insecure-grpc").contains("WARN"));
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn what_cannot_be_shown_is_explained() {
     assert!(ended.code == Some(1) && ended.err.contains("muster serve"), "{ended:?}");
     let ended = asked(&["--server", "http://127.0.0.1:1"]);
     assert!(ended.code == Some(1) && ended.err.contains("cannot reach"), "{ended:?}");
-    let ended = asked(&["--server", "https://a"]);
+    let ended = asked(&["--server", "ftp://a"]);
     assert!(ended.code == Some(1) && ended.err.contains("is no server"), "{ended:?}");
     let ended = run(muster(["status"]).env("MUSTER_SERVER", server.url()));
     assert!(ended.code == Some(0) && ended.out.contains("JOB a"), "{ended:?}");

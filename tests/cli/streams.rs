@@ -15,8 +15,11 @@ impl Stream {
         let mut stream = TcpStream::connect(&server.http).expect("it connects");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
         let path = "/api/v1/jobs/default/events";
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n{headers}\r\n")
-            .expect("sent");
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n{headers}\r\n"
+        )
+        .expect("sent");
         Self(BufReader::new(stream))
     }
 

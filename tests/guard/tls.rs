@@ -171,11 +171,8 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
     desk.speak(&grpc, Some("client"), b"smtp", HTTP2).await.unwrap_err();
     assert_eq!(plain(&grpc, HTTP2).await, b"");
     running.err_line("the client speaks plaintext");
-    assert_eq!(
-        plain(&grpc, b"\x16\x03\x01\x00\x05garbage and more of it").await.first(),
-        Some(&0x15),
-        "an alert"
-    );
+    plain(&grpc, b"\x16\x03\x01\x00\x05garbage and more of it").await;
+    running.err_line("what the client sent is no TLS");
     let page = failures(&http).await;
     assert!((page.succeeded, page.failed) >= (1, 7), "{page:?}");
     assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());

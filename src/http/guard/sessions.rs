@@ -80,6 +80,7 @@ mod tests {
         for _ in 0..SESSIONS_MAX {
             sessions.begin(later, token);
         }
-        assert_eq!((sessions.open().len(), sessions.token(later, &first)), (SESSIONS_MAX, None));
+        let count = sessions.open().len();
+        assert_eq!((count, sessions.token(later, &first)), (SESSIONS_MAX, None));
     }
 }
