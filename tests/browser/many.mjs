@@ -26,6 +26,7 @@ const { JSHeapUsedSize, Nodes } = await metrics();
 console.log(`in the browser: ${(JSHeapUsedSize / 2 ** 20).toFixed(1)} MiB of heap, ${Nodes} nodes`);
 if (JSHeapUsedSize > 100 * 2 ** 20) wrong('it takes more than 100 MiB in the browser');
 
+if (process.env.MUSTER_PICTURES) await page.screenshot({ path: `${process.env.MUSTER_PICTURES}/many.png` });
 const text = await page.locator('main').innerText();
 if (!/9,?.?800 of 10,?.?000/.test(text.replace(/\u202f/g, ''))) wrong('the barrier in progress does not show');
 const began = Date.now();

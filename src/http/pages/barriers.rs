@@ -10,7 +10,7 @@ use super::look::barrier_name;
 use super::part::{Part, Parts};
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
-use super::times;
+use super::{look, times};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, JobName, LiveSetView, StragglingView, TaskId, TaskView,
 };

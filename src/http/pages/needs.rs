@@ -3,7 +3,7 @@
 use askama::Template;
 
 use super::links::{self, Named};
-use super::look::{Look, barrier_name};
+use super::look::{Look, barrier_name, grouped};
 use super::part::Part;
 use super::scene::Scene;
 use super::times;
@@ -167,7 +167,8 @@ fn awaited(scene: &Scene) -> Option<Need> {
         [one] => format!("task {one}"),
         many => format!("{} tasks", many.len()),
     };
-    let title = format!("{} of {} tasks wait at {name} for {who}", barrier.arrived, barrier.members);
+    let (arrived, members) = (grouped(&barrier.arrived), grouped(&barrier.members));
+    let title = format!("{arrived} of {members} tasks wait at {name} for {who}");
     let text =
         "Heartbeats alone will not end this: a task that is alive and does not come holds up the others.";
     let need = Need::plain(scene, "warn", title, text.into(), barrier.since);

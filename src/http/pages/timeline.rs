@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::look::grouped;
 use super::part::{Part, Parts};
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
@@ -21,6 +22,8 @@ use crate::telemetry::events::kind;
 const MOMENTS_KEPT: usize = 400;
 /// How many the page of the job shows.
 const MOMENTS_SHORT: usize = 14;
+/// How many ranges of tasks one moment names.
+const RANGES_SHOWN: usize = 6;
 /// What many tasks do within this time, in microseconds, is one moment.
 const TOGETHER_US: u64 = 60_000_000;
 
@@ -77,7 +80,7 @@ impl Moment {
             many => {
                 let mut sorted = many.to_vec();
                 sorted.sort_unstable();
-                format!("{} tasks: {}", many.len(), links::ranges(&sorted))
+                format!("{} tasks: {}", grouped(&many.len()), links::first_ranges(&sorted, RANGES_SHOWN))
             }
         }
     }
