@@ -38,6 +38,7 @@ async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
     let mut script = Script::start("walk.mjs", muster.http());
     while let Some(wanted) = script.wants().await {
         match wanted.as_str() {
+            "fail" => Party::gather(muster.grpc(), "fails", 0..3, 1).await.lose(1),
             "lose 6" => party.lose(6),
             "restart 6" => party.restart(6).await,
             other => panic!("the script wants {other:?}"),

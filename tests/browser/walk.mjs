@@ -63,6 +63,29 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   await page.context().close();
 }
 
+// A run that has failed: its first cause, and what followed.
+{
+  const made = await fetch(`${url}/api/v1/jobs`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ name: 'fails', settings: { tasks: 3, recoverable: false }, reason: 'to see it fail' }),
+  });
+  if (made.status !== 201) wrong(`a job is not made: ${made.status} ${await made.text()}`);
+  await ask('fail');
+  const page = await open(browser);
+  await page.goto(`${url}/jobs/fails`);
+  await page.waitForSelector('.chip.bad:has-text("failed")', { timeout: 20000 });
+  for (const part of ['.need.bad:has-text("Run 1 failed")', '.cause a:has-text("Task ")', '.moments .following']) {
+    if (!(await page.locator(part).count())) wrong(`the page of a failed run has no ${part}`);
+  }
+  await accessible(page);
+  for (const path of ['/', '/jobs/fails/tasks/1', '/jobs/fails/timeline', '/jobs/fails/barriers', '/jobs/fails/drain']) {
+    await page.goto(url + path);
+    await accessible(page);
+  }
+  await page.context().close();
+}
+
 // How soon a change shows: the connection of a task breaks, and it comes back.
 {
   const page = await open(browser);
