@@ -1,7 +1,7 @@
 //! Errors as RFC 9457 problem details.
 
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -228,10 +228,9 @@ impl IntoResponse for Problem {
 }
 
 /// Answers where there is no page.
-pub(super) async fn no_such_page(uri: Uri, asked: HeaderMap) -> Result<Response, Problem> {
+pub(super) async fn no_such_page() -> Problem {
     let detail = "there is nothing here; the REST API is at /api/v1/jobs";
-    let problem = Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail);
-    pages::as_page(problem, &uri, &asked)
+    Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
 }
 
 /// Answers where there is a page, but not by that method.
@@ -240,18 +239,30 @@ pub(super) async fn no_such_method() -> Problem {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "/problems/no-such-method", "No such method", detail)
 }
 
-/// Writes the body of a problem, and the headers that every answer has.
+/// Whether a browser asks for a page to show.
+pub(super) fn wants_page(request: &Request) -> bool {
+    let accepts = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    accepts.is_some_and(|accept| accept.contains("text/html")) && !request.uri().path().starts_with("/api/")
+}
+
+/// Writes the body of a problem, as a page for people and as JSON otherwise, and the headers that every answer has.
 pub(super) async fn finish(uri: Uri, request: Request, next: Next) -> Response {
+    let page = wants_page(&request);
     let secure = request.extensions().get::<Channel>().is_some_and(|channel| channel.secure);
     let mut response = next.run(request).await;
     if let Some(mut problem) = response.extensions_mut().remove::<Problem>() {
         problem.instance = uri.path().into();
-        // A struct of strings and numbers always serialises.
-        let body = serde_json::to_vec(&problem).unwrap_or_default();
-        *response.body_mut() = body.into();
+        let kind = if page {
+            *response.body_mut() = pages::of_problem(problem).into();
+            HeaderValue::from_static("text/html; charset=utf-8")
+        } else {
+            // A struct of strings and numbers always serialises.
+            *response.body_mut() = serde_json::to_vec(&problem).unwrap_or_default().into();
+            HeaderValue::from_static("application/problem+json")
+        };
         let headers = response.headers_mut();
         headers.remove(header::CONTENT_LENGTH);
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CONTENT_TYPE, kind);
     }
     let headers = response.headers_mut();
     super::headers::harden(headers, secure);

@@ -38,8 +38,8 @@ async fn every_page_is_whole_quiet_and_accessible_and_changes_show_at_once() {
     let mut script = Script::start("walk.mjs", muster.http());
     while let Some(wanted) = script.wants().await {
         match wanted.as_str() {
-            "lose 5" => party.lose(5),
-            "restart 5" => party.restart(5).await,
+            "lose 6" => party.lose(6),
+            "restart 6" => party.restart(6).await,
             other => panic!("the script wants {other:?}"),
         }
         script.done().await;
@@ -65,10 +65,11 @@ async fn who_has_only_a_keyboard_finds_the_task_that_blocks_and_takes_it_out() {
 async fn ten_thousand_tasks_are_seen_at_once() {
     let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
     let mut party = Party::gather(muster.grpc(), "train", 0..10_000, 100).await;
-    let waiting: Vec<_> = party.all().take(9_998).map(|member| member.arrive("train/step", 0)).collect();
+    let waiting: Vec<_> = party.all().take(9_800).map(|member| member.arrive("train/step", 0)).collect();
     let mut script = Script::start("many.mjs", muster.http());
     while let Some(wanted) = script.wants().await {
         match wanted.as_str() {
+            "rest" => println!("the server has used {:.2} s of CPU", muster.cpu().as_secs_f64()),
             "lose" => (9_900..10_000).for_each(|task| party.lose(task)),
             other => panic!("the script wants {other:?}"),
         }

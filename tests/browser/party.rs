@@ -1,12 +1,12 @@
 //! The tasks of a job, played by clients: they register, beat, meet at barriers, fail.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use muster::proto::xla::{DeviceProto, LocalTopologyProto};
 use prost::Message as _;
+use tokio::task::JoinHandle;
 
 use crate::support::{Body, Call, Caller, Client, Generation, Pending};
 
@@ -21,7 +21,7 @@ pub struct Member {
     task: i32,
     incarnation: u64,
     service: u64,
-    beats: Arc<AtomicBool>,
+    beats: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Member {
@@ -44,13 +44,15 @@ impl Member {
 
     fn beat(&self) {
         let (client, caller) = (self.client.clone(), self.caller());
-        let (beats, incarnation) = (Arc::clone(&self.beats), self.incarnation);
-        tokio::spawn(async move {
-            while beats.load(Ordering::Relaxed) {
+        let incarnation = self.incarnation;
+        let beats = tokio::spawn(async move {
+            loop {
+                // What comes of it is the server's affair.
                 let _ = client.ask(&caller, &Call::Heartbeat { incarnation }).await;
                 tokio::time::sleep(BEAT).await;
             }
         });
+        *self.beats.lock().expect("no holder panics") = Some(beats);
     }
 
     /// What JAX publishes: the devices of this process.
@@ -79,7 +81,10 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.beats.store(false, Ordering::Relaxed);
+        // Its connection ends with the last who holds it.
+        if let Some(beats) = self.beats.lock().expect("no holder panics").take() {
+            beats.abort();
+        }
     }
 }
 
@@ -116,8 +121,7 @@ impl Party {
         for (client, task, incarnation, answer) in coming {
             let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
             let Body::Service(service) = answer.body else { panic!("task {task}: {answer:?}") };
-            let member =
-                Member { client, task, incarnation, service, beats: Arc::new(AtomicBool::new(true)) };
+            let member = Member { client, task, incarnation, service, beats: Mutex::default() };
             party.members.push(Some(member));
         }
         party
@@ -185,8 +189,7 @@ impl Party {
         let caller = Caller { service: None, ..Caller::new(number, incarnation, 0) };
         let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
         let Body::Service(service) = answer.body else { panic!("{answer:?}") };
-        let beats = Arc::new(AtomicBool::new(true));
-        let member = Member { client, task: number, incarnation, service, beats };
+        let member = Member { client, task: number, incarnation, service, beats: Mutex::default() };
         member.beat();
         self.members[task] = Some(member);
     }

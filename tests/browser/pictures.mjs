@@ -9,6 +9,7 @@ const wide = { width: 1440, height: 900 };
 const narrow = { width: 390, height: 844 };
 const take = async (name, path, options, full = true) => {
   const page = await open(browser, options);
+  page.expected.push('404');
   await page.goto(url + path);
   await page.waitForTimeout(900);
   await page.screenshot({ path: `${out}/${name}.png`, fullPage: full });
@@ -22,5 +23,17 @@ for (const path of pages) {
 for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6'].filter((path) => pages.includes(path))) {
   await take(`${name(path)}-dark`, path, { viewport: wide, colorScheme: 'dark' });
   await take(`${name(path)}-narrow`, path, { viewport: narrow, colorScheme: 'light' });
+}
+if (process.env.MUSTER_README_PICTURES) {
+  const out = '../../web/screenshots';
+  mkdirSync(out, { recursive: true });
+  const small = { viewport: { width: 1200, height: 820 } };
+  for (const [name, path, colorScheme] of [['job-light', '/jobs/train', 'light'], ['overview-dark', '/', 'dark']]) {
+    const page = await open(browser, { ...small, colorScheme });
+    await page.goto(url + path);
+    await page.waitForTimeout(900);
+    await page.screenshot({ path: `${out}/${name}.png` });
+    await page.context().close();
+  }
 }
 await finish(browser);

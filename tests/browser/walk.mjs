@@ -55,6 +55,7 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   await page.click('th a:has-text("Late")');
   if (!page.url().includes('sort=score') || !page.url().includes('state=awaited')) wrong(`sorting forgets: ${page.url()}`);
   await page.goto(`${url}/jobs/train/tasks/6`);
+  page.expected.push('422');
   await page.fill('#exclude input[name=reason]', '   ');
   await page.click('#exclude button');
   const said = await page.locator('.error').innerText().catch(() => '');
@@ -62,14 +63,14 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   await page.context().close();
 }
 
-// How soon a change shows: from the moment that the connection breaks, half a second of which is the task's grace.
+// How soon a change shows: the connection of a task breaks, and it comes back.
 {
   const page = await open(browser);
   await page.goto(`${url}/jobs/train`);
   await page.waitForSelector('.follow:not(.lost):has-text("live")');
   const waits = [];
   for (let round = 0; round < 3; round += 1) {
-    for (const [act, shown] of [['lose 5', '.cell.suspect, .cell.failed'], ['restart 5', '.cells:not(:has(.cell.suspect, .cell.failed, .cell.missing))']]) {
+    for (const [act, shown] of [['lose 6', '.cell.suspect, .cell.failed'], ['restart 6', '.cells:not(:has(.cell.suspect, .cell.failed, .cell.missing))']]) {
       const seen = page.waitForSelector(shown, { timeout: 30000 }).then(() => Date.now());
       const began = Date.now();
       await ask(act);
@@ -87,12 +88,12 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   const focused = await page.evaluate(() => document.activeElement.getAttribute('aria-label') ?? '');
   if (!focused.startsWith('Task 3')) wrong(`the focus has gone to ${focused}`);
 
-  // A connection that is lost is said, and comes back by itself.
-  page.expected.push('ERR_', 'EventSource', 'Failed to load');
-  await page.context().setOffline(true);
-  await page.evaluate(() => dispatchEvent(new Event('offline')));
-  await page.waitForSelector('#offline:not([hidden])', { timeout: 40000 });
-  await page.context().setOffline(false);
+  // A page that cannot follow says so, and tries again by itself.
+  page.expected.push('ERR_FAILED');
+  await page.route('**/live?*', (route) => route.abort());
+  await page.reload();
+  await page.waitForSelector('#offline:not([hidden])', { timeout: 20000 });
+  await page.unroute('**/live?*');
   await page.waitForSelector('#offline', { state: 'hidden', timeout: 40000 });
   await page.context().close();
 }

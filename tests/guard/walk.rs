@@ -35,30 +35,16 @@ async fn operations(house: &House) -> Vec<Operation> {
         }
     }
     assert!(all.len() > 25, "only {} operations", all.len());
-    let pages =
-        ["/", "/live", "/jobs/a", "/jobs/a/live", "/jobs/a/timeline", "/jobs/a/barriers", "/jobs/a/tasks/0"];
-    let more = [
-        "/jobs/a/devices",
-        "/jobs/a/keys",
-        "/jobs/a/keys/value?key=k",
-        "/jobs/a/drain",
-        "/jobs/a/exclusions",
-    ];
-    let plain = [
-        "/metrics",
-        "/healthz/live",
-        "/healthz/ready",
-        "/version",
-        "/login",
-        "/transfers",
-        "/audit",
-        "/guide",
-    ];
-    for path in pages.into_iter().chain(more).chain(plain) {
+    for path in ["/metrics", "/healthz/live", "/healthz/ready", "/version", "/login"] {
         all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
     }
-    let forms = ["/jobs/a/drain", "/jobs/a/exclusions", "/jobs/a/exclusions/1/lift"];
-    for path in ["/logout", "/nothing", "/api/v1/nothing"].into_iter().chain(forms) {
+    for path in PAGES {
+        all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
+    }
+    for path in FORMS {
+        all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
+    }
+    for path in ["/logout", "/nothing", "/api/v1/nothing"] {
         all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
     }
     all
@@ -74,6 +60,26 @@ fn body(method: &str, path: &str) -> String {
     };
     value.to_string()
 }
+
+/// The pages, but for those that never end.
+const PAGES: [&str; 14] = [
+    "/",
+    "/jobs/a",
+    "/jobs/a/timeline",
+    "/jobs/a/barriers",
+    "/jobs/a/tasks/0",
+    "/jobs/a/devices",
+    "/jobs/a/keys",
+    "/jobs/a/keys/value?key=k",
+    "/jobs/a/drain",
+    "/jobs/a/exclusions",
+    "/transfers",
+    "/audit",
+    "/api",
+    "/guide/start",
+];
+/// What their forms do.
+const FORMS: [&str; 3] = ["/jobs/a/exclusions", "/jobs/a/exclusions/1/lift", "/jobs/a/drain"];
 
 /// The same headers for every request, and more of them for this one.
 async fn ask(house: &House, operation: &Operation, headers: &[(&str, &str)]) -> crate::house::Answer {

@@ -158,6 +158,16 @@ impl Muster {
         self.http
     }
 
+    /// The processor time that it has used.
+    pub fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.child.id()));
+        let stat = stat.expect("it runs");
+        let fields: Vec<&str> =
+            stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+        let ticks: u64 = fields[11..13].iter().filter_map(|field| field.parse::<u64>().ok()).sum();
+        Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+    }
+
     /// The memory that it occupies, in bytes.
     pub fn resident_bytes(&self) -> u64 {
         self.memory("VmRSS:")

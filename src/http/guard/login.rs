@@ -1,5 +1,6 @@
 //! `/login` and `/logout`: a token in, a cookie out.
 
+use askama::Template;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{self, HeaderValue};
@@ -14,7 +15,7 @@ use super::tokens::Hash;
 use crate::coordination::{Actor, Means};
 use crate::http::actor::{Channel, Peer};
 use crate::http::audit::Deed;
-use crate::http::{AuditOutcome, Problem, Site};
+use crate::http::{AuditOutcome, Problem, Site, pages};
 
 /// The page that asks for a token.
 ///
@@ -103,25 +104,20 @@ fn safe(next: Option<&str>) -> &str {
     next.filter(local).unwrap_or("/")
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+/// It works without styles and scripts.
+#[derive(Template)]
+#[template(path = "login.html")]
+struct LoginPage<'a> {
+    style: String,
+    proof: &'a str,
+    next: &'a str,
+    wrong: &'a str,
 }
 
-/// It works without styles and scripts.
 fn page(proof: &str, next: &str, wrong: &str) -> Bytes {
-    let (proof, next) = (escaped(proof), escaped(next));
-    let wrong =
-        if wrong.is_empty() { String::new() } else { format!("<p role=\"alert\">{}</p>\n", escaped(wrong)) };
-    format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"><title>Log in to Muster</title>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"></head>\n<body><main>\n\
-         <h1>Log in to Muster</h1>\n{wrong}<form method=\"post\" action=\"/login\">\n\
-         <input type=\"hidden\" name=\"csrf\" value=\"{proof}\">\n<input type=\"hidden\" name=\"next\" value=\"{next}\">\n\
-         <p><label>Token <input type=\"password\" name=\"token\" autocomplete=\"current-password\" required autofocus>\
-         </label></p>\n<p><button>Log in</button></p>\n</form>\n\
-         <p>Whoever runs this server makes tokens with <code>muster token new</code>.</p>\n</main></body>\n</html>\n"
-    )
-    .into()
+    let page = LoginPage { style: pages::asset("muster.css"), proof, next, wrong };
+    // Writing to a string cannot fail.
+    page.render().unwrap_or_default().into()
 }
 
 #[cfg(test)]

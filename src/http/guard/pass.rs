@@ -16,6 +16,7 @@ use super::{Guard, How, Need, Role, Visitor, tokens};
 use crate::coordination::{Actor, Means};
 use crate::http::actor::{Channel, Peer, means};
 use crate::http::audit::Deed;
+use crate::http::problem::wants_page;
 use crate::http::routes::{BODY_BYTES_MAX, need};
 use crate::http::{AuditOutcome, Problem, Site};
 
@@ -168,12 +169,6 @@ fn host(request: &Request) -> Option<&str> {
 
 fn from(peer: Option<IpAddr>) -> String {
     peer.map_or_else(String::new, place)
-}
-
-/// A browser asks for a page to show.
-fn wants_page(request: &Request) -> bool {
-    let accepts = request.headers().get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    accepts.is_some_and(|accept| accept.contains("text/html")) && !request.uri().path().starts_with("/api/")
 }
 
 fn next_of(request: &Request) -> String {

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use serde_json::Value;
 
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use crate::coordination::JobName;
 use crate::http::openapi::Document;
 use crate::http::{Problem, Site};
@@ -47,7 +47,7 @@ fn routes(document: &Document) -> Vec<Route> {
 pub(super) async fn show(
     State(site): State<Site>,
     Extension(document): Extension<Document>,
-    visitor: Visitor,
+    guest: Guest,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let (job, now) = site.engine.look(|core, now| {
@@ -56,6 +56,6 @@ pub(super) async fn show(
     });
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let server = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
-    let page = Page::new(visitor, Place::Api, "REST API", now);
+    let page = Page::new(guest, Place::Api, "REST API", now);
     answer(&ApiPage { page, routes: routes(&document), server, job }, now)
 }

@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::times;
 use crate::coordination::JobName;
 use crate::http::extract::Params;
@@ -40,7 +40,7 @@ impl AuditPage {
 
 pub(super) async fn show(
     State(site): State<Site>,
-    visitor: Visitor,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
     let lines = site.audit.latest(LINES, |line| {
@@ -55,5 +55,5 @@ pub(super) async fn show(
     let (jobs, now) =
         site.engine.look(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
     let full = lines.len() == LINES;
-    answer(&AuditPage { page: Page::new(visitor, Place::Audit, "Audit", now), lines, jobs, which, full }, now)
+    answer(&AuditPage { page: Page::new(guest, Place::Audit, "Audit", now), lines, jobs, which, full }, now)
 }

@@ -9,8 +9,8 @@ use super::links::{self, Named};
 use super::look::barrier_name;
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
-use super::times;
+use super::shell::{Guest, Page, Place, answer};
+use super::{look, times};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, JobName, LiveSetView, StragglingView, TaskId, TaskView,
 };
@@ -112,10 +112,10 @@ struct BarriersPage {
     job: JobName,
 }
 
-pub(super) async fn show(State(site): State<Site>, job: Job, visitor: Visitor) -> Result<Response, Problem> {
+pub(super) async fn show(State(site): State<Site>, job: Job, guest: Guest) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
     let now = scene.now();
-    let page = Page::new(visitor, Place::Barriers, format!("Barriers of {}", job.name), now);
+    let page = Page::new(guest, Place::Barriers, format!("Barriers of {}", job.name), now);
     let page = page.of_job(&job.name).live_at(format!("/jobs/{}/live?page=barriers", job.name));
     answer(&BarriersPage { page, parts: Parts(parts(&scene)?), job: job.name }, now)
 }

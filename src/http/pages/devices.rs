@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::job::head;
 use super::part::Parts;
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::{links, look};
 use crate::coordination::{Device, DeviceFate, DeviceMap, DeviceMove, JobName};
 use crate::http::extract::{Job, Params};
@@ -84,7 +84,7 @@ fn orbax(site: &Site, job: &Job) -> Result<Vec<(String, String)>, Problem> {
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
@@ -111,13 +111,15 @@ pub(super) async fn show(
     boots.dedup();
     let task = which.task.trim().parse::<i32>().ok();
     let found: Vec<&Device> = all.iter().filter(|one| task.is_none_or(|task| one.task.0 == task)).collect();
-    let page = Page::new(visitor, Place::Devices, format!("Devices of {}", job.name), now)
+    // Values of keys are not for everybody.
+    let orbax = if guest.operator { orbax(&site, &job)? } else { Vec::new() };
+    let page = Page::new(guest, Place::Devices, format!("Devices of {}", job.name), now)
         .of_job(&job.name)
         .live_at(format!("/jobs/{}/live?page=head", job.name));
     let page = DevicesPage {
         page,
         parts: Parts(vec![head(&scene)?]),
-        orbax: orbax(&site, &job)?,
+        orbax,
         job: job.name,
         which,
         total: all.len(),

@@ -9,7 +9,7 @@ use super::exclusions::Did;
 use super::job::head;
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer_with};
+use super::shell::{Guest, Page, Place, answer_with};
 use super::{links, times};
 use crate::coordination::{JobName, PreemptionView, Reason, RunNumber, RunState, TaskId};
 use crate::http::actor::Acting;
@@ -73,7 +73,7 @@ struct DrainPage {
 fn page(
     site: &Site,
     job: &Job,
-    visitor: Visitor,
+    guest: Guest,
     did: &Did,
     form: Form,
     error: Option<(u16, String)>,
@@ -86,7 +86,7 @@ fn page(
         state => Some(format!("Run {} is {state}: there is nobody to ask.", run.number)),
     };
     let parts = Parts(vec![head(&scene)?, part(&scene)?]);
-    let page = Page::new(visitor, Place::Drain, format!("Drain {}", job.name), now)
+    let page = Page::new(guest, Place::Drain, format!("Drain {}", job.name), now)
         .of_job(&job.name)
         .live_at(format!("/jobs/{}/live?page=drain", job.name))
         .saying(did.words());
@@ -99,17 +99,17 @@ fn page(
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(did): Params<Did>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, visitor, &did, Form::default(), None)
+    page(&site, &job, guest, &did, Form::default(), None)
 }
 
 /// `POST /jobs/{job}/drain`
 pub(super) async fn ask(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Acting(actor): Acting,
     Fields(form): Fields<Form>,
 ) -> Result<Response, Problem> {
@@ -121,6 +121,6 @@ pub(super) async fn ask(
     });
     match asked {
         Ok(_) => Ok(Redirect::to(&format!("/jobs/{}/drain?did=drained", job.name)).into_response()),
-        Err(wrong) => page(&site, &job, visitor, &Did::default(), form, Some(wrong)),
+        Err(wrong) => page(&site, &job, guest, &Did::default(), form, Some(wrong)),
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::job::head;
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer_with};
+use super::shell::{Guest, Page, Place, answer_with};
 use super::{links, look, times};
 use crate::coordination::{
     ExclusionEnd, ExclusionId, ExclusionPreview, ExclusionView, JobName, Reason, Target, TaskId,
@@ -105,7 +105,7 @@ impl Did {
 struct List<'a> {
     job: &'a JobName,
     exclusions: &'a [ExclusionView],
-    csrf: &'a str,
+    guest: &'a Guest,
 }
 
 #[derive(Template)]
@@ -136,7 +136,7 @@ struct Confirm {
 fn page(
     site: &Site,
     job: &Job,
-    visitor: Visitor,
+    guest: Guest,
     did: &Did,
     form: Form,
     error: Option<(u16, String)>,
@@ -145,11 +145,11 @@ fn page(
     let now = scene.now();
     let all = site.look(job, |look| look.exclusions())?;
     let (present, over): (Vec<_>, Vec<_>) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
-    let page = Page::new(visitor, Place::Exclusions, format!("Exclusions of {}", job.name), now)
+    let page = Page::new(guest, Place::Exclusions, format!("Exclusions of {}", job.name), now)
         .of_job(&job.name)
         .live_at(format!("/jobs/{}/live?page=head", job.name))
         .saying(did.words());
-    let list = List { job: &job.name, exclusions: &present, csrf: &page.csrf };
+    let list = List { job: &job.name, exclusions: &present, guest: &page.guest };
     let list = Part::new("exclusions", &list)?.html;
     let parts = Parts(vec![head(&scene)?]);
     let status = error.as_ref().map_or(200, |(status, _)| *status);
@@ -162,31 +162,31 @@ fn page(
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(did): Params<Did>,
 ) -> Result<Response, Problem> {
     let form = Form { host: did.host.clone(), ..Form::default() };
-    page(&site, &job, visitor, &did, form, None)
+    page(&site, &job, guest, &did, form, None)
 }
 
 /// `POST /jobs/{job}/exclusions`: first what it would do, then it is done.
 pub(super) async fn exclude(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Acting(actor): Acting,
     Fields(form): Fields<Form>,
 ) -> Result<Response, Problem> {
     let new = match form.read() {
         Ok(new) => new,
-        Err(wrong) => return page(&site, &job, visitor, &Did::default(), form, Some((422, wrong))),
+        Err(wrong) => return page(&site, &job, guest, &Did::default(), form, Some((422, wrong))),
     };
     let task = new.task;
     let preview = match exclusions::preview(&site, &job, &actor, &new) {
         Ok(preview) => preview,
         Err(problem) => {
             let wrong = (problem.status, problem.detail.into());
-            return page(&site, &job, visitor, &Did::default(), form, Some(wrong));
+            return page(&site, &job, guest, &Did::default(), form, Some(wrong));
         }
     };
     let wrong = if new.dry_run {
@@ -203,13 +203,13 @@ pub(super) async fn exclude(
             Err(problem) => Some((problem.status, problem.detail.into_string())),
         }
     };
-    confirm(&site, &job, visitor, form, task, preview, wrong)
+    confirm(&site, &job, guest, form, task, preview, wrong)
 }
 
 fn confirm(
     site: &Site,
     job: &Job,
-    visitor: Visitor,
+    guest: Guest,
     form: Form,
     task: Option<i32>,
     preview: ExclusionPreview,
@@ -225,7 +225,7 @@ fn confirm(
     };
     let now = site.engine.clock().now();
     let title = format!("Exclude {target} of {}?", job.name);
-    let page = Page::new(visitor, Place::Exclusions, title, now).of_job(&job.name);
+    let page = Page::new(guest, Place::Exclusions, title, now).of_job(&job.name);
     let status = wrong.as_ref().map_or(200, |(status, _)| *status);
     let error = wrong.map(|(_, text)| text);
     let page = Confirm { page, job: job.name.clone(), form, target, preview, error, back };
@@ -246,7 +246,7 @@ pub(super) async fn lift(
     State(site): State<Site>,
     job: Job,
     Item(id): Item<u64>,
-    visitor: Visitor,
+    guest: Guest,
     Acting(actor): Acting,
     Fields(lifting): Fields<Lifting>,
 ) -> Result<Response, Problem> {
@@ -264,7 +264,7 @@ pub(super) async fn lift(
             };
             Ok(Redirect::to(&format!("{place}?did=lifted&number={id}")).into_response())
         }
-        Err(wrong) => page(&site, &job, visitor, &Did::default(), Form::default(), Some(wrong)),
+        Err(wrong) => page(&site, &job, guest, &Did::default(), Form::default(), Some(wrong)),
     }
 }
 

@@ -10,7 +10,7 @@ use axum::extract::{Path, State};
 use axum::response::{Redirect, Response};
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use crate::findings::CATALOGUE;
 use crate::http::{Problem, Site};
 
@@ -121,7 +121,7 @@ pub(super) async fn first() -> Redirect {
 /// `GET /guide/{page}`
 pub(super) async fn show(
     State(site): State<Site>,
-    visitor: Visitor,
+    guest: Guest,
     Path(name): Path<String>,
 ) -> Result<Response, Problem> {
     let chapter = CHAPTERS.iter().find(|(chapter, ..)| *chapter == name);
@@ -129,7 +129,7 @@ pub(super) async fn show(
     let (chapter, title, text) = chapter.ok_or_else(missing)?;
     let (html, sections) = rendered(&text());
     let now = site.engine.clock().now();
-    let page = Page::new(visitor, Place::Guide, format!("{title} · Guide"), now);
+    let page = Page::new(guest, Place::Guide, format!("{title} · Guide"), now);
     answer(&GuidePage { page, chapters: &CHAPTERS, chapter, sections, html }, now)
 }
 

@@ -5,18 +5,19 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::links::Named;
-use super::look::barrier_name;
+use super::look::{barrier_name, grouped};
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::table::{self, Listing};
 use super::{grid, links, look, needs, timeline, times};
 use crate::coordination::{BarrierKind, BarrierView, JobName, JobView, RunState, RunSummary};
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
 
-/// How many of the missing are named at each barrier.
+/// How many of the missing are named at each barrier: all of a few, and the first of many.
 const NAMED: usize = 12;
+const NAMED_OF_MANY: usize = 4;
 /// How many barriers in progress are shown.
 const BARRIERS_SHOWN: usize = 32;
 
@@ -64,10 +65,11 @@ pub(super) struct Waiting<'a> {
 impl<'a> Waiting<'a> {
     pub fn of(scene: &Scene, barrier: &'a BarrierView) -> Self {
         let year = 366 * 24 * 60 * 60;
+        let named = if barrier.missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
         Self {
             name: barrier_name(&barrier.id),
-            missing: barrier.missing.iter().take(NAMED).map(|task| scene.named(*task)).collect(),
-            others: barrier.missing.len().saturating_sub(NAMED),
+            missing: barrier.missing.iter().take(named).map(|task| scene.named(*task)).collect(),
+            others: barrier.missing.len().saturating_sub(named),
             first: scene.named(barrier.first),
             numbers: links::ranges(&barrier.missing),
             endless: barrier.deadline.since(scene.now()).as_secs() > year,
@@ -78,6 +80,11 @@ impl<'a> Waiting<'a> {
     /// How far it is, of a thousand.
     pub fn part(&self) -> usize {
         self.barrier.arrived * 1000 / self.barrier.members.max(1)
+    }
+
+    /// How many are missing.
+    pub fn missing_count(&self) -> String {
+        grouped(&self.barrier.missing.len())
     }
 
     pub fn is_registration(&self) -> bool {
@@ -122,10 +129,9 @@ pub(super) fn parts(scene: &Scene, listing: &Listing) -> Result<Vec<Part>, Probl
 
 fn calm(view: &JobView) -> String {
     match view.run.state {
-        RunState::Forming => "Waiting for tasks to register.".into(),
         RunState::Running => "Nothing needs you: every task that should be here is.".into(),
         RunState::Completed => "The run has completed.".into(),
-        RunState::Failed | RunState::Abandoned => String::new(),
+        RunState::Forming | RunState::Failed | RunState::Abandoned => String::new(),
     }
 }
 
@@ -147,14 +153,14 @@ impl JobPage {
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(listing): Params<Listing>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
     let parts = Parts(parts(&scene, &listing)?);
     let now = scene.now();
     let live = format!("/jobs/{}/live?page=job&{}", job.name, listing.followed());
-    let page = Page::new(visitor, Place::Job, format!("Job {}", job.name), now);
+    let page = Page::new(guest, Place::Job, format!("Job {}", job.name), now);
     let page = page.of_job(&job.name).live_at(live);
     answer(&JobPage { page, parts, view: scene.view }, now)
 }

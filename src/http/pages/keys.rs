@@ -10,7 +10,7 @@ use super::job::head;
 use super::links::{self, encoded};
 use super::part::Parts;
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::{look, times};
 use crate::coordination::{Device, JobName, KeyLine, TopologyKey, decode_devices};
 use crate::http::extract::{Job, Params};
@@ -89,7 +89,7 @@ fn crumbs(directory: &[u8]) -> Vec<Crumb> {
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
@@ -104,7 +104,7 @@ pub(super) async fn show(
         let hidden = line.value_bytes.is_some() && site.redaction.hides(&line.key);
         Entry { name: String::from_utf8_lossy(name).into_owned(), address: coded(whole), hidden, line }
     });
-    let page = Page::new(visitor, Place::Keys, format!("Keys of {}", job.name), now)
+    let page = Page::new(guest, Place::Keys, format!("Keys of {}", job.name), now)
         .of_job(&job.name)
         .live_at(format!("/jobs/{}/live?page=head", job.name));
     let page = KeysPage {
@@ -178,7 +178,7 @@ struct ValuePage {
 pub(super) async fn value(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(which): Params<WhichValue>,
 ) -> Result<Response, Problem> {
     let key = decoded(&which.key);
@@ -192,7 +192,7 @@ pub(super) async fn value(
     };
     let scene = Scene::of(&site, &job)?;
     let now = scene.now();
-    let page = Page::new(visitor, Place::Keys, format!("Key {} of {}", value.key, job.name), now);
+    let page = Page::new(guest, Place::Keys, format!("Key {} of {}", value.key, job.name), now);
     let page = page.of_job(&job.name).live_at(format!("/jobs/{}/live?page=head", job.name));
     let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, encoded(&value.key));
     let (parts, crumbs, job) = (Parts(vec![head(&scene)?]), crumbs(&key), job.name);

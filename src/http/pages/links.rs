@@ -31,6 +31,11 @@ pub(super) fn task(job: &JobName, task: &TaskId) -> String {
 
 /// Task numbers in few words: `0–3, 7, 9–11`.
 pub(super) fn ranges(tasks: &[TaskId]) -> String {
+    first_ranges(tasks, 24)
+}
+
+/// The same with so many ranges at most.
+pub(super) fn first_ranges(tasks: &[TaskId], most: usize) -> String {
     let mut ranges: Vec<(i32, i32)> = Vec::new();
     for TaskId(task) in tasks {
         match ranges.last_mut() {
@@ -38,7 +43,6 @@ pub(super) fn ranges(tasks: &[TaskId]) -> String {
             _ => ranges.push((*task, *task)),
         }
     }
-    let most = 24;
     let mut words: Vec<String> = ranges
         .iter()
         .take(most)

@@ -40,13 +40,17 @@ mod times;
 mod transfers;
 
 use axum::Router;
-use axum::middleware;
 use axum::routing::{get, post};
 
 use super::Site;
 
 pub use live::Live;
-pub(super) use shell::as_page;
+pub(super) use shell::of_problem;
+
+/// The address of a static file.
+pub(super) fn asset(name: &str) -> String {
+    assets::Asset::address(name)
+}
 
 /// Every page.
 pub(super) fn router() -> Router<Site> {
@@ -70,7 +74,6 @@ pub(super) fn router() -> Router<Site> {
         .route("/api", get(api::show))
         .route("/guide", get(guide::first))
         .route("/guide/{page}", get(guide::show))
-        .layer(middleware::from_fn(shell::finish))
         .route("/static/{file}", get(assets::show))
         .route("/favicon.ico", get(assets::icon))
 }

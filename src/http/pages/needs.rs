@@ -3,11 +3,11 @@
 use askama::Template;
 
 use super::links::{self, Named};
-use super::look::{Look, barrier_name};
+use super::look::{Look, barrier_name, grouped};
 use super::part::Part;
 use super::scene::Scene;
 use super::times;
-use crate::coordination::{BarrierKind, JobName, RunState, TaskId, Timestamp};
+use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
 use crate::findings::{Evidence, Finding, Severity};
 use crate::http::Problem;
 
@@ -101,7 +101,14 @@ pub(super) fn of(scene: &Scene) -> Vec<Need> {
         let text = "If a task is heard again in time, nothing has happened; otherwise it has failed.".into();
         needs.push(Need::plain(scene, "warn", title, text, since).about(scene, &suspects));
     }
+    needs.sort_by_key(rank);
     needs
+}
+
+/// Where a need stands among others.
+pub(super) fn rank(need: &Need) -> (usize, Timestamp) {
+    let tones = ["bad", "warn", "info"];
+    (tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len()), need.since)
 }
 
 fn with(scene: &Scene, look: Look) -> Vec<TaskId> {
@@ -152,21 +159,24 @@ fn failed(scene: &Scene) -> Option<Need> {
 fn awaited(scene: &Scene) -> Option<Need> {
     let barriers = scene.barriers();
     let waits = |task: &TaskId| scene.look(*task) == Look::Awaited;
-    let barrier = barriers
-        .into_iter()
-        .find(|barrier| barrier.kind == BarrierKind::Client && barrier.missing.iter().any(waits))?;
+    let holds_up =
+        |barrier: &&BarrierView| barrier.kind == BarrierKind::Client && barrier.missing.iter().any(waits);
+    let barrier = barriers.into_iter().find(holds_up)?;
     let name = barrier_name(&barrier.id);
     let who = match &barrier.missing[..] {
         [one] => format!("task {one}"),
         many => format!("{} tasks", many.len()),
     };
-    let title = format!("{} of {} tasks wait at {name} for {who}", barrier.arrived, barrier.members);
+    let (arrived, members) = (grouped(&barrier.arrived), grouped(&barrier.members));
+    let title = format!("{arrived} of {members} tasks wait at {name} for {who}");
     let text =
         "Heartbeats alone will not end this: a task that is alive and does not come holds up the others.";
     let need = Need::plain(scene, "warn", title, text.into(), barrier.since);
     let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
                   job can go on without it.";
-    Some(need.about(scene, &barrier.missing).advised(advice, "/guide/states#awaited"))
+    // Those that are lost have an entry of their own.
+    let alive: Vec<TaskId> = barrier.missing.iter().copied().filter(waits).collect();
+    Some(need.about(scene, &alive).advised(advice, "/guide/states#awaited"))
 }
 
 #[derive(Template)]

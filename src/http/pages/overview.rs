@@ -9,7 +9,7 @@ use super::look::Look;
 use super::needs::{self, Need};
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::timeline::Happened;
 use super::{links, look, times};
 use crate::coordination::{FirstCause, JobId, JobName, RunNumber, RunState, Timestamp};
@@ -56,8 +56,7 @@ impl Survey {
             }
         }
         survey.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
-        let rank = |need: &Need| ["bad", "warn", "info"].iter().position(|tone| *tone == need.tone);
-        survey.needs.sort_by_key(|need| (rank(need), need.since));
+        survey.needs.sort_by_key(needs::rank);
         survey
     }
 
@@ -119,10 +118,10 @@ struct Overview {
     parts: Parts,
 }
 
-pub(super) async fn show(State(site): State<Site>, visitor: Visitor) -> Result<Response, Problem> {
+pub(super) async fn show(State(site): State<Site>, guest: Guest) -> Result<Response, Problem> {
     let survey = Survey::see(&site);
     let page =
-        Page::new(visitor, Place::Overview, "Overview", survey.now).live_at("/live?page=overview".into());
+        Page::new(guest, Place::Overview, "Overview", survey.now).live_at("/live?page=overview".into());
     answer(&Overview { page, parts: Parts(parts(&survey)?) }, survey.now)
 }
 

@@ -1,51 +1,49 @@
-//! What every page is given, and how it is answered: one frame, one set of headers, errors as pages.
+//! What every page is given, and how it is answered: one frame, errors as pages.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use askama::Template;
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, Uri, header};
-use axum::middleware::Next;
 use axum::response::{Html, IntoResponse as _, Response};
 
 use super::assets::Asset;
 use super::times::fill;
-use crate::clock::Clock;
-use crate::coordination::{JobName, Timestamp};
-use crate::http::Problem;
-use crate::http::guard::{self, How, Proof};
+use crate::coordination::{Actor, JobName, Timestamp};
+use crate::http::guard::Proof;
+use crate::http::{How, Problem, Role, Visitor};
 
-/// What a browser may do with a page: everything comes from here, nothing is written into it, nobody frames it.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
-    connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
-
-/// Who looks at a page, as far as the page shows it.
+/// Who looks at a page, as far as pages want to know.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Visitor {
-    /// The proof that forms send back.
-    csrf: String,
-    /// Their name, where they had to say it.
-    who: Option<String>,
+pub(super) struct Guest {
+    /// What forms must carry.
+    pub csrf: Arc<str>,
+    /// Their name, if they have given one.
+    pub who: Option<Arc<str>>,
+    /// They may log out.
+    pub session: bool,
+    /// They may act, and see the values of keys.
+    pub operator: bool,
 }
 
-impl Visitor {
-    /// As the guard let them in.
-    fn of(extensions: &Extensions) -> Self {
-        let proof = extensions.get::<Proof>();
-        let known = extensions.get::<guard::Visitor>().filter(|visitor| visitor.how != How::Open);
-        Self {
-            csrf: proof.map_or_else(String::new, |proof| proof.0.to_string()),
-            who: known.map(|visitor| visitor.actor.who.to_string()),
-        }
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Visitor {
+impl<S: Sync> FromRequestParts<S> for Guest {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
-        Ok(Self::of(&parts.extensions))
+        // The proof stands there for browsers that have their cookie from this very answer, too.
+        let csrf = parts.extensions.get::<Proof>().map(|proof| Arc::clone(&proof.0)).unwrap_or_default();
+        let Some(visitor) = parts.extensions.get::<Visitor>() else {
+            return Ok(Self { csrf, ..Self::default() });
+        };
+        let named = visitor.actor.who.as_ref() != Actor::ANONYMOUS;
+        Ok(Self {
+            csrf,
+            who: named.then(|| Arc::clone(&visitor.actor.who)),
+            session: visitor.how == How::Session,
+            operator: visitor.role >= Role::Operator,
+        })
     }
 }
 
@@ -73,8 +71,7 @@ pub(super) struct Page {
     pub title: String,
     pub place: Place,
     pub job: Option<JobName>,
-    pub csrf: String,
-    pub who: Option<String>,
+    pub guest: Guest,
     /// Where the page follows what changes.
     pub live: Option<String>,
     /// What has just been done.
@@ -83,9 +80,8 @@ pub(super) struct Page {
 }
 
 impl Page {
-    pub fn new(visitor: Visitor, place: Place, title: impl Into<String>, now: Timestamp) -> Self {
-        let Visitor { csrf, who } = visitor;
-        Self { title: title.into(), place, job: None, csrf, who, live: None, notice: None, now }
+    pub fn new(guest: Guest, place: Place, title: impl Into<String>, now: Timestamp) -> Self {
+        Self { title: title.into(), place, job: None, guest, live: None, notice: None, now }
     }
 
     pub fn of_job(mut self, job: &JobName) -> Self {
@@ -144,35 +140,9 @@ struct ProblemPage {
     problem: Problem,
 }
 
-/// Shows problems as pages, and gives every page its headers.
-pub(super) async fn finish(request: Request, next: Next) -> Response {
-    let visitor = Visitor::of(request.extensions());
-    let mut response = next.run(request).await;
-    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        response = page_of(problem, visitor);
-    }
-    dressed(response)
-}
-
-/// A problem as a page, for whoever asked with a browser for something that is no page; otherwise the problem itself.
-pub fn as_page(problem: Problem, uri: &Uri, asked: &HeaderMap) -> Result<Response, Problem> {
-    let accepts = asked.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    if !accepts.contains("text/html") || uri.path().starts_with("/api/") {
-        return Err(problem);
-    }
-    Ok(dressed(page_of(problem, Visitor::default())))
-}
-
-fn page_of(problem: Problem, visitor: Visitor) -> Response {
-    let now = Clock::start().now();
-    let page = Page::new(visitor, Place::Nowhere, problem.title.clone(), now);
-    let status = problem.status;
-    answer_with(status, &ProblemPage { page, problem }, now).unwrap_or_else(|problem| problem.into_response())
-}
-
-fn dressed(mut response: Response) -> Response {
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
-    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
-    response
+/// A problem as a page.
+pub fn of_problem(problem: Problem) -> String {
+    // The page shows no time, and follows nothing.
+    let page = Page::new(Guest::default(), Place::Nowhere, problem.title.clone(), Timestamp::default());
+    ProblemPage { page, problem }.render().unwrap_or_default()
 }

@@ -40,29 +40,39 @@ struct Column {
     name: &'static str,
     title: &'static str,
     explained: &'static str,
+    /// It holds numbers.
+    right: bool,
 }
 
 const COLUMNS: [Column; 9] = [
-    Column { name: "task", title: "Task", explained: "its number" },
-    Column { name: "state", title: "State", explained: "what needs a person first" },
-    Column { name: "since", title: "For", explained: "how long it has been so" },
-    Column { name: "host", title: "Host and peer", explained: "the address that it registered from" },
+    Column { name: "task", title: "Task", explained: "its number", right: false },
+    Column { name: "state", title: "State", explained: "what needs a person first", right: false },
+    Column { name: "since", title: "For", explained: "how long it has been so", right: false },
+    Column {
+        name: "host",
+        title: "Host and peer",
+        explained: "the address that it registered from",
+        right: false,
+    },
     Column {
         name: "incarnation",
         title: "Incarnation",
         explained: "this life of it; after it how many there were before",
+        right: false,
     },
-    Column { name: "heard", title: "Heartbeat", explained: "its last sign of life" },
+    Column { name: "heard", title: "Heartbeat", explained: "its last sign of life", right: false },
     Column {
         name: "gap",
         title: "Gaps",
         explained: "how far apart heartbeats come: the distribution, and the longest lately",
+        right: false,
     },
-    Column { name: "waits", title: "Waits at", explained: "the barriers at which it waits" },
+    Column { name: "waits", title: "Waits at", explained: "the barriers at which it waits", right: false },
     Column {
         name: "score",
         title: "Late",
         explained: "how late it comes to barriers, as a habit: from 0 to 1",
+        right: true,
     },
 ];
 

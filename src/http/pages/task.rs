@@ -9,7 +9,7 @@ use super::job::head;
 use super::look::{Look, barrier_name};
 use super::part::{Part, Parts};
 use super::scene::{Scene, host};
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::table::gap_classes;
 use super::{look, timeline, times};
 use crate::coordination::{
@@ -126,13 +126,7 @@ impl TaskPage {
 }
 
 /// The page as it is after what was just done, or with an error in its form.
-pub(super) fn page(
-    site: &Site,
-    job: &Job,
-    visitor: Visitor,
-    id: TaskId,
-    did: &Did,
-) -> Result<Response, Problem> {
+pub(super) fn page(site: &Site, job: &Job, guest: Guest, id: TaskId, did: &Did) -> Result<Response, Problem> {
     let scene = Scene::of(site, job)?;
     let missing = || {
         let last = scene.tasks().saturating_sub(1);
@@ -157,7 +151,7 @@ pub(super) fn page(
         Target::Host(address) => Some(address) == host,
     };
     let exclusion = scene.view.exclusions.iter().find(covers).cloned();
-    let page = Page::new(visitor, Place::Task, format!("Task {id} of {}", job.name), now)
+    let page = Page::new(guest, Place::Task, format!("Task {id} of {}", job.name), now)
         .of_job(&job.name)
         .live_at(format!("/jobs/{}/live?page=task&task={id}", job.name))
         .saying(did.words());
@@ -171,9 +165,9 @@ pub(super) fn page(
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Item(task): Item<i32>,
     Params(did): Params<Did>,
 ) -> Result<Response, Problem> {
-    page(&site, &job, visitor, TaskId(task), &did)
+    page(&site, &job, guest, TaskId(task), &did)
 }

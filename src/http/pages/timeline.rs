@@ -7,9 +7,10 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::look::grouped;
 use super::part::{Part, Parts};
 use super::scene::Scene;
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use super::{links, times};
 use crate::coordination::{Change, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp};
 use crate::engine::{Engine, Numbered};
@@ -21,6 +22,8 @@ use crate::telemetry::events::kind;
 const MOMENTS_KEPT: usize = 400;
 /// How many the page of the job shows.
 const MOMENTS_SHORT: usize = 14;
+/// How many ranges of tasks one moment names.
+const RANGES_SHOWN: usize = 6;
 /// What many tasks do within this time, in microseconds, is one moment.
 const TOGETHER_US: u64 = 60_000_000;
 
@@ -77,7 +80,7 @@ impl Moment {
             many => {
                 let mut sorted = many.to_vec();
                 sorted.sort_unstable();
-                format!("{} tasks: {}", many.len(), links::ranges(&sorted))
+                format!("{} tasks: {}", grouped(&many.len()), links::first_ranges(&sorted, RANGES_SHOWN))
             }
         }
     }
@@ -253,7 +256,7 @@ pub(super) struct Which {
 pub(super) async fn show(
     State(site): State<Site>,
     job: Job,
-    visitor: Visitor,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
     let task = which.task.trim().parse::<i32>().ok();
@@ -263,7 +266,7 @@ pub(super) async fn show(
     let live = format!("/jobs/{}/live?page=timeline{query}", job.name);
     let parts = Parts(vec![super::job::head(&scene)?, part(&scene, true, task.map(TaskId))?]);
     let title = format!("Timeline of {}", job.name);
-    let page = Page::new(visitor, Place::Timeline, title, now).of_job(&job.name).live_at(live);
+    let page = Page::new(guest, Place::Timeline, title, now).of_job(&job.name).live_at(live);
     answer(&TimelinePage { page, parts, job: job.name, task, tasks }, now)
 }
 

@@ -4,7 +4,7 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
-use super::shell::{Page, Place, Visitor, answer};
+use super::shell::{Guest, Page, Place, answer};
 use crate::http::{Problem, Site};
 
 #[derive(Template)]
@@ -13,7 +13,7 @@ struct TransfersPage {
     page: Page,
 }
 
-pub(super) async fn show(State(site): State<Site>, visitor: Visitor) -> Result<Response, Problem> {
+pub(super) async fn show(State(site): State<Site>, guest: Guest) -> Result<Response, Problem> {
     let now = site.engine.clock().now();
-    answer(&TransfersPage { page: Page::new(visitor, Place::Transfers, "Transfers", now) }, now)
+    answer(&TransfersPage { page: Page::new(guest, Place::Transfers, "Transfers", now) }, now)
 }
