@@ -89,11 +89,6 @@ fn turned_away(scene: &Scene) {
         expect("no authority that this port trusts has issued it");
         scene.server().process.text("CN=muster-client");
     }
-    {
-        // It trusts another authority.
-        let _wary = scene.start_with(&address, 0, 2, &program, &settings(&ours, &theirs));
-        expect("it does not trust the authority of this server's certificate");
-    }
     let _plain = scene.start(0, 2, &program);
     expect("the client speaks plaintext");
     assert!(scene.server().view(DEFAULT).run.tasks.iter().all(|task| task.lives.is_empty()));
