@@ -119,7 +119,10 @@ fn stamps(files: &Files) -> Vec<Stamp> {
 fn explain(error: &io::Error) -> String {
     let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
         return match error.kind() {
-            io::ErrorKind::UnexpectedEof => "the client hung up in the middle of the handshake".into(),
+            io::ErrorKind::UnexpectedEof => "the client hung up in the middle of the handshake: it gave up waiting, or \
+                                             it does not trust this server's certificate and does not say so (for \
+                                             JAX, JAX_MTLS_CA_FILE names the authority to trust)"
+                .into(),
             _ => format!("the connection broke in the middle of the handshake: {error}"),
         };
     };

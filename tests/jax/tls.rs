@@ -89,6 +89,11 @@ fn turned_away(scene: &Scene) {
         expect("no authority that this port trusts has issued it");
         scene.server().process.text("CN=muster-client");
     }
+    {
+        // It trusts another authority than ours, and hangs up without a word.
+        let _distrustful = scene.start_with(&address, 0, 2, &program, &settings(&ours, &theirs));
+        expect("it does not trust this server's certificate and does not say so");
+    }
     let _plain = scene.start(0, 2, &program);
     expect("the client speaks plaintext");
     assert!(scene.server().view(DEFAULT).run.tasks.iter().all(|task| task.lives.is_empty()));

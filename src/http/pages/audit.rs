@@ -10,6 +10,7 @@ use super::times;
 use crate::coordination::JobName;
 use crate::http::extract::Params;
 use crate::http::{AuditLine, AuditOutcome, Problem, Site};
+use crate::tls::FailedHandshake;
 
 /// How many lines are shown.
 const LINES: usize = 300;
@@ -30,6 +31,7 @@ struct AuditPage {
     jobs: Vec<JobName>,
     which: Which,
     full: bool,
+    handshakes: Vec<FailedHandshake>,
 }
 
 impl AuditPage {
@@ -55,5 +57,7 @@ pub(super) async fn show(
     let (jobs, now) =
         site.engine.look(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
     let full = lines.len() == LINES;
-    answer(&AuditPage { page: Page::new(guest, Place::Audit, "Audit", now), lines, jobs, which, full }, now)
+    let page = Page::new(guest, Place::Audit, "Audit", now);
+    let handshakes = site.handshakes.page().handshakes;
+    answer(&AuditPage { page, lines, jobs, which, full, handshakes }, now)
 }

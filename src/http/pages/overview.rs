@@ -1,5 +1,7 @@
 //! `GET /`: every job, and what needs a person.
 
+use std::time::Duration;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::{Redirect, Response};
@@ -14,6 +16,7 @@ use super::timeline::Happened;
 use super::{links, look, times};
 use crate::coordination::{FirstCause, JobId, JobName, RunNumber, RunState, Timestamp};
 use crate::http::{Problem, Site};
+use crate::tls::FailedHandshake;
 
 /// How many jobs are shown with all that there is to say; the rest are counted.
 const JOBS_SHOWN: usize = 500;
@@ -38,17 +41,26 @@ struct Line {
 pub(super) struct Survey {
     lines: Vec<Line>,
     needs: Vec<Need>,
+    handshakes: Vec<FailedHandshake>,
     more: usize,
     pub now: Timestamp,
 }
+
+/// A handshake that failed so long ago is no news.
+const LATELY: Duration = Duration::from_secs(10 * 60);
+/// How many handshakes that failed are shown.
+const HANDSHAKES: usize = 3;
 
 impl Survey {
     /// Looks at every job.
     pub fn see(site: &Site) -> Self {
         let (jobs, now): (Vec<JobId>, Timestamp) =
             site.engine.look(|core, now| (core.jobs().map(|(job, _)| job).collect(), now));
-        let mut survey =
-            Self { lines: Vec::new(), needs: Vec::new(), more: jobs.len().saturating_sub(JOBS_SHOWN), now };
+        let mut handshakes = site.handshakes.page().handshakes;
+        handshakes.retain(|failed| now.since(failed.last) < LATELY);
+        handshakes.truncate(HANDSHAKES);
+        let more = jobs.len().saturating_sub(JOBS_SHOWN);
+        let mut survey = Self { lines: Vec::new(), needs: Vec::new(), handshakes, more, now };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
             // What happened is on the page of the job.
             if let Some(scene) = Scene::see(site, job, &mut Happened::nothing()) {
@@ -100,6 +112,12 @@ struct Jobs<'a> {
     more: usize,
 }
 
+#[derive(Template)]
+#[template(path = "parts/handshakes.html")]
+struct Handshakes<'a> {
+    handshakes: &'a [FailedHandshake],
+}
+
 /// The parts of the page.
 pub(super) fn parts(survey: &Survey) -> Result<Vec<Part>, Problem> {
     let calm = match &survey.lines[..] {
@@ -108,7 +126,8 @@ pub(super) fn parts(survey: &Survey) -> Result<Vec<Part>, Problem> {
         many => format!("Nothing needs you in any of the {} jobs.", many.len()),
     };
     let jobs = Part::new("jobs", &Jobs { lines: &survey.lines, more: survey.more })?;
-    Ok(vec![needs::part(&survey.needs, true, calm)?, jobs])
+    let handshakes = Part::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;
+    Ok(vec![needs::part(&survey.needs, true, calm)?, handshakes, jobs])
 }
 
 #[derive(Template)]
