@@ -35,7 +35,8 @@ pub enum Code {
 }
 
 impl Code {
-    const NAMED: [(Self, i32, &str); 16] = [
+    /// Those that have a name, in the order of their numbers, from 1.
+    pub(crate) const NAMED: [(Self, i32, &str); 16] = [
         (Self::Cancelled, 1, "CANCELLED"),
         (Self::Unknown, 2, "UNKNOWN"),
         (Self::InvalidArgument, 3, "INVALID_ARGUMENT"),

@@ -203,14 +203,15 @@ impl Body {
         }
         let (message, more) = bytes.split_at(prefix.length);
         self.used += bytes.len();
-        self.stage = if prefix.compressed && ended && inflates_inline(message, wallet)? {
-            let file = Gzip::open(message)?;
-            Stage::Inflated(match sets.recall(&file) {
-                Some(recalled) => Message::Recalled(recalled),
-                None => Message::new(file.inflate()?),
-            })
-        } else {
-            Stage::Whole(prefix, Message::new(message.to_vec()), None)
+        let file = if prefix.compressed && ended { Some(Gzip::open(message)?) } else { None };
+        self.stage = match file {
+            Some(file) if file.length <= INFLATED_INLINE.min(wallet.message_bytes) => {
+                Stage::Inflated(match sets.recall(&file) {
+                    Some(recalled) => Message::Recalled(recalled),
+                    None => Message::new(file.inflate()?),
+                })
+            }
+            _ => Stage::Whole(prefix, Message::new(message.to_vec()), None),
         };
         if more.is_empty() { Ok(()) } else { Err(too_much()) }
     }
@@ -282,11 +283,11 @@ impl Body {
                     let Some(claim) = ready!(payment.as_mut().poll(cx)) else {
                         return Poll::Ready(Err(no_memory()));
                     };
-                    let (prefix, held) = (*prefix, std::mem::take(held));
+                    let prefix = *prefix;
                     let Some(mut message) = wallet.pool.take(prefix.length) else {
                         return Poll::Ready(Err(no_memory()));
                     };
-                    message.extend(&held);
+                    message.extend(held);
                     self.used += held.len();
                     self.stage = Stage::Assembling(prefix, message, claim);
                     self.complete(wallet);
@@ -340,11 +341,6 @@ fn too_much() -> Broken {
 
 fn no_memory() -> Broken {
     Failure::plain(Code::ResourceExhausted, "there is no memory for the request")
-}
-
-/// Whether a message is so short that it is inflated at once.
-fn inflates_inline(file: &[u8], wallet: &Wallet) -> Result<bool, Failure> {
-    Ok(Gzip::open(file)?.length <= INFLATED_INLINE.min(wallet.message_bytes))
 }
 
 /// Inflates a message: at once if it is short, otherwise on a thread of its own when it is its turn.

@@ -76,26 +76,13 @@ impl Method {
     }
 }
 
-/// The codes of gRPC, by their numbers.
-const CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
+/// How many codes there are: success, and those that gRPC knows by name.
+const CODES: usize = 1 + Code::NAMED.len();
+
+/// The name of the code with this number.
+fn code_name(number: usize) -> &'static str {
+    number.checked_sub(1).and_then(|place| Code::NAMED.get(place)).map_or("OK", |(_, _, name)| name)
+}
 
 /// The generations of the wire.
 const GENERATIONS: [&str; 2] = ["a", "c"];
@@ -114,7 +101,7 @@ pub struct CallCount {
 }
 
 /// Every count.
-pub(super) struct CallCounts([[[AtomicU64; CODES.len()]; METHODS.len()]; GENERATIONS.len()]);
+pub(super) struct CallCounts([[[AtomicU64; CODES]; METHODS.len()]; GENERATIONS.len()]);
 
 impl Default for CallCounts {
     fn default() -> Self {
@@ -129,7 +116,7 @@ impl CallCounts {
         let generation = usize::from(dialect == Dialect::Number);
         let code = code.map_or(0, |code| usize::try_from(code.number()).unwrap_or(2));
         // What gRPC does not know is sent as UNKNOWN.
-        let code = if code < CODES.len() { code } else { 2 };
+        let code = if code < CODES { code } else { 2 };
         self.0[generation][usize::from(method.0)][code].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -138,10 +125,10 @@ impl CallCounts {
         let mut counts = Vec::new();
         for (methods, generation) in self.0.iter().zip(GENERATIONS) {
             for (codes, method) in methods.iter().zip(METHODS) {
-                for (count, code) in codes.iter().zip(CODES) {
+                for (number, count) in codes.iter().enumerate() {
                     let count = count.load(Ordering::Relaxed);
                     if count > 0 {
-                        counts.push(CallCount { method, generation, code, count });
+                        counts.push(CallCount { method, generation, code: code_name(number), count });
                     }
                 }
             }

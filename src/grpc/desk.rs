@@ -298,9 +298,12 @@ impl Desk {
                 call.push(bytes, ended);
             }
             Entry::Arriving(arriving) => {
+                sender.release(stream, arriving.body.take_used());
+                let held = arriving.body.held();
                 if let Err(why) = arriving.body.push(bytes, ended, &self.wallet, &self.server.sets) {
-                    sender.release(stream, bytes.len());
-                    self.drop_body(sender, slot);
+                    self.slots.remove(slot);
+                    // Whatever of it the body had counted already: every byte is given back once.
+                    sender.release_connection(held + bytes.len());
                     return self.refuse(sender, stream, &why);
                 }
                 self.look_at(sender, slot);
@@ -435,7 +438,7 @@ impl Desk {
                 let polled = body.poll(&mut Context::from_waker(waker), &self.wallet);
                 sender.release(*stream, body.take_used());
                 let Poll::Ready(result) = polled else { return };
-                let Some(Entry::Arriving(arriving)) = self.slots.remove(slot) else { return };
+                let Some(arriving) = self.drop_body(sender, slot) else { return };
                 let Arriving { reader, job, stream, due, trace, .. } = *arriving;
                 match result {
                     Ok(message) => self.ask(sender, job, reader, &message, stream, Due::At(due), trace),

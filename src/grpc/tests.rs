@@ -585,3 +585,53 @@ async fn a_stopped_process_is_not_given_up() {
         read += more;
     }
 }
+
+/// Bodies that are refused in the middle: what they took of the connection's window comes back once, and not twice.
+#[tokio::test]
+async fn a_body_that_is_refused_gives_back_what_it_took() {
+    const STREAMS: u32 = 60;
+    const EXCESS: usize = 100 << 10;
+    let rig = Rig::start(Limits::default());
+    let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
+    let frame = |kind: u8, flags: u8, stream: u32, contents: &[u8]| {
+        let length = (contents.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), contents].concat()
+    };
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("it is open");
+    let request = raw_request(&format!("/{INSERT}"), &insert("k", "v"));
+    let block = &request[9..9 + usize::from(request[2])];
+    let mut given = 0;
+    let mut heard = Vec::new();
+    for n in 0..STREAMS {
+        let stream = 2 * n + 1;
+        let begun = [frame(1, 4, stream, block), frame(0, 0, stream, &[0; 3])].concat();
+        socket.write_all(&begun).await.expect("it is open");
+        sleep(Duration::from_millis(2)).await;
+        // The rest of a prefix that announces nothing, and much that is not announced.
+        socket.write_all(&frame(0, 0, stream, &vec![0; EXCESS])).await.expect("it is open");
+        let mut answered = false;
+        while !answered {
+            let count =
+                timeout(PATIENCE, socket.read_buf(&mut heard)).await.expect("in time").expect("it is open");
+            assert!(count > 0, "it was closed");
+            while let Some(head) = heard.first_chunk::<9>() {
+                let [l0, l1, l2, kind, _, s0, s1, s2, s3] = *head;
+                let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
+                if heard.len() < 9 + length {
+                    break;
+                }
+                let of = u32::from_be_bytes([s0, s1, s2, s3]);
+                if (kind, of) == (8, 0) {
+                    given += u64::from(u32::from_be_bytes([heard[9], heard[10], heard[11], heard[12]]));
+                }
+                answered |= kind == 1 && of == stream;
+                heard.drain(..9 + length);
+            }
+        }
+    }
+    // The first update opens the window to its size; the others give back.
+    let opened = (4 << 20) - 65_535;
+    let sent = u64::from(STREAMS) * (EXCESS as u64 + 3);
+    assert!(given - opened <= sent, "{} of {sent} bytes given back", given - opened);
+    assert!(given - opened + (1 << 20) > sent, "{} of {sent} bytes given back", given - opened);
+}
