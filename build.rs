@@ -5,8 +5,13 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const PROTOS: [&str; 4] =
-    ["tensorflow_coordination.proto", "xla_coordination.proto", "status_payload.proto", "xla_topology.proto"];
+const PROTOS: [&str; 5] = [
+    "tensorflow_coordination.proto",
+    "xla_coordination.proto",
+    "status_payload.proto",
+    "xla_topology.proto",
+    "muster_transfers.proto",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

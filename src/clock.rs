@@ -50,6 +50,22 @@ pub fn random_incarnation() -> ServiceIncarnation {
     }
 }
 
+/// The monotonic clock.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+pub fn monotonic() -> Instant {
+    Instant::now()
+}
+
+/// A number that nobody can guess.
+///
+/// # Panics
+/// If the operating system has no entropy to give, without which no secret is one.
+#[must_use]
+pub fn random_u64() -> u64 {
+    u64::from_ne_bytes(random_bytes())
+}
+
 /// Bytes that nobody can guess.
 ///
 /// # Panics

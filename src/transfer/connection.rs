@@ -1,0 +1,629 @@
+//! A connection: the link to one life of one peer, over its lanes.
+//!
+//! It performs what the [`Link`] decides, and tells the link what the lanes and the copying threads report. The link is
+//! behind one lock, held for table look-ups only: no system call and no copy happens under it.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::engine::Core;
+use super::error::TransferError;
+use super::frame::{Header, Kind};
+use super::identity::Member;
+use super::launch::{Part, give_up};
+use super::link::definition::{Definition, Source};
+use super::link::{Difference, Frame, GroupId, Landing, Launching, Link, Output, Push, Terms, Violation};
+use super::memory::Region;
+use super::memory::raw::{Mapping, Piece};
+use super::transport::TransportKind;
+use super::transport::lane::{Lane, LaneError};
+use crate::clock;
+
+/// The most regions that a peer may share.
+const REGIONS_MAX: usize = 4096;
+/// Launches that send no more than this are sent by whoever launches them; others by the reactors.
+const SEND_AT_ONCE: u64 = 64 << 10;
+
+/// Memory of a peer, mapped to be read.
+pub struct Shared(Mapping);
+
+impl Shared {
+    /// `len` bytes at `offset + from`, if they are there.
+    pub fn piece(&self, offset: u64, from: usize, len: usize) -> Option<Piece<'_>> {
+        self.0.piece(usize::try_from(offset).ok()?.checked_add(from)?, len)
+    }
+
+    /// Maps what a peer sent, if it can never fault whoever reads it.
+    fn of(file: &OwnedFd, len: u64) -> Option<Self> {
+        use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+        let seals = fcntl_get_seals(file).ok()?;
+        let size = u64::try_from(fstat(file).ok()?.st_size).ok()?;
+        if !seals.contains(SealFlags::SHRINK) || size < len {
+            return None;
+        }
+        Mapping::of(file.as_fd(), usize::try_from(len).ok()?, false).ok().map(Self)
+    }
+}
+
+/// Bytes by transport, sent and received.
+#[derive(Debug, Default)]
+pub struct Counters([[AtomicU64; 2]; TransportKind::ALL.len()]);
+
+impl Counters {
+    fn add(&self, kind: TransportKind, received: bool, bytes: u64) {
+        self.0[kind as usize][usize::from(received)].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Sent and received by this transport.
+    pub fn get(&self, kind: TransportKind) -> (u64, u64) {
+        let [sent, received] = &self.0[kind as usize];
+        (sent.load(Ordering::Relaxed), received.load(Ordering::Relaxed))
+    }
+}
+
+/// The link to one life of one peer.
+pub struct Connection {
+    /// This side.
+    pub me: Member,
+    /// The other side.
+    pub peer: Member,
+    /// Tells this connection from others between the same two lives.
+    pub nonce: u64,
+    /// Whether this side dialled.
+    pub dialled: bool,
+    /// How its lanes are made.
+    pub kind: TransportKind,
+    core: Weak<Core>,
+    link: Mutex<Link<Arc<Part>>>,
+    lanes: RwLock<Vec<Arc<Lane>>>,
+    over: OnceLock<TransferError>,
+    checks: bool,
+    pid: Option<i32>,
+    /// Regions that the peer was told of.
+    offered: Mutex<HashMap<u32, Weak<Region>>>,
+    /// Regions that the peer told of.
+    shared: Mutex<HashMap<u32, Arc<Shared>>>,
+    last_heard: AtomicU64,
+    started: Instant,
+    /// Bytes moved.
+    pub counters: Counters,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a connection is made of.
+pub struct Making {
+    /// This side.
+    pub me: Member,
+    /// The other side.
+    pub peer: Member,
+    /// Tells it from others.
+    pub nonce: u64,
+    /// Whether this side dialled.
+    pub dialled: bool,
+    /// How its lanes are made.
+    pub kind: TransportKind,
+    /// The terms of the link.
+    pub terms: Terms,
+    /// Whether chunks carry checksums.
+    pub checks: bool,
+    /// The peer's process, if it is on this host and its memory can be read.
+    pub pid: Option<i32>,
+}
+
+impl Connection {
+    /// A connection without lanes.
+    pub fn new(core: &Arc<Core>, making: Making) -> Arc<Self> {
+        let Making { me, peer, nonce, dialled, kind, terms, checks, pid } = making;
+        Arc::new(Self {
+            me,
+            peer,
+            nonce,
+            dialled,
+            kind,
+            core: Arc::downgrade(core),
+            link: Mutex::new(Link::new(me, peer, terms)),
+            lanes: RwLock::default(),
+            over: OnceLock::new(),
+            checks,
+            pid,
+            offered: Mutex::default(),
+            shared: Mutex::default(),
+            last_heard: AtomicU64::new(0),
+            started: clock::monotonic(),
+            counters: Counters::default(),
+        })
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes a lane in. The control lane of a connection that had one before says how far the peer has heard.
+    pub fn add_lane(self: &Arc<Self>, core: &Core, lane: &Arc<Lane>, peer_heard: u32) -> std::io::Result<()> {
+        if lane.control {
+            lock(&self.link).control_again(peer_heard);
+        }
+        self.lanes.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lane));
+        self.heard();
+        core.reactor(lane.id).add(lane)?;
+        if let Some(error) = self.over.get() {
+            lane.close();
+            tracing::debug!(%error, "a lane came to a connection that is over");
+        }
+        self.kick(0);
+        Ok(())
+    }
+
+    /// Why it is over, if it is.
+    pub fn over(&self) -> Option<&TransferError> {
+        self.over.get()
+    }
+
+    /// How many lanes live.
+    pub fn live_lanes(&self) -> usize {
+        self.lanes().iter().filter(|lane| !lane.is_over()).count()
+    }
+
+    /// Whether control frames can be sent.
+    pub fn has_control_lane(&self) -> bool {
+        self.lanes().iter().any(|lane| lane.control && !lane.is_over())
+    }
+
+    /// Whether chunks carry checksums.
+    pub const fn checks(&self) -> bool {
+        self.checks
+    }
+
+    /// The peer's process, if its memory can be read.
+    pub const fn pid(&self) -> Option<i32> {
+        self.pid
+    }
+
+    /// Something came of the peer.
+    pub fn heard(&self) {
+        let now = self.started.elapsed().as_micros();
+        self.last_heard.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// For how long nothing has come.
+    pub fn silent(&self) -> Duration {
+        self.started.elapsed().saturating_sub(Duration::from_micros(self.last_heard.load(Ordering::Relaxed)))
+    }
+
+    /// The last control frame that was heard.
+    pub fn control_heard(&self) -> u32 {
+        lock(&self.link).heard()
+    }
+
+    /// Launches under way.
+    pub fn launched(&self) -> usize {
+        lock(&self.link).launched()
+    }
+
+    /// Whether nobody has prepared anything on it, on either side.
+    pub fn is_idle(&self) -> bool {
+        lock(&self.link).is_idle()
+    }
+
+    /// The parts under way.
+    pub fn parts(&self) -> Vec<Arc<Part>> {
+        lock(&self.link).tokens()
+    }
+
+    /// Asks whether the peer lives.
+    pub fn ping(self: &Arc<Self>) {
+        lock(&self.link).ping();
+        self.kick(0);
+    }
+
+    // What the lanes ask and tell.
+
+    /// The next control frame; one that carries a descriptor only if it would be the first of its call.
+    pub fn next_control(&self, first: bool) -> Option<Frame> {
+        lock(&self.link).next_control(first)
+    }
+
+    /// The next chunk for a lane. The control lane carries chunks only where there is no other.
+    pub fn next_chunk(&self, lane: &Lane) -> Option<Push<Arc<Part>>> {
+        if lane.control && self.lanes().iter().any(|lane| !lane.control && !lane.is_over()) {
+            return None;
+        }
+        lock(&self.link).next_chunk(lane.id)
+    }
+
+    /// Whether a frame is from this peer's life to this life.
+    pub fn is_between(&self, header: &Header) -> bool {
+        let ours =
+            header.source == self.peer.incarnation.get() && header.destination == self.me.incarnation.get();
+        if !ours && let Some(core) = self.core.upgrade() {
+            core.counts.fenced.fetch_add(1, Ordering::Relaxed);
+        }
+        ours
+    }
+
+    /// A chunk is about to come.
+    pub fn begin_landing(&self, header: &Header) -> Landing<Arc<Part>> {
+        lock(&self.link).begin_landing(header)
+    }
+
+    /// A chunk will not come.
+    pub fn let_fall(&self, header: &Header) {
+        lock(&self.link).let_fall(header);
+    }
+
+    /// A chunk is there, whole or damaged.
+    pub fn chunk_came(
+        self: &Arc<Self>,
+        kind: TransportKind,
+        header: &Header,
+        part: &Arc<Part>,
+        start: u64,
+        intact: bool,
+    ) {
+        let mut link = lock(&self.link);
+        if intact {
+            let counts = link.landed(header);
+            drop(link);
+            if counts {
+                self.counters.add(kind, true, u64::from(header.len));
+                part.arrived(start, u64::from(header.len));
+            }
+        } else {
+            link.damaged(header);
+            drop(link);
+            if let Some(core) = self.core.upgrade() {
+                core.counts.damaged.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        self.settle();
+    }
+
+    /// Bytes left on a lane.
+    pub fn count_sent(&self, kind: TransportKind, bytes: u64) {
+        self.counters.add(kind, false, bytes);
+    }
+
+    /// Bytes were fetched.
+    pub fn count_received(&self, kind: TransportKind, bytes: u64) {
+        self.counters.add(kind, true, bytes);
+    }
+
+    /// A control frame came.
+    pub fn control_frame(
+        self: &Arc<Self>,
+        header: &Header,
+        payload: Vec<u8>,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<(), Violation> {
+        if header.kind == Kind::Region
+            && let Some(shared) = descriptor.and_then(|file| Shared::of(&file, header.sequence))
+        {
+            let mut all = lock(&self.shared);
+            if all.len() >= REGIONS_MAX {
+                return Err(Violation("too much memory is shared"));
+            }
+            all.insert(header.index, Arc::new(shared));
+        }
+        lock(&self.link).receive(header, payload)?;
+        self.settle();
+        Ok(())
+    }
+
+    /// Sends the beginning of a control frame with the descriptor of the region that it tells of.
+    pub fn send_descriptor(&self, socket: BorrowedFd<'_>, bytes: &[u8], region: u32) -> Result<usize, Errno> {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let slices = [std::io::IoSlice::new(bytes)];
+        let region = lock(&self.offered).get(&region).and_then(Weak::upgrade);
+        let descriptors = region.as_ref().and_then(|region| region.shared()).map(|file| [file]);
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if let Some(descriptors) = &descriptors {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        sendmsg(socket, &slices, &mut ancillary, flags)
+    }
+
+    /// A lane is over. The connection is, when it was the last or the one for control and cannot be made anew.
+    pub fn lane_over(self: &Arc<Self>, lane: &Arc<Lane>, error: &LaneError) {
+        self.lanes.write().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, lane));
+        if self.over.get().is_some() {
+            return;
+        }
+        let how = format!("lane {} of {}: {error}", lane.id, lane.kind);
+        let protocol = matches!(error, LaneError::Violation(_) | LaneError::Frame(_) | LaneError::Fenced);
+        let Some(core) = self.core.upgrade() else { return };
+        if protocol {
+            self.end(TransferError::Transport { transport: lane.kind, member: self.peer, why: how });
+            return;
+        }
+        core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
+        if self.kind == TransportKind::Unix {
+            self.end(TransferError::PeerDead { member: self.peer, how });
+            return;
+        }
+        lock(&self.link).lane_lost(lane.id);
+        self.kick(0);
+        core.lane_lost(self, lane, &how);
+    }
+
+    // What the engine asks.
+
+    /// Makes a definition known to the peer, with the memory that it is fetched from.
+    pub fn define(self: &Arc<Self>, definition: Definition, regions: &[Arc<Region>]) -> u32 {
+        let mut offered = lock(&self.offered);
+        let mut link = lock(&self.link);
+        for region in regions {
+            if region.shared().is_some() && !offered.contains_key(&region.id) {
+                offered.insert(region.id, Arc::downgrade(region));
+                link.share(region.id, region.len() as u64);
+                let connection = Arc::downgrade(self);
+                region.when_gone(Box::new(move |id| {
+                    if let Some(connection) = connection.upgrade() {
+                        connection.region_gone(id);
+                    }
+                }));
+            }
+        }
+        let number = link.define(definition);
+        drop(link);
+        drop(offered);
+        self.kick(0);
+        number
+    }
+
+    fn region_gone(self: &Arc<Self>, id: u32) {
+        if lock(&self.offered).remove(&id).is_some() {
+            lock(&self.link).unshare(id);
+            self.kick(0);
+        }
+    }
+
+    /// Forgets a definition.
+    pub fn undefine(self: &Arc<Self>, number: u32) {
+        lock(&self.link).undefine(number);
+        self.kick(0);
+    }
+
+    /// Memory of the peer.
+    pub fn shared(&self, source: Source) -> Option<Arc<Shared>> {
+        match source {
+            Source::Region(id, _) => lock(&self.shared).get(&id).cloned(),
+            _ => None,
+        }
+    }
+
+    /// Launches a part. With `ready`, its buffers are defined.
+    pub fn launch(
+        self: &Arc<Self>,
+        part: &Arc<Part>,
+        definition: u32,
+        channel: u32,
+        class: super::link::Class,
+        ready: bool,
+    ) -> Result<(), TransferError> {
+        let total = part.work.out.total();
+        let mut link = lock(&self.link);
+        if let Some(error) = self.over.get() {
+            return Err(error.clone());
+        }
+        let inline = (ready && link.inlines(total)).then(|| {
+            let mut bytes = Vec::with_capacity(total as usize);
+            part.work.out.each(0, total, |at, from, len| {
+                part.work.out.spans[at].piece().part(from, len).read(|some| bytes.extend_from_slice(some));
+            });
+            bytes
+        });
+        let token = Arc::clone(part);
+        let launching =
+            Launching { token, definition, channel, class, source: ready, destination: ready, inline };
+        let Some(sequence) = link.launch(launching) else {
+            let bound = super::link::LAUNCHES_MAX;
+            return Err(TransferError::Overloaded { member: self.peer, bound });
+        };
+        // Under the lock: whatever the link says of the part comes after it knows its place.
+        part.is_at((channel, sequence));
+        drop(link);
+        self.settle();
+        Ok(())
+    }
+
+    /// The buffers of a part are defined.
+    pub fn ready(self: &Arc<Self>, at: GroupId) {
+        lock(&self.link).ready(at, true, true);
+        self.settle();
+    }
+
+    /// What a part receives was fetched.
+    pub fn fetched(self: &Arc<Self>, at: GroupId) {
+        lock(&self.link).received(at);
+        self.settle();
+    }
+
+    /// It cannot be fetched.
+    pub fn fetch_failed(
+        self: &Arc<Self>,
+        part: &Arc<Part>,
+        kind: TransportKind,
+        error: Errno,
+        nothing_yet: bool,
+    ) {
+        let Some(at) = part.at() else { return };
+        if nothing_yet && error != Errno::SRCH {
+            lock(&self.link).push_instead(at);
+            if let Some(core) = self.core.upgrade() {
+                core.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+            }
+            self.settle();
+        } else {
+            let why = error.to_string();
+            give_up(part, TransferError::Transport { transport: kind, member: self.peer, why });
+        }
+    }
+
+    /// Gives a part up at the peer. Whether it was under way.
+    pub fn stop(self: &Arc<Self>, at: GroupId, why: &str) -> bool {
+        let stopped = self.over.get().is_none() && lock(&self.link).stop(at, why);
+        if stopped {
+            self.kick(0);
+        }
+        stopped
+    }
+
+    /// Nothing can land in a part any more.
+    pub fn quiesced(self: &Arc<Self>, at: GroupId) {
+        lock(&self.link).quiesced(at);
+        self.kick(0);
+    }
+
+    /// Ends the connection: every part under way fails with this.
+    pub fn end(self: &Arc<Self>, error: TransferError) {
+        let parts = {
+            let mut link = lock(&self.link);
+            if self.over.set(error.clone()).is_err() {
+                return;
+            }
+            link.drain()
+        };
+        let lanes = std::mem::take(&mut *self.lanes.write().unwrap_or_else(PoisonError::into_inner));
+        for lane in &lanes {
+            lane.close();
+        }
+        for part in parts {
+            part.fail(error.clone());
+            part.peer_is_quiet();
+        }
+        lock(&self.shared).clear();
+        if let Some(core) = self.core.upgrade() {
+            core.connection_over(self, &error);
+        }
+    }
+
+    /// Does what the link asks for, until it asks for nothing, and sends what there is.
+    fn settle(self: &Arc<Self>) {
+        let mut sends = 0;
+        loop {
+            let outputs = lock(&self.link).outputs();
+            if outputs.is_empty() {
+                break;
+            }
+            for output in outputs {
+                sends += self.perform(output);
+            }
+        }
+        self.kick(sends);
+    }
+
+    /// Returns how many bytes it will send.
+    fn perform(self: &Arc<Self>, output: Output<Arc<Part>>) -> u64 {
+        match output {
+            Output::Matched(part) => {
+                part.match_found();
+                for lane in self.lanes() {
+                    if lane.is_held() {
+                        self.pump_elsewhere(&lane);
+                    }
+                }
+                return part.work.out.total();
+            }
+            Output::Inline(part, bytes) => self.put(&part, &bytes),
+            Output::Fetch(part, definition) => {
+                if let Some(core) = self.core.upgrade() {
+                    core.copiers.fetch(self, &part, &definition);
+                }
+            }
+            Output::Sent(part) => part.sent(),
+            Output::StoppedByPeer(part, why) => {
+                part.peer_is_quiet();
+                part.fail(TransferError::Cancelled { by: self.peer.task, reason: why });
+            }
+            Output::StopConfirmed(part) => part.peer_is_quiet(),
+            Output::Differ(part, difference) => {
+                let (channel, sequence) = part.at().unwrap_or_default();
+                part.peer_is_quiet();
+                part.fail(match difference {
+                    Difference::Layout { key, here, there } => {
+                        TransferError::LayoutMismatch { key, here, there }
+                    }
+                    Difference::Order { here, there } => {
+                        TransferError::OrderMismatch { channel, sequence, here, there }
+                    }
+                });
+            }
+            Output::Damaged(part, chunk) => {
+                give_up(&part, TransferError::Integrity { chunk, member: self.peer });
+            }
+            Output::CloseLane(id) => {
+                if let Some(lane) = self.lanes().into_iter().find(|lane| lane.id == id) {
+                    lane.close();
+                    lane.drain();
+                }
+                lock(&self.link).lane_closed(id);
+            }
+            Output::Unregion(id) => {
+                lock(&self.shared).remove(&id);
+            }
+            Output::Region(..) | Output::Pong => {}
+        }
+        0
+    }
+
+    /// Puts what came with a launch in place.
+    fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8]) {
+        let Some(visit) = part.visit() else { return };
+        part.work.inbound.each(0, bytes.len() as u64, {
+            let mut done = 0;
+            move |at, from, len| {
+                part.work.inbound.spans[at]
+                    .piece()
+                    .part(from, len)
+                    .copy_from(&Piece::of(&bytes[done..done + len]));
+                done += len;
+            }
+        });
+        part.arrived(0, bytes.len() as u64);
+        drop(visit);
+        self.counters.add(self.kind, true, bytes.len() as u64);
+        if let Some(at) = part.at() {
+            lock(&self.link).received(at);
+        }
+    }
+
+    /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.
+    fn kick(self: &Arc<Self>, sends: u64) {
+        let (control, chunks) = {
+            let link = lock(&self.link);
+            (link.has_control(), link.has_chunks())
+        };
+        if !control && !chunks {
+            return;
+        }
+        let lanes = self.lanes();
+        let bulk = lanes.iter().any(|lane| !lane.control);
+        for lane in &lanes {
+            if lane.control && (control || !bulk) {
+                if chunks && !bulk && sends > SEND_AT_ONCE {
+                    self.pump_elsewhere(lane);
+                } else if lane.pump_output().is_err() {
+                    lane.close();
+                }
+            } else if !lane.control && chunks {
+                self.pump_elsewhere(lane);
+            }
+        }
+    }
+
+    fn pump_elsewhere(&self, lane: &Arc<Lane>) {
+        if let Some(core) = self.core.upgrade() {
+            core.reactor(lane.id).pump(lane);
+        }
+    }
+}

@@ -1,0 +1,698 @@
+//! A launch: what became of each of its transfers, and who waits to know.
+//!
+//! The rule that cancellation rests on: bytes of a launch's buffers are read or written only inside of a [`Visit`], no
+//! visit begins after the part's pad is closed, and a part that failed says so only when the last visit has ended. So
+//! whoever hears of a failure knows that no byte can land any more, whichever thread was at work.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+use super::error::TransferError;
+use super::identity::TaskId;
+use super::link::GroupId;
+use super::memory::raw::Piece;
+use super::memory::{Reservation, Span};
+use crate::clock;
+
+/// How a whole launch went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Bytes sent.
+    pub sent: u64,
+    /// Bytes received.
+    pub received: u64,
+    /// From the launch until the last byte was in place here, and known to be in place there.
+    pub elapsed: Duration,
+}
+
+/// The bytes of one direction, as one stream in the order of the definition.
+#[derive(Debug, Default)]
+pub struct Stream {
+    /// The spans, in order.
+    pub spans: Vec<Span>,
+    /// Where each begins in the stream; one more for the end.
+    starts: Vec<u64>,
+    /// The number of each within the launch.
+    pub specs: Vec<u32>,
+}
+
+impl Stream {
+    /// Of spans with their numbers.
+    pub fn new(parts: impl IntoIterator<Item = (u32, Span)>) -> Self {
+        let mut stream = Self { starts: vec![0], ..Self::default() };
+        let mut end = 0;
+        for (spec, span) in parts {
+            end += span.len() as u64;
+            stream.starts.push(end);
+            stream.specs.push(spec);
+            stream.spans.push(span);
+        }
+        stream
+    }
+
+    /// Bytes in all.
+    pub fn total(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Calls `with` for each span that has bytes of `start..start + len`: its place in the list, its first byte of
+    /// them, and how many.
+    pub fn each(&self, start: u64, len: u64, mut with: impl FnMut(usize, usize, usize)) {
+        let end = start + len;
+        let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
+        while at < self.spans.len() && self.starts[at] < end {
+            let from = start.max(self.starts[at]);
+            let to = end.min(self.starts[at + 1]);
+            if from < to {
+                with(at, (from - self.starts[at]) as usize, (to - from) as usize);
+            }
+            at += 1;
+        }
+    }
+
+    /// The bytes `start..start + len` as pieces, at most `most` of them.
+    pub fn pieces<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<Piece<'a>>) {
+        let end = start + len;
+        let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
+        while at < self.spans.len() && self.starts[at] < end && into.len() < most {
+            let from = start.max(self.starts[at]);
+            let to = end.min(self.starts[at + 1]);
+            if from < to {
+                let piece = self.spans[at].piece();
+                into.push(piece.part((from - self.starts[at]) as usize, (to - from) as usize));
+            }
+            at += 1;
+        }
+    }
+}
+
+/// What a prepared launch does with one peer. The same for every launch of it.
+#[derive(Debug, Default)]
+pub struct Work {
+    /// What is sent.
+    pub out: Stream,
+    /// What is received.
+    pub inbound: Stream,
+}
+
+/// Says who may use the bytes of a part: visits are counted until it is closed.
+#[derive(Debug, Default)]
+struct Pad(AtomicU32);
+
+const CLOSED: u32 = 1 << 31;
+
+impl Pad {
+    fn enter(&self) -> bool {
+        // Counted first, then looked at: a closing that comes between sees the visit and waits for it.
+        if self.0.fetch_add(1, Ordering::AcqRel) & CLOSED == 0 {
+            return true;
+        }
+        self.0.fetch_sub(1, Ordering::AcqRel);
+        false
+    }
+
+    /// Ends a visit. Whether it was the last one of a closed pad.
+    fn leave(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1
+    }
+
+    /// Whether this call closed it.
+    fn close(&self) -> bool {
+        self.0.fetch_or(CLOSED, Ordering::AcqRel) & CLOSED == 0
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.0.load(Ordering::Acquire) == CLOSED
+    }
+}
+
+/// Leave to read or write the bytes of a part, until it is dropped.
+pub struct Visit<'a>(&'a Arc<Part>);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        if self.0.pad.leave() {
+            self.0.quiet();
+        }
+    }
+}
+
+/// Limits of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// When it must be done.
+    pub deadline: Option<Instant>,
+    /// How long nothing may move once both sides have launched, and how long the peer may be silent.
+    pub stall: Duration,
+}
+
+/// A launch's part with one peer: one group of the link.
+pub struct Part {
+    /// The launch.
+    launch: Arc<Launch>,
+    /// With whom.
+    pub connection: Arc<Connection>,
+    /// Which bytes.
+    pub work: Arc<Work>,
+    /// Limits.
+    pub limits: Limits,
+    at: OnceLock<GroupId>,
+    pad: Pad,
+    failure: OnceLock<TransferError>,
+    resolved: AtomicBool,
+    peer_quiet: AtomicBool,
+    proven: AtomicBool,
+    /// Bytes of each receive that are still to come.
+    missing: Box<[AtomicU64]>,
+    reserved: Mutex<Vec<Option<Reservation>>>,
+    matched: AtomicBool,
+    moved: AtomicU64,
+    /// When something last moved, in microseconds since the launch.
+    progress: AtomicU64,
+}
+
+impl PartialEq for Part {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl std::fmt::Debug for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Part").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+impl Part {
+    /// A part whose bytes are reserved: those of the sends first, then those of the receives.
+    pub fn new(
+        launch: &Arc<Launch>,
+        connection: &Arc<Connection>,
+        work: &Arc<Work>,
+        limits: Limits,
+        reserved: Vec<Option<Reservation>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            launch: Arc::clone(launch),
+            connection: Arc::clone(connection),
+            work: Arc::clone(work),
+            limits,
+            at: OnceLock::new(),
+            pad: Pad::default(),
+            failure: OnceLock::new(),
+            resolved: AtomicBool::new(false),
+            peer_quiet: AtomicBool::new(false),
+            proven: AtomicBool::new(false),
+            missing: work.inbound.spans.iter().map(|span| AtomicU64::new(span.len() as u64)).collect(),
+            reserved: Mutex::new(reserved),
+            matched: AtomicBool::new(false),
+            moved: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+        })
+    }
+
+    /// Its group, once it is launched.
+    pub fn at(&self) -> Option<GroupId> {
+        self.at.get().copied()
+    }
+
+    /// It became this group.
+    pub fn is_at(&self, at: GroupId) {
+        let _once = self.at.set(at);
+    }
+
+    /// Leave to use its bytes; none once it has failed or was given up.
+    pub fn visit(self: &Arc<Self>) -> Option<Visit<'_>> {
+        self.pad.enter().then(|| Visit(self))
+    }
+
+    /// Both sides have launched it.
+    pub fn match_found(&self) {
+        self.matched.store(true, Ordering::Release);
+        self.touch();
+        // What has no bytes is there already.
+        for (at, span) in self.work.inbound.spans.iter().enumerate() {
+            if span.is_empty() {
+                self.complete_receive(at);
+            }
+        }
+    }
+
+    fn touch(&self) {
+        self.progress.store(self.launch.age_us(), Ordering::Relaxed);
+    }
+
+    /// Bytes of it were taken by a transport.
+    pub fn progressed(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+        self.touch();
+    }
+
+    /// The bytes `start..start + len` of what is received are in place.
+    pub fn arrived(&self, start: u64, len: u64) {
+        self.progressed(len);
+        self.work.inbound.each(start, len, |at, _, bytes| {
+            let bytes = bytes as u64;
+            if self.missing[at].fetch_sub(bytes, Ordering::AcqRel) == bytes {
+                self.complete_receive(at);
+            }
+        });
+    }
+
+    fn complete_receive(&self, at: usize) {
+        self.release(self.work.out.spans.len() + at);
+        self.launch.settle(self.work.inbound.specs[at], true);
+    }
+
+    /// The peer has all that was sent.
+    pub fn sent(&self) {
+        for at in 0..self.work.out.spans.len() {
+            self.release(at);
+            self.launch.settle(self.work.out.specs[at], true);
+        }
+    }
+
+    fn release(&self, at: usize) {
+        let reserved =
+            self.reserved.lock().unwrap_or_else(PoisonError::into_inner).get_mut(at).and_then(Option::take);
+        drop(reserved);
+    }
+
+    /// Fails what is not complete, for this reason unless there was one before. Whether it is the first.
+    pub fn fail(self: &Arc<Self>, error: TransferError) -> bool {
+        let first = self.failure.set(error).is_ok();
+        if self.pad.close() && self.pad.is_quiet() {
+            self.quiet();
+        }
+        first
+    }
+
+    /// Nothing can land any more: says so, once.
+    fn quiet(self: &Arc<Self>) {
+        if !self.pad.is_quiet() || self.resolved.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let error = self.failure.get().cloned().unwrap_or(TransferError::Closed);
+        self.launch
+            .settle_failed(self.work.out.specs.iter().chain(&self.work.inbound.specs).copied(), &error);
+        if let Some(at) = self.at() {
+            self.connection.quiesced(at);
+        }
+        self.prove();
+    }
+
+    /// Nothing can land at the peer any more, or there is no peer.
+    pub fn peer_is_quiet(&self) {
+        self.peer_quiet.store(true, Ordering::Release);
+        self.prove();
+    }
+
+    /// If nothing can land on either side, whoever cancelled is told.
+    fn prove(&self) {
+        let quiet = self.resolved.load(Ordering::Acquire) && self.peer_quiet.load(Ordering::Acquire);
+        if quiet && !self.proven.swap(true, Ordering::AcqRel) {
+            self.launch.part_proven();
+        }
+    }
+
+    /// Whether every transfer of it has its outcome.
+    pub fn is_settled(&self) -> bool {
+        let specs = self.work.out.specs.iter().chain(&self.work.inbound.specs);
+        specs.copied().all(|spec| self.launch.outcome(spec).is_some())
+    }
+
+    /// Why it is over by its limits at `now`; or when to look again.
+    pub fn overdue(&self, now: Instant, peer_silent: Duration) -> Result<Option<Instant>, TransferError> {
+        if self.is_settled() || self.failure.get().is_some() {
+            return Ok(None);
+        }
+        let (moved, total) =
+            (self.moved.load(Ordering::Relaxed), self.work.out.total() + self.work.inbound.total());
+        if self.limits.deadline.is_some_and(|deadline| now >= deadline) {
+            return Err(TransferError::Deadline { moved, total });
+        }
+        let last = self.launch.began() + Duration::from_micros(self.progress.load(Ordering::Relaxed));
+        let idle = now.saturating_duration_since(last);
+        let stall = self.limits.stall;
+        let waits = if self.matched.load(Ordering::Acquire) { idle } else { idle.min(peer_silent) };
+        if waits >= stall {
+            return Err(TransferError::Stalled { idle: waits, moved, total });
+        }
+        let next = now + (stall - waits);
+        Ok(Some(self.limits.deadline.map_or(next, |deadline| deadline.min(next))))
+    }
+}
+
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+const FAILED: u8 = 2;
+
+/// The outcomes of a launch's transfers.
+pub struct Launch {
+    began: OnceLock<Instant>,
+    outcomes: Box<[AtomicU8]>,
+    left: AtomicUsize,
+    elapsed_us: AtomicU64,
+    sent: u64,
+    received: u64,
+    failures: Mutex<Vec<(u32, TransferError)>>,
+    parts: OnceLock<Vec<Arc<Part>>>,
+    unproven: AtomicUsize,
+    given_up: Mutex<Option<(TaskId, String)>>,
+    watched: AtomicBool,
+    watchers: Mutex<Vec<(Wanted, Waker)>>,
+    changed: Condvar,
+}
+
+/// What somebody waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    One(u32),
+    All,
+    Proof,
+}
+
+impl Launch {
+    /// Of so many transfers, which send and receive so many bytes.
+    pub fn new(count: usize, sent: u64, received: u64) -> Arc<Self> {
+        Arc::new(Self {
+            began: OnceLock::new(),
+            outcomes: (0..count).map(|_| AtomicU8::new(PENDING)).collect(),
+            left: AtomicUsize::new(count),
+            elapsed_us: AtomicU64::new(0),
+            sent,
+            received,
+            failures: Mutex::default(),
+            parts: OnceLock::new(),
+            unproven: AtomicUsize::new(usize::MAX),
+            given_up: Mutex::default(),
+            watched: AtomicBool::new(false),
+            watchers: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Its time runs from now.
+    pub fn begin(&self) {
+        let _once = self.began.set(clock::monotonic());
+    }
+
+    fn began(&self) -> Instant {
+        self.began.get().copied().unwrap_or_else(clock::monotonic)
+    }
+
+    fn age_us(&self) -> u64 {
+        u64::try_from(clock::monotonic().saturating_duration_since(self.began()).as_micros())
+            .unwrap_or(u64::MAX)
+    }
+
+    /// It consists of these parts. Returns who gave it up meanwhile, and why.
+    pub fn attach(&self, parts: Vec<Arc<Part>>) -> Option<(TaskId, String)> {
+        let given_up = lock(&self.given_up);
+        self.unproven.store(parts.len(), Ordering::Release);
+        let _once = self.parts.set(parts);
+        given_up.clone()
+    }
+
+    /// Its parts, once it has them.
+    pub fn parts(&self) -> &[Arc<Part>] {
+        self.parts.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// It was over before it had parts.
+    pub fn fail_all(&self, error: &TransferError) {
+        self.settle_failed(0..self.outcomes.len() as u32, error);
+        self.unproven.store(0, Ordering::Release);
+        self.notify(|_| true);
+    }
+
+    fn settle(&self, spec: u32, ok: bool) {
+        let outcome = if ok { DONE } else { FAILED };
+        let slot = &self.outcomes[spec as usize];
+        if slot.compare_exchange(PENDING, outcome, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return;
+        }
+        let last = self.left.fetch_sub(1, Ordering::SeqCst) == 1;
+        if last {
+            self.elapsed_us.store(self.age_us(), Ordering::Release);
+        }
+        self.notify(|wanted| wanted == Wanted::One(spec) || last && wanted == Wanted::All);
+    }
+
+    fn settle_failed(&self, specs: impl Iterator<Item = u32>, error: &TransferError) {
+        for spec in specs {
+            if self.outcomes[spec as usize].load(Ordering::Acquire) == PENDING {
+                lock(&self.failures).push((spec, error.clone()));
+                self.settle(spec, false);
+            }
+        }
+    }
+
+    fn part_proven(&self) {
+        if self.unproven.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.notify(|wanted| wanted == Wanted::Proof);
+        }
+    }
+
+    fn notify(&self, whom: impl Fn(Wanted) -> bool) {
+        if !self.watched.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut watchers = lock(&self.watchers);
+        let mut woken = Vec::new();
+        watchers.retain(|(wanted, waker)| {
+            let now = whom(*wanted);
+            if now {
+                woken.push(waker.clone());
+            }
+            !now
+        });
+        drop(watchers);
+        self.changed.notify_all();
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// The outcome of one transfer, once it has one.
+    pub fn outcome(&self, spec: u32) -> Option<Result<(), TransferError>> {
+        match self.outcomes[spec as usize].load(Ordering::SeqCst) {
+            PENDING => None,
+            DONE => Some(Ok(())),
+            _ => Some(Err(lock(&self.failures)
+                .iter()
+                .find(|(failed, _)| *failed == spec)
+                .map_or(TransferError::Closed, |(_, error)| error.clone()))),
+        }
+    }
+
+    /// The outcome of all, once all have one: the first failure, if there is any.
+    fn whole(&self) -> Option<Result<Stats, TransferError>> {
+        if self.left.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        if let Some((_, error)) = lock(&self.failures).first() {
+            return Some(Err(error.clone()));
+        }
+        let elapsed = Duration::from_micros(self.elapsed_us.load(Ordering::Acquire));
+        Some(Ok(Stats { sent: self.sent, received: self.received, elapsed }))
+    }
+
+    fn proof(&self) -> Option<()> {
+        let over = self.left.load(Ordering::SeqCst) == 0;
+        let failed = !lock(&self.failures).is_empty();
+        (over && (!failed || self.unproven.load(Ordering::SeqCst) == 0)).then_some(())
+    }
+
+    fn poll<R>(&self, wanted: Wanted, cx: &Context<'_>, state: impl Fn(&Self) -> Option<R>) -> Poll<R> {
+        if let Some(known) = state(self) {
+            return Poll::Ready(known);
+        }
+        let mut watchers = lock(&self.watchers);
+        if !watchers.iter().any(|(what, waker)| *what == wanted && waker.will_wake(cx.waker())) {
+            watchers.push((wanted, cx.waker().clone()));
+        }
+        drop(watchers);
+        self.watched.store(true, Ordering::SeqCst);
+        state(self).map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn block<R>(&self, until: Option<Instant>, state: impl Fn(&Self) -> Option<R>) -> Option<R> {
+        if let Some(known) = state(self) {
+            return Some(known);
+        }
+        self.watched.store(true, Ordering::SeqCst);
+        let mut guard = lock(&self.watchers);
+        loop {
+            if let Some(known) = state(self) {
+                return Some(known);
+            }
+            guard = match until {
+                None => self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
+                Some(until) => {
+                    let left = until.checked_duration_since(clock::monotonic())?;
+                    self.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Transfers under way. A future of the outcome of all; to wait without a runtime, [`wait`](Transfer::wait).
+///
+/// Dropping it does not cancel anything.
+#[derive(Clone)]
+pub struct Transfer {
+    launch: Arc<Launch>,
+    here: TaskId,
+}
+
+impl std::fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transfer").field("left", &self.launch.left).finish_non_exhaustive()
+    }
+}
+
+impl Transfer {
+    pub(super) const fn new(launch: Arc<Launch>, here: TaskId) -> Self {
+        Self { launch, here }
+    }
+
+    /// How many transfers it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.launch.outcomes.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.launch.outcomes.is_empty()
+    }
+
+    /// The outcome, if it is known.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<Stats, TransferError>> {
+        self.launch.whole()
+    }
+
+    /// The outcome of the transfer with this number in the request, if it is known.
+    #[must_use]
+    pub fn outcome_of(&self, number: usize) -> Option<Result<(), TransferError>> {
+        self.launch.outcome(u32::try_from(number).ok()?)
+    }
+
+    /// A future of the outcome of the transfer with this number in the request.
+    #[must_use]
+    pub fn one(&self, number: usize) -> Completion {
+        Completion { launch: Arc::clone(&self.launch), number: number as u32 }
+    }
+
+    /// Waits for the outcome on this thread.
+    ///
+    /// # Errors
+    /// Of the first transfer that failed, when all have their outcome.
+    pub fn wait(&self) -> Result<Stats, TransferError> {
+        self.launch.block(None, Launch::whole).unwrap_or(Err(TransferError::Closed))
+    }
+
+    /// Waits so long; none if it is not known by then.
+    #[must_use]
+    pub fn wait_for(&self, time: Duration) -> Option<Result<Stats, TransferError>> {
+        self.launch.block(Some(clock::monotonic() + time), Launch::whole)
+    }
+
+    /// Gives up what is not complete. What is returned resolves when no byte can land any more, neither here nor at
+    /// the peers: it is a proof, not a request.
+    pub fn cancel(&self, reason: &str) -> Quiesced {
+        let parts = {
+            let mut given_up = lock(&self.launch.given_up);
+            given_up.get_or_insert_with(|| (self.here, reason.to_owned()));
+            self.launch.parts().to_vec()
+        };
+        for part in parts {
+            give_up(&part, TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
+        }
+        Quiesced { launch: Arc::clone(&self.launch) }
+    }
+}
+
+/// Fails a part and tells the peer.
+pub(super) fn give_up(part: &Arc<Part>, error: TransferError) {
+    let stopped = part.at().is_some_and(|at| part.connection.stop(at, &error.to_string()));
+    if !stopped {
+        // The peer has nothing under way for it.
+        part.peer_is_quiet();
+    }
+    part.fail(error);
+}
+
+impl Future for Transfer {
+    type Output = Result<Stats, TransferError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.launch.poll(Wanted::All, cx, Launch::whole)
+    }
+}
+
+/// A future of the outcome of one transfer.
+#[derive(Clone)]
+pub struct Completion {
+    launch: Arc<Launch>,
+    number: u32,
+}
+
+impl Completion {
+    /// Waits for it on this thread.
+    ///
+    /// # Errors
+    /// If the transfer failed.
+    pub fn wait(&self) -> Result<(), TransferError> {
+        self.launch.block(None, |launch| launch.outcome(self.number)).unwrap_or(Err(TransferError::Closed))
+    }
+}
+
+impl Future for Completion {
+    type Output = Result<(), TransferError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let number = self.number;
+        self.launch.poll(Wanted::One(number), cx, |launch| launch.outcome(number))
+    }
+}
+
+/// Resolves when no byte of a cancelled transfer can land any more.
+#[derive(Clone)]
+#[must_use = "the cancellation is proven only when this resolves"]
+pub struct Quiesced {
+    launch: Arc<Launch>,
+}
+
+impl Quiesced {
+    /// Waits for it on this thread.
+    pub fn wait(&self) {
+        self.launch.block(None, Launch::proof);
+    }
+
+    /// Waits so long; whether it is proven by then.
+    #[must_use]
+    pub fn wait_for(&self, time: Duration) -> bool {
+        self.launch.block(Some(clock::monotonic() + time), Launch::proof).is_some()
+    }
+}
+
+impl Future for Quiesced {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.launch.poll(Wanted::Proof, cx, Launch::proof)
+    }
+}

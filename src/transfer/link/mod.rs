@@ -1,0 +1,688 @@
+//! What two engines say to each other, without IO: one side of a link.
+//!
+//! A launch is the next *group* of its channel on both sides. Each side says `Go` with its list of transfers; when both
+//! have, the lists are compared, and the bytes move as soon as what is sent is defined and what is received into may be
+//! written. The bytes of a group in one direction are one stream, in the order of the definition, cut into chunks.
+//!
+//! | file | what it decides |
+//! | --- | --- |
+//! | `mod.rs` | when a group begins, ends, or is given up |
+//! | `control.rs` | that control frames arrive once, in order, over whatever connection there is |
+//! | `stream.rs` | which chunks are sent by which lane, landed, lost, sent again |
+//! | `schedule.rs` | whose chunk is next |
+//! | `definition.rs` | what both sides must agree on |
+//!
+//! Invariants (checked by [`Link::audit`] after every step of the simulation in `tests.rs`):
+//! 1. A chunk is landing on one lane at most, and never after it has landed.
+//! 2. Nothing lands before both sides' lists were found equal and the receiver's buffers were free to be written.
+//! 3. `Stopped` is said only when nothing can land here any more; nothing is accepted for the group afterwards.
+//! 4. A group is forgotten only when neither side waits for anything of it.
+//! 5. Every table is within its bound.
+
+mod control;
+pub(super) mod definition;
+mod schedule;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use control::Control;
+pub use control::Frame;
+use definition::Definition;
+pub use schedule::Class;
+use schedule::Schedule;
+use stream::{Inbound, Outbound};
+
+use super::frame::{Header, Kind, flag};
+use super::identity::Member;
+
+/// The most launches of this side that may be under way on one link.
+pub const LAUNCHES_MAX: usize = 4096;
+/// The most groups of the peer that wait for this side's launch, those that it gave up again among them.
+const EARLY_MAX: usize = 16 * LAUNCHES_MAX;
+/// The most transfers in all definitions of a peer.
+const REMOTE_ENTRIES_MAX: usize = 1 << 20;
+/// Groups that send no more than this send it with their `Go`.
+pub const INLINE_MAX: usize = 8 << 10;
+/// The most groups that were sent inline and not yet acknowledged: what a peer keeps for launches that have not come.
+const INLINE_PENDING_MAX: usize = 256;
+/// The longest reason that is passed on.
+const REASON_MAX: usize = 1024;
+
+/// A group: its channel and its number on it.
+pub type GroupId = (u32, u64);
+
+/// The peer broke the rules; the link cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the peer broke the protocol: {0}")]
+pub struct Violation(pub &'static str);
+
+/// What the caller has to do or to know, in order. `T` is the caller's name for its launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output<T> {
+    /// Both sides have launched the same transfers.
+    Matched(T),
+    /// All that is received in the group; call [`Link::received`] when it is in place.
+    Inline(T, Vec<u8>),
+    /// What is received may be fetched, from the sources that the definition names; then call [`Link::received`], or
+    /// [`Link::push_instead`].
+    Fetch(T, Arc<Definition>),
+    /// The peer has all that was sent.
+    Sent(T),
+    /// The peer gave the group up, for this reason. Let nothing land any more, then call [`Link::quiesced`].
+    StoppedByPeer(T, String),
+    /// Nothing can land at the peer any more.
+    StopConfirmed(T),
+    /// The lists differ; the group is over, and nothing has moved.
+    Differ(T, Difference),
+    /// The peer has lost this lane: close it, let nothing land from it any more, then call [`Link::lane_closed`].
+    CloseLane(u16),
+    /// A chunk came damaged for the second time: the group cannot be completed.
+    Damaged(T, u32),
+    /// The peer shares memory, of this length.
+    Region(u32, u64),
+    /// The peer does so no more.
+    Unregion(u32),
+    /// The peer lives.
+    Pong,
+}
+
+/// How the lists of the two sides differ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Difference {
+    /// The same transfer has two layouts: its key, and fingerprint and bytes on both sides.
+    Layout {
+        /// Its key.
+        key: super::error::TransferKey,
+        /// On this side.
+        here: String,
+        /// On the other side.
+        there: String,
+    },
+    /// Other transfers, or another order.
+    Order {
+        /// The keys of this side.
+        here: String,
+        /// The keys of the other side.
+        there: String,
+    },
+}
+
+/// What this side launched.
+struct Local<T> {
+    token: T,
+    definition: Arc<Definition>,
+    class: Class,
+    source: bool,
+    destination: bool,
+}
+
+/// What the other side launched.
+struct Remote {
+    definition: Arc<Definition>,
+    source: bool,
+    destination: bool,
+    inline: Option<Vec<u8>>,
+}
+
+/// A group that is being given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stop {
+    /// Nothing can land here any more.
+    quiesced: bool,
+    /// The peer has said the same, or gave it up itself.
+    confirmed: bool,
+    /// The peer waits for `Stopped`.
+    owes: bool,
+}
+
+struct Group<T> {
+    local: Option<Local<T>>,
+    remote: Option<Remote>,
+    /// Why the peer gave it up before this side launched it.
+    given_up: Option<String>,
+    stop: Option<Stop>,
+    matched: bool,
+    out: Outbound,
+    inbound: Inbound,
+}
+
+impl<T> Group<T> {
+    const fn new() -> Self {
+        Self {
+            local: None,
+            remote: None,
+            given_up: None,
+            stop: None,
+            matched: false,
+            out: Outbound::Waiting,
+            inbound: Inbound::Waiting,
+        }
+    }
+}
+
+/// How a link works; the same on both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Bytes of a chunk.
+    pub chunk: u32,
+    /// The receiver fetches what is sent; else the sender sends it.
+    pub fetch: bool,
+    /// The control connection cannot be replaced when it is lost: nothing is kept to be sent again.
+    pub lasting: bool,
+}
+
+/// What a launch is made of.
+#[derive(Debug)]
+pub struct Launching<T> {
+    /// The caller's name for it.
+    pub token: T,
+    /// Which definition.
+    pub definition: u32,
+    /// On which channel.
+    pub channel: u32,
+    /// How urgent.
+    pub class: Class,
+    /// Whether what is sent is defined.
+    pub source: bool,
+    /// Whether what is received into may be written.
+    pub destination: bool,
+    /// All that is sent, if it is small, defined, and [`Link::inlines`].
+    pub inline: Option<Vec<u8>>,
+}
+
+/// A chunk to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Push<T> {
+    /// Of which launch.
+    pub token: T,
+    /// Its header, but for checksum and acknowledgement.
+    pub header: Header,
+    /// Its first byte in the group's stream.
+    pub start: u64,
+}
+
+/// Where a chunk belongs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Landing<T> {
+    /// To this launch, from this byte of the group's stream on.
+    At(T, u64),
+    /// It overtook the peer's `Go`, which comes by another lane: ask again when [`Output::Matched`] was told.
+    Early,
+    /// Nowhere (any more).
+    Nowhere,
+}
+
+/// One side of a link. `T` names a launch of the caller's.
+pub struct Link<T> {
+    me: Member,
+    peer: Member,
+    terms: Terms,
+    definitions: HashMap<u32, Arc<Definition>>,
+    next_definition: u32,
+    remote: HashMap<u32, Arc<Definition>>,
+    remote_entries: usize,
+    partial: Option<(u32, Vec<u8>)>,
+    next: HashMap<u32, u64>,
+    groups: BTreeMap<GroupId, Group<T>>,
+    launched: usize,
+    inline_pending: usize,
+    schedule: Schedule,
+    control: Control,
+    outputs: Vec<Output<T>>,
+}
+
+impl<T: Clone> Link<T> {
+    /// A link of two members, as they agreed on it.
+    pub fn new(me: Member, peer: Member, terms: Terms) -> Self {
+        Self {
+            me,
+            peer,
+            terms,
+            definitions: HashMap::new(),
+            next_definition: 1,
+            remote: HashMap::new(),
+            remote_entries: 0,
+            partial: None,
+            next: HashMap::new(),
+            groups: BTreeMap::new(),
+            launched: 0,
+            inline_pending: 0,
+            schedule: Schedule::default(),
+            control: Control::new(!terms.lasting),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// What there is to do since the last call.
+    pub fn outputs(&mut self) -> Vec<Output<T>> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    fn header(&self, kind: Kind) -> Header {
+        Header::new(kind, self.me, self.peer)
+    }
+
+    fn tell(&mut self, header: Header, payload: Vec<u8>) {
+        self.control.push(Frame { header: Header { len: payload.len() as u32, ..header }, payload });
+    }
+
+    fn tell_of(&mut self, kind: Kind, (channel, sequence): GroupId) {
+        self.tell(Header { channel, sequence, ..self.header(kind) }, Vec::new());
+    }
+
+    /// Makes a list of transfers known to the peer. It is launched by the number that is returned.
+    pub fn define(&mut self, definition: Definition) -> u32 {
+        const PART: usize = 256 * definition::ENTRY;
+        let number = self.next_definition;
+        self.next_definition += 1;
+        let bytes = definition.encode();
+        let mut parts = bytes.chunks(PART).peekable();
+        while let Some(part) = parts.next() {
+            let flags = if parts.peek().is_some() { flag::MORE } else { 0 };
+            self.tell(Header { flags, index: number, ..self.header(Kind::Define) }, part.to_vec());
+        }
+        self.definitions.insert(number, Arc::new(definition));
+        number
+    }
+
+    /// Forgets a list. Launches of it that are under way go on.
+    pub fn undefine(&mut self, number: u32) {
+        if self.definitions.remove(&number).is_some() {
+            self.tell(Header { index: number, ..self.header(Kind::Undefine) }, Vec::new());
+        }
+    }
+
+    /// Tells the peer of memory that it may map. The descriptor goes with the frame.
+    pub fn share(&mut self, region: u32, len: u64) {
+        self.tell(Header { index: region, sequence: len, ..self.header(Kind::Region) }, Vec::new());
+    }
+
+    /// Tells the peer that the memory goes.
+    pub fn unshare(&mut self, region: u32) {
+        self.tell(Header { index: region, ..self.header(Kind::Unregion) }, Vec::new());
+    }
+
+    /// Asks whether the peer lives.
+    pub fn ping(&mut self) {
+        self.tell(self.header(Kind::Ping), Vec::new());
+    }
+
+    /// Whether a launch that sends so many bytes should bring them along.
+    pub fn inlines(&self, bytes: u64) -> bool {
+        bytes > 0 && bytes <= INLINE_MAX as u64 && self.inline_pending < INLINE_PENDING_MAX
+    }
+
+    /// Launches a definition: the next group of its channel. Returns its number, or none if too many are under way.
+    pub fn launch(&mut self, launching: Launching<T>) -> Option<u64> {
+        let Launching { token, definition: number, channel, class, source, destination, inline } = launching;
+        let definition = Arc::clone(self.definitions.get(&number)?);
+        if self.launched >= LAUNCHES_MAX {
+            return None;
+        }
+        let next = self.next.entry(channel).or_insert(0);
+        let sequence = *next;
+        *next += 1;
+        let at = (channel, sequence);
+        let group = self.groups.entry(at).or_insert_with(Group::new);
+        if let Some(why) = group.given_up.take() {
+            // It was over before it began; the peer knows, and does not wait for a `Go`.
+            self.groups.remove(&at);
+            self.outputs.push(Output::StoppedByPeer(token, why));
+            return Some(sequence);
+        }
+        let mut flags = if source { flag::SOURCE } else { 0 };
+        flags |= if destination { flag::DESTINATION } else { 0 };
+        if inline.is_some() {
+            flags |= flag::INLINE;
+            group.out = Outbound::Inline;
+            self.inline_pending += 1;
+        }
+        group.local = Some(Local { token, definition, class, source, destination });
+        self.launched += 1;
+        let header = self.header(Kind::Go);
+        let class = class as u8;
+        self.tell(
+            Header { flags, class, channel, sequence, index: number, ..header },
+            inline.unwrap_or_default(),
+        );
+        self.advance(at);
+        Some(sequence)
+    }
+
+    /// What a launch sends is defined, or what it receives into may be written.
+    pub fn ready(&mut self, at: GroupId, source: bool, destination: bool) {
+        let Some(group) = self.groups.get_mut(&at) else { return };
+        let Some(local) = group.local.as_mut().filter(|_| group.stop.is_none()) else { return };
+        let (source, destination) = (source && !local.source, destination && !local.destination);
+        local.source |= source;
+        local.destination |= destination;
+        let flags = (u8::from(source) * flag::SOURCE) | (u8::from(destination) * flag::DESTINATION);
+        if flags != 0 {
+            let (channel, sequence) = at;
+            self.tell(Header { flags, channel, sequence, ..self.header(Kind::Ready) }, Vec::new());
+            self.advance(at);
+        }
+    }
+
+    /// What was to be received is in place.
+    pub fn received(&mut self, at: GroupId) {
+        let Some(group) = self.groups.get_mut(&at) else { return };
+        if group.stop.is_none() && group.matched && group.inbound != Inbound::Done {
+            group.inbound = Inbound::Done;
+            self.tell_of(Kind::Done, at);
+            self.finish(at);
+        }
+    }
+
+    /// What was to be fetched cannot be, and nothing has been: asks for it to be sent.
+    pub fn push_instead(&mut self, at: GroupId) {
+        let Some(group) = self.groups.get_mut(&at) else { return };
+        let Some(local) = group.local.as_ref().filter(|_| group.inbound == Inbound::Fetching) else { return };
+        group.inbound = Inbound::landing(local.definition.received, self.terms.chunk);
+        self.tell_of(Kind::Push, at);
+    }
+
+    /// Gives a group up. Whether it was under way: if so, let nothing land any more and call [`Link::quiesced`];
+    /// [`Output::StopConfirmed`] follows when nothing can land at the peer either.
+    pub fn stop(&mut self, at: GroupId, why: &str) -> bool {
+        let Some(group) = self.groups.get_mut(&at) else { return false };
+        if group.local.is_none() || group.stop.is_some() {
+            return false;
+        }
+        group.stop = Some(Stop { quiesced: false, confirmed: false, owes: false });
+        let (channel, sequence) = at;
+        let mut why = why;
+        while why.len() > REASON_MAX {
+            let cut = (0..=REASON_MAX).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
+            why = &why[..cut];
+        }
+        self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why.as_bytes().to_vec());
+        true
+    }
+
+    /// Nothing can land in a group that is given up any more.
+    pub fn quiesced(&mut self, at: GroupId) {
+        let Some(stop) = self.groups.get_mut(&at).and_then(|group| group.stop.as_mut()) else { return };
+        stop.quiesced = true;
+        self.settle_stop(at);
+    }
+
+    /// Says what is owed, and forgets the group when nobody waits for it.
+    fn settle_stop(&mut self, at: GroupId) {
+        let Some(stop) = self.groups.get_mut(&at).and_then(|group| group.stop.as_mut()) else { return };
+        if !stop.quiesced {
+            return;
+        }
+        let owed = std::mem::take(&mut stop.owes);
+        let over = stop.confirmed;
+        if owed {
+            self.tell_of(Kind::Stopped, at);
+        }
+        if over {
+            self.forget(at);
+        }
+    }
+
+    fn forget(&mut self, at: GroupId) {
+        if let Some(group) = self.groups.remove(&at)
+            && group.local.is_some()
+        {
+            self.launched -= 1;
+            self.inline_pending -= usize::from(group.out == Outbound::Inline);
+        }
+    }
+
+    /// Does what can be done in a group now.
+    fn advance(&mut self, at: GroupId) {
+        let Some(group) = self.groups.get_mut(&at) else { return };
+        let (Some(local), Some(remote)) = (&mut group.local, &mut group.remote) else { return };
+        if group.stop.is_some() {
+            return;
+        }
+        if !group.matched {
+            if local.definition.digest != remote.definition.digest {
+                let difference = difference(&local.definition, &remote.definition);
+                self.outputs.push(Output::Differ(local.token.clone(), difference));
+                self.forget(at);
+                return;
+            }
+            group.matched = true;
+            self.outputs.push(Output::Matched(local.token.clone()));
+        }
+        if local.definition.sent == 0 && group.out != Outbound::Done {
+            group.out = Outbound::Done;
+            self.outputs.push(Output::Sent(local.token.clone()));
+        }
+        let pushes = !self.terms.fetch || group.out == Outbound::Wanted;
+        if matches!(group.out, Outbound::Waiting | Outbound::Wanted)
+            && pushes
+            && local.source
+            && remote.destination
+        {
+            group.out = Outbound::pushing(local.definition.sent, self.terms.chunk);
+            self.schedule.add(local.class, at);
+        }
+        if group.inbound == Inbound::Waiting {
+            if local.definition.received == 0 {
+                group.inbound = Inbound::Done;
+            } else if local.destination {
+                if let Some(bytes) = remote.inline.take() {
+                    group.inbound = Inbound::Fetching;
+                    self.outputs.push(Output::Inline(local.token.clone(), bytes));
+                } else if !self.terms.fetch {
+                    group.inbound = Inbound::landing(local.definition.received, self.terms.chunk);
+                } else if remote.source {
+                    group.inbound = Inbound::Fetching;
+                    self.outputs.push(Output::Fetch(local.token.clone(), Arc::clone(&remote.definition)));
+                }
+            }
+        }
+        self.finish(at);
+    }
+
+    /// Forgets a group that has no more to do.
+    fn finish(&mut self, at: GroupId) {
+        let done = |group: &Group<T>| {
+            group.stop.is_none() && group.out == Outbound::Done && group.inbound == Inbound::Done
+        };
+        if self.groups.get(&at).is_some_and(done) {
+            self.forget(at);
+        }
+    }
+
+    /// Takes a control frame.
+    ///
+    /// # Errors
+    /// If the peer broke the protocol: nothing that it says can be relied on any more.
+    pub fn receive(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), Violation> {
+        if !self.control.accept(header)? {
+            return Ok(());
+        }
+        let at = (header.channel, header.sequence);
+        match header.kind {
+            Kind::Define => self.on_define(header, payload)?,
+            Kind::Undefine => {
+                if let Some(gone) = self.remote.remove(&header.index) {
+                    self.remote_entries -= gone.entries.len();
+                }
+            }
+            Kind::Go => self.on_go(header, payload)?,
+            Kind::Ready => {
+                if let Some(remote) = self.groups.get_mut(&at).and_then(|group| group.remote.as_mut()) {
+                    remote.source |= header.has(flag::SOURCE);
+                    remote.destination |= header.has(flag::DESTINATION);
+                    self.advance(at);
+                }
+            }
+            Kind::Stop => self.on_stop(at, &payload)?,
+            Kind::Stopped => self.on_stopped(at),
+            Kind::Done => self.on_done(at)?,
+            Kind::Push => {
+                if let Some(group) = self.groups.get_mut(&at)
+                    && group.out == Outbound::Waiting
+                {
+                    group.out = Outbound::Wanted;
+                    self.advance(at);
+                }
+            }
+            Kind::Damaged => self.on_damaged(at, header.index),
+            Kind::Lost => self.outputs.push(Output::CloseLane(header.lane)),
+            Kind::Have => self.on_have(at, header.lane, &payload),
+            Kind::Ping => self.tell(self.header(Kind::Pong), Vec::new()),
+            Kind::Pong => self.outputs.push(Output::Pong),
+            Kind::Region => self.outputs.push(Output::Region(header.index, header.sequence)),
+            Kind::Unregion => self.outputs.push(Output::Unregion(header.index)),
+            Kind::Ack => {}
+            Kind::Data => return Err(Violation("data among control frames")),
+        }
+        Ok(())
+    }
+
+    fn on_define(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), Violation> {
+        let mut bytes = match self.partial.take() {
+            Some((number, bytes)) if number == header.index => bytes,
+            Some(_) => return Err(Violation("a definition was begun and not ended")),
+            None => Vec::new(),
+        };
+        bytes.extend_from_slice(&payload);
+        if bytes.len() > definition::ENTRIES_MAX * definition::ENTRY {
+            return Err(Violation("a definition is too long"));
+        }
+        if header.has(flag::MORE) {
+            self.partial = Some((header.index, bytes));
+            return Ok(());
+        }
+        let definition = Definition::decode(&bytes).ok_or(Violation("a definition cannot be read"))?;
+        self.remote_entries += definition.entries.len();
+        if self.remote_entries > REMOTE_ENTRIES_MAX {
+            return Err(Violation("too many transfers are defined"));
+        }
+        match self.remote.insert(header.index, Arc::new(definition)) {
+            None => Ok(()),
+            Some(_) => Err(Violation("a definition was made twice")),
+        }
+    }
+
+    fn on_go(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), Violation> {
+        let at = (header.channel, header.sequence);
+        let passed = self.next.get(&header.channel).is_some_and(|next| header.sequence < *next);
+        if passed && !self.groups.contains_key(&at) {
+            return Ok(());
+        }
+        let definition =
+            self.remote.get(&header.index).ok_or(Violation("an unknown definition was launched"))?;
+        let inline = header.has(flag::INLINE).then_some(payload);
+        if inline
+            .as_ref()
+            .is_some_and(|bytes| bytes.len() as u64 != definition.received || bytes.len() > INLINE_MAX)
+        {
+            return Err(Violation("a launch brought other bytes than its definition says"));
+        }
+        let remote = Remote {
+            definition: Arc::clone(definition),
+            source: header.has(flag::SOURCE),
+            destination: header.has(flag::DESTINATION),
+            inline,
+        };
+        if !passed && self.groups.len() - self.launched >= EARLY_MAX {
+            return Err(Violation("too many launches wait for this side's"));
+        }
+        let group = self.groups.entry(at).or_insert_with(Group::new);
+        if group.remote.replace(remote).is_some() {
+            return Err(Violation("a group was launched twice"));
+        }
+        self.advance(at);
+        Ok(())
+    }
+
+    fn on_stop(&mut self, at: GroupId, why: &[u8]) -> Result<(), Violation> {
+        let passed = self.next.get(&at.0).is_some_and(|next| at.1 < *next);
+        if !passed && self.groups.len() - self.launched >= EARLY_MAX {
+            return Err(Violation("too many launches were given up before this side's"));
+        }
+        let why = String::from_utf8_lossy(&why[..why.len().min(REASON_MAX)]).into_owned();
+        match self.groups.get_mut(&at) {
+            None if passed => self.tell_of(Kind::Stopped, at),
+            Some(group) if group.local.is_some() => {
+                if let Some(stop) = &mut group.stop {
+                    stop.owes = true;
+                    self.settle_stop(at);
+                } else {
+                    group.stop = Some(Stop { quiesced: false, confirmed: true, owes: true });
+                    if let Some(local) = &group.local {
+                        self.outputs.push(Output::StoppedByPeer(local.token.clone(), why));
+                    }
+                }
+            }
+            _ => {
+                let group = self.groups.entry(at).or_insert_with(Group::new);
+                group.remote = None;
+                group.given_up = Some(why);
+                self.tell_of(Kind::Stopped, at);
+            }
+        }
+        Ok(())
+    }
+
+    fn on_stopped(&mut self, at: GroupId) {
+        let Some(group) = self.groups.get_mut(&at) else { return };
+        let (Some(stop), Some(local)) = (&mut group.stop, &group.local) else { return };
+        if !std::mem::replace(&mut stop.confirmed, true) {
+            self.outputs.push(Output::StopConfirmed(local.token.clone()));
+            self.settle_stop(at);
+        }
+    }
+
+    fn on_done(&mut self, at: GroupId) -> Result<(), Violation> {
+        let Some(group) = self.groups.get_mut(&at) else { return Ok(()) };
+        let Some(local) = group.local.as_ref().filter(|_| group.stop.is_none()) else { return Ok(()) };
+        let early =
+            matches!(group.out, Outbound::Waiting | Outbound::Wanted) && !(self.terms.fetch && local.source);
+        if early || !group.matched && group.out != Outbound::Inline {
+            return Err(Violation("what was not sent is said to be there"));
+        }
+        if group.out != Outbound::Done {
+            self.inline_pending -= usize::from(group.out == Outbound::Inline);
+            group.out = Outbound::Done;
+            self.outputs.push(Output::Sent(local.token.clone()));
+            self.finish(at);
+        }
+        Ok(())
+    }
+
+    /// Every launch that is under way, for when the link itself is over.
+    pub fn drain(&mut self) -> Vec<T> {
+        self.schedule = Schedule::default();
+        let groups = std::mem::take(&mut self.groups);
+        self.launched = 0;
+        groups.into_values().filter_map(|group| group.local.map(|local| local.token)).collect()
+    }
+
+    /// How many launches of this side are under way.
+    pub const fn launched(&self) -> usize {
+        self.launched
+    }
+}
+
+fn difference(here: &Definition, there: &Definition) -> Difference {
+    let same = here.entries.len() == there.entries.len()
+        && here
+            .entries
+            .iter()
+            .zip(&there.entries)
+            .all(|(a, b)| a.order() == b.order() && a.outgoing == b.outgoing);
+    let told = |entry: &definition::Entry| format!("{} bytes of layout {}", entry.bytes, entry.fingerprint);
+    let layout = here
+        .entries
+        .iter()
+        .zip(&there.entries)
+        .find(|(a, b)| (a.bytes, a.fingerprint) != (b.bytes, b.fingerprint));
+    match layout {
+        Some((a, b)) if same => Difference::Layout { key: a.key, here: told(a), there: told(b) },
+        _ => Difference::Order { here: here.keys(), there: there.keys() },
+    }
+}

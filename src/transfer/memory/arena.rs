@@ -1,0 +1,172 @@
+//! Arenas: shared memory that buffers are cut from.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::buffer::{Buffer, Home};
+use super::raw::Mapping;
+use super::{Memory, Region};
+use crate::transfer::error::MemoryError;
+
+/// What small buffers begin at a multiple of: a cache line, so that neighbours share none.
+const LINE: usize = 64;
+/// What buffers of a page and more begin at a multiple of.
+const PAGE: usize = 4096;
+
+/// A stretch of shared memory, prefaulted, that buffers are cut from. Clones are the same arena; it lives as long as any
+/// of its buffers does.
+#[derive(Debug, Clone)]
+pub struct Arena(Arc<Shared>);
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) region: Arc<Region>,
+    free: Mutex<BTreeMap<usize, usize>>,
+}
+
+impl Arena {
+    /// An arena of `bytes` (rounded up to pages).
+    ///
+    /// # Errors
+    /// If the system has no such memory.
+    pub fn new(bytes: usize) -> Result<Self, MemoryError> {
+        let failed = |error: rustix::io::Errno| MemoryError::System { bytes, why: error.to_string() };
+        let len = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
+        let file = rustix::fs::memfd_create("muster-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(failed)?;
+        rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
+        let mapping = Mapping::of(file.as_fd(), len, true).map_err(failed)?;
+        // From here on nobody can change its size, which would fault whoever reads it, and only this mapping writes.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
+        mapping.prefault(true);
+        let region = Arc::new(Region::new(Memory::Arena(mapping, file)));
+        let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
+        Ok(Self(Arc::new(Shared { region, free: Mutex::new(free) })))
+    }
+
+    /// Cuts a buffer of `len` bytes. Its contents are whatever was there.
+    ///
+    /// # Errors
+    /// If no free stretch is large enough.
+    pub fn allocate(&self, len: usize) -> Result<Buffer, MemoryError> {
+        let start = if len == 0 { 0 } else { self.0.take(len)? };
+        Ok(Buffer::new(Home::Arena(Arc::clone(&self.0)), start, len))
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.0.region.len()
+    }
+
+    /// How many bytes are free.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.0.lock().values().sum()
+    }
+}
+
+/// How many bytes a buffer takes.
+const fn room(len: usize) -> usize {
+    len.next_multiple_of(if len >= PAGE { PAGE } else { LINE })
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first stretch that fits.
+    fn take(&self, len: usize) -> Result<usize, MemoryError> {
+        let align = if len >= PAGE { PAGE } else { LINE };
+        let mut free = self.lock();
+        let found = if len > self.region.len() {
+            None
+        } else {
+            let wanted = room(len);
+            free.iter().find_map(|(&start, &have)| {
+                let at = start.next_multiple_of(align);
+                (at + wanted <= start + have).then_some((start, have, at, wanted))
+            })
+        };
+        let Some((start, have, at, wanted)) = found else {
+            return Err(MemoryError::Full {
+                wanted: len,
+                free: free.values().sum(),
+                largest: free.values().copied().max().unwrap_or(0),
+                size: self.region.len(),
+            });
+        };
+        free.remove(&start);
+        if at > start {
+            free.insert(start, at - start);
+        }
+        if at + wanted < start + have {
+            free.insert(at + wanted, start + have - at - wanted);
+        }
+        Ok(at)
+    }
+
+    /// Takes a stretch back, and joins it with its neighbours.
+    pub(super) fn give_back(&self, start: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let (mut start, mut end) = (start, start + room(len));
+        let mut free = self.lock();
+        if let Some((&before, &have)) = free.range(..start).next_back()
+            && before + have == start
+        {
+            free.remove(&before);
+            start = before;
+        }
+        if let Some(have) = free.remove(&end) {
+            end += have;
+        }
+        free.insert(start, end - start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_back_is_one_piece_again() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let mut held: Vec<_> = (0..100).map(|n| arena.allocate(n * 97 + 1).unwrap()).collect();
+        assert!(arena.free() < arena.size());
+        fastrand::seed(7);
+        while !held.is_empty() {
+            held.swap_remove(fastrand::usize(..held.len()));
+        }
+        assert_eq!(arena.free(), arena.size());
+        assert!(arena.allocate(1 << 20).is_ok());
+    }
+
+    #[test]
+    fn a_full_arena_says_what_is_left() {
+        let arena = Arena::new(8192).unwrap();
+        let _held = arena.allocate(5000).unwrap();
+        let refused = arena.allocate(1).unwrap_err();
+        assert_eq!(refused, MemoryError::Full { wanted: 1, free: 0, largest: 0, size: 8192 });
+        assert!(arena.allocate(usize::MAX).is_err());
+        assert!(arena.allocate(0).is_ok());
+    }
+
+    #[test]
+    fn buffers_do_not_overlap() {
+        let arena = Arena::new(1 << 16).unwrap();
+        let buffers: Vec<_> = (1..50).map(|n| arena.allocate(n * 7).unwrap()).collect();
+        for (n, buffer) in buffers.iter().enumerate() {
+            buffer.fill(n as u8).unwrap();
+        }
+        for (n, buffer) in buffers.iter().enumerate() {
+            buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == n as u8))).unwrap();
+        }
+    }
+}

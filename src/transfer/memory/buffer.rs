@@ -1,0 +1,257 @@
+//! Buffers, and who uses which bytes of them.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::arena::Shared;
+use super::raw::{Foreign, Piece};
+use super::{Memory, Region};
+use crate::transfer::error::MemoryError;
+
+/// Where a buffer's bytes lie.
+#[derive(Debug)]
+pub(super) enum Home {
+    Arena(Arc<Shared>),
+    Foreign(Arc<Region>),
+}
+
+/// A stretch of memory that transfers read and write. Clones are the same buffer.
+///
+/// Its contents are reached by [`read`](Buffer::read), [`write`](Buffer::write) and [`fill`](Buffer::fill), which
+/// refuse while a transfer uses it in a way that would clash.
+#[derive(Debug, Clone)]
+pub struct Buffer(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    home: Home,
+    start: usize,
+    len: usize,
+    usage: Mutex<Usage>,
+}
+
+/// Ranges in use now: few, so lists.
+#[derive(Debug, Default)]
+struct Usage {
+    reads: Vec<(usize, usize)>,
+    writes: Vec<(usize, usize)>,
+}
+
+/// What somebody does with a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Reads it. Others may too.
+    Read,
+    /// Writes it. Nobody else may use it.
+    Write,
+}
+
+impl Buffer {
+    pub(super) fn new(home: Home, start: usize, len: usize) -> Self {
+        Self(Arc::new(Inner { home, start, len, usage: Mutex::default() }))
+    }
+
+    /// Memory as it is, without copying it. Peers on this host read it through the kernel, which is slower than an
+    /// [`Arena`](super::Arena).
+    #[must_use]
+    pub fn foreign(memory: impl Into<Box<[u8]>>) -> Self {
+        let memory = memory.into();
+        let len = memory.len();
+        Self::new(Home::Foreign(Arc::new(Region::new(Memory::Foreign(Foreign::new(memory))))), 0, len)
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        Span { buffer: self.clone(), start: 0, len: self.len() }
+    }
+
+    /// A range of it.
+    ///
+    /// # Errors
+    /// If the range reaches beyond it.
+    pub fn range(&self, range: Range<usize>) -> Result<Span, MemoryError> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(MemoryError::OutOfRange { start: range.start, end: range.end, len: self.len() });
+        }
+        Ok(Span { buffer: self.clone(), start: range.start, len: range.end - range.start })
+    }
+
+    /// Calls `with` with its contents.
+    ///
+    /// # Errors
+    /// While a transfer writes any of it.
+    pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
+        let span = self.span();
+        let _reserved = span.reserve(Use::Read)?;
+        Ok(span.piece().read(with))
+    }
+
+    /// Calls `with` with its contents, to be changed.
+    ///
+    /// # Errors
+    /// While a transfer uses any of it.
+    pub fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
+        let span = self.span();
+        let _reserved = span.reserve(Use::Write)?;
+        Ok(span.piece().write(with))
+    }
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    /// While a transfer uses any of it.
+    pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
+        self.write(|bytes| bytes.fill(byte))
+    }
+
+    pub(in crate::transfer) fn region(&self) -> &Arc<Region> {
+        match &self.0.home {
+            Home::Arena(arena) => &arena.region,
+            Home::Foreign(region) => region,
+        }
+    }
+
+    /// Tells the handles apart for sorting.
+    pub(in crate::transfer) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        self.0.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Home::Arena(arena) = &self.home {
+            arena.give_back(self.start, self.len);
+        }
+    }
+}
+
+/// A range of a buffer.
+#[derive(Debug, Clone)]
+pub struct Span {
+    buffer: Buffer,
+    start: usize,
+    len: usize,
+}
+
+impl Span {
+    /// The buffer.
+    #[must_use]
+    pub const fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Its first byte within the buffer.
+    #[must_use]
+    pub const fn start(&self) -> usize {
+        self.start
+    }
+
+    /// How many bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(in crate::transfer) fn piece(&self) -> Piece<'_> {
+        Piece::at(self.buffer.region().base(), self.buffer.0.start + self.start, self.len)
+    }
+
+    /// Its first byte within the region.
+    pub(in crate::transfer) fn offset(&self) -> usize {
+        self.buffer.0.start + self.start
+    }
+
+    /// Takes the range into use. A range without bytes clashes with nothing.
+    pub(in crate::transfer) fn reserve(&self, how: Use) -> Result<Reservation, MemoryError> {
+        let (start, end) = (self.start, self.start + self.len);
+        let clashes = |&(from, to): &(usize, usize)| from < end && start < to;
+        let mut usage = self.buffer.usage();
+        if self.len > 0 {
+            if usage.writes.iter().any(clashes) || (how == Use::Write && usage.reads.iter().any(clashes)) {
+                return Err(MemoryError::Busy { start, end });
+            }
+            match how {
+                Use::Read => usage.reads.push((start, end)),
+                Use::Write => usage.writes.push((start, end)),
+            }
+        }
+        drop(usage);
+        Ok(Reservation { buffer: self.buffer.clone(), range: (start, end), how })
+    }
+}
+
+/// A range in use, until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    buffer: Buffer,
+    range: (usize, usize),
+    how: Use,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut usage = self.buffer.usage();
+        let list = match self.how {
+            Use::Read => &mut usage.reads,
+            Use::Write => &mut usage.writes,
+        };
+        if let Some(at) = list.iter().rposition(|range| *range == self.range) {
+            list.swap_remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let buffer = Buffer::foreign(vec![1; 100]);
+        let (low, high) = (buffer.range(0..50).unwrap(), buffer.range(50..100).unwrap());
+        let reading = low.reserve(Use::Read).unwrap();
+        assert!(low.reserve(Use::Read).is_ok());
+        assert_eq!(low.reserve(Use::Write).unwrap_err(), MemoryError::Busy { start: 0, end: 50 });
+        let writing = high.reserve(Use::Write).unwrap();
+        assert!(buffer.read(|_| ()).is_err(), "a writer is at work");
+        drop(writing);
+        assert!(buffer.read(|_| ()).is_ok());
+        assert!(buffer.fill(0).is_err(), "a reader is at work");
+        drop(reading);
+        buffer.fill(3).unwrap();
+        assert_eq!(buffer.read(|bytes| bytes.to_vec()).unwrap(), vec![3; 100]);
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        let buffer = Buffer::foreign(Vec::new());
+        assert!(buffer.range(0..0).is_ok());
+        assert!(buffer.range(0..1).is_err());
+        #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+        let reversed = buffer.range(1..0);
+        assert!(reversed.is_err());
+    }
+}

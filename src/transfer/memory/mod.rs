@@ -1,0 +1,96 @@
+//! Memory that transfers move: regions, and buffers in them.
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | region | one stretch of memory that the engine knows: an *arena* of shared memory, or *foreign* memory as it is |
+//! | buffer | a stretch of a region that belongs to one holder; freed with its last handle |
+//! | span | a range of a buffer: what one transfer reads or writes |
+//!
+//! A buffer's bytes are guarded by its [usage](Buffer): while a transfer reads or writes a range, nobody in this process
+//! can write it or read it through this interface; they are told that it is busy. Processes on the same host map
+//! arenas read-only (the memory is sealed against any other use), so what is received is only ever written here.
+
+mod arena;
+mod buffer;
+pub(super) mod raw;
+
+pub use arena::Arena;
+pub use buffer::{Buffer, Span};
+pub(super) use buffer::{Reservation, Use};
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use raw::Mapping;
+
+/// Regions are numbered for the life of the process; a number is never used again.
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// One stretch of memory.
+pub(super) struct Region {
+    /// Its number.
+    pub id: u32,
+    memory: Memory,
+    gone: Mutex<Vec<Listener>>,
+}
+
+/// Is told the number of a region that is gone.
+pub(super) type Listener = Box<dyn FnOnce(u32) + Send>;
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("id", &self.id).field("memory", &self.memory).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        for listener in std::mem::take(&mut *self.gone.lock().unwrap_or_else(PoisonError::into_inner)) {
+            listener(self.id);
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// Shared memory of this engine's own, which peers on this host may map.
+    Arena(Mapping, std::os::fd::OwnedFd),
+    /// Somebody's vector.
+    Foreign(raw::Foreign),
+}
+
+impl Region {
+    fn new(memory: Memory) -> Self {
+        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() }
+    }
+
+    /// Calls `listener` when it is gone.
+    pub fn when_gone(&self, listener: Listener) {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        match &self.memory {
+            Memory::Arena(mapping, _) => mapping.len(),
+            Memory::Foreign(foreign) => foreign.len(),
+        }
+    }
+
+    /// Where it begins.
+    pub fn base(&self) -> raw::Address {
+        match &self.memory {
+            Memory::Arena(mapping, _) => mapping.base(),
+            Memory::Foreign(foreign) => foreign.base(),
+        }
+    }
+
+    /// What a peer on this host maps it by; none for foreign memory.
+    pub fn shared(&self) -> Option<BorrowedFd<'_>> {
+        match &self.memory {
+            Memory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),
+            Memory::Foreign(_) => None,
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Memory as addresses: the one file of the room that touches it through pointers, apart from `sys`.
+//!
+//! Rust's references cannot describe memory that other processes read while this one writes it, so nothing here makes
+//! a reference to bytes that a transfer uses. A [`Piece`] is an address and a length that borrows its owner, so the
+//! memory outlives it; that two threads of this process do not use the same bytes at once is the business of
+//! [`super::buffer`] (who may begin) and of `launch::Pad` (who may still write).
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Where something begins. Only compared and added to; read and written through a [`Piece`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(NonNull<u8>);
+
+// SAFETY: an address is a number; what is done at it is done through `Piece`, whose owner keeps it alive.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+/// Memory that is mapped as long as this lives.
+#[derive(Debug)]
+pub struct Mapping {
+    base: Address,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps `len` bytes of `file`, to be read and, where `writable`, written.
+    pub fn of(file: BorrowedFd<'_>, len: usize, writable: bool) -> rustix::io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { base: Address(NonNull::dangling()), len });
+        }
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at a place that the kernel chooses overlaps nothing.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file.as_fd(), 0)?
+        };
+        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { base: Address(base), len })
+    }
+
+    /// Asks for large pages, and for all pages now: the first touch of a page costs more than a copy into it.
+    pub fn prefault(&self, writable: bool) {
+        if self.len == 0 {
+            return;
+        }
+        let populate = if writable {
+            rustix::mm::Advice::LinuxPopulateWrite
+        } else {
+            rustix::mm::Advice::LinuxPopulateRead
+        };
+        for advice in [rustix::mm::Advice::LinuxHugepage, populate] {
+            // SAFETY: the range is this mapping; neither advice changes its contents.
+            let _best_effort = unsafe { rustix::mm::madvise(self.base.0.as_ptr().cast(), self.len, advice) };
+        }
+    }
+
+    /// Its length in bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where it begins.
+    pub const fn base(&self) -> Address {
+        self.base
+    }
+
+    /// The bytes `start..start + len`, if they lie in it.
+    pub fn piece(&self, start: usize, len: usize) -> Option<Piece<'_>> {
+        (start.checked_add(len)? <= self.len).then(|| Piece::at(self.base, start, len))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: the mapping is this value's own, and every `Piece` of it borrowed this value.
+            let _ = unsafe { rustix::mm::munmap(self.base.0.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+/// Somebody's memory, owned here so that it outlives every use.
+#[derive(Debug)]
+pub struct Foreign {
+    base: Address,
+    len: usize,
+}
+
+impl Foreign {
+    /// Takes `memory` as it is.
+    pub fn new(memory: Box<[u8]>) -> Self {
+        let len = memory.len();
+        let base = NonNull::new(Box::into_raw(memory).cast::<u8>()).unwrap_or(NonNull::dangling());
+        Self { base: Address(base), len }
+    }
+
+    /// Its length in bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where it begins.
+    pub const fn base(&self) -> Address {
+        self.base
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let slice = std::ptr::slice_from_raw_parts_mut(self.base.0.as_ptr(), self.len);
+        // SAFETY: `new` made it of a box of exactly this length, and gave it away to nobody.
+        drop(unsafe { Box::from_raw(slice) });
+    }
+}
+
+/// Bytes that are there for `'a`. Laid out as the kernel takes a vector of them.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct Piece<'a>(libc::iovec, PhantomData<&'a ()>);
+
+// SAFETY: an address and a length; see the head of the file for who may use the bytes.
+unsafe impl Send for Piece<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Piece<'_> {}
+
+impl<'a> Piece<'a> {
+    /// `len` bytes at `start` after `base`; whoever calls answers for their being there for `'a`.
+    pub(super) fn at(base: Address, start: usize, len: usize) -> Self {
+        // SAFETY: callers in this room give offsets that lie within the owner's memory.
+        let base = unsafe { base.0.as_ptr().add(start) };
+        Self(libc::iovec { iov_base: base.cast(), iov_len: len }, PhantomData)
+    }
+
+    /// A piece of bytes that somebody owns alone.
+    pub fn of_mut(bytes: &'a mut [u8]) -> Self {
+        Self(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }, PhantomData)
+    }
+
+    /// A piece of bytes that will only be read.
+    pub fn of(bytes: &'a [u8]) -> Self {
+        Self(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }, PhantomData)
+    }
+
+    /// How many bytes.
+    pub const fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// Where, as a number.
+    pub fn number(&self) -> u64 {
+        self.0.iov_base as u64
+    }
+
+    /// Its part from `start` on, at most `len` bytes.
+    pub fn part(&self, start: usize, len: usize) -> Self {
+        let start = start.min(self.len());
+        let len = len.min(self.len() - start);
+        // SAFETY: `start` is within the piece.
+        let base = unsafe { self.0.iov_base.cast::<u8>().add(start) };
+        Self(libc::iovec { iov_base: base.cast(), iov_len: len }, PhantomData)
+    }
+
+    /// Copies from `source` into this, as many bytes as both have.
+    pub fn copy_from(&self, source: &Piece<'_>) {
+        let len = self.len().min(source.len());
+        // SAFETY: both are there; that they do not overlap is seen to by reservations (one is written by nobody else),
+        // and `copy` would allow it anyway.
+        unsafe { std::ptr::copy(source.0.iov_base.cast::<u8>(), self.0.iov_base.cast::<u8>(), len) };
+    }
+
+    /// Calls `with` with the bytes. For bytes that no transfer writes meanwhile.
+    pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> R {
+        if self.len() == 0 {
+            return with(&[]);
+        }
+        // SAFETY: the bytes are there, and the caller holds a reservation against writers in this process; no other
+        // process can write them.
+        with(unsafe { std::slice::from_raw_parts(self.0.iov_base.cast(), self.len()) })
+    }
+
+    /// Calls `with` with the bytes, to be written. For bytes that no transfer uses meanwhile.
+    pub fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> R {
+        if self.len() == 0 {
+            return with(&mut []);
+        }
+        // SAFETY: the bytes are there, and the caller holds the reservation to write them, which excludes all others.
+        with(unsafe { std::slice::from_raw_parts_mut(self.0.iov_base.cast(), self.len()) })
+    }
+
+    /// The pieces as the kernel takes them.
+    pub(in crate::transfer) fn vectors<'p>(pieces: &'p [Piece<'_>]) -> &'p [libc::iovec] {
+        // SAFETY: `Piece` is a transparent wrapper of `iovec`.
+        unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
+    }
+}

@@ -1,0 +1,43 @@
+//! The transfer engine: buffers move between the devices of a cluster's tasks.
+//!
+//! Usable as a library alone: it takes a [`Membership`] and fences by incarnation, and knows nothing of the service.
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | region, buffer, span | memory that the engine knows, a stretch of it, and a range of that: [`Arena`], [`Buffer`], [`Span`] |
+//! | event | says when a buffer is defined: [`Event`] |
+//! | transfer | bytes that move between two devices under one key: [`Spec`] asks for one, [`Transfer`] is some of them under way |
+//! | prepared | everything slow is done: [`Prepared`] |
+//! | group | what one launch moves between two tasks: the n-th launch of a channel on both sides |
+//! | clique | the lives that share connections: [`CliqueKey`] |
+//! | lane | one socket of a connection |
+//! | chunk | the unit in which a group's bytes are cut, checked, sent again and interleaved |
+
+mod cliques;
+mod connection;
+mod engine;
+mod error;
+mod event;
+mod frame;
+mod hello;
+mod identity;
+mod launch;
+mod layout;
+mod link;
+mod meeting;
+mod memory;
+mod prepared;
+mod sys;
+mod transport;
+
+pub use cliques::CliqueKey;
+pub use engine::{Batch, Choice, Config, Counts, Engine, LinkState, Preparing};
+pub use error::{MemoryError, PrepareError, TransferError, TransferKey};
+pub use event::{Definer, Event};
+pub use identity::{Address, DeviceId, Incarnation, Member, Membership, Peer, TaskId};
+pub use launch::{Completion, Quiesced, Stats, Transfer};
+pub use layout::{Fingerprint, Layout};
+pub use link::Class;
+pub use memory::{Arena, Buffer, Span};
+pub use prepared::{Options, Prepared, Spec};
+pub use transport::TransportKind;

@@ -1,0 +1,199 @@
+//! Prepared transfers: everything slow is done, launching only queues.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::connection::Connection;
+use super::engine::Core;
+use super::error::{TransferError, TransferKey};
+use super::event::Event;
+use super::identity::DeviceId;
+use super::launch::{Launch, Limits, Part, Transfer, Work, give_up};
+use super::layout::Layout;
+use super::link::Class;
+use super::memory::{Span, Use};
+use crate::clock;
+
+/// One transfer that is asked for.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    pub(super) outgoing: bool,
+    pub(super) from: DeviceId,
+    pub(super) to: DeviceId,
+    pub(super) key: TransferKey,
+    pub(super) span: Span,
+    pub(super) layout: Layout,
+}
+
+impl Spec {
+    /// Sends a span from a device of this task to one of another.
+    #[must_use]
+    pub fn send(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
+        let layout = Layout::bytes(span.len());
+        Self { outgoing: true, from, to, key, span, layout }
+    }
+
+    /// Receives into a span of a device of this task what one of another sends.
+    #[must_use]
+    pub fn receive(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
+        let layout = Layout::bytes(span.len());
+        Self { outgoing: false, from, to, key, span, layout }
+    }
+
+    /// Says what the bytes are; the other side has to say the same. It must take as many bytes as the span has.
+    #[must_use]
+    pub fn with_layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+}
+
+/// How a request is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Launches are matched in their order on a channel; threads that launch independently use channels of their own.
+    pub channel: u32,
+    /// How urgent it is.
+    pub class: Class,
+    /// It must be done so long after the launch.
+    pub deadline: Option<Duration>,
+    /// It fails when nothing has moved for so long after both sides have launched, and when nothing has been heard of
+    /// the peer for so long.
+    pub stall: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { channel: 0, class: Class::Normal, deadline: None, stall: Duration::from_secs(30) }
+    }
+}
+
+/// What a prepared transfer does with one peer.
+pub(super) struct Share {
+    pub connection: Arc<Connection>,
+    pub definition: u32,
+    pub work: Arc<Work>,
+}
+
+/// Transfers that can be launched, again and again.
+///
+/// Dropped, it fails what was promised by [`next`](Prepared::next) and never launched.
+pub struct Prepared {
+    core: Arc<Core>,
+    shares: Vec<Share>,
+    options: Options,
+    count: usize,
+    sent: u64,
+    received: u64,
+    next: Arc<Launch>,
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl Prepared {
+    pub(super) fn new(core: &Arc<Core>, shares: Vec<Share>, options: Options, count: usize) -> Self {
+        let total = |of: fn(&Work) -> u64| shares.iter().map(|share| of(&share.work)).sum();
+        let (sent, received) = (total(|work| work.out.total()), total(|work| work.inbound.total()));
+        let next = Launch::new(count, sent, received);
+        Self { core: Arc::clone(core), shares, options, count, sent, received, next }
+    }
+
+    /// How many transfers it has.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The transfer that the next launch will be. If there is none, it fails.
+    #[must_use]
+    pub fn next(&self) -> Transfer {
+        Transfer::new(Arc::clone(&self.next), self.core.here().task)
+    }
+
+    /// Launches it. It takes its place in the order of its channel now, and begins when all of `dependencies` have
+    /// happened; this thread waits for nothing.
+    pub fn launch(&mut self, dependencies: &[Event]) -> Transfer {
+        let following = Launch::new(self.count, self.sent, self.received);
+        let launch = std::mem::replace(&mut self.next, following);
+        self.launch_as(launch, dependencies)
+    }
+
+    /// Launches it for the last time.
+    pub(super) fn launch_as(&self, launch: Arc<Launch>, dependencies: &[Event]) -> Transfer {
+        launch.begin();
+        let deadline = self.options.deadline.map(|after| clock::monotonic() + after);
+        let limits = Limits { deadline, stall: self.options.stall };
+        let mut parts = Vec::with_capacity(self.shares.len());
+        let mut refused = None;
+        for share in &self.shares {
+            let spans = share.work.out.spans.iter().map(|span| (span, Use::Read));
+            let spans = spans.chain(share.work.inbound.spans.iter().map(|span| (span, Use::Write)));
+            let reserved: Result<Vec<_>, _> = spans.map(|(span, how)| span.reserve(how).map(Some)).collect();
+            let reserved = reserved.unwrap_or_else(|error| {
+                refused.get_or_insert(TransferError::Memory(error));
+                Vec::new()
+            });
+            parts.push(Part::new(&launch, &share.connection, &share.work, limits, reserved));
+        }
+        let given_up = launch.attach(parts.clone());
+        let refused =
+            refused.or_else(|| given_up.map(|(by, reason)| TransferError::Cancelled { by, reason }));
+        let waits: Vec<_> =
+            dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
+        let ready = refused.is_none() && waits.is_empty();
+        for (share, part) in self.shares.iter().zip(&parts) {
+            let (channel, class) = (self.options.channel, self.options.class);
+            // Even what is refused takes its place: the peer counts launches too, and is told that this one is over.
+            if let Err(error) = share.connection.launch(part, share.definition, channel, class, ready) {
+                part.peer_is_quiet();
+                part.fail(error);
+            } else if let Some(error) = &refused {
+                give_up(part, error.clone());
+            }
+        }
+        self.core.watch(&limits);
+        if !ready && refused.is_none() {
+            begin_when(waits, parts);
+        }
+        Transfer::new(launch, self.core.here().task)
+    }
+}
+
+/// Declares the parts ready when all events have happened, or gives them up with the first that failed.
+fn begin_when(mut waits: Vec<Event>, parts: Vec<Arc<Part>>) {
+    let Some(event) = waits.pop() else {
+        for part in parts {
+            if let Some(at) = part.at() {
+                part.connection.ready(at);
+            }
+        }
+        return;
+    };
+    event.when_over(move |outcome| match outcome {
+        Ok(()) => begin_when(waits, parts),
+        Err(why) => {
+            for part in &parts {
+                give_up(part, TransferError::Dependency(why.clone()));
+            }
+        }
+    });
+}
+
+impl Drop for Prepared {
+    fn drop(&mut self) {
+        self.next.fail_all(&TransferError::Dropped);
+        for share in &self.shares {
+            share.connection.undefine(share.definition);
+        }
+    }
+}

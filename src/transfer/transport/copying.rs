@@ -1,0 +1,191 @@
+//! The threads that copy: what a receiver fetches from memory on the same host.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::io::Errno;
+
+use super::TransportKind;
+use crate::transfer::connection::{Connection, Shared};
+use crate::transfer::launch::Part;
+use crate::transfer::link::definition::{Definition, Source};
+use crate::transfer::sys;
+
+/// Bytes of one step. A fetch that is given up stops at the end of a step.
+const STEP: u64 = 512 << 10;
+/// Fetches of no more are done by whoever learns of them: to hand them over costs more.
+const AT_ONCE: u64 = 128 << 10;
+
+/// Something to fetch.
+pub struct Fetch {
+    part: Arc<Part>,
+    /// What the peer defined: where its sends lie, in the order of this side's receives.
+    sources: Vec<Source>,
+    shared: Vec<Option<Arc<Shared>>>,
+    kind: TransportKind,
+    total: u64,
+    next: AtomicU64,
+    finished: AtomicU64,
+    failed: AtomicBool,
+}
+
+/// The threads.
+pub struct Copiers {
+    queue: Mutex<(VecDeque<Arc<Fetch>>, bool)>,
+    waiting: Condvar,
+    threads: usize,
+}
+
+impl Copiers {
+    /// Starts as many threads.
+    pub fn start(threads: usize) -> std::io::Result<(Arc<Self>, Vec<std::thread::JoinHandle<()>>)> {
+        let copiers = Arc::new(Self { queue: Mutex::default(), waiting: Condvar::new(), threads });
+        let handles = (0..threads)
+            .map(|n| {
+                let copiers = Arc::clone(&copiers);
+                std::thread::Builder::new().name(format!("muster-copy-{n}")).spawn(move || copiers.run())
+            })
+            .collect::<std::io::Result<Vec<_>>>()?;
+        Ok((copiers, handles))
+    }
+
+    /// Fetches what a part receives, from where the peer's definition says.
+    pub fn fetch(&self, connection: &Connection, part: &Arc<Part>, definition: &Definition) {
+        let sources: Vec<_> =
+            definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source).collect();
+        let shared = sources.iter().map(|source| connection.shared(*source)).collect();
+        let kind = if sources.iter().any(|source| matches!(source, Source::Address(_))) {
+            TransportKind::Pvm
+        } else {
+            TransportKind::Shm
+        };
+        let total = part.work.inbound.total();
+        let fetch = Arc::new(Fetch {
+            part: Arc::clone(part),
+            sources,
+            shared,
+            kind,
+            total,
+            next: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+        });
+        if total <= AT_ONCE {
+            fetch.run();
+            return;
+        }
+        let shares = self.threads.min(total.div_ceil(STEP) as usize);
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..shares {
+            queue.0.push_back(Arc::clone(&fetch));
+        }
+        drop(queue);
+        if shares > 1 {
+            self.waiting.notify_all();
+        } else {
+            self.waiting.notify_one();
+        }
+    }
+
+    /// Ends the threads.
+    pub fn stop(&self) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.waiting.notify_all();
+    }
+
+    fn run(&self) {
+        loop {
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let fetch = loop {
+                if queue.1 {
+                    return;
+                }
+                if let Some(fetch) = queue.0.pop_front() {
+                    break fetch;
+                }
+                queue = self.waiting.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(queue);
+            fetch.run();
+        }
+    }
+}
+
+impl Fetch {
+    /// Takes steps until there are none.
+    fn run(&self) {
+        let connection = &self.part.connection;
+        loop {
+            let start = self.next.fetch_add(STEP, Ordering::Relaxed);
+            if start >= self.total || self.failed.load(Ordering::Acquire) {
+                return;
+            }
+            let len = STEP.min(self.total - start);
+            let Some(visit) = self.part.visit() else { return };
+            let outcome = self.step(start, len);
+            match outcome {
+                Ok(()) => {
+                    self.part.arrived(start, len);
+                    drop(visit);
+                    connection.count_received(self.kind, len);
+                    if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
+                        && let Some(at) = self.part.at()
+                    {
+                        connection.fetched(at);
+                    }
+                }
+                Err(error) => {
+                    drop(visit);
+                    if !self.failed.swap(true, Ordering::AcqRel) {
+                        let nothing_yet = start == 0;
+                        connection.fetch_failed(&self.part, self.kind, error, nothing_yet);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn step(&self, start: u64, len: u64) -> Result<(), Errno> {
+        let mut outcome = Ok(());
+        let inbound = &self.part.work.inbound;
+        inbound.each(start, len, |at, from, bytes| {
+            if outcome.is_err() {
+                return;
+            }
+            let into = inbound.spans[at].piece().part(from, bytes);
+            outcome = match self.sources.get(at) {
+                Some(Source::Region(_, offset)) => match self.shared.get(at) {
+                    Some(Some(shared)) => match shared.piece(*offset, from, bytes) {
+                        Some(piece) => {
+                            into.copy_from(&piece);
+                            Ok(())
+                        }
+                        None => Err(Errno::FAULT),
+                    },
+                    _ => Err(Errno::BADF),
+                },
+                Some(Source::Address(address)) => self.read_process(*address + from as u64, &into),
+                _ => Err(Errno::INVAL),
+            };
+        });
+        outcome
+    }
+
+    fn read_process(
+        &self,
+        address: u64,
+        into: &crate::transfer::memory::raw::Piece<'_>,
+    ) -> Result<(), Errno> {
+        let Some(pid) = self.part.connection.pid() else { return Err(Errno::PERM) };
+        let mut done = 0;
+        while done < into.len() {
+            match sys::read_process(pid, address + done as u64, &into.part(done, into.len() - done))? {
+                0 => return Err(Errno::FAULT),
+                some => done += some,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,484 @@
+//! A lane: one socket of a connection, with what is half sent and half received on it.
+//!
+//! Lanes never block. Whoever has something to send pumps the lane's output, if nobody else does at this moment; the
+//! [reactor](super::reactor) pumps it again when the socket takes more, and is the only one to pump the input.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use rustix::io::Errno;
+
+use super::TransportKind;
+use crate::transfer::connection::Connection;
+use crate::transfer::frame::{Checksum, FrameError, HEADER, Header, Kind, crc, flag};
+use crate::transfer::launch::Part;
+use crate::transfer::link::{Frame, Landing, Violation};
+use crate::transfer::memory::raw::Piece;
+use crate::transfer::sys;
+
+/// How much one lane may read before others have their turn.
+const TURN: usize = 4 << 20;
+
+/// Why a lane is over.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LaneError {
+    /// The socket failed.
+    #[error("{0}")]
+    Socket(Errno),
+    /// The other side closed it.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// What came is no frame.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// What came makes no sense.
+    #[error(transparent)]
+    Violation(#[from] Violation),
+    /// It came from, or was meant for, another life.
+    #[error("a frame of another incarnation came")]
+    Fenced,
+}
+
+/// What is being sent.
+enum Writing {
+    Idle,
+    Control { bytes: Vec<u8>, sent: usize, descriptor: Option<u32> },
+    Chunk { header: [u8; HEADER], part: Arc<Part>, start: u64, len: usize, sent: usize },
+}
+
+/// What is being received.
+enum Reading {
+    Header {
+        bytes: [u8; HEADER],
+        got: usize,
+    },
+    Control {
+        header: Header,
+        bytes: Vec<u8>,
+        got: usize,
+    },
+    Chunk {
+        header: Header,
+        part: Arc<Part>,
+        start: u64,
+        got: usize,
+    },
+    Waste {
+        left: usize,
+    },
+    /// A chunk whose place is not known yet: nothing more is read until it is.
+    Held {
+        header: Header,
+    },
+}
+
+/// One socket of a connection.
+pub struct Lane {
+    /// Its number on the connection; both sides know it by it.
+    pub id: u16,
+    /// Whether control frames go here.
+    pub control: bool,
+    /// Over what.
+    pub kind: TransportKind,
+    socket: OwnedFd,
+    connection: Arc<Connection>,
+    writing: Mutex<Writing>,
+    reading: Mutex<Reading>,
+    again: AtomicBool,
+    over: AtomicBool,
+    held: AtomicBool,
+    received: Mutex<Vec<OwnedFd>>,
+    /// Bytes received and sent.
+    pub bytes: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+const FRESH: Reading = Reading::Header { bytes: [0; HEADER], got: 0 };
+
+impl Lane {
+    /// A lane over a socket that does not block.
+    pub fn new(
+        connection: &Arc<Connection>,
+        id: u16,
+        control: bool,
+        kind: TransportKind,
+        socket: OwnedFd,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            control,
+            kind,
+            socket,
+            connection: Arc::clone(connection),
+            writing: Mutex::new(Writing::Idle),
+            reading: Mutex::new(FRESH),
+            again: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+            received: Mutex::default(),
+            bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Its socket.
+    pub fn socket(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Its connection.
+    pub const fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Whether it reads nothing until the place of a chunk is known.
+    pub fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// Ends it: nothing is sent or received on it after this returns. Whether it was alive.
+    pub fn close(&self) -> bool {
+        let first = !self.over.swap(true, Ordering::AcqRel);
+        let _gone = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        first
+    }
+
+    /// Waits until nobody is in the middle of receiving on it, and lets go of what had begun.
+    pub fn drain(&self) {
+        let reading = std::mem::replace(&mut *lock(&self.reading), FRESH);
+        if let Reading::Chunk { header, .. } = reading {
+            self.connection.let_fall(&header);
+        }
+        *lock(&self.writing) = Writing::Idle;
+    }
+
+    /// Sends what there is, until the socket takes no more.
+    pub fn pump_output(&self) -> Result<(), LaneError> {
+        loop {
+            let mut writing = match self.writing.try_lock() {
+                Ok(writing) => writing,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    // Whoever is at it looks again before they leave.
+                    self.again.store(true, Ordering::SeqCst);
+                    match self.writing.try_lock() {
+                        Ok(writing) => writing,
+                        Err(_) => return Ok(()),
+                    }
+                }
+            };
+            self.again.store(false, Ordering::SeqCst);
+            let outcome = self.send_all(&mut writing);
+            drop(writing);
+            if outcome? || !self.again.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether the socket is full (else there is nothing more to send).
+    fn send_all(&self, writing: &mut Writing) -> Result<bool, LaneError> {
+        loop {
+            if self.is_over() {
+                return Err(LaneError::Closed);
+            }
+            if matches!(writing, Writing::Idle) && !self.take_next(writing) {
+                return Ok(false);
+            }
+            let sent = match self.send_some(writing) {
+                Ok(sent) => sent,
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(LaneError::Socket(error)),
+            };
+            self.bytes.fetch_add(sent as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn take_next(&self, writing: &mut Writing) -> bool {
+        if self.control {
+            // Everything that waits, up to a bound, leaves in one call.
+            let mut bytes = Vec::new();
+            let mut descriptor = None;
+            while bytes.len() < 256 << 10 {
+                let Some(frame) = self.connection.next_control(descriptor.is_none() && bytes.is_empty())
+                else {
+                    break;
+                };
+                if frame.header.kind == Kind::Region {
+                    descriptor = Some(frame.header.index);
+                }
+                encode(&frame, &mut bytes);
+                if descriptor.is_some() {
+                    break;
+                }
+            }
+            if !bytes.is_empty() {
+                *writing = Writing::Control { bytes, sent: 0, descriptor };
+                return true;
+            }
+        }
+        let Some(push) = self.connection.next_chunk(self) else { return false };
+        let mut header = push.header;
+        if self.connection.checks() {
+            // Read here, it is in the cache when the kernel copies it a moment later.
+            if let Some(_visit) = push.token.visit() {
+                header.flags |= flag::CHECKED;
+                header.payload_crc = checksum(&push.token.work.out, push.start, u64::from(header.len));
+            }
+        }
+        let len = header.len as usize;
+        let start = push.start;
+        *writing = Writing::Chunk { header: header.encode(), part: push.token, start, len, sent: 0 };
+        true
+    }
+
+    fn send_some(&self, writing: &mut Writing) -> Result<usize, Errno> {
+        match writing {
+            Writing::Idle => Ok(0),
+            Writing::Control { bytes, sent, descriptor } => {
+                let now = match *descriptor {
+                    Some(region) if *sent == 0 => {
+                        self.connection.send_descriptor(self.socket(), bytes, region)?
+                    }
+                    _ => sys::send(self.socket(), &[Piece::of(&bytes[*sent..])])?,
+                };
+                *sent += now;
+                if *sent == bytes.len() {
+                    *writing = Writing::Idle;
+                }
+                Ok(now)
+            }
+            Writing::Chunk { header, part, start, len, sent } => {
+                let zeros;
+                let visit = part.visit();
+                let mut pieces = Vec::with_capacity(8);
+                if *sent < HEADER {
+                    pieces.push(Piece::of(&header[*sent..]));
+                }
+                let body = sent.saturating_sub(HEADER);
+                if visit.is_some() {
+                    part.work.out.pieces(
+                        *start + body as u64,
+                        (*len - body) as u64,
+                        sys::PIECES_MAX,
+                        &mut pieces,
+                    );
+                } else {
+                    // The group was given up in the middle of a chunk: its bytes are not read any more, but the frame
+                    // has to end where it said.
+                    zeros = vec![0; (*len - body).min(64 << 10)];
+                    pieces.push(Piece::of(&zeros));
+                }
+                let now = sys::send(self.socket(), &pieces)?;
+                if visit.is_some() {
+                    part.progressed((now as u64).min((*len - body) as u64));
+                }
+                drop(pieces);
+                drop(visit);
+                *sent += now;
+                if *sent == HEADER + *len {
+                    self.connection.count_sent(self.kind, *len as u64);
+                    *writing = Writing::Idle;
+                }
+                Ok(now)
+            }
+        }
+    }
+
+    /// Receives what is there. Whether there may be more.
+    pub fn pump_input(&self) -> Result<bool, LaneError> {
+        let mut reading = lock(&self.reading);
+        let mut turn = 0;
+        while turn < TURN {
+            if self.is_over() {
+                return Err(LaneError::Closed);
+            }
+            if let Reading::Held { header } = *reading {
+                match self.place(header) {
+                    Some(placed) => *reading = placed,
+                    None => return Ok(false),
+                }
+            }
+            let outcome = self.receive_some(&mut reading);
+            match outcome {
+                Ok(0) => return Err(LaneError::Closed),
+                Ok(got) => {
+                    turn += got;
+                    self.bytes.fetch_add(got as u64, Ordering::Relaxed);
+                    self.connection.heard();
+                }
+                Err(LaneError::Socket(Errno::AGAIN)) => return Ok(false),
+                Err(LaneError::Socket(Errno::INTR)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn receive_some(&self, reading: &mut Reading) -> Result<usize, LaneError> {
+        match reading {
+            Reading::Held { .. } => Err(LaneError::Socket(Errno::AGAIN)),
+            Reading::Header { bytes, got } => {
+                let now = if self.kind == TransportKind::Unix {
+                    self.receive_with_descriptors(&mut bytes[*got..])?
+                } else {
+                    sys::read(self.socket(), &[Piece::of_mut(&mut bytes[*got..])])
+                        .map_err(LaneError::Socket)?
+                };
+                *got += now;
+                if *got == HEADER {
+                    let header = Header::decode(bytes)?;
+                    *reading = self.begin(header)?;
+                }
+                Ok(now)
+            }
+            Reading::Control { header, bytes, got } => {
+                let now = sys::read(self.socket(), &[Piece::of_mut(&mut bytes[*got..])])
+                    .map_err(LaneError::Socket)?;
+                *got += now;
+                if *got == bytes.len() {
+                    let (header, payload) = (*header, std::mem::take(bytes));
+                    *reading = FRESH;
+                    self.control_frame(&header, payload)?;
+                }
+                Ok(now)
+            }
+            Reading::Chunk { header, part, start, got } => {
+                let len = header.len as usize;
+                let Some(visit) = part.visit() else {
+                    self.connection.let_fall(header);
+                    *reading = Reading::Waste { left: len - *got };
+                    return self.receive_some(reading);
+                };
+                let mut pieces = Vec::with_capacity(8);
+                part.work.inbound.pieces(
+                    *start + *got as u64,
+                    (len - *got) as u64,
+                    sys::PIECES_MAX,
+                    &mut pieces,
+                );
+                let now = sys::read(self.socket(), &pieces).map_err(LaneError::Socket)?;
+                drop(pieces);
+                *got += now;
+                if *got == len {
+                    let intact = !header.has(flag::CHECKED)
+                        || checksum(&part.work.inbound, *start, len as u64) == header.payload_crc;
+                    drop(visit);
+                    self.connection.chunk_came(self.kind, header, part, *start, intact);
+                    *reading = FRESH;
+                }
+                Ok(now)
+            }
+            Reading::Waste { left } => {
+                let now = if self.kind == TransportKind::Unix {
+                    let mut waste = [0; 16 << 10];
+                    let most = (*left).min(waste.len());
+                    sys::read(self.socket(), &[Piece::of_mut(&mut waste[..most])])
+                } else {
+                    sys::discard(self.socket(), *left)
+                }
+                .map_err(LaneError::Socket)?;
+                *left -= now;
+                if *left == 0 {
+                    *reading = FRESH;
+                }
+                Ok(now)
+            }
+        }
+    }
+
+    fn begin(&self, header: Header) -> Result<Reading, LaneError> {
+        if !self.connection.is_between(&header) {
+            return Err(LaneError::Fenced);
+        }
+        let len = header.len as usize;
+        if header.kind == Kind::Data {
+            return Ok(self.place(header).unwrap_or(Reading::Held { header }));
+        }
+        if len == 0 {
+            self.control_frame(&header, Vec::new())?;
+            return Ok(FRESH);
+        }
+        Ok(Reading::Control { header, bytes: vec![0; len], got: 0 })
+    }
+
+    /// Where a chunk goes; none if that is not known yet.
+    fn place(&self, header: Header) -> Option<Reading> {
+        let mut landing = self.connection.begin_landing(&header);
+        if landing == Landing::Early {
+            // Whoever learns of its place from here on sees that it is awaited.
+            self.held.store(true, Ordering::SeqCst);
+            landing = self.connection.begin_landing(&header);
+            if landing == Landing::Early {
+                return None;
+            }
+        }
+        self.held.store(false, Ordering::SeqCst);
+        Some(match landing {
+            Landing::At(part, start) => Reading::Chunk { header, part, start, got: 0 },
+            _ if header.len == 0 => FRESH,
+            _ => Reading::Waste { left: header.len as usize },
+        })
+    }
+
+    fn control_frame(&self, header: &Header, payload: Vec<u8>) -> Result<(), LaneError> {
+        if header.has(flag::CHECKED) && crc(&payload) != header.payload_crc {
+            return Err(LaneError::Frame(FrameError::Damaged));
+        }
+        let descriptor = if header.kind == Kind::Region {
+            let mut received = lock(&self.received);
+            if received.is_empty() { None } else { Some(received.remove(0)) }
+        } else {
+            None
+        };
+        Ok(self.connection.control_frame(header, payload, descriptor)?)
+    }
+
+    fn receive_with_descriptors(&self, into: &mut [u8]) -> Result<usize, LaneError> {
+        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [std::io::IoSliceMut::new(into)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = recvmsg(&self.socket, &mut slices, &mut ancillary, flags).map_err(LaneError::Socket)?;
+        let mut received = lock(&self.received);
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                received.extend(descriptors);
+            }
+        }
+        if received.len() > 64 {
+            return Err(LaneError::Violation(Violation("descriptors came that belong to nothing")));
+        }
+        Ok(got.bytes)
+    }
+}
+
+/// Appends a control frame.
+fn encode(frame: &Frame, into: &mut Vec<u8>) {
+    let mut header = frame.header;
+    if !frame.payload.is_empty() {
+        header.flags |= flag::CHECKED;
+        header.payload_crc = crc(&frame.payload);
+    }
+    into.extend_from_slice(&header.encode());
+    into.extend_from_slice(&frame.payload);
+}
+
+/// The checksum of a stretch of a stream. The caller holds a visit.
+fn checksum(stream: &crate::transfer::launch::Stream, start: u64, len: u64) -> u32 {
+    let mut checksum = Checksum::new();
+    stream.each(start, len, |at, from, bytes| {
+        stream.spans[at].piece().part(from, bytes).read(|bytes| checksum.update(bytes));
+    });
+    checksum.value()
+}

@@ -1,0 +1,43 @@
+//! Ways for bytes between two processes.
+
+pub(super) mod copying;
+pub(super) mod lane;
+pub(super) mod reactor;
+
+use std::fmt;
+
+/// A way for bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportKind {
+    /// Shared memory that both processes map; the receiver copies.
+    Shm,
+    /// The receiver reads the sender's memory through the kernel (`process_vm_readv`).
+    Pvm,
+    /// The sender writes to a Unix socket: same host, but neither memory can be read.
+    Unix,
+    /// The sender writes to TCP connections.
+    Tcp,
+}
+
+impl TransportKind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp];
+
+    /// Its name as a metric's label.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Pvm => "pvm",
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

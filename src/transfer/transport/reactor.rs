@@ -1,0 +1,162 @@
+//! The threads that wait for sockets: each lane belongs to one of them.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use super::lane::{Lane, LaneError};
+
+/// Events taken in one call.
+const EVENTS: usize = 64;
+/// The number of the thread's own waker among its events.
+const WAKER: u64 = u64::MAX;
+
+/// One thread and its sockets.
+pub struct Reactor {
+    epoll: OwnedFd,
+    waker: OwnedFd,
+    woken: AtomicBool,
+    stopping: AtomicBool,
+    shared: Mutex<Shared>,
+    next: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Shared {
+    lanes: HashMap<u64, Arc<Lane>>,
+    /// Lanes with something to send that nobody is sending, or to read that could not be read before.
+    eager: Vec<Arc<Lane>>,
+}
+
+impl Reactor {
+    /// Starts a thread.
+    pub fn start(name: &str) -> std::io::Result<(Arc<Self>, std::thread::JoinHandle<()>)> {
+        let reactor = Arc::new(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            woken: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            shared: Mutex::default(),
+            next: AtomicUsize::new(0),
+        });
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&reactor.epoll, &reactor.waker, epoll::EventData::new_u64(WAKER), flags)?;
+        let running = Arc::clone(&reactor);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || running.run())?;
+        Ok((reactor, thread))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a lane in.
+    pub fn add(&self, lane: &Arc<Lane>) -> std::io::Result<()> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+        let mut shared = self.lock();
+        shared.lanes.insert(number, Arc::clone(lane));
+        let flags =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let added = epoll::add(&self.epoll, lane.socket(), epoll::EventData::new_u64(number), flags);
+        if added.is_err() {
+            shared.lanes.remove(&number);
+        }
+        Ok(added?)
+    }
+
+    /// Has the thread send what the lane has to send.
+    pub fn pump(&self, lane: &Arc<Lane>) {
+        self.lock().eager.push(Arc::clone(lane));
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if !self.woken.swap(true, Ordering::SeqCst) {
+            let _full_is_fine = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.woken.store(false, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn run(&self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        // Lanes that have more to read than one turn allows.
+        let mut unread: Vec<(u64, Arc<Lane>)> = Vec::new();
+        while !self.stopping.load(Ordering::SeqCst) {
+            events.clear();
+            let wait = if unread.is_empty() { None } else { Timespec::try_from(Duration::ZERO).ok() };
+            match epoll::wait(self.epoll.as_fd(), rustix::buffer::spare_capacity(&mut events), wait.as_ref())
+            {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+            let mut more = std::mem::take(&mut unread);
+            for event in &events {
+                let number = event.data.u64();
+                let flags = event.flags;
+                if number == WAKER {
+                    let mut count = [0; 8];
+                    let _drained = rustix::io::read(&self.waker, &mut count);
+                    self.woken.store(false, Ordering::SeqCst);
+                    continue;
+                }
+                let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
+                if flags.contains(epoll::EventFlags::OUT)
+                    && let Err(error) = lane.pump_output()
+                {
+                    self.end(number, &lane, &error);
+                    continue;
+                }
+                let readable = epoll::EventFlags::IN
+                    | epoll::EventFlags::RDHUP
+                    | epoll::EventFlags::HUP
+                    | epoll::EventFlags::ERR;
+                if flags.intersects(readable) && !more.iter().any(|(other, _)| *other == number) {
+                    more.push((number, lane));
+                }
+            }
+            for (number, lane) in more {
+                match lane.pump_input() {
+                    Ok(true) => unread.push((number, lane)),
+                    Ok(false) => {}
+                    Err(error) => self.end(number, &lane, &error),
+                }
+            }
+            let eager = std::mem::take(&mut self.lock().eager);
+            for lane in eager {
+                let known =
+                    self.lock().lanes.iter().find(|(_, other)| Arc::ptr_eq(other, &lane)).map(|(n, _)| *n);
+                let Some(number) = known else { continue };
+                match lane
+                    .pump_output()
+                    .and_then(|()| if lane.is_held() { lane.pump_input() } else { Ok(false) })
+                {
+                    Ok(true) => unread.push((number, lane)),
+                    Ok(false) => {}
+                    Err(error) => self.end(number, &lane, &error),
+                }
+            }
+        }
+        let lanes: Vec<_> = self.lock().lanes.drain().collect();
+        for (_, lane) in lanes {
+            lane.close();
+        }
+    }
+
+    fn end(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
+        self.lock().lanes.remove(&number);
+        let _gone = epoll::delete(&self.epoll, lane.socket());
+        lane.close();
+        lane.drain();
+        lane.connection().lane_over(lane, error);
+    }
+}

@@ -1,0 +1,130 @@
+//! Engines of several tasks in one process, over real sockets and real shared memory.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster::transfer::{
+    Arena, Buffer, Choice, Config, DeviceId, Engine, Incarnation, Member, Membership, Options, Peer, Spec,
+    TaskId, Transfer, TransferKey,
+};
+
+/// How long anything may take that should take a moment.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Engines that know of each other. The device of task `n` is `n`.
+pub struct Cluster {
+    pub engines: Vec<Engine>,
+    pub arenas: Vec<Arena>,
+}
+
+pub fn device(task: usize) -> DeviceId {
+    DeviceId(task as u32)
+}
+
+pub fn member(task: usize, life: u64) -> Member {
+    Member {
+        task: TaskId(task as u32),
+        incarnation: Incarnation::new(1000 * (task as u64 + 1) + life).unwrap(),
+    }
+}
+
+impl Cluster {
+    pub fn new(count: usize, choice: Choice) -> Self {
+        Self::with(count, |config| config.transport = choice)
+    }
+
+    pub fn with(count: usize, setting: impl Fn(&mut Config)) -> Self {
+        let engines: Vec<_> = (0..count).map(|task| start(task, 0, &setting)).collect();
+        let arenas = (0..count).map(|_| Arena::new(64 << 20).unwrap()).collect();
+        let cluster = Self { engines, arenas };
+        cluster.announce();
+        cluster
+    }
+
+    pub fn membership(&self) -> Membership {
+        let peers: BTreeMap<_, _> = self
+            .engines
+            .iter()
+            .map(|engine| {
+                let here = engine.here();
+                let address = engine.address().clone();
+                let devices = vec![DeviceId(here.task.0)];
+                (here.task, Peer { incarnation: here.incarnation, address, devices })
+            })
+            .collect();
+        Membership { peers }
+    }
+
+    /// Tells all of all.
+    pub fn announce(&self) {
+        for engine in &self.engines {
+            engine.on_membership(self.membership());
+        }
+    }
+
+    /// A buffer with contents that its seed says.
+    pub fn filled(&self, task: usize, len: usize, seed: u64) -> Buffer {
+        let buffer = self.arenas[task].allocate(len).unwrap();
+        buffer.write(|bytes| bytes.copy_from_slice(&contents(len, seed))).unwrap();
+        buffer
+    }
+
+    pub fn empty(&self, task: usize, len: usize) -> Buffer {
+        let buffer = self.arenas[task].allocate(len).unwrap();
+        buffer.fill(0xee).unwrap();
+        buffer
+    }
+
+    /// Sends a buffer of one task into one of another.
+    pub fn send(
+        &self,
+        from: usize,
+        source: &Buffer,
+        to: usize,
+        target: &Buffer,
+        key: u64,
+    ) -> (Transfer, Transfer) {
+        let sent =
+            self.engines[from].transfer(&[], vec![outgoing(source, from, to, key)], Options::default());
+        let received =
+            self.engines[to].transfer(&[], vec![incoming(target, from, to, key)], Options::default());
+        (sent, received)
+    }
+}
+
+pub fn start(task: usize, life: u64, setting: impl Fn(&mut Config)) -> Engine {
+    let mut config = Config::new(member(task, life), vec![device(task)]);
+    setting(&mut config);
+    Engine::start(config).unwrap()
+}
+
+pub fn outgoing(buffer: &Buffer, from: usize, to: usize, key: u64) -> Spec {
+    Spec::send(buffer.span(), device(from), device(to), TransferKey(key))
+}
+
+pub fn incoming(buffer: &Buffer, from: usize, to: usize, key: u64) -> Spec {
+    Spec::receive(buffer.span(), device(from), device(to), TransferKey(key))
+}
+
+/// Bytes that look like nothing else.
+pub fn contents(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes);
+    bytes
+}
+
+pub fn assert_contents(buffer: &Buffer, seed: u64) {
+    let wanted = contents(buffer.len(), seed);
+    buffer
+        .read(|bytes| {
+            let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "of {} bytes this one differs", wanted.len());
+        })
+        .unwrap();
+}
+
+/// The outcome of a transfer that must have one.
+pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::transfer::TransferError> {
+    transfer.wait_for(PATIENCE).expect("it has an outcome")
+}

@@ -1,0 +1,6 @@
+//! The transfer engine as a program uses it: over real sockets, shared memory and processes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
+
+mod cluster;
+mod contents;
