@@ -29,6 +29,15 @@ pub mod xla {
     }
 }
 
+/// The project's own messages.
+#[allow(missing_docs, clippy::all, unused_qualifications)]
+pub mod muster {
+    /// What native workers report of their transfer engines.
+    pub mod v1 {
+        tonic::include_proto!("muster.v1");
+    }
+}
+
 /// `tensorflow.CoordinatedTask`, without a string.
 ///
 /// Requests over a whole cluster repeat the same job name once a task. Only whether the client
