@@ -7,6 +7,7 @@ A peer is a class with
     meet(self, pipe)               exchange whatever is needed to connect
     arrange(self, shape, pipe)     make buffers; `self.memory` is a list of arrays of bytes, one for each buffer of each slot
     filled(self)                   optional: the contents have just been written, at the sender
+    forget(self)                   optional: drop what has been received, where it is new memory each time
     launches(self, count, pipe)    move that many launches, `shape.in_flight` of them at a time;
                                    returns when its last byte was in place here, or is known to be in place there
     once(self, pipe)               one launch of one slot, alone; returns when it is known to be in place
@@ -72,11 +73,15 @@ def fill(peer, shape, seed):
 
 
 def spoil(peer, shape, seed):
+    if hasattr(peer, "forget"):
+        return peer.forget()
     for number, memory in enumerate(peer.memory):
         memory[:] = ~contents(shape.size, seed + number)
 
 
 def differs(peer, shape, seed):
+    if len(peer.memory) != shape.batch * shape.in_flight:
+        return ["not all of it is there"]
     return [n for n, memory in enumerate(peer.memory) if not np.array_equal(memory, contents(shape.size, seed + n))]
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 
 TRANSPORT = os.environ.get("MUSTER_PEER", "shm")
+PROGRESS = os.environ.get("NIXL_PROGRESS", "0") == "1"
 SETTINGS = {}
 if TRANSPORT == "tcp":
     # Without the device it would stripe over the loopback and whatever other interface there is.
@@ -26,8 +27,8 @@ class Nixl:
     def __init__(self, sender):
         self.sender = sender
         self.me = "sender" if sender else "receiver"
-        # A thread that makes progress costs one of the cores that the copy needs: without it, it is faster here.
-        threaded = os.environ.get("NIXL_PROGRESS", "0") == "1"
+        # A thread that makes progress costs one of the cores that the copy needs.
+        threaded = PROGRESS
         self.agent = nixl_agent(self.me, nixl_agent_config(enable_prog_thread=threaded, backends=[]))
         errors = os.environ.get("NIXL_ERRORS", "none" if TRANSPORT == "shm" else "peer")
         self.agent.create_backend("UCX", {"ucx_error_handling_mode": errors})
@@ -56,9 +57,7 @@ class Nixl:
         if not self.sender:
             pipe.send(("place", (self.agent.get_agent_metadata(), mine)))
             # UCX makes its connections only while both sides make progress.
-            while not pipe.poll(0):
-                self.agent.update_notifs()
-            pipe.recv()
+            self.attend(pipe, connecting=True)
             return
         metadata, theirs = common.expect(pipe, "place")
         self.other = self.agent.add_remote_agent(metadata)
@@ -75,6 +74,14 @@ class Nixl:
             self.wait(handle)
         pipe.send(("arranged", None))
 
+    def attend(self, pipe, connecting=False):
+        """Waits for the sender. Over TCP a receiver without a progress thread must make progress itself meanwhile."""
+        if connecting or (TRANSPORT == "tcp" and not PROGRESS):
+            while not pipe.poll(0):
+                self.agent.update_notifs()
+                os.sched_yield()
+        pipe.recv()
+
     def post(self, handle):
         if self.agent.transfer(handle) == "ERR":
             raise RuntimeError("posting failed")
@@ -83,12 +90,12 @@ class Nixl:
         while (state := self.agent.check_xfer_state(handle)) != "DONE":
             if state == "ERR":
                 raise RuntimeError("a transfer failed")
+            # It can only poll; on few cores it is faster when others get a turn.
+            os.sched_yield()
 
     def launches(self, count, pipe):
         if not self.sender:
-            while not pipe.poll(0):
-                self.agent.update_notifs()
-            pipe.recv()
+            self.attend(pipe)
             return
         busy = [False] * len(self.handles)
         for n in range(count):
@@ -112,9 +119,7 @@ class Nixl:
         else:
             self.next += 1
             if self.next % 10 == 0:
-                while not pipe.poll(0):
-                    self.agent.update_notifs()
-                pipe.recv()
+                self.attend(pipe)
 
 
 def version():
