@@ -82,7 +82,11 @@ impl Results {
     pub fn verify(&self) -> Result<()> {
         for ((subject, shape), figures) in &self.figures {
             let right = figures.values().all(|figure| figure.verified);
-            ensure!(right || !subject.to_string().starts_with("Muster"), "{subject}, {}: wrong contents", shape.title());
+            ensure!(
+                right || !subject.to_string().starts_with("Muster"),
+                "{subject}, {}: wrong contents",
+                shape.title()
+            );
         }
         Ok(())
     }
@@ -110,9 +114,10 @@ impl Results {
             out,
             "{repeat} repetitions of {seconds} s each, medians with the least and the most. GB/s are 10^9 bytes a second.\n"
         );
-        for (title, subjects) in
-            [("Same host, GB/s", &Subject::HERE[..]), ("TCP on the loopback interface, GB/s", &Subject::TCP[..])]
-        {
+        for (title, subjects) in [
+            ("Same host, GB/s", &Subject::HERE[..]),
+            ("TCP on the loopback interface, GB/s", &Subject::TCP[..]),
+        ] {
             self.table(&mut out, title, subjects, |found| {
                 self.spread(found.0, found.1, |figure| Some(figure.gbytes_per_second)).map(|rate| text(&rate))
             });
@@ -166,7 +171,12 @@ impl Results {
     fn prepares(&self, out: &mut String) {
         for subject in [Subject::MusterShm, Subject::MusterTcp] {
             let over = |figure: fn(&Figure) -> Option<f64>| {
-                Spread::of(self.shapes.iter().flat_map(|shape| self.of(*shape, subject)).filter_map(|(_, found)| figure(found)))
+                Spread::of(
+                    self.shapes
+                        .iter()
+                        .flat_map(|shape| self.of(*shape, subject))
+                        .filter_map(|(_, found)| figure(found)),
+                )
             };
             let (first, p50, most) = (
                 over(|figure| figure.prepare_first_us),
@@ -197,7 +207,10 @@ impl Results {
                     settings.insert(format!("- {subject}, {}: {} a launch.", shape.title(), figure.batch));
                 }
                 if !figure.verified {
-                    settings.insert(format!("- {subject}, {}: WRONG CONTENTS in some repetition, which is left out.", shape.title()));
+                    settings.insert(format!(
+                        "- {subject}, {}: WRONG CONTENTS in some repetition, which is left out.",
+                        shape.title()
+                    ));
                 }
             }
         }
@@ -205,7 +218,11 @@ impl Results {
             let _ = writeln!(out, "{line}");
         }
         for (subject, why) in &self.absent {
-            let some = if self.figures.keys().any(|(other, _)| other == subject) { "absent in some repetitions" } else { "absent" };
+            let some = if self.figures.keys().any(|(other, _)| other == subject) {
+                "absent in some repetitions"
+            } else {
+                "absent"
+            };
             let _ = writeln!(out, "- {subject}: {some}: {why}.");
         }
         let verdicts = targets::verdicts(self);

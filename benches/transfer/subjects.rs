@@ -235,7 +235,10 @@ fn newest(folder: &Path) -> Option<PathBuf> {
         path.file_name()?.to_str()?.split('.').map(|part| part.parse().ok()).collect()
     };
     let found = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    found.filter(|path| path.join("bin/python").exists()).filter(|path| release(path).is_some()).max_by_key(release)
+    found
+        .filter(|path| path.join("bin/python").exists())
+        .filter(|path| release(path).is_some())
+        .max_by_key(release)
 }
 
 /// Runs a program that prints a line of JSON for each shape.

@@ -16,7 +16,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::cli::print;
-use crate::transfer::Choice;
+use crate::transfer::{Choice, TransportKind};
 use figures::{Figures, Repetition};
 use pair::Tasks;
 use talk::Setup;
@@ -161,11 +161,22 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let repetitions = measure(&mut tasks, arguments, shape)?;
         let figures = Figures::new(arguments.pairs, &setup, shape, &prepares, &repetitions);
         verified &= figures.verified;
-        let line =
-            if arguments.json { serde_json::to_string(&figures)? + "\n" } else { figures.to_string() };
+        let line = if arguments.json { serde_json::to_string(&figures)? + "\n" } else { figures.to_string() };
         print(&line)?;
     }
     Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// By what two processes of this host move bytes when they are told to move them like this.
+pub fn probe(transport: Choice) -> Result<TransportKind> {
+    let setup = Setup { transport, lanes: None, checksums: true };
+    let mut tasks = Tasks::start(1, &setup)?;
+    // More than travels with the announcement of it.
+    let shape = Shape { size: 1 << 20, batch: 1, in_flight: 2 };
+    tasks.arrange(shape)?;
+    let (by, wrong) = tasks.try_out()?;
+    ensure!(wrong.is_none(), "wrong contents: {}", wrong.unwrap_or_default());
+    Ok(by)
 }
 
 /// What is moved by each launch, and how many of them are under way.
@@ -230,7 +241,9 @@ mod tests {
         assert_eq!(parse_size("1 MiB"), Ok(1 << 20));
         assert_eq!(parse_size("17"), Ok(17));
         assert_eq!(parse_size("17B"), Ok(17));
-        for wrong in ["", "0", "KiB", "4KB", "-1", "99999999999999999999GiB", "5GiB", "18446744073709551615KiB"] {
+        for wrong in
+            ["", "0", "KiB", "4KB", "-1", "99999999999999999999GiB", "5GiB", "18446744073709551615KiB"]
+        {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
     }

@@ -2,6 +2,8 @@
 
 mod bench;
 
+pub use bench::probe;
+
 use std::process::ExitCode;
 
 use anyhow::Result;

@@ -158,6 +158,13 @@ impl Tasks {
         Ok((Duration::from_nanos(ended.saturating_sub(began).max(1)), by))
     }
 
+    /// A few launches: by what they went, and what is wrong.
+    pub fn try_out(&mut self) -> Result<(TransportKind, Option<String>)> {
+        self.fill()?;
+        let (_, by) = self.launch(4)?;
+        Ok((by, self.check()?))
+    }
+
     /// Moves as much as it can for about so long.
     pub fn throughput(&mut self, shape: Shape, time: Duration) -> Result<Moved> {
         let mut launches = 2 * shape.in_flight as u64;

@@ -117,10 +117,16 @@ impl Task {
         })
     }
 
-    fn slot(&self, arena: &Arena, shape: Shape, channel: Channel, outgoing: bool, number: usize) -> Result<Slot> {
-        let buffers = (0..shape.batch)
-            .map(|_| Ok(arena.allocate(shape.stride())?))
-            .collect::<Result<Vec<_>>>()?;
+    fn slot(
+        &self,
+        arena: &Arena,
+        shape: Shape,
+        channel: Channel,
+        outgoing: bool,
+        number: usize,
+    ) -> Result<Slot> {
+        let buffers =
+            (0..shape.batch).map(|_| Ok(arena.allocate(shape.stride())?)).collect::<Result<Vec<_>>>()?;
         let first = (number * shape.batch) as u64;
         let specs = buffers
             .iter()
@@ -156,7 +162,8 @@ impl Task {
         let (out, inbound) =
             if sender { (Channel::There, Channel::Back) } else { (Channel::Back, Channel::There) };
         self.out = (0..2).map(|number| self.slot(&arena, shape, out, true, number)).collect::<Result<_>>()?;
-        self.inbound = (0..2).map(|number| self.slot(&arena, shape, inbound, false, number)).collect::<Result<_>>()?;
+        self.inbound =
+            (0..2).map(|number| self.slot(&arena, shape, inbound, false, number)).collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -277,10 +284,11 @@ fn prime(out: &[Slot], inbound: &[Slot], mine: u64, others: u64) -> Result<()> {
 fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> {
     // With a single round only the first slot was used.
     for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
-        if let Some(at) =
-            buffer.read(|bytes| differs(&bytes[STAMP.min(size)..size], seed(others, number)))?
-        {
-            return Ok(Some(format!("to and fro: byte {} of buffer {number} is not what was sent", at + STAMP)));
+        if let Some(at) = buffer.read(|bytes| differs(&bytes[STAMP.min(size)..size], seed(others, number)))? {
+            return Ok(Some(format!(
+                "to and fro: byte {} of buffer {number} is not what was sent",
+                at + STAMP
+            )));
         }
     }
     Ok(None)
