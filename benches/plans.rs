@@ -5,8 +5,8 @@
 use std::time::Instant;
 
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Options, PartitionSpec, Placement, Plan, Region, Sharding, TaskId,
-    copy_region, pack, unpack,
+    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Options, PartitionSpec, Placement, Plan, Region,
+    Sharding, TaskId, copy_region, pack, unpack,
 };
 
 /// The time now.
@@ -102,18 +102,25 @@ fn cases() -> Vec<Case> {
 }
 
 fn plans(repeat: usize) {
-    println!("| 4,096 devices, 8 a task, one task a host | steps | making the plan | its cost | the steps of one task | all steps, each |");
+    println!(
+        "| 4,096 devices, 8 a task, one task a host | steps | making the plan | its cost | the steps of one task | all steps, each |"
+    );
     println!("| --- | --- | --- | --- | --- | --- |");
     let placement = Placement::blocks((0..4096).map(DeviceId), 8, 1);
     for Case { name, source, destination } in cases() {
-        let make = || Plan::new(source.clone(), destination.clone(), &placement, Options::default()).expect("it makes sense");
+        let make = || {
+            Plan::new(source.clone(), destination.clone(), &placement, Options::default())
+                .expect("it makes sense")
+        };
         let made = spread(repeat, || timed(make));
         let plan = make();
         let cost = plan.cost();
         assert_eq!(cost.over_minimum, 0, "a plan moves more than it must");
         let costed = spread(repeat, || timed(|| plan.cost()));
         let own = spread(repeat, || timed(|| plan.for_task(TaskId(300)).count()));
-        let each = spread(repeat.min(3), || timed(|| plan.steps().map(|step| step.bytes).sum::<u64>()) / plan.len() as f64);
+        let each = spread(repeat.min(3), || {
+            timed(|| plan.steps().map(|step| step.bytes).sum::<u64>()) / plan.len() as f64
+        });
         let count = plan.len();
         println!(
             "| {name} | {count} | {} | {} | {} | {:.0} ns |",
@@ -143,8 +150,9 @@ fn copies(repeat: usize) {
     for run in [2, 4, 16, 64, 256, 1024, 4096, 65536, size / 2] {
         let shape = [size / (2 * run), 2 * run];
         let region = Region { start: vec![0, run / 2], extent: vec![shape[0], run] };
-        let copied =
-            spread(repeat, || timed(|| copy_region(&buffer, &shape, &region, &mut into, &shape, &region, 1).expect("it fits")));
+        let copied = spread(repeat, || {
+            timed(|| copy_region(&buffer, &shape, &region, &mut into, &shape, &region, 1).expect("it fits"))
+        });
         let runs = region.runs(&shape, 1).expect("it fits");
         let twice = spread(repeat, || {
             timed(|| {
@@ -158,7 +166,8 @@ fn copies(repeat: usize) {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
-    let asked = arguments.iter().position(|argument| argument == "--repeat").and_then(|at| arguments.get(at + 1));
+    let asked =
+        arguments.iter().position(|argument| argument == "--repeat").and_then(|at| arguments.get(at + 1));
     let repeat = asked.and_then(|repeat| repeat.parse().ok()).unwrap_or(15);
     // The first plan also pays for the memory of all of them.
     let small = Mesh::new(&[("x", 1)], [0]);

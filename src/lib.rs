@@ -9,6 +9,7 @@
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
 //! | [`tls`] | TLS for both edges, and why a handshake failed |
 //! | [`telemetry`] | what is told of all this: projections of effects |
+//! | [`transfer`] | moving the bytes of arrays between devices: plans |
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
@@ -25,3 +26,4 @@ pub mod proto;
 pub mod telemetry;
 pub mod text;
 pub mod tls;
+pub mod transfer;

@@ -18,7 +18,11 @@ const DESTINATION: &str = r#"{
 fn plan() -> Plan {
     let source = ArrayDescription::from_json(SOURCE).expect("it makes sense");
     let destination = ArrayDescription::from_json(DESTINATION).expect("it makes sense");
-    let placement = Placement::blocks(source.sharding.mesh.devices.iter().chain(&destination.sharding.mesh.devices).copied(), 2, 1);
+    let placement = Placement::blocks(
+        source.sharding.mesh.devices.iter().chain(&destination.sharding.mesh.devices).copied(),
+        2,
+        1,
+    );
     let options = Options { fan_out: NonZeroU32::MIN, timeout: Some(Duration::from_nanos(90_000_000_001)) };
     Plan::new(source, destination, &placement, options).expect("it makes sense")
 }
@@ -53,7 +57,8 @@ fn a_plan_that_was_changed_anywhere_is_refused() {
             key => &mut at[key.as_u64().expect("an index") as usize],
         }) = value;
         // What is made of the inputs must be what comes out of them. The inputs themselves may be spelled otherwise, as long as they mean the same.
-        let input = ["source", "destination", "timeout"].iter().any(|name| path.first() == Some(&json!(name)));
+        let input =
+            ["source", "destination", "timeout"].iter().any(|name| path.first() == Some(&json!(name)));
         match Plan::from_json(&other.to_string()) {
             Ok(read) => {
                 assert!(input, "{path:?} was changed, and nobody noticed");
@@ -67,7 +72,10 @@ fn a_plan_that_was_changed_anywhere_is_refused() {
         changed += 1;
     });
     // The timeout, and the name of an axis that divides nothing.
-    assert!(changed > 500 && (1..10).contains(&accepted), "{changed} places were changed, {accepted} of them accepted");
+    assert!(
+        changed > 500 && (1..10).contains(&accepted),
+        "{changed} places were changed, {accepted} of them accepted"
+    );
 }
 
 /// Calls back with every place of a document and another value for it.
@@ -93,7 +101,9 @@ fn change_each(value: &Value, path: &mut Vec<Value>, change: &mut dyn FnMut(&[Va
                 change(path, Value::Array(items[..items.len() - 1].to_vec()));
             }
         }
-        Value::String(text) if path.last() == Some(&json!("timeout")) => change(path, json!(format!("{text} 1ms"))),
+        Value::String(text) if path.last() == Some(&json!("timeout")) => {
+            change(path, json!(format!("{text} 1ms")))
+        }
         Value::String(text) => change(path, json!(format!("{text}0"))),
         Value::Number(number) => change(path, json!(number.as_u64().expect("small") + 1)),
         Value::Null => change(path, json!(7)),

@@ -1,12 +1,17 @@
 //! Descriptions that make no sense, or too much of it.
 
 use muster::transfer::plan::{
-    ArrayDescription, DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DEVICES, MAX_RANK, MAX_STEPS, Mesh, Options, Partition,
-    PartitionSpec, PlacedDevice, Placement, Plan, PlanError, Sharding, TaskId,
+    ArrayDescription, DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DEVICES, MAX_RANK, MAX_STEPS, Mesh, Options,
+    Partition, PartitionSpec, PlacedDevice, Placement, Plan, PlanError, Sharding, TaskId,
 };
 use proptest::prelude::*;
 
-fn array(shape: &[u64], axes: &[(&str, u64)], devices: impl IntoIterator<Item = i32>, spec: &[&[&str]]) -> ArrayDescription {
+fn array(
+    shape: &[u64],
+    axes: &[(&str, u64)],
+    devices: impl IntoIterator<Item = i32>,
+    spec: &[&[&str]],
+) -> ArrayDescription {
     let sharding = Sharding { mesh: Mesh::new(axes, devices), spec: PartitionSpec::new(spec) };
     ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Float32, sharding }
 }
@@ -39,24 +44,46 @@ fn each_mistake_in_a_description_has_its_own_error() {
     assert_eq!(refused(&array(&[4], &[("x", 2), ("x", 2)], 0..4, &[])), PlanError::DuplicateAxis(name()));
     assert_eq!(refused(&array(&[4], &[("x", 0)], [], &[])), PlanError::EmptyAxis(name()));
     assert_eq!(refused(&array(&[4], &two, 0..3, &[])), PlanError::DeviceCount { axes: 4, devices: 3 });
-    assert_eq!(refused(&array(&[4], &[("x", far), ("y", far)], 0..3, &[])), PlanError::DeviceCount { axes: far, devices: 3 });
+    assert_eq!(
+        refused(&array(&[4], &[("x", far), ("y", far)], 0..3, &[])),
+        PlanError::DeviceCount { axes: far, devices: 3 }
+    );
     assert_eq!(refused(&array(&[4], &[("", 1)], [0], &[])), PlanError::Name { what: "axis", index: 0 });
     assert_eq!(refused(&array(&[4], &[("a\n", 1)], [0], &[])), PlanError::Name { what: "axis", index: 0 });
-    assert_eq!(refused(&array(&[4], &[(&"x".repeat(257), 1)], [0], &[])), PlanError::Name { what: "axis", index: 0 });
-    assert_eq!(refused(&array(&[MAX_BYTES / 4 + 1], &[("x", 1)], [0], &[])), PlanError::TooLarge { what: "the array" });
-    assert_eq!(refused(&array(&[far, 0], &[("x", 1)], [0], &[])), PlanError::TooLarge { what: "a dimension of the array" });
-    assert_eq!(refused(&array(&[1 << 40, 1 << 40], &[("x", 1)], [0], &[])), PlanError::TooLarge { what: "the array" });
+    assert_eq!(
+        refused(&array(&[4], &[(&"x".repeat(257), 1)], [0], &[])),
+        PlanError::Name { what: "axis", index: 0 }
+    );
+    assert_eq!(
+        refused(&array(&[MAX_BYTES / 4 + 1], &[("x", 1)], [0], &[])),
+        PlanError::TooLarge { what: "the array" }
+    );
+    assert_eq!(
+        refused(&array(&[far, 0], &[("x", 1)], [0], &[])),
+        PlanError::TooLarge { what: "a dimension of the array" }
+    );
+    assert_eq!(
+        refused(&array(&[1 << 40, 1 << 40], &[("x", 1)], [0], &[])),
+        PlanError::TooLarge { what: "the array" }
+    );
     let packed = ArrayDescription { dtype: Dtype::Int4, ..array(&[4], &[("x", 1)], [0], &[]) };
     assert_eq!(refused(&packed), PlanError::SubByte(Dtype::Int4));
 }
 
 #[test]
 fn what_is_too_much_is_refused_by_its_number() {
-    let too_many = |what, count: usize, limit: usize| PlanError::TooMany { what, count: count as u64, limit: limit as u64 };
+    let too_many = |what, count: usize, limit: usize| PlanError::TooMany {
+        what,
+        count: count as u64,
+        limit: limit as u64,
+    };
     let axes: Vec<String> = (0..=MAX_AXES).map(|n| format!("a{n}")).collect();
     let axes: Vec<(&str, u64)> = axes.iter().map(|name| (name.as_str(), 1)).collect();
     assert_eq!(refused(&array(&[4], &axes, [0], &[])), too_many("axes of a mesh", MAX_AXES + 1, MAX_AXES));
-    assert_eq!(refused(&array(&[1; MAX_RANK + 1], &[("x", 1)], [0], &[])), too_many("dimensions", MAX_RANK + 1, MAX_RANK));
+    assert_eq!(
+        refused(&array(&[1; MAX_RANK + 1], &[("x", 1)], [0], &[])),
+        too_many("dimensions", MAX_RANK + 1, MAX_RANK)
+    );
     let devices = MAX_DEVICES as i32 + 1;
     let wide = array(&[4], &[("x", devices as u64)], 0..devices, &[]);
     assert_eq!(refused(&wide), too_many("devices of a mesh", MAX_DEVICES + 1, MAX_DEVICES));
@@ -64,7 +91,8 @@ fn what_is_too_much_is_refused_by_its_number() {
     let mut named = array(&[4], &[("x", 1)], [0], &[]);
     named.sharding.spec.0.push(Partition::Axis("y".repeat(1 << 20)));
     assert!(refused(&named).to_string().len() < 300);
-    let error = ArrayDescription::from_json(&format!("{{\"{}\": 1}}", "y".repeat(1 << 20))).expect_err("it has no such field");
+    let error = ArrayDescription::from_json(&format!("{{\"{}\": 1}}", "y".repeat(1 << 20)))
+        .expect_err("it has no such field");
     assert!(error.to_string().len() < 1000);
 }
 
@@ -74,7 +102,10 @@ fn a_plan_of_too_many_steps_is_refused_before_it_is_made() {
     let columns = array(&[1 << 16, 1 << 16], &[("x", 1 << 16)], 0..1 << 16, &[&[], &["x"]]);
     let plan = Plan::new(rows, columns, &Placement::default(), Options::default());
     // The array, once for each device, is beyond no bound: 2^16 * 2^32 * 4.
-    assert_eq!(plan.err(), Some(PlanError::TooMany { what: "steps of the plan", count: 1 << 32, limit: MAX_STEPS }));
+    assert_eq!(
+        plan.err(),
+        Some(PlanError::TooMany { what: "steps of the plan", count: 1 << 32, limit: MAX_STEPS })
+    );
     let whole = array(&[1 << 59], &[("x", 16)], 0..16, &[]);
     let plan = Plan::new(whole.clone(), whole, &Placement::default(), Options::default());
     assert!(matches!(plan, Err(PlanError::TooLarge { .. })));
@@ -93,7 +124,11 @@ fn source_and_destination_must_be_the_same_array() {
 
 #[test]
 fn a_placement_places_each_device_once_and_each_task_on_one_host() {
-    let placed = |device, task, host: &str| PlacedDevice { device: DeviceId(device), task: TaskId(task), host: host.to_owned() };
+    let placed = |device, task, host: &str| PlacedDevice {
+        device: DeviceId(device),
+        task: TaskId(task),
+        host: host.to_owned(),
+    };
     let one = array(&[4], &[("x", 2)], 0..2, &[]);
     let plan = |devices: Vec<PlacedDevice>| {
         Plan::new(one.clone(), one.clone(), &Placement { devices }, Options::default()).err()
@@ -126,7 +161,15 @@ fn ids_at_the_ends_of_their_range_are_placed_in_blocks_too() {
 
 /// Values where programs go wrong.
 fn odd() -> impl Strategy<Value = u64> {
-    prop_oneof![0..6_u64, Just(1 << 31), Just(1 << 32), Just(1 << 61), Just(MAX_BYTES), Just(u64::MAX - 1), Just(u64::MAX)]
+    prop_oneof![
+        0..6_u64,
+        Just(1 << 31),
+        Just(1 << 32),
+        Just(1 << 61),
+        Just(MAX_BYTES),
+        Just(u64::MAX - 1),
+        Just(u64::MAX)
+    ]
 }
 
 proptest! {
@@ -163,10 +206,8 @@ proptest! {
         let mut bytes = good.as_bytes().to_vec();
         let at = cut % bytes.len();
         bytes[at] = byte;
-        if let Ok(text) = std::str::from_utf8(&bytes) {
-            if let Ok(array) = ArrayDescription::from_json(text) {
-                prop_assert!(array.check().is_ok());
-            }
+        if let Ok(Ok(array)) = std::str::from_utf8(&bytes).map(ArrayDescription::from_json) {
+            prop_assert!(array.check().is_ok());
         }
     }
 }

@@ -12,7 +12,8 @@ struct Case {
 
 #[test]
 fn every_device_holds_what_jax_says_that_it_holds() {
-    let cases: Vec<Case> = serde_json::from_str(include_str!("jax_shards.json")).expect("the cases can be read");
+    let cases: Vec<Case> =
+        serde_json::from_str(include_str!("jax_shards.json")).expect("the cases can be read");
     assert!(cases.len() > 40);
     for Case { sharding, shape, held } in cases {
         let array = ArrayDescription { shape, dtype: Dtype::Float32, sharding };
@@ -20,7 +21,8 @@ fn every_device_holds_what_jax_says_that_it_holds() {
             let (start, extent) = stretches.iter().map(|(start, end)| (*start, end - start)).unzip();
             Region { start, extent }
         };
-        let wanted: Vec<_> = held.into_iter().map(|(device, stretches)| (device, region(stretches))).collect();
+        let wanted: Vec<_> =
+            held.into_iter().map(|(device, stretches)| (device, region(stretches))).collect();
         assert_eq!(array.shards().expect("it makes sense"), wanted, "{array:?}");
     }
 }

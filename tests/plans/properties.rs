@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use muster::transfer::plan::{BufferRole, Class, DeviceId, Partition, PlacedDevice, Plan, Step, TaskId, pack, unpack};
+use muster::transfer::plan::{
+    BufferRole, Class, DeviceId, Partition, PlacedDevice, Plan, Step, TaskId, pack, unpack,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -212,8 +214,12 @@ proptest! {
 /// The least bytes by class, found element by element: what stays, what is copied in a task, what comes from another task, from another host.
 fn least(asked: &Asked) -> [u64; 4] {
     let item = asked.source.dtype.bytes().expect("whole bytes");
-    let owners: HashMap<DeviceId, (TaskId, &str)> =
-        asked.placement.devices.iter().map(|placed| (placed.device, (placed.task, placed.host.as_str()))).collect();
+    let owners: HashMap<DeviceId, (TaskId, &str)> = asked
+        .placement
+        .devices
+        .iter()
+        .map(|placed| (placed.device, (placed.task, placed.host.as_str())))
+        .collect();
     let (source, destination) = (elements(&asked.source), elements(&asked.destination));
     let (mut task_has, mut host_has) = (HashSet::new(), HashSet::new());
     for (device, numbers) in &source {
@@ -253,7 +259,8 @@ fn told_otherwise(asked: &Asked, choices: &mut Choices) -> Asked {
         );
         mesh.axes.rotate_left(turn);
         let old = mesh.devices.clone();
-        mesh.devices = (0..fast).flat_map(|f| (0..slow).map(move |s| s * fast + f)).map(|at| old[at as usize]).collect();
+        mesh.devices =
+            (0..fast).flat_map(|f| (0..slow).map(move |s| s * fast + f)).map(|at| old[at as usize]).collect();
         for axis in &mut mesh.axes {
             axis.name.push('2');
         }
@@ -265,7 +272,8 @@ fn told_otherwise(asked: &Asked, choices: &mut Choices) -> Asked {
     for placed in &mut told.placement.devices {
         placed.host = format!("other {}", placed.host);
     }
-    let idle = |device| PlacedDevice { device: DeviceId(device), task: TaskId(device), host: "idle".to_owned() };
+    let idle =
+        |device| PlacedDevice { device: DeviceId(device), task: TaskId(device), host: "idle".to_owned() };
     told.placement.devices.extend((1000..1003).map(idle));
     let at = choices.below(told.placement.devices.len());
     told.placement.devices.rotate_left(at);

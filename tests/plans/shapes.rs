@@ -4,11 +4,17 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use muster::transfer::plan::{
-    AllGather, ArrayDescription, Broadcast, Class, DeviceId, Dtype, Mesh, Minimum, Options, PartitionSpec, PlacedDevice, Placement,
-    Plan, PlanError, Region, Reshard, Runs, Scatter, Sharding, Step, TaskBytes, TaskId, copy_region, pack, unpack,
+    AllGather, ArrayDescription, Broadcast, Class, DeviceId, Dtype, Mesh, Minimum, Options, PartitionSpec,
+    PlacedDevice, Placement, Plan, PlanError, Region, Reshard, Runs, Scatter, Sharding, Step, TaskBytes,
+    TaskId, copy_region, pack, unpack,
 };
 
-fn array(shape: &[u64], axes: &[(&str, u64)], devices: impl IntoIterator<Item = i32>, spec: &[&[&str]]) -> ArrayDescription {
+fn array(
+    shape: &[u64],
+    axes: &[(&str, u64)],
+    devices: impl IntoIterator<Item = i32>,
+    spec: &[&[&str]],
+) -> ArrayDescription {
     let sharding = Sharding { mesh: Mesh::new(axes, devices), spec: PartitionSpec::new(spec) };
     ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Float32, sharding }
 }
@@ -34,14 +40,31 @@ fn broadcast(devices: i32, options: Options) -> Plan {
 }
 
 #[test]
+fn in_each_round_of_an_exchange_everybody_sends_and_everybody_receives() {
+    let rows = array(&[64, 64], &[("x", 16)], 0..16, &[&["x"]]);
+    let columns = array(&[64, 64], &[("x", 16)], 0..16, &[&[], &["x"]]);
+    let plan = Plan::new(rows, columns, &blocks(0..16, 1, 1), Options::default()).expect("it makes sense");
+    let steps: Vec<Step> = plan.steps().collect();
+    for round in steps.chunks(16) {
+        for side in [|step: &Step| step.source.device, |step: &Step| step.destination.device] {
+            let mut devices: Vec<DeviceId> = round.iter().map(side).collect();
+            devices.sort_unstable();
+            assert_eq!(devices, (0..16).map(DeviceId).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
 fn a_broadcast_comes_to_every_host_once_and_is_copied_on_from_there() {
     // 64 hosts of two tasks of four devices.
     let plan = broadcast(512, Options::default());
     let cost = plan.cost();
-    let steps = |class: Class| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").steps;
+    let steps =
+        |class: Class| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").steps;
     assert_eq!(Class::ALL.map(steps), [1, 64 * 2 * 3, 64, 63]);
     assert_eq!(cost.over_minimum, 0);
-    let from_source = plan.steps().filter(|step| step.class == Class::AcrossHosts && step.after.is_none()).count();
+    let from_source =
+        plan.steps().filter(|step| step.class == Class::AcrossHosts && step.after.is_none()).count();
     assert_eq!(from_source, 2, "the others are fed by those who were fed");
 }
 
@@ -67,12 +90,20 @@ fn an_all_gather_feeds_each_host_once_with_each_part() {
     let part = 1024 * 4;
     let gather = |axes: Option<&[&str]>| {
         let axes = axes.map(|axes| axes.iter().map(|&axis| axis.to_owned()).collect());
-        Plan::all_gather(AllGather { array: source.clone(), axes, placement: blocks(0..32, 8, 1), options: fan_out(4) })
+        Plan::all_gather(AllGather {
+            array: source.clone(),
+            axes,
+            placement: blocks(0..32, 8, 1),
+            options: fan_out(4),
+        })
     };
     let all = gather(None).expect("it makes sense");
     assert_eq!(all.len(), 32 * 32);
     let cost = all.cost();
-    assert_eq!(cost.minimum, Minimum { across_hosts: 4 * 24 * part, same_host: 0, local_copy: (32 * 32 - 4 * 24) * part });
+    assert_eq!(
+        cost.minimum,
+        Minimum { across_hosts: 4 * 24 * part, same_host: 0, local_copy: (32 * 32 - 4 * 24) * part }
+    );
     // Every task sends its eight parts to three others, and nobody sends more.
     assert_eq!(cost.busiest_out, Some(TaskBytes { task: TaskId(0), bytes: 24 * part }));
     let along_data = gather(Some(&["data"])).expect("it makes sense");
@@ -94,7 +125,8 @@ fn a_scatter_sends_each_device_its_own_part_and_nothing_else() {
         options: Options::default(),
     };
     let plan = Plan::scatter(ask).expect("it makes sense");
-    let sent: Vec<_> = plan.steps().map(|step| (step.destination.device.0, step.source.region, step.bytes)).collect();
+    let sent: Vec<_> =
+        plan.steps().map(|step| (step.destination.device.0, step.source.region, step.bytes)).collect();
     // Ten rows among four: three each, and one for the last.
     let part = |start: [u64; 2], extent: [u64; 2]| Region { start: start.to_vec(), extent: extent.to_vec() };
     let wanted = (0..8).map(|n: u64| {
@@ -109,11 +141,19 @@ fn shards_that_stay_are_handed_on_and_an_empty_array_needs_no_steps() {
     let same = array(&[8, 8], &[("x", 4)], 0..4, &[&["x"]]);
     let reshard = |source: &ArrayDescription, destination: &ArrayDescription| {
         let (source, destination) = (source.clone(), destination.clone());
-        Plan::reshard(Reshard { source, destination, placement: blocks(0..8, 2, 1), options: Options::default() })
-            .expect("it makes sense")
+        Plan::reshard(Reshard {
+            source,
+            destination,
+            placement: blocks(0..8, 2, 1),
+            options: Options::default(),
+        })
+        .expect("it makes sense")
     };
     let plan = reshard(&same, &same);
-    assert!(plan.steps().all(|step| step.class == Class::SameBuffer && step.source.device == step.destination.device));
+    assert!(
+        plan.steps()
+            .all(|step| step.class == Class::SameBuffer && step.source.device == step.destination.device)
+    );
     assert_eq!((plan.len(), plan.cost().moved, plan.cost().busiest_out), (4, 0, None));
 
     let far = 1 << 61;
@@ -130,8 +170,33 @@ fn shards_that_stay_are_handed_on_and_an_empty_array_needs_no_steps() {
 #[test]
 fn rows_beyond_the_array_leave_the_last_shards_smaller_or_empty() {
     let uneven = array(&[5], &[("x", 4)], [4, 5, 6, 7], &[&["x"]]);
-    let held: Vec<_> = uneven.shards().expect("it makes sense").into_iter().map(|(_, region)| region.extent[0]).collect();
+    let held: Vec<_> =
+        uneven.shards().expect("it makes sense").into_iter().map(|(_, region)| region.extent[0]).collect();
     assert_eq!(held, [2, 2, 1, 0]);
+}
+
+#[test]
+fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
+    // Six rows and six columns in tiles of two by two: three by three tiles, on meshes of four by three and of three by four.
+    let grid = |rows: u64, columns: u64, idle: [usize; 3]| {
+        let mut busy = 0..9;
+        let devices = (0..12).map(|place| match idle.iter().position(|&at| at == place) {
+            Some(number) => 9 + number as i32,
+            None => busy.next().expect("nine places are left"),
+        });
+        array(&[6, 6], &[("rows", rows), ("columns", columns)], devices.collect::<Vec<_>>(), &[&["rows"], &["columns"]])
+    };
+    let (tall, wide) = (grid(4, 3, [9, 10, 11]), grid(3, 4, [3, 7, 11]));
+    assert_eq!(tall.shards(), wide.shards());
+    let destination = array(&[6, 6], &[("copy", 2), ("x", 6)], 0..12, &[&[], &["x"]]);
+    let plan = |one: &ArrayDescription, other: &ArrayDescription| {
+        Plan::new(one.clone(), other.clone(), &blocks(0..12, 1, 2), Options::default()).expect("it makes sense")
+    };
+    for (one, other) in [(plan(&tall, &destination), plan(&wide, &destination)), (plan(&destination, &tall), plan(&destination, &wide))] {
+        assert_eq!(one.fingerprint(), other.fingerprint());
+        assert!(one.steps().eq(other.steps()));
+        assert_eq!(one.cost(), other.cost());
+    }
 }
 
 #[test]
@@ -139,19 +204,25 @@ fn replicas_take_turns_and_those_that_send_least_are_asked_first() {
     // Sixteen hosts hold a copy each; sixteen others want a sixteenth each.
     let source = array(&[1600], &[("copy", 16)], 0..16, &[]);
     let destination = array(&[1600], &[("x", 16)], 16..32, &[&["x"]]);
-    let plan = Plan::new(source, destination, &blocks(0..32, 1, 1), Options::default()).expect("it makes sense");
+    let plan =
+        Plan::new(source, destination, &blocks(0..32, 1, 1), Options::default()).expect("it makes sense");
     let mut givers: Vec<_> = plan.steps().map(|step| step.source.device.0).collect();
     givers.sort_unstable();
     assert_eq!(givers, (0..16).collect::<Vec<_>>());
 
     // Host a holds four copies in four tasks, host b one: hosts share the work, and within host a the tasks do.
-    let place = |device: i32, host: &str| PlacedDevice { device: DeviceId(device), task: TaskId(device), host: host.to_owned() };
+    let place = |device: i32, host: &str| PlacedDevice {
+        device: DeviceId(device),
+        task: TaskId(device),
+        host: host.to_owned(),
+    };
     let mut devices: Vec<_> = (0..4).map(|device| place(device, "a")).collect();
     devices.push(place(4, "b"));
     devices.extend((5..13).map(|device| place(device, &format!("wants-{device}"))));
     let source = array(&[800], &[("copy", 5)], 0..5, &[]);
     let destination = array(&[800], &[("x", 8)], 5..13, &[&["x"]]);
-    let plan = Plan::new(source, destination, &Placement { devices }, Options::default()).expect("it makes sense");
+    let plan =
+        Plan::new(source, destination, &Placement { devices }, Options::default()).expect("it makes sense");
     let mut given = [0; 5];
     for step in plan.steps() {
         given[step.source.device.0 as usize] += 1;
@@ -164,7 +235,8 @@ fn the_nearest_holder_is_asked() {
     // Device 1 has it itself, device 2 has task mates that do (0, 1), device 4 has host mates, device 8 nobody.
     let source = array(&[4], &[("copy", 3)], [0, 1, 12], &[]);
     let destination = array(&[4], &[("copy", 4)], [1, 2, 4, 8], &[]);
-    let plan = Plan::new(source, destination, &blocks(0..16, 4, 2), Options::default()).expect("it makes sense");
+    let plan =
+        Plan::new(source, destination, &blocks(0..16, 4, 2), Options::default()).expect("it makes sense");
     let told: Vec<_> = plan.steps().map(|s| (s.source.device.0, s.destination.device.0, s.class)).collect();
     assert_eq!(told[0], (1, 1, Class::SameBuffer));
     assert_eq!((told[1].1, told[1].2), (2, Class::LocalCopy));
@@ -177,11 +249,19 @@ fn the_nearest_holder_is_asked() {
 fn regions_become_the_fewest_and_longest_runs() {
     let source = array(&[4, 6, 8], &[("x", 2)], [0, 1], &[&["x"]]);
     let destination = array(&[4, 6, 8], &[("x", 2)], [2, 3], &[&[], &["x"]]);
-    let plan = Plan::new(source, destination, &blocks(0..4, 1, 1), Options::default()).expect("it makes sense");
-    let Step { source, destination, bytes, .. } = plan.steps().nth(2).expect("there are four");
+    let plan =
+        Plan::new(source, destination, &blocks(0..4, 1, 1), Options::default()).expect("it makes sense");
+    let wanted = |step: &Step| (step.source.device, step.destination.device) == (DeviceId(0), DeviceId(3));
+    let Step { source, destination, bytes, .. } = plan.steps().find(wanted).expect("it is there");
     assert_eq!(bytes, 2 * 3 * 8 * 4);
-    assert_eq!(source.runs, Runs { offset: 3 * 8 * 4, run_bytes: 3 * 8 * 4, counts: vec![2], strides: vec![6 * 8 * 4] });
-    assert_eq!(destination.runs, Runs { offset: 0, run_bytes: 2 * 3 * 8 * 4, counts: vec![], strides: vec![] });
+    assert_eq!(
+        source.runs,
+        Runs { offset: 3 * 8 * 4, run_bytes: 3 * 8 * 4, counts: vec![2], strides: vec![6 * 8 * 4] }
+    );
+    assert_eq!(
+        destination.runs,
+        Runs { offset: 0, run_bytes: 2 * 3 * 8 * 4, counts: vec![], strides: vec![] }
+    );
     // Loops whose turns follow each other closely are one loop.
     let region = Region { start: vec![1, 0, 0, 2], extent: vec![2, 3, 5, 4] };
     let runs = region.runs(&[4, 3, 5, 8], 2).expect("it fits");
@@ -196,10 +276,17 @@ fn what_is_sent_on_uses_the_room_in_which_it_was_unpacked() {
     let destination = array(&[64, 8], &[("copy", 4), ("x", 2)], 2..10, &[&[], &["x"]]);
     let plan = Plan::new(source, destination, &blocks(0..12, 2, 2), fan_out(1)).expect("it makes sense");
     let steps: Vec<Step> = plan.steps().collect();
-    let on = steps.iter().find(|step| step.class.leaves_task() && step.after.is_some()).expect("something is sent on");
+    let on = steps
+        .iter()
+        .find(|step| step.class.leaves_task() && step.after.is_some())
+        .expect("something is sent on");
     let before = &steps[on.after.expect("it is") as usize];
     // Where it arrives the columns are the whole shard: nothing to unpack, nothing to pack again.
-    assert!(before.source.staging.is_some() && before.destination.staging.is_none() && on.source.staging.is_none());
+    assert!(
+        before.source.staging.is_some()
+            && before.destination.staging.is_none()
+            && on.source.staging.is_none()
+    );
 
     let source = array(&[64, 8], &[("x", 2)], [0, 1], &[&[], &["x"]]);
     let destination = array(&[64, 8], &[("copy", 5)], 2..7, &[]);
@@ -214,7 +301,10 @@ fn what_is_sent_on_uses_the_room_in_which_it_was_unpacked() {
         }
         assert!(on.source.staging.is_some());
     }
-    assert!(shared > 0 && own > 0, "the first one shares the room ({shared}), the next one has its own ({own})");
+    assert!(
+        shared > 0 && own > 0,
+        "the first one shares the room ({shared}), the next one has its own ({own})"
+    );
 }
 
 #[test]
@@ -258,7 +348,10 @@ fn copies_refuse_what_does_not_fit_and_touch_nothing() {
         runs(0, 0, &[far], &[1]),
     ] {
         assert!(matches!(pack(&source, &hostile, &mut into), Err(PlanError::Region { .. })), "{hostile:?}");
-        assert!(matches!(unpack(&before, &hostile, &mut source.clone()), Err(PlanError::Region { .. })), "{hostile:?}");
+        assert!(
+            matches!(unpack(&before, &hostile, &mut source.clone()), Err(PlanError::Region { .. })),
+            "{hostile:?}"
+        );
     }
     assert_eq!(into, before);
 }
@@ -267,11 +360,17 @@ fn copies_refuse_what_does_not_fit_and_touch_nothing() {
 fn a_plan_is_not_carried_out_with_shards_of_another_size() {
     let source = array(&[8], &[("x", 2)], 0..2, &[&["x"]]);
     let destination = array(&[8], &[("x", 2)], 2..4, &[&["x"]]);
-    let plan = Plan::new(source, destination, &blocks(0..4, 1, 1), Options::default()).expect("it makes sense");
-    let shards = |devices: [(i32, usize); 2]| devices.into_iter().map(|(d, size)| (DeviceId(d), vec![7; size])).collect();
+    let plan =
+        Plan::new(source, destination, &blocks(0..4, 1, 1), Options::default()).expect("it makes sense");
+    let shards = |devices: [(i32, usize); 2]| {
+        devices.into_iter().map(|(d, size)| (DeviceId(d), vec![7; size])).collect()
+    };
     let mut into = shards([(2, 16), (3, 16)]);
     let done = plan.execute(&shards([(0, 16), (1, 12)]), &mut into);
     assert_eq!(done, Err(PlanError::Buffer { device: DeviceId(1), role: "source", wanted: 16, found: 12 }));
     let done = plan.execute(&shards([(0, 16), (1, 16)]), &mut shards([(2, 16), (4, 16)]));
-    assert_eq!(done, Err(PlanError::Buffer { device: DeviceId(3), role: "destination", wanted: 16, found: 0 }));
+    assert_eq!(
+        done,
+        Err(PlanError::Buffer { device: DeviceId(3), role: "destination", wanted: 16, found: 0 })
+    );
 }

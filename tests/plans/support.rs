@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, PlacedDevice, Placement, Plan, Runs,
-    Sharding, Shards, TaskId,
+    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, PlacedDevice,
+    Placement, Plan, Runs, Sharding, Shards, TaskId,
 };
 
 /// Decisions out of bytes: shorter and smaller ones make smaller plans, so that what fails can be made small.
@@ -38,7 +38,8 @@ pub struct Asked {
 
 impl Asked {
     pub fn plan(&self) -> Plan {
-        Plan::new(self.source.clone(), self.destination.clone(), &self.placement, self.options).expect("it makes sense")
+        Plan::new(self.source.clone(), self.destination.clone(), &self.placement, self.options)
+            .expect("it makes sense")
     }
 }
 
@@ -46,15 +47,21 @@ impl Asked {
 pub fn asked(choices: &mut Choices) -> Asked {
     let dtypes = [Dtype::Uint8, Dtype::Bfloat16, Dtype::Float32, Dtype::Complex128];
     let dtype = dtypes[choices.below(dtypes.len())];
-    let shape: Vec<u64> = (0..choices.below(5)).map(|_| [4, 1, 2, 3, 5, 6, 7, 8, 9, 0][choices.below(10)]).collect();
+    let shape: Vec<u64> =
+        (0..choices.below(5)).map(|_| [4, 1, 2, 3, 5, 6, 7, 8, 9, 0][choices.below(10)]).collect();
     let pool = 12 + choices.below(37) as i32;
     let (tasks, hosts) = (1 + choices.below(12), 1 + choices.below(6));
     let place = |device: i32| {
         let task = (device.wrapping_mul(7) as usize) % tasks;
-        PlacedDevice { device: DeviceId(device), task: TaskId(task as i32), host: format!("h{}", task % hosts) }
+        PlacedDevice {
+            device: DeviceId(device),
+            task: TaskId(task as i32),
+            host: format!("h{}", task % hosts),
+        }
     };
     let placement = Placement { devices: (0..pool).map(place).collect() };
-    let source = ArrayDescription { shape: shape.clone(), dtype, sharding: sharding(choices, shape.len(), pool) };
+    let source =
+        ArrayDescription { shape: shape.clone(), dtype, sharding: sharding(choices, shape.len(), pool) };
     let destination = if choices.below(6) == 1 {
         source.clone()
     } else {
@@ -112,7 +119,8 @@ pub fn elements(array: &ArrayDescription) -> BTreeMap<DeviceId, Vec<u64>> {
             }
             let shard = size.div_ceil(ways);
             let mine = |at: &u64| shard > 0 && at / shard == own;
-            numbers = numbers.iter().flat_map(|n| (0..size).filter(mine).map(move |at| n * size + at)).collect();
+            numbers =
+                numbers.iter().flat_map(|n| (0..size).filter(mine).map(move |at| n * size + at)).collect();
         }
         held.insert(device, numbers);
     }
@@ -134,7 +142,10 @@ pub fn truth(array: &ArrayDescription) -> Shards {
 /// Shards of the right size that nobody has written to.
 pub fn blank(plan: &Plan) -> Shards {
     let devices = &plan.destination().sharding.mesh.devices;
-    devices.iter().map(|&device| (device, vec![0; plan.shard_bytes(BufferRole::Destination, device) as usize])).collect()
+    devices
+        .iter()
+        .map(|&device| (device, vec![0; plan.shard_bytes(BufferRole::Destination, device) as usize]))
+        .collect()
 }
 
 /// Where each run begins.

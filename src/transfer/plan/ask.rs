@@ -1,7 +1,8 @@
 //! The usual movements by name. Each is a source and a destination, planned by the same rules.
 
 use super::{
-    ArrayDescription, Axis, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, Placement, Plan, PlanError, Sharding,
+    ArrayDescription, Axis, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, Placement, Plan,
+    PlanError, Sharding,
 };
 
 /// One device's array, whole to several devices.
@@ -117,5 +118,9 @@ impl Plan {
 /// An array that each of these devices has whole.
 fn whole(shape: Vec<u64>, dtype: Dtype, devices: Vec<DeviceId>) -> ArrayDescription {
     let axes = vec![Axis { name: "device".to_owned(), size: devices.len() as u64 }];
-    ArrayDescription { shape, dtype, sharding: Sharding { mesh: Mesh { axes, devices }, spec: PartitionSpec::default() } }
+    ArrayDescription {
+        shape,
+        dtype,
+        sharding: Sharding { mesh: Mesh { axes, devices }, spec: PartitionSpec::default() },
+    }
 }

@@ -40,7 +40,8 @@ pub fn copy_region(
     };
     let at = [begin(source_region, &from), begin(destination_region, &to)];
     let (run, loops) = fold(&source_region.extent, [&from, &to], item);
-    let loops: Vec<Loop> = loops.into_iter().map(|(count, strides)| (to_usize(count), strides.map(to_usize))).collect();
+    let loops: Vec<Loop> =
+        loops.into_iter().map(|(count, strides)| (to_usize(count), strides.map(to_usize))).collect();
     walk(source, destination, at, &loops, to_usize(run));
     Ok(())
 }
@@ -93,7 +94,8 @@ impl Plan {
             let mut into = std::mem::take(destination.get_mut(&to.device).ok_or_else(missing)?);
             let shards = if from.buffer == BufferRole::Source { source } else { &*destination };
             let shard = shards.get(&from.device).ok_or_else(missing)?;
-            let done = copy_region(shard, &from.shape, &from.region, &mut into, &to.shape, &to.region, self.item);
+            let done =
+                copy_region(shard, &from.shape, &from.region, &mut into, &to.shape, &to.region, self.item);
             destination.insert(to.device, into);
             done?;
         }
@@ -158,7 +160,13 @@ fn walk(source: &[u8], destination: &mut [u8], at: [usize; 2], loops: &[Loop], r
 }
 
 /// The innermost loop, for runs of a size that is known when this is compiled.
-fn turns<const RUN: usize>(source: &[u8], destination: &mut [u8], at: [usize; 2], count: usize, apart: [usize; 2]) {
+fn turns<const RUN: usize>(
+    source: &[u8],
+    destination: &mut [u8],
+    at: [usize; 2],
+    count: usize,
+    apart: [usize; 2],
+) {
     let [mut from, mut to] = at;
     for _ in 0..count {
         destination[to..to + RUN].copy_from_slice(&source[from..from + RUN]);
@@ -169,7 +177,8 @@ fn turns<const RUN: usize>(source: &[u8], destination: &mut [u8], at: [usize; 2]
 
 fn fits(buffer: &[u8], shape: &[u64], item: u64, what: &'static str) -> Result<(), PlanError> {
     let empty = shape.contains(&0);
-    let wanted = if empty { Some(0) } else { shape.iter().try_fold(item, |bytes, &size| bytes.checked_mul(size)) };
+    let wanted =
+        if empty { Some(0) } else { shape.iter().try_fold(item, |bytes, &size| bytes.checked_mul(size)) };
     if wanted == Some(buffer.len() as u64) {
         return Ok(());
     }

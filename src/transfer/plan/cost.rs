@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::holders::{Holders, NONE};
+use super::holders::Holders;
 use super::plan::Stretches;
-use super::tiles::{Reach, intersect, volume};
+use super::tiles::{NONE, Reach, intersect, volume};
 use super::{Class, Plan, TaskId};
 
 /// How many steps of a class there are.
@@ -130,7 +130,13 @@ impl Plan {
             let (from, to) = (task(record.source), task(record.destination));
             let id = |task: u32| self.parties.task_ids[task as usize];
             let same_host = record.class == Class::SameHost;
-            let pair = pairs.entry((from, to)).or_insert(PairCost { from: id(from), to: id(to), same_host, steps: 0, bytes: 0 });
+            let pair = pairs.entry((from, to)).or_insert(PairCost {
+                from: id(from),
+                to: id(to),
+                same_host,
+                steps: 0,
+                bytes: 0,
+            });
             pair.steps += 1;
             pair.bytes += self.bytes_of(record, &mut room);
         }
@@ -150,7 +156,8 @@ impl Plan {
             return minimum;
         }
         let holders = Holders::of(&self.parties, &self.parties.source, self.source_tiling.tiles());
-        let receivers = Holders::of(&self.parties, &self.parties.destination, self.destination_tiling.tiles());
+        let receivers =
+            Holders::of(&self.parties, &self.parties.destination, self.destination_tiling.tiles());
         let mut room = Stretches::default();
         let mut reach = Reach::default();
         for wanted in 0..self.destination_tiling.tiles() {
@@ -158,8 +165,8 @@ impl Plan {
             if volume(&room.wanted) == 0 {
                 continue;
             }
-            let mut next = Some(reach.begin(&self.source_tiling, &room.wanted));
-            while let Some(held) = next {
+            for number in 0..reach.find(&self.source_tiling, &room.wanted) {
+                let held = reach.nth(&self.source_tiling, number);
                 self.source_tiling.intervals(held, &mut room.held);
                 intersect(&room.held, &room.wanted, &mut room.common);
                 let bytes = volume(&room.common) * self.item;
@@ -168,10 +175,13 @@ impl Plan {
                     let holding = holders.find_span(held, span.host);
                     let mut lacking = 0;
                     for group in receivers.groups(span) {
-                        lacking += u64::from(holding.is_none_or(|host| holders.find_group(host, group.task).is_none()));
+                        lacking += u64::from(
+                            holding.is_none_or(|host| holders.find_group(host, group.task).is_none()),
+                        );
                         let devices = receivers.devices(group);
                         let stays = |device: &&u32| whole && self.parties.source[**device as usize] == held;
-                        minimum.local_copy += (devices.len() - devices.iter().filter(stays).count()) as u64 * bytes;
+                        minimum.local_copy +=
+                            (devices.len() - devices.iter().filter(stays).count()) as u64 * bytes;
                     }
                     // What comes to a task from elsewhere is not copied within it.
                     minimum.local_copy -= lacking * bytes;
@@ -179,7 +189,6 @@ impl Plan {
                     minimum.across_hosts += away * bytes;
                     minimum.same_host += (lacking - away) * bytes;
                 }
-                next = reach.next(&self.source_tiling);
             }
         }
         minimum

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::error::bounded;
 use super::tiles::Tiling;
-use super::{Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError, Region};
+use super::{
+    Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError, Region,
+};
 
 /// A device's id in the whole job, as JAX counts devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -51,6 +53,17 @@ impl Mesh {
     }
 }
 
+impl fmt::Display for Mesh {
+    /// Its axes and their sizes: `data=4, model=8`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, axis) in self.axes.iter().enumerate() {
+            let comma = if place == 0 { "" } else { ", " };
+            write!(f, "{comma}{}={}", axis.name, axis.size)?;
+        }
+        Ok(())
+    }
+}
+
 /// How one dimension of an array is divided: an entry of a partition spec.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -90,6 +103,22 @@ impl PartitionSpec {
             ref axes => Partition::Axes(axes.iter().map(|&axis| axis.to_owned()).collect()),
         };
         Self(entries.iter().map(entry).collect())
+    }
+}
+
+impl fmt::Display for PartitionSpec {
+    /// As JAX writes it: `P(data, None, (model, expert))`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("P(")?;
+        for (place, entry) in self.0.iter().enumerate() {
+            let comma = if place == 0 { "" } else { ", " };
+            match entry.axes() {
+                [] => write!(f, "{comma}None")?,
+                [axis] => write!(f, "{comma}{axis}")?,
+                axes => write!(f, "{comma}({})", axes.join(", "))?,
+            }
+        }
+        f.write_str(")")
     }
 }
 
@@ -139,8 +168,8 @@ impl ArrayDescription {
         self.bytes().map(|_| ())
     }
 
-    /// Which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A shard that is empty has an extent
-    /// of zero somewhere.
+    /// Which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A shard that lies beyond
+    /// the array is empty in every dimension.
     ///
     /// # Errors
     /// As [`ArrayDescription::check`].

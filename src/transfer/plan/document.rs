@@ -25,8 +25,7 @@ impl Plan {
     /// # Errors
     /// [`PlanError::TooMany`] if its text is longer than what can be read again.
     pub fn to_json(&self) -> Result<String, PlanError> {
-        let text = serde_json::to_string(self)
-            .map_err(|error| PlanError::json("the plan", &error))?;
+        let text = serde_json::to_string(self).map_err(|error| PlanError::json("the plan", &error))?;
         bounded("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
         Ok(text)
     }
@@ -75,7 +74,10 @@ impl Serialize for Plan {
         plan.serialize_field("fingerprint", &self.fingerprint())?;
         plan.serialize_field("layout", &self.layout())?;
         plan.serialize_field("fan_out", &self.options.fan_out)?;
-        plan.serialize_field("timeout", &self.options.timeout.map(|timeout| humantime::format_duration(timeout).to_string()))?;
+        plan.serialize_field(
+            "timeout",
+            &self.options.timeout.map(|timeout| humantime::format_duration(timeout).to_string()),
+        )?;
         plan.serialize_field("source", &self.source)?;
         plan.serialize_field("destination", &self.destination)?;
         plan.serialize_field("placement", &self.placement)?;
@@ -178,7 +180,9 @@ impl<'de> Visitor<'de> for CheckedSteps<'_> {
             match steps.next_element::<Step>()? {
                 Some(found) if found == wanted => {}
                 Some(_) => return Err(differs(format!("step {}", wanted.index))),
-                None => return Err(differs(format!("number of steps (it ends before step {})", wanted.index))),
+                None => {
+                    return Err(differs(format!("number of steps (it ends before step {})", wanted.index)));
+                }
             }
         }
         match steps.next_element::<IgnoredAny>()? {

@@ -16,7 +16,10 @@ pub enum PlanError {
         limit: u64,
     },
     /// A name is empty, too long, or has characters that cannot be shown.
-    #[error("the name of {what} number {index} is empty, longer than {} bytes or has control characters", super::MAX_NAME)]
+    #[error(
+        "the name of {what} number {index} is empty, longer than {} bytes or has control characters",
+        super::MAX_NAME
+    )]
     Name {
         /// What is named.
         what: &'static str,
@@ -55,7 +58,9 @@ pub enum PlanError {
         rank: usize,
     },
     /// The array's elements are smaller than a byte.
-    #[error("elements of {0} are smaller than a byte: how they are packed differs between devices; transfer the array as bytes")]
+    #[error(
+        "elements of {0} are smaller than a byte: how they are packed differs between devices; transfer the array as bytes"
+    )]
     SubByte(Dtype),
     /// No such data type.
     #[error("there is no data type of this name; JAX's names are known, as float32 or bfloat16")]
@@ -67,7 +72,9 @@ pub enum PlanError {
         what: &'static str,
     },
     /// Source and destination have other shapes.
-    #[error("the shape of the source is {source_shape:?}, that of the destination {destination_shape:?}: a plan moves an array, and does not change it")]
+    #[error(
+        "the shape of the source is {source_shape:?}, that of the destination {destination_shape:?}: a plan moves an array, and does not change it"
+    )]
     Shape {
         /// The source's shape.
         source_shape: Vec<u64>,
@@ -75,7 +82,9 @@ pub enum PlanError {
         destination_shape: Vec<u64>,
     },
     /// Source and destination have other data types.
-    #[error("the source has elements of {source_dtype}, the destination of {destination_dtype}: a plan moves an array, and does not change it")]
+    #[error(
+        "the source has elements of {source_dtype}, the destination of {destination_dtype}: a plan moves an array, and does not change it"
+    )]
     DtypeChanged {
         /// The source's data type.
         source_dtype: Dtype,
@@ -109,7 +118,9 @@ pub enum PlanError {
         found: u64,
     },
     /// The plan's text contradicts what its own inputs give.
-    #[error("the plan's {what} is not what its own source, destination and placement give: it was changed or damaged")]
+    #[error(
+        "the plan's {what} is not what its own source, destination and placement give: it was changed or damaged"
+    )]
     Contradicts {
         /// What differs.
         what: String,
@@ -137,10 +148,10 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Of a text that is not what it should be. What its author wrote may stand in the error, so the error is cut.
+    /// Of a text that is not what it should be. What its author wrote may stand in the error, so the error is cut, and on one line.
     pub(super) fn json(what: &'static str, error: &serde_json::Error) -> Self {
         const LONGEST: usize = 300;
-        let mut why = error.to_string();
+        let mut why = error.to_string().replace(char::is_control, " ");
         if let Some((end, _)) = why.char_indices().nth(LONGEST) {
             why.truncate(end);
             why.push('…');

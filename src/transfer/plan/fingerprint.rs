@@ -94,11 +94,9 @@ pub(super) fn layout(dtype: &str, source: &Tiling, destination: &Tiling) -> Fing
         for &(device, tile) in &tiling.devices {
             digest.number(i64::from(device.0).cast_unsigned());
             tiling.intervals(tile, &mut stretches);
-            // Wherever an empty tile is thought to lie, it is the same.
-            let empty = stretches.iter().any(|(start, end)| start == end);
             for &(start, end) in &stretches {
-                digest.number(if empty { 0 } else { start });
-                digest.number(if empty { 0 } else { end });
+                digest.number(start);
+                digest.number(end);
             }
         }
     }
@@ -178,7 +176,9 @@ impl From<TransferKey> for String {
 /// Exactly so many lower-case digits: one text for one value.
 fn hexadecimal(text: &str, digits: usize, what: &'static str) -> Result<u128, PlanError> {
     let wrong = || PlanError::Json { what, why: format!("{digits} hexadecimal digits are wanted") };
-    if text.len() != digits || !text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)) {
+    if text.len() != digits
+        || !text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    {
         return Err(wrong());
     }
     u128::from_str_radix(text, 16).map_err(|_| wrong())

@@ -5,11 +5,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::Range;
 
 use super::placement::Placement;
-use super::tiles::Tiling;
+use super::tiles::{NONE, Tiling};
 use super::{DeviceId, PlacedDevice, PlanError, TaskId};
-
-/// No tile.
-pub(super) const NONE: u32 = u32::MAX;
 
 /// Every device that takes part, in the order of ids. Devices, tasks and hosts are numbers within these lists.
 #[derive(Debug, Clone)]
@@ -31,9 +28,14 @@ pub(super) struct Parties {
 
 impl Parties {
     /// Finds whose the devices of both sides are. Also returns the placement without everything that is not used, in order.
-    pub fn of(source: &Tiling, destination: &Tiling, placement: &Placement) -> Result<(Self, Placement), PlanError> {
+    pub fn of(
+        source: &Tiling,
+        destination: &Tiling,
+        placement: &Placement,
+    ) -> Result<(Self, Placement), PlanError> {
         let placed = placement.index()?;
-        let mut ids: Vec<DeviceId> = source.devices.iter().chain(&destination.devices).map(|&(device, _)| device).collect();
+        let mut ids: Vec<DeviceId> =
+            source.devices.iter().chain(&destination.devices).map(|&(device, _)| device).collect();
         ids.sort_unstable();
         ids.dedup();
         let used: Vec<&PlacedDevice> = ids
@@ -52,7 +54,8 @@ impl Parties {
             })
         });
         let hosts: Vec<u32> = hosts.collect();
-        let tasks = used.iter().map(|placed| number(task_ids.partition_point(|&task| task < placed.task))).collect();
+        let tasks =
+            used.iter().map(|placed| number(task_ids.partition_point(|&task| task < placed.task))).collect();
         let tiles = |tiling: &Tiling| -> Vec<u32> {
             let mut tiles = vec![NONE; ids.len()];
             let mut at = 0;
@@ -126,7 +129,12 @@ impl Holders {
         for tile in 1..begins.len() {
             begins[tile] = begins[tile].max(begins[tile - 1]);
         }
-        Self { devices: holding.into_iter().map(|(.., device)| device).collect(), groups, spans, tiles: begins }
+        Self {
+            devices: holding.into_iter().map(|(.., device)| device).collect(),
+            groups,
+            spans,
+            tiles: begins,
+        }
     }
 
     fn span_range(&self, tile: u32) -> Range<usize> {

@@ -11,10 +11,13 @@
 //! What came to one device of a task or host is copied on from there, by steps that come after it. Nobody feeds more than `fan_out` others with one
 //! region as long as somebody else could: those who were fed feed the next ones, as a tree. The first to be fed is another one for each region, so
 //! that neither what arrives nor what is copied on falls to the same devices.
+//!
+//! The steps are in rounds. In each, every tile of the destination gets one of its regions, and neighbours get theirs from other tiles of the source:
+//! who goes through the steps in order never finds everybody sending to, or asking, the same device.
 
-use super::holders::{Chooser, Group, Holders, NONE, Parties, Span};
+use super::holders::{Chooser, Group, Holders, Parties, Span};
 use super::step::{BufferRole, Class};
-use super::tiles::{Reach, Tiling, intersect, volume};
+use super::tiles::{NONE, Reach, Tiling, intersect, volume};
 
 /// One step, as it is kept: everything else about it follows by arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +49,8 @@ struct Maker<'a> {
     chooser: Chooser<'a>,
     fan_out: usize,
     records: Vec<Record>,
-    /// How many regions came before.
-    regions: usize,
+    /// Another number for each region of a tile, and for each tile.
+    turn: u64,
     /// The tile of the source, the bytes of the region, and whether it is all of both tiles.
     tile: u32,
     bytes: u64,
@@ -77,7 +80,7 @@ pub(super) fn steps(
         chooser: Chooser::new(&holders, parties),
         fan_out: fan_out as usize,
         records: Vec::with_capacity(count),
-        regions: 0,
+        turn: 0,
         tile: 0,
         bytes: 0,
         whole: false,
@@ -88,23 +91,25 @@ pub(super) fn steps(
     };
     let (mut wanted, mut held, mut common) = (Vec::new(), Vec::new(), Vec::new());
     let mut reach = Reach::default();
-    for tile in 0..destination.tiles() {
-        destination.intervals(tile, &mut wanted);
-        let all = volume(&wanted);
-        if all == 0 {
-            continue;
-        }
-        let mut from = Some(reach.begin(source, &wanted));
-        while let Some(source_tile) = from {
-            source.intervals(source_tile, &mut held);
+    let mut tiles: Vec<u32> = (0..destination.tiles()).collect();
+    let mut round = 0;
+    while !tiles.is_empty() {
+        tiles.retain(|&tile| {
+            destination.intervals(tile, &mut wanted);
+            if volume(&wanted) == 0 {
+                return false;
+            }
+            let count = reach.find(source, &wanted);
+            maker.turn = u64::from(tile) + round;
+            maker.tile = reach.nth(source, maker.turn % count);
+            source.intervals(maker.tile, &mut held);
             intersect(&held, &wanted, &mut common);
-            let elements = volume(&common);
-            maker.tile = source_tile;
-            maker.bytes = elements * item;
-            maker.whole = elements == all && held == wanted;
+            maker.bytes = volume(&common) * item;
+            maker.whole = held == wanted;
             maker.region(tile);
-            from = reach.next(source);
-        }
+            round + 1 < count
+        });
+        round += 1;
     }
     maker.records
 }
@@ -123,7 +128,6 @@ impl Maker<'_> {
         self.hosts_that_do_not(&away);
         away.clear();
         self.away = away;
-        self.regions += 1;
     }
 
     /// Rule 4.
@@ -138,7 +142,7 @@ impl Maker<'_> {
                 None => Origin { device: self.chooser.anywhere(self.tile), after: NONE },
                 Some(parent) => fed[parent],
             };
-            let span = &away[(place + self.regions) % away.len()];
+            let span = &away[self.turned(place, away.len())];
             let entry = self.host_fed_from(span, origin);
             fed.push(entry);
         }
@@ -156,7 +160,7 @@ impl Maker<'_> {
                 0 => origin,
                 _ => fed[(place - 1) / self.fan_out],
             };
-            let entry = self.task_fed_from(&groups[(place + self.regions) % groups.len()], from);
+            let entry = self.task_fed_from(&groups[self.turned(place, groups.len())], from);
             fed.push(entry);
         }
         let entry = fed[0];
@@ -188,7 +192,7 @@ impl Maker<'_> {
                 None => Origin { device: self.chooser.on_host(holding), after: NONE },
                 Some(parent) => fed[parent],
             };
-            let entry = self.task_fed_from(&needy[(place + self.regions) % needy.len()], origin);
+            let entry = self.task_fed_from(&needy[self.turned(place, needy.len())], origin);
             fed.push(entry);
         }
         fed.clear();
@@ -199,7 +203,7 @@ impl Maker<'_> {
     /// A task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where it is then.
     fn task_fed_from(&mut self, group: &Group, origin: Origin) -> Origin {
         let devices = self.receivers.devices(group);
-        let first = self.regions % devices.len();
+        let first = self.turned(0, devices.len());
         let after = self.step(origin, devices[first]);
         let entry = Origin { device: devices[first], after };
         for &device in devices[first + 1..].iter().chain(&devices[..first]) {
@@ -211,6 +215,12 @@ impl Maker<'_> {
     /// Who feeds the one at `place` of those that are fed, where so many `roots` hold the region: one of these (`None`), or one that was fed before.
     fn parent(&self, place: usize, roots: usize) -> Option<usize> {
         place.checked_sub(roots.saturating_mul(self.fan_out)).map(|place| place / self.fan_out)
+    }
+
+    /// Where the one at `place` of so many stands in the present region's order.
+    fn turned(&self, place: usize, count: usize) -> usize {
+        // The remainder is smaller than a number that fits.
+        usize::try_from((self.turn + place as u64) % count as u64).unwrap_or(0)
     }
 
     fn step(&mut self, origin: Origin, destination: u32) -> u32 {
@@ -226,12 +236,24 @@ impl Maker<'_> {
             Class::AcrossHosts
         };
         if class.leaves_task() {
-            self.chooser.sends(parties.tasks[from], parties.hosts[from], self.bytes, class == Class::AcrossHosts);
+            self.chooser.sends(
+                parties.tasks[from],
+                parties.hosts[from],
+                self.bytes,
+                class == Class::AcrossHosts,
+            );
         }
         let from = if origin.after == NONE { BufferRole::Source } else { BufferRole::Destination };
         // Bounded by MAX_STEPS.
         let step = u32::try_from(self.records.len()).unwrap_or(NONE);
-        self.records.push(Record { source: origin.device, destination, tile: self.tile, after: origin.after, class, from });
+        self.records.push(Record {
+            source: origin.device,
+            destination,
+            tile: self.tile,
+            after: origin.after,
+            class,
+            from,
+        });
         step
     }
 }

@@ -52,7 +52,11 @@ impl Placement {
             let task = i64::from(device.0).div_euclid(per_task);
             let host = task.div_euclid(tasks_per_host);
             // The quotient by a positive number is no larger than the id itself.
-            PlacedDevice { device, task: TaskId(i32::try_from(task).unwrap_or(device.0)), host: format!("host-{host}") }
+            PlacedDevice {
+                device,
+                task: TaskId(i32::try_from(task).unwrap_or(device.0)),
+                host: format!("host-{host}"),
+            }
         };
         Self { devices: devices.into_iter().map(place).collect() }
     }
@@ -63,8 +67,8 @@ impl Placement {
     /// [`PlanError::Json`] for a text that is none; otherwise as [`Placement::check`].
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
         bounded("bytes of a placement", text.len(), MAX_DESCRIPTION_TEXT)?;
-        let found: Self = serde_json::from_str(text)
-            .map_err(|error| PlanError::json("the placement", &error))?;
+        let found: Self =
+            serde_json::from_str(text).map_err(|error| PlanError::json("the placement", &error))?;
         found.check()?;
         Ok(found)
     }

@@ -4,14 +4,14 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::fingerprint::{self, Digest};
-use super::holders::{NONE, Parties};
+use super::holders::Parties;
 use super::make::{self, Record};
 use super::placement::Placement;
 use super::staging::{self, NOWHERE, Rooms};
-use super::tiles::{self, Tiling, intersect, volume};
+use super::tiles::{self, NONE, Tiling, intersect, volume};
 use super::{
-    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError, Region, Side, Staging,
-    Step, TaskId, TransferKey,
+    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError,
+    Region, Side, Staging, Step, TaskId, TransferKey,
 };
 
 /// What a plan is made with, beside what it moves.
@@ -65,10 +65,16 @@ impl Plan {
         source.check()?;
         destination.check()?;
         if source.shape != destination.shape {
-            return Err(PlanError::Shape { source_shape: source.shape, destination_shape: destination.shape });
+            return Err(PlanError::Shape {
+                source_shape: source.shape,
+                destination_shape: destination.shape,
+            });
         }
         if source.dtype != destination.dtype {
-            return Err(PlanError::DtypeChanged { source_dtype: source.dtype, destination_dtype: destination.dtype });
+            return Err(PlanError::DtypeChanged {
+                source_dtype: source.dtype,
+                destination_dtype: destination.dtype,
+            });
         }
         let item = source.dtype.bytes()?;
         let copies = destination.sharding.mesh.devices.len() as u64;
@@ -184,15 +190,17 @@ impl Plan {
         &self.parties.task_ids
     }
 
-    /// The size of a device's shard in each dimension, in elements; `None` if the device has none.
+    /// The size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None` if the device has none.
     #[must_use]
     pub fn shard_shape(&self, role: BufferRole, device: DeviceId) -> Option<Vec<u64>> {
-        let at = self.parties.ids.binary_search(&device).ok()?;
-        let (tiling, tile) = match role {
-            BufferRole::Source => (&self.source_tiling, self.parties.source[at]),
-            BufferRole::Destination => (&self.destination_tiling, self.parties.destination[at]),
+        let tiling = match role {
+            BufferRole::Source => &self.source_tiling,
+            BufferRole::Destination => &self.destination_tiling,
         };
-        (tile != NONE).then(|| extents(&intervals(tiling, tile)))
+        let at = tiling.devices.binary_search_by_key(&device, |(device, _)| *device).ok()?;
+        let mut stretches = Vec::new();
+        tiling.intervals(tiling.devices[at].1, &mut stretches);
+        Some(extents(&stretches))
     }
 
     /// The size of a device's shard, in bytes; zero if the device has none.
@@ -211,7 +219,8 @@ impl Plan {
     /// The bytes of a step.
     pub(super) fn bytes_of(&self, record: &Record, room: &mut Stretches) -> u64 {
         self.source_tiling.intervals(record.tile, &mut room.held);
-        self.destination_tiling.intervals(self.parties.destination[record.destination as usize], &mut room.wanted);
+        self.destination_tiling
+            .intervals(self.parties.destination[record.destination as usize], &mut room.wanted);
         intersect(&room.held, &room.wanted, &mut room.common);
         volume(&room.common) * self.item
     }
@@ -220,7 +229,9 @@ impl Plan {
         let mut room = Stretches::default();
         let bytes = self.bytes_of(record, &mut room);
         let place = self.rooms.places.get(index as usize).copied().unwrap_or((NOWHERE, NOWHERE));
-        let side = |device: u32, buffer, tile: &[(u64, u64)], place| self.side(device, buffer, tile, &room.common, (place, bytes));
+        let side = |device: u32, buffer, tile: &[(u64, u64)], place| {
+            self.side(device, buffer, tile, &room.common, (place, bytes))
+        };
         let read_from = if record.from == BufferRole::Source { &room.held } else { &room.wanted };
         Step {
             index,
@@ -264,12 +275,6 @@ pub(super) struct Stretches {
     pub held: Vec<(u64, u64)>,
     pub wanted: Vec<(u64, u64)>,
     pub common: Vec<(u64, u64)>,
-}
-
-fn intervals(tiling: &Tiling, tile: u32) -> Vec<(u64, u64)> {
-    let mut found = Vec::new();
-    tiling.intervals(tile, &mut found);
-    found
 }
 
 fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {

@@ -6,10 +6,10 @@
 //! on which it does not depend still holds, and a plan cannot stop for want of room, whatever order its steps are done in.
 
 use super::PlanError;
-use super::holders::{NONE, Parties};
+use super::holders::Parties;
 use super::make::Record;
 use super::step::BufferRole;
-use super::tiles::{Tiling, intersect, volume};
+use super::tiles::{NONE, Tiling, intersect, volume};
 
 /// Runs shorter than this are packed. Above it, a vectored read or write of the runs themselves costs less than a copy.
 pub(super) const PACKED_BELOW: u64 = 4096;

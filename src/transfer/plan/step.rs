@@ -176,12 +176,16 @@ impl Region {
         let wrong = |why: String| PlanError::Region { what: "the region", why };
         if self.start.len() != shape.len() || self.extent.len() != shape.len() || shape.len() > MAX_RANK {
             let ranks = (self.start.len(), self.extent.len(), shape.len());
-            return Err(wrong(format!("start, extent and buffer have {ranks:?} dimensions, of at most {MAX_RANK}")));
+            return Err(wrong(format!(
+                "start, extent and buffer have {ranks:?} dimensions, of at most {MAX_RANK}"
+            )));
         }
         let ends = self.start.iter().zip(&self.extent).zip(shape).enumerate();
         ends.map(|(dimension, ((&start, &extent), &size))| match start.checked_add(extent) {
             Some(end) if end <= size => Ok((start, end)),
-            _ => Err(wrong(format!("{extent} elements from {start} on, of {size}, in dimension {dimension}"))),
+            _ => {
+                Err(wrong(format!("{extent} elements from {start} on, of {size}, in dimension {dimension}")))
+            }
         })
         .collect()
     }
@@ -214,7 +218,11 @@ pub(super) fn byte_strides(shape: &[u64], item: u64) -> Result<Vec<u64>, PlanErr
 
 /// Folds a box into one run and the loops around it, in each of `N` buffers at once: dimensions that lie close together in all of them become one.
 /// Returns the bytes of the run, and the loops with their strides, the outermost first.
-pub(super) fn fold<const N: usize>(extent: &[u64], strides: [&[u64]; N], item: u64) -> (u64, Vec<(u64, [u64; N])>) {
+pub(super) fn fold<const N: usize>(
+    extent: &[u64],
+    strides: [&[u64]; N],
+    item: u64,
+) -> (u64, Vec<(u64, [u64; N])>) {
     let mut run = item;
     // The innermost first.
     let mut loops: Vec<(u64, [u64; N])> = Vec::new();
@@ -225,7 +233,9 @@ pub(super) fn fold<const N: usize>(extent: &[u64], strides: [&[u64]; N], item: u
         }
         match loops.last_mut() {
             None if here.iter().all(|&stride| stride == run) => run *= count,
-            Some((inner, apart)) if here.iter().zip(apart.iter()).all(|(&stride, &apart)| stride == apart * *inner) => {
+            Some((inner, apart))
+                if here.iter().zip(apart.iter()).all(|(&stride, &apart)| stride == apart * *inner) =>
+            {
                 *inner *= count;
             }
             _ => loops.push((count, here)),

@@ -2,14 +2,17 @@
 
 use super::{ArrayDescription, DeviceId, PlanError};
 
+/// No tile, no step, nobody.
+pub(super) const NONE: u32 = u32::MAX;
+
 /// How one dimension is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cut {
     /// The size of the dimension, in elements.
     pub size: u64,
-    /// Into how many tiles it is cut.
+    /// Into how many tiles it is cut; empty ones do not count.
     pub count: u64,
-    /// The size of a tile: the quotient rounded up. The last tiles may be smaller, or empty.
+    /// The size of a tile: the quotient rounded up. The last one may be smaller.
     pub tile: u64,
 }
 
@@ -26,7 +29,8 @@ impl Cut {
     }
 }
 
-/// A sharding of an array of a known shape: the array is a grid of tiles, counted in row-major order, and each device holds one.
+/// A sharding of an array of a known shape: the array is a grid of tiles, counted in row-major order, and each device holds one, or [`NONE`] if its
+/// part lies beyond the array. Shardings that put the same elements on the same devices are the same tiling.
 #[derive(Debug, Clone)]
 pub(super) struct Tiling {
     pub cuts: Vec<Cut>,
@@ -38,46 +42,54 @@ impl Tiling {
     /// Of a description that has been checked.
     pub fn of(array: &ArrayDescription) -> Self {
         let mesh = &array.sharding.mesh;
-        // For each axis: how far apart its neighbours lie in the list of devices.
-        let mut strides = vec![1_usize; mesh.axes.len()];
+        // How far apart neighbours along each axis lie in the list of devices.
+        let mut strides = vec![1_u64; mesh.axes.len()];
         for axis in (1..mesh.axes.len()).rev() {
-            strides[axis - 1] = strides[axis] * to_usize(mesh.axes[axis].size);
+            strides[axis - 1] = strides[axis] * mesh.axes[axis].size;
         }
-        let position = |name: &String| mesh.axes.iter().position(|axis| axis.name == *name);
-        let divided: Vec<Vec<usize>> = (0..array.shape.len())
+        // For each dimension the size and the stride of the axes that divide it, the major one first.
+        let find = |name: &String| mesh.axes.iter().position(|axis| axis.name == *name);
+        let divided: Vec<Vec<(u64, u64)>> = (0..array.shape.len())
             .map(|dimension| {
                 let axes = array.sharding.spec.0.get(dimension).map_or(&[][..], |entry| entry.axes());
-                axes.iter().filter_map(position).collect()
+                axes.iter().filter_map(find).map(|axis| (mesh.axes[axis].size, strides[axis])).collect()
             })
             .collect();
-        let cuts: Vec<Cut> = array.shape.iter().zip(&divided).map(|(&size, axes)| {
-            let count = axes.iter().map(|&axis| mesh.axes[axis].size).product::<u64>();
-            Cut { size, count, tile: size.div_ceil(count) }
-        }).collect();
-        // Their number is at most that of the devices, since no axis divides twice.
-        let tile_at = |place: usize| {
-            let mut tile = 0;
-            for axis in divided.iter().flatten() {
-                let size = to_usize(mesh.axes[*axis].size);
-                tile = tile * size + place / strides[*axis] % size;
-            }
-            u32::try_from(tile).unwrap_or(u32::MAX)
+        let cut = |(&size, axes): (&u64, &Vec<(u64, u64)>)| {
+            let tile = size.div_ceil(axes.iter().map(|(ways, _)| ways).product());
+            Cut { size, count: size.checked_div(tile).map_or(1, |whole| whole + u64::from(size % tile > 0)), tile }
         };
-        let mut devices: Vec<_> =
-            mesh.devices.iter().enumerate().map(|(place, &device)| (device, tile_at(place))).collect();
+        let cuts: Vec<Cut> = array.shape.iter().zip(&divided).map(cut).collect();
+        // Their number is at most that of the devices, since no axis divides twice.
+        let tile_at = |place: u64| {
+            let mut tile = 0;
+            for (cut, axes) in cuts.iter().zip(&divided) {
+                let along = axes.iter().fold(0, |along, &(ways, stride)| along * ways + place / stride % ways);
+                match along {
+                    _ if cut.size == 0 => {}
+                    along if along >= cut.count => return NONE,
+                    along => tile = tile * cut.count + along,
+                }
+            }
+            u32::try_from(tile).unwrap_or(NONE)
+        };
+        let mut devices: Vec<_> = (0..).zip(&mesh.devices).map(|(place, &device)| (device, tile_at(place))).collect();
         devices.sort_unstable();
         Self { cuts, devices }
     }
 
-    /// How many tiles there are, empty ones included.
+    /// How many tiles there are.
     pub fn tiles(&self) -> u32 {
-        u32::try_from(self.cuts.iter().map(|cut| cut.count).product::<u64>()).unwrap_or(u32::MAX)
+        u32::try_from(self.cuts.iter().map(|cut| cut.count).product::<u64>()).unwrap_or(NONE)
     }
 
-    /// Where a tile begins and ends in each dimension.
+    /// Where a tile begins and ends in each dimension; nowhere, for [`NONE`].
     pub fn intervals(&self, tile: u32, into: &mut Vec<(u64, u64)>) {
         into.clear();
         into.resize(self.cuts.len(), (0, 0));
+        if tile == NONE {
+            return;
+        }
         let mut rest = u64::from(tile);
         for (cut, interval) in self.cuts.iter().zip(into.iter_mut()).rev() {
             *interval = cut.interval(rest % cut.count);
@@ -89,45 +101,35 @@ impl Tiling {
     pub fn overlaps(&self, other: &Self) -> Option<u64> {
         self.cuts.iter().zip(&other.cuts).try_fold(1_u64, |pairs, (mine, theirs)| {
             let along = (0..mine.count).map(|place| mine.interval(place)).filter(|(start, end)| start < end);
-            let along: u64 = along.map(|interval| theirs.reaching(interval)).map(|(first, last)| last - first + 1).sum();
+            let along: u64 =
+                along.map(|interval| theirs.reaching(interval)).map(|(first, last)| last - first + 1).sum();
             pairs.checked_mul(along)
         })
     }
 }
 
-/// Goes through the tiles of a tiling that reach into a stretch of each dimension.
+/// The tiles of a tiling that reach into a stretch of each dimension, in row-major order.
 #[derive(Debug, Default)]
-pub(super) struct Reach {
-    /// In each dimension the first and last place, and the present one.
-    places: Vec<(u64, u64, u64)>,
-}
+pub(super) struct Reach(Vec<(u64, u64)>);
 
 impl Reach {
-    /// Begins; the stretches must not be empty. Returns the first tile.
-    pub fn begin(&mut self, tiling: &Tiling, stretches: &[(u64, u64)]) -> u32 {
-        self.places.clear();
-        self.places.extend(tiling.cuts.iter().zip(stretches).map(|(cut, &stretch)| {
-            let (first, last) = cut.reaching(stretch);
-            (first, last, first)
-        }));
-        self.tile(tiling)
+    /// Finds them; the stretches must not be empty. Returns how many there are.
+    pub fn find(&mut self, tiling: &Tiling, stretches: &[(u64, u64)]) -> u64 {
+        self.0.clear();
+        self.0.extend(tiling.cuts.iter().zip(stretches).map(|(cut, &stretch)| cut.reaching(stretch)));
+        self.0.iter().map(|(first, last)| last - first + 1).product()
     }
 
-    /// The next tile.
-    pub fn next(&mut self, tiling: &Tiling) -> Option<u32> {
-        for (first, last, place) in self.places.iter_mut().rev() {
-            if *place < *last {
-                *place += 1;
-                return Some(self.tile(tiling));
-            }
-            *place = *first;
+    /// The one of this number.
+    pub fn nth(&self, tiling: &Tiling, mut number: u64) -> u32 {
+        let (mut tile, mut apart) = (0, 1);
+        for (&(first, last), cut) in self.0.iter().zip(&tiling.cuts).rev() {
+            let count = last - first + 1;
+            tile += (first + number % count) * apart;
+            number /= count;
+            apart *= cut.count;
         }
-        None
-    }
-
-    fn tile(&self, tiling: &Tiling) -> u32 {
-        let tile = self.places.iter().zip(&tiling.cuts).fold(0, |tile, (&(_, _, place), cut)| tile * cut.count + place);
-        u32::try_from(tile).unwrap_or(u32::MAX)
+        u32::try_from(tile).unwrap_or(NONE)
     }
 }
 
@@ -150,7 +152,8 @@ fn to_usize(size: u64) -> usize {
 /// Refuses a plan of too many steps before any work is done: each device of the destination takes one step for each tile of the source that reaches
 /// into its own.
 pub(super) fn count_steps(source: &Tiling, destination: &Tiling, limit: u64) -> Result<usize, PlanError> {
-    let copies = destination.devices.len() as u64 / u64::from(destination.tiles());
+    let holding = destination.devices.iter().filter(|(_, tile)| *tile != NONE).count() as u64;
+    let copies = holding / u64::from(destination.tiles());
     let steps = destination.overlaps(source).and_then(|pairs| pairs.checked_mul(copies)).unwrap_or(u64::MAX);
     if steps > limit {
         return Err(PlanError::TooMany { what: "steps of the plan", count: steps, limit });
