@@ -94,6 +94,11 @@ fn cases() -> Vec<Case> {
             side(&[32003, 16384], grid, all.clone(), &[&["data"], &["model"]]),
         ),
         case(
+            "as many steps as a plan may have: rows to columns, 2,048 devices to 2,048 others",
+            side(square, &[("x", 2048)], 0..2048, &[&["x"]]),
+            side(square, &[("x", 2048)], 2048..4096, &[&[], &["x"]]),
+        ),
+        case(
             "broadcast from one device to 4,096",
             side(square, &[("one", 1)], 0..1, &[]),
             side(square, &[("all", 4096)], all, &[]),

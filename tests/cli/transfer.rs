@@ -43,7 +43,7 @@ fn the_cost_of_a_plan_and_who_sends_to_whom_are_shown() {
     has("to P(None, x) over 4 devices, mesh x=4");
     has("across hosts 16 1.0 MiB 1.0 MiB");
     has("1.0 MiB are copied or sent; no plan could move less.");
-    has("16 messages between tasks, in 1 rounds of steps that wait for one another.");
+    has("Messages between tasks: 16. The longest chain of steps that wait for one another: 1.");
     has("Most goes out of task 0, 512.0 KiB.");
     has("1 3 across hosts 4 256.0 KiB");
     let few = plan(&["--devices-per-task", "2", "--rows", "1"]).out;

@@ -83,6 +83,37 @@ fn nobody_feeds_more_than_the_fan_out_and_the_rounds_grow_as_a_logarithm() {
 }
 
 #[test]
+fn tasks_of_one_host_feed_one_another_as_a_tree_too() {
+    let source = array(&[64], &[("one", 1)], [100], &[]);
+    let destination = array(&[64], &[("copy", 32)], 0..32, &[]);
+    let mut placement = blocks(0..32, 1, 32);
+    placement.devices.push(PlacedDevice { device: DeviceId(100), task: TaskId(100), host: "far".to_owned() });
+    let plan = Plan::new(source, destination, &placement, fan_out(3)).expect("it makes sense");
+    let mut fed: BTreeMap<DeviceId, u32> = BTreeMap::new();
+    for step in plan.steps() {
+        *fed.entry(step.source.device).or_default() += 1;
+    }
+    assert!(fed.values().all(|&tasks| tasks <= 3), "{fed:?}");
+    // The way to the host, and then three, nine and the rest of twenty-seven.
+    assert_eq!(plan.cost().rounds, 1 + 3);
+}
+
+#[test]
+fn what_arrives_is_spread_over_the_devices_of_a_task() {
+    let axes = [("data", 4), ("model", 8)];
+    let array = array(&[32, 1024], &axes, 0..32, &[&["data", "model"]]);
+    let placement = blocks(0..32, 8, 1);
+    let plan = Plan::all_gather(AllGather { array, axes: None, placement, options: Options::default() })
+        .expect("it makes sense");
+    let mut arrived: BTreeMap<DeviceId, u32> = BTreeMap::new();
+    for step in plan.steps().filter(|step| step.class == Class::AcrossHosts) {
+        *arrived.entry(step.destination.device).or_default() += 1;
+    }
+    // 24 parts come to each task, three to each of its eight devices.
+    assert_eq!(arrived, (0..32).map(|device| (DeviceId(device), 3)).collect());
+}
+
+#[test]
 fn an_all_gather_feeds_each_host_once_with_each_part() {
     // Four hosts of eight devices; a part on each device.
     let axes = [("data", 4), ("model", 8)];
@@ -184,15 +215,24 @@ fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
             Some(number) => 9 + number as i32,
             None => busy.next().expect("nine places are left"),
         });
-        array(&[6, 6], &[("rows", rows), ("columns", columns)], devices.collect::<Vec<_>>(), &[&["rows"], &["columns"]])
+        array(
+            &[6, 6],
+            &[("rows", rows), ("columns", columns)],
+            devices.collect::<Vec<_>>(),
+            &[&["rows"], &["columns"]],
+        )
     };
     let (tall, wide) = (grid(4, 3, [9, 10, 11]), grid(3, 4, [3, 7, 11]));
     assert_eq!(tall.shards(), wide.shards());
     let destination = array(&[6, 6], &[("copy", 2), ("x", 6)], 0..12, &[&[], &["x"]]);
     let plan = |one: &ArrayDescription, other: &ArrayDescription| {
-        Plan::new(one.clone(), other.clone(), &blocks(0..12, 1, 2), Options::default()).expect("it makes sense")
+        Plan::new(one.clone(), other.clone(), &blocks(0..12, 1, 2), Options::default())
+            .expect("it makes sense")
     };
-    for (one, other) in [(plan(&tall, &destination), plan(&wide, &destination)), (plan(&destination, &tall), plan(&destination, &wide))] {
+    for (one, other) in [
+        (plan(&tall, &destination), plan(&wide, &destination)),
+        (plan(&destination, &tall), plan(&destination, &wide)),
+    ] {
         assert_eq!(one.fingerprint(), other.fingerprint());
         assert!(one.steps().eq(other.steps()));
         assert_eq!(one.cost(), other.cost());
@@ -209,6 +249,14 @@ fn replicas_take_turns_and_those_that_send_least_are_asked_first() {
     let mut givers: Vec<_> = plan.steps().map(|step| step.source.device.0).collect();
     givers.sort_unstable();
     assert_eq!(givers, (0..16).collect::<Vec<_>>());
+
+    // Copies on devices of one task take turns.
+    let source = array(&[800], &[("copy", 4)], 0..4, &[]);
+    let destination = array(&[800], &[("x", 8)], 8..16, &[&["x"]]);
+    let plan =
+        Plan::new(source, destination, &blocks(0..16, 4, 1), Options::default()).expect("it makes sense");
+    let givers: Vec<_> = plan.steps().map(|step| step.source.device.0).collect();
+    assert_eq!(givers, [0, 1, 2, 3, 0, 1, 2, 3]);
 
     // Host a holds four copies in four tasks, host b one: hosts share the work, and within host a the tasks do.
     let place = |device: i32, host: &str| PlacedDevice {
@@ -267,6 +315,10 @@ fn regions_become_the_fewest_and_longest_runs() {
     let runs = region.runs(&[4, 3, 5, 8], 2).expect("it fits");
     assert_eq!(runs, Runs { offset: 2 * (120 + 2), run_bytes: 8, counts: vec![30], strides: vec![16] });
     assert_eq!((runs.count(), runs.bytes()), (30, 240));
+    // Dimensions along which there is one element only are no loops.
+    let region = Region { start: vec![1, 2, 3], extent: vec![1, 1, 4] };
+    let runs = region.runs(&[4, 5, 8], 2).expect("it fits");
+    assert_eq!(runs, Runs { offset: 2 * (40 + 16 + 3), run_bytes: 8, counts: vec![], strides: vec![] });
 }
 
 #[test]
@@ -325,6 +377,7 @@ fn copies_refuse_what_does_not_fit_and_touch_nothing() {
         (vec![4, 6], good.0.clone(), vec![3, 4], good.1.clone(), 2),
         (vec![4, 6], good.0.clone(), vec![3, 4], good.1.clone(), far),
         (vec![24], region(&[0], &[2]), vec![3, 4], good.1.clone(), 1),
+        (vec![4, 6], good.0.clone(), vec![4, 4], good.1.clone(), 1),
         (vec![4, far], good.0.clone(), vec![3, 4], good.1.clone(), 1),
     ];
     for (shape, from, into_shape, to, item) in bad {
@@ -354,6 +407,35 @@ fn copies_refuse_what_does_not_fit_and_touch_nothing() {
         );
     }
     assert_eq!(into, before);
+}
+
+#[test]
+fn each_part_of_what_a_plan_follows_from_is_in_its_fingerprint() {
+    let one = array(&[8], &[("x", 2)], 0..2, &[&["x"]]);
+    let two = array(&[8], &[("x", 2)], 2..4, &[&["x"]]);
+    let plan = |one: &ArrayDescription, two: &ArrayDescription, placement: &Placement, options| {
+        let plan = Plan::new(one.clone(), two.clone(), placement, options).expect("it makes sense");
+        (plan.layout(), plan.fingerprint())
+    };
+    let own = blocks(0..4, 1, 1);
+    let first = plan(&one, &two, &own, Options::default());
+    // The same bytes of another type, and the same elements of another shape.
+    let with = |change: &dyn Fn(&mut ArrayDescription)| {
+        let (mut one, mut two) = (one.clone(), two.clone());
+        change(&mut one);
+        change(&mut two);
+        plan(&one, &two, &own, Options::default()).0
+    };
+    assert_ne!(with(&|array| array.dtype = Dtype::Int32), first.0);
+    assert_ne!(with(&|array| array.shape.push(1)), first.0);
+    // The same tasks on fewer hosts, and another fan-out: the layout is the same, the steps may not be.
+    let together = plan(&one, &two, &blocks(0..4, 1, 2), Options::default());
+    assert!(together.0 == first.0 && together.1 != first.1);
+    let wider = plan(&one, &two, &own, fan_out(7));
+    assert!(wider.0 == first.0 && wider.1 != first.1);
+    // Time changes nothing.
+    let options = Options { timeout: Some(std::time::Duration::from_secs(1)), ..Options::default() };
+    assert_eq!(plan(&one, &two, &own, options), first);
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn costs(text: &mut String, cost: &Cost) -> std::fmt::Result {
     writeln!(text, "\n{} are copied or sent; {beyond}.", bytes_of(cost.moved))?;
     writeln!(
         text,
-        "{} messages between tasks, in {} rounds of steps that wait for one another.",
+        "Messages between tasks: {}. The longest chain of steps that wait for one another: {}.",
         cost.messages, cost.rounds
     )?;
     let busiest = |text: &mut String, what: &str, task: Option<TaskBytes>| match task {

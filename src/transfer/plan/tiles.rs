@@ -57,14 +57,19 @@ impl Tiling {
             .collect();
         let cut = |(&size, axes): (&u64, &Vec<(u64, u64)>)| {
             let tile = size.div_ceil(axes.iter().map(|(ways, _)| ways).product());
-            Cut { size, count: size.checked_div(tile).map_or(1, |whole| whole + u64::from(size % tile > 0)), tile }
+            Cut {
+                size,
+                count: size.checked_div(tile).map_or(1, |whole| whole + u64::from(size % tile > 0)),
+                tile,
+            }
         };
         let cuts: Vec<Cut> = array.shape.iter().zip(&divided).map(cut).collect();
         // Their number is at most that of the devices, since no axis divides twice.
         let tile_at = |place: u64| {
             let mut tile = 0;
             for (cut, axes) in cuts.iter().zip(&divided) {
-                let along = axes.iter().fold(0, |along, &(ways, stride)| along * ways + place / stride % ways);
+                let along =
+                    axes.iter().fold(0, |along, &(ways, stride)| along * ways + place / stride % ways);
                 match along {
                     _ if cut.size == 0 => {}
                     along if along >= cut.count => return NONE,
@@ -73,7 +78,8 @@ impl Tiling {
             }
             u32::try_from(tile).unwrap_or(NONE)
         };
-        let mut devices: Vec<_> = (0..).zip(&mesh.devices).map(|(place, &device)| (device, tile_at(place))).collect();
+        let mut devices: Vec<_> =
+            (0..).zip(&mesh.devices).map(|(place, &device)| (device, tile_at(place))).collect();
         devices.sort_unstable();
         Self { cuts, devices }
     }
