@@ -56,7 +56,8 @@ fn a_plan_that_was_changed_anywhere_is_refused() {
             Value::String(key) => &mut at[key.as_str()],
             key => &mut at[key.as_u64().expect("an index") as usize],
         }) = value;
-        // What is made of the inputs must be what comes out of them. The inputs themselves may be spelled otherwise, as long as they mean the same.
+        // What is made of the inputs must be what comes out of them. The inputs themselves may be spelled otherwise,
+        // as long as they mean the same.
         let input =
             ["source", "destination", "timeout"].iter().any(|name| path.first() == Some(&json!(name)));
         match Plan::from_json(&other.to_string()) {

@@ -19,7 +19,13 @@ fn array(
 fn refused(array: &ArrayDescription) -> PlanError {
     let text = serde_json::to_string(array).expect("it can be written");
     let error = array.check().expect_err("it makes no sense");
-    assert_eq!(ArrayDescription::from_json(&text).err(), Some(error.clone()));
+    match &error {
+        // Of a text no more is read than may be there.
+        PlanError::TooMany { .. } => {
+            assert!(matches!(ArrayDescription::from_json(&text), Err(PlanError::Json { .. })))
+        }
+        error => assert_eq!(ArrayDescription::from_json(&text).as_ref(), Err(error)),
+    }
     assert_eq!(array.shards().err(), Some(error.clone()));
     let good = self::array(&[4], &[("x", 1)], [0], &[]);
     let placement = Placement::blocks((0..16).map(DeviceId), 1, 1);
@@ -94,6 +100,67 @@ fn what_is_too_much_is_refused_by_its_number() {
     let error = ArrayDescription::from_json(&format!("{{\"{}\": 1}}", "y".repeat(1 << 20)))
         .expect_err("it has no such field");
     assert!(error.to_string().len() < 1000);
+}
+
+/// The most memory that this process ever had, in bytes.
+#[cfg(target_os = "linux")]
+fn peak() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("the system tells");
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("it is there");
+    line.split_whitespace().nth(1).and_then(|kilobytes| kilobytes.parse::<u64>().ok()).expect("a number")
+        * 1024
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_long_text_takes_no_memory_beside_its_own() {
+    let one = array(&[4], &[("x", 1)], [0], &[]);
+    let plan =
+        Plan::new(one.clone(), one.clone(), &Placement::blocks([DeviceId(0)], 1, 1), Options::default());
+    let plan = plan.expect("it makes sense").to_json().expect("it is short");
+    let array = serde_json::to_string(&one).expect("it can be written");
+    let step = &plan[plan.find("\"steps\":[").expect("it has steps") + 9..plan.len() - 2];
+    let classes = plan.find("\"classes\"").expect("it has classes");
+    let classes = &plan[classes..=classes + plan[classes..].find(']').expect("they end")];
+    let instead = |text: &str, old: &str, entry: &str| {
+        assert!(text.contains(old), "{old} in {text}");
+        let count = (8 << 20) / (entry.len() + 1);
+        text.replacen(
+            old,
+            &format!(
+                "{}{}{entry}]",
+                &old[..=old.find('[').expect("a list")],
+                format!("{entry},").repeat(count)
+            ),
+            1,
+        )
+    };
+    // What makes most of itself if it is kept: a list that is empty takes three bytes of text.
+    let texts = [
+        instead(&array, "\"spec\":[]", "[]"),
+        instead(&array, "\"shape\":[4]", "4"),
+        instead(&array, "\"devices\":[0]", "0"),
+        instead(&array, "\"axes\":[{\"name\":\"x\",\"size\":1}]", "{\"name\":\"\",\"size\":1}"),
+    ];
+    let plans = [
+        instead(&plan, "\"spec\":[]", "[]"),
+        instead(&plan, &format!("\"steps\":[{step}]"), step),
+        instead(&plan, "\"counts\":[]", "7"),
+        instead(&plan, classes, "{\"class\":\"same-host\",\"steps\":0,\"bytes\":0}"),
+    ];
+    let before = peak();
+    for text in &texts {
+        assert!(matches!(ArrayDescription::from_json(text), Err(PlanError::Json { .. })), "{}", &text[..300]);
+    }
+    for text in &plans {
+        assert!(
+            matches!(Plan::from_json(text), Err(PlanError::Json { .. } | PlanError::Contradicts { .. })),
+            "{}",
+            &text[..300]
+        );
+    }
+    // Other tests run beside this one, and need a little.
+    assert!(peak() - before < 12 << 20, "{} MiB more", (peak() - before) >> 20);
 }
 
 #[test]

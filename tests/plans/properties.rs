@@ -211,7 +211,8 @@ proptest! {
     }
 }
 
-/// The least bytes by class, found element by element: what stays, what is copied in a task, what comes from another task, from another host.
+/// The least bytes by class, found element by element: what stays, what is copied in a task, what comes from another
+/// task, from another host.
 fn least(asked: &Asked) -> [u64; 4] {
     let item = asked.source.dtype.bytes().expect("whole bytes");
     let owners: HashMap<DeviceId, (TaskId, &str)> = asked
@@ -245,8 +246,8 @@ fn least(asked: &Asked) -> [u64; 4] {
     [stays, all - stays - leaving, leaving - across, across].map(|elements| elements as u64 * item)
 }
 
-/// The same in other words: mesh axes in another order and by other names, placement in another order, other names of hosts, devices that
-/// take no part, entries spelled otherwise.
+/// The same in other words: mesh axes in another order and by other names, placement in another order, other names of
+/// hosts, devices that take no part, entries spelled otherwise.
 fn told_otherwise(asked: &Asked, choices: &mut Choices) -> Asked {
     let mut told = asked.clone();
     for array in [&mut told.source, &mut told.destination] {

@@ -208,7 +208,8 @@ fn rows_beyond_the_array_leave_the_last_shards_smaller_or_empty() {
 
 #[test]
 fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
-    // Six rows and six columns in tiles of two by two: three by three tiles, on meshes of four by three and of three by four.
+    // Six rows and six columns in tiles of two by two: three by three tiles, on meshes of four by three and of three
+    // by four.
     let grid = |rows: u64, columns: u64, idle: [usize; 3]| {
         let mut busy = 0..9;
         let devices = (0..12).map(|place| match idle.iter().position(|&at| at == place) {

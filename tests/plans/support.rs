@@ -43,7 +43,8 @@ impl Asked {
     }
 }
 
-/// Up to four axes and 36 devices a side, up to four dimensions of up to nine elements, several devices a task and tasks a host.
+/// Up to four axes and 36 devices a side, up to four dimensions of up to nine elements, several devices a task and
+/// tasks a host.
 pub fn asked(choices: &mut Choices) -> Asked {
     let dtypes = [Dtype::Uint8, Dtype::Bfloat16, Dtype::Float32, Dtype::Complex128];
     let dtype = dtypes[choices.below(dtypes.len())];
@@ -96,7 +97,8 @@ fn sharding(choices: &mut Choices, rank: usize, pool: i32) -> Sharding {
     Sharding { mesh: Mesh::new(&axes, devices), spec: PartitionSpec::new(&entries) }
 }
 
-/// Which elements of the whole array, by their number in row-major order, each device holds, in the order of its buffer.
+/// Which elements of the whole array, by their number in row-major order, each device holds, in the order of its
+/// buffer.
 pub fn elements(array: &ArrayDescription) -> BTreeMap<DeviceId, Vec<u64>> {
     let mesh = &array.sharding.mesh;
     let mut held = BTreeMap::new();

@@ -20,8 +20,9 @@ use crate::transfer::plan::{
 
 /// Show what would move where if an array's sharding changed, and what it would cost
 ///
-/// A sharding is what JAX calls a NamedSharding: a mesh with named axes and its devices in row-major order, and a partition
-/// spec. Every process that is given the same descriptions makes the same plan, with the same keys. Nothing is moved.
+/// A sharding is what JAX calls a NamedSharding: a mesh with named axes and its devices in row-major order, and a
+/// partition spec. Every process that is given the same descriptions makes the same plan, with the same keys. Nothing
+/// is moved.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -76,7 +77,7 @@ const EXAMPLES: &str = r#"Examples:
         "mesh": {"axes": [{"name": "x", "size": 4}], "devices": [4, 5, 6, 7]}, "spec": [null, "x"]}}'
 
   On the devices of a job that runs, and only what task 3 does:
-    curl -s "$MUSTER_SERVER/api/v1/jobs/train/devices?limit=10000" > devices.json
+    curl -s "localhost:8477/api/v1/jobs/train/devices?limit=1000" > devices.json
     muster transfer plan --source now.json --destination then.json --placement devices.json --task 3
 
   What goes across hosts, by its regions:

@@ -11,10 +11,12 @@ pub type Shards = BTreeMap<DeviceId, Vec<u8>>;
 /// How often a loop is gone through, and how far apart its turns are, in bytes, on both sides.
 type Loop = (usize, [usize; 2]);
 
-/// Copies a box of elements from one dense, row-major buffer into another. What is contiguous on both sides is copied in one go.
+/// Copies a box of elements from one dense, row-major buffer into another. What is contiguous on both sides is copied
+/// in one go.
 ///
 /// # Errors
-/// [`PlanError::Region`] if the regions reach beyond their shapes, have different extents, or the buffers are not of the size of their shapes.
+/// [`PlanError::Region`] if the regions reach beyond their shapes, have different extents, or the buffers are not of
+/// the size of their shapes.
 pub fn copy_region(
     source: &[u8],
     source_shape: &[u64],
@@ -133,7 +135,8 @@ fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanE
     Ok(loops)
 }
 
-/// Copies runs of `run` bytes, from and to where `at` says, and so for every turn of the loops. All of it is known to lie inside the buffers.
+/// Copies runs of `run` bytes, from and to where `at` says, and so for every turn of the loops. All of it is known to
+/// lie inside the buffers.
 fn walk(source: &[u8], destination: &mut [u8], at: [usize; 2], loops: &[Loop], run: usize) {
     match loops {
         [] => destination[at[1]..at[1] + run].copy_from_slice(&source[at[0]..at[0] + run]),

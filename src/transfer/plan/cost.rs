@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::bounded::at_most;
 use super::holders::Holders;
 use super::plan::Stretches;
 use super::tiles::{NONE, Reach, intersect, volume};
@@ -21,8 +22,9 @@ pub struct ClassCost {
     pub bytes: u64,
 }
 
-/// The least that any plan could move, whatever its steps. A byte must come to a host from another one if the host shall hold it and no task of it does;
-/// once is enough, since it can be copied on from there. The same holds for tasks, and what remains is copied within tasks.
+/// The least that any plan could move, whatever its steps. A byte must come to a host from another one if the host
+/// shall hold it and no task of it does; once is enough, since it can be copied on from there. The same holds for
+/// tasks, and what remains is copied within tasks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Minimum {
@@ -60,11 +62,13 @@ pub struct PairCost {
     pub bytes: u64,
 }
 
-/// What a plan costs. Bytes are exact; every byte of the destination is counted once, in the class of the step that puts it there.
+/// What a plan costs. Bytes are exact; every byte of the destination is counted once, in the class of the step that
+/// puts it there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cost {
     /// By class, the nearest first.
+    #[serde(deserialize_with = "at_most::<_, _, 4>")]
     pub classes: Vec<ClassCost>,
     /// Bytes that are copied or sent: all but those whose buffer is handed on.
     pub moved: u64,
@@ -85,7 +89,8 @@ pub struct Cost {
 }
 
 impl Plan {
-    /// What the plan costs, and the least that it could cost. The latter is worked out from the tiles, not from the steps.
+    /// What the plan costs, and the least that it could cost. The latter is worked out from the tiles, not from the
+    /// steps.
     #[must_use]
     pub fn cost(&self) -> Cost {
         let mut classes = Class::ALL.map(|class| ClassCost { class, steps: 0, bytes: 0 });

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::error::bounded;
+use super::bounded::{self, at_most};
+use super::error::within;
 use super::tiles::Tiling;
 use super::{
     Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError, Region,
@@ -37,8 +39,10 @@ pub struct Axis {
 #[serde(deny_unknown_fields)]
 pub struct Mesh {
     /// The axes, the slowest first.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_AXES>")]
     pub axes: Vec<Axis>,
     /// The devices in row-major order: along the last axis first.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_DEVICES>")]
     pub devices: Vec<DeviceId>,
 }
 
@@ -65,7 +69,7 @@ impl fmt::Display for Mesh {
 }
 
 /// How one dimension of an array is divided: an entry of a partition spec.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(untagged)]
 pub enum Partition {
     /// Not at all (`None`).
@@ -88,10 +92,38 @@ impl Partition {
     }
 }
 
+impl<'de> Deserialize<'de> for Partition {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PartitionVisitor)
+    }
+}
+
+struct PartitionVisitor;
+
+impl<'de> Visitor<'de> for PartitionVisitor {
+    type Value = Partition;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("null, the name of an axis, or a list of names")
+    }
+
+    fn visit_unit<E>(self) -> Result<Partition, E> {
+        Ok(Partition::Whole)
+    }
+
+    fn visit_str<E>(self, axis: &str) -> Result<Partition, E> {
+        Ok(Partition::Axis(axis.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, axes: A) -> Result<Partition, A::Error> {
+        bounded::collect(axes, MAX_AXES).map(Partition::Axes)
+    }
+}
+
 /// How the dimensions of an array are divided among the axes of a mesh. Dimensions beyond its entries are whole.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct PartitionSpec(pub Vec<Partition>);
+pub struct PartitionSpec(#[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")] pub Vec<Partition>);
 
 impl PartitionSpec {
     /// A spec whose entries name some axes each: none for a dimension that stays whole.
@@ -137,6 +169,7 @@ pub struct Sharding {
 #[serde(deny_unknown_fields)]
 pub struct ArrayDescription {
     /// The size of each dimension of the whole array, in elements.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub shape: Vec<u64>,
     /// The type of its elements.
     pub dtype: Dtype,
@@ -150,7 +183,7 @@ impl ArrayDescription {
     /// # Errors
     /// [`PlanError::Json`] for a text that is none; otherwise as [`ArrayDescription::check`].
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        bounded("bytes of a description", text.len(), MAX_DESCRIPTION_TEXT)?;
+        within("bytes of a description", text.len(), MAX_DESCRIPTION_TEXT)?;
         let found: Self = serde_json::from_str(text)
             .map_err(|error| PlanError::json("the description of an array", &error))?;
         found.check()?;
@@ -162,14 +195,14 @@ impl ArrayDescription {
     /// # Errors
     /// The first thing that is wrong with it.
     pub fn check(&self) -> Result<(), PlanError> {
-        bounded("dimensions", self.shape.len(), MAX_RANK)?;
+        within("dimensions", self.shape.len(), MAX_RANK)?;
         self.sharding.mesh.check()?;
         self.sharding.check_spec(self.shape.len())?;
         self.bytes().map(|_| ())
     }
 
-    /// Which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A shard that lies beyond
-    /// the array is empty in every dimension.
+    /// Which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A
+    /// shard that lies beyond the array is empty in every dimension.
     ///
     /// # Errors
     /// As [`ArrayDescription::check`].
@@ -191,7 +224,8 @@ impl ArrayDescription {
     /// [`PlanError::SubByte`] or [`PlanError::TooLarge`].
     pub fn bytes(&self) -> Result<u64, PlanError> {
         let item = self.dtype.bytes()?;
-        // An array without elements may have any other dimensions, as long as each is of a size that can be computed with.
+        // An array without elements may have any other dimensions, as long as each is of a size that can be computed
+        // with.
         if self.shape.iter().any(|&size| size > MAX_BYTES) {
             return Err(PlanError::TooLarge { what: "a dimension of the array" });
         }
@@ -205,8 +239,8 @@ impl ArrayDescription {
 
 impl Mesh {
     fn check(&self) -> Result<(), PlanError> {
-        bounded("axes of a mesh", self.axes.len(), MAX_AXES)?;
-        bounded("devices of a mesh", self.devices.len(), MAX_DEVICES)?;
+        within("axes of a mesh", self.axes.len(), MAX_AXES)?;
+        within("devices of a mesh", self.devices.len(), MAX_DEVICES)?;
         let mut names = BTreeSet::new();
         for (index, axis) in self.axes.iter().enumerate() {
             check_name("axis", index, &axis.name)?;

@@ -1,8 +1,9 @@
 //! Plans as JSON.
 //!
-//! A plan in JSON tells everything: what it was made of, its steps, what it costs. Reading one trusts none of that. The plan is made again from its
-//! source, destination, placement and options, and everything else in the text must be what comes out. So a plan that was read is a plan that
-//! this program would have made, and a plan that is written and read is the same plan.
+//! A plan in JSON tells everything: what it was made of, its steps, what it costs. Reading one trusts none of that.
+//! The plan is made again from its source, destination, placement and options, and everything else in the text must
+//! be what comes out. So a plan that was read is a plan that this program would have made, and a plan that is written
+//! and read is the same plan.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,10 +14,11 @@ use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, V
 use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::error::bounded;
+use super::error::within;
 use super::{ArrayDescription, Cost, Fingerprint, MAX_PLAN_TEXT, Options, Placement, Plan, PlanError, Step};
 
-/// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the same.
+/// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the
+/// same.
 pub const PLAN_VERSION: u64 = 1;
 
 impl Plan {
@@ -26,17 +28,17 @@ impl Plan {
     /// [`PlanError::TooMany`] if its text is longer than what can be read again.
     pub fn to_json(&self) -> Result<String, PlanError> {
         let text = serde_json::to_string(self).map_err(|error| PlanError::json("the plan", &error))?;
-        bounded("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
+        within("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
         Ok(text)
     }
 
     /// Reads a plan that [`Plan::to_json`] wrote.
     ///
     /// # Errors
-    /// [`PlanError::Version`] for a plan of other rules, [`PlanError::Contradicts`] for one whose steps are not those that follow from its inputs, and
-    /// everything that [`Plan::new`] refuses.
+    /// [`PlanError::Version`] for a plan of other rules, [`PlanError::Contradicts`] for one whose steps are not those
+    /// that follow from its inputs, and everything that [`Plan::new`] refuses.
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        bounded("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
+        within("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
         let wrong = |error| PlanError::json("the plan", &error);
         let Version { version } = serde_json::from_str(text).map_err(wrong)?;
         if version != PLAN_VERSION {

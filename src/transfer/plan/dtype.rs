@@ -70,7 +70,8 @@ impl Dtype {
     /// The size of an element, in bytes.
     ///
     /// # Errors
-    /// [`PlanError::SubByte`] for types whose elements do not fill whole bytes: a host keeps each in a byte of its own, devices pack them.
+    /// [`PlanError::SubByte`] for types whose elements do not fill whole bytes: a host keeps each in a byte of its
+    /// own, devices pack them.
     pub const fn bytes(self) -> Result<u64, PlanError> {
         match self.bits() {
             bits if bits % 8 == 0 => Ok(bits as u64 / 8),

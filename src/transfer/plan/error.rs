@@ -148,7 +148,8 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Of a text that is not what it should be. What its author wrote may stand in the error, so the error is cut, and on one line.
+    /// Of a text that is not what it should be. What its author wrote may stand in the error, so the error is cut,
+    /// and on one line.
     pub(super) fn json(what: &'static str, error: &serde_json::Error) -> Self {
         const LONGEST: usize = 300;
         let mut why = error.to_string().replace(char::is_control, " ");
@@ -161,7 +162,7 @@ impl PlanError {
 }
 
 /// Refuses a count beyond its limit.
-pub(super) fn bounded(what: &'static str, count: usize, limit: usize) -> Result<(), PlanError> {
+pub(super) fn within(what: &'static str, count: usize, limit: usize) -> Result<(), PlanError> {
     if count > limit {
         return Err(PlanError::TooMany { what, count: count as u64, limit: limit as u64 });
     }

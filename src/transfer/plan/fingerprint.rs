@@ -1,4 +1,5 @@
-//! What identifies a layout, a plan and a step. All of it follows from the descriptions, so both sides of a transfer know it without asking.
+//! What identifies a layout, a plan and a step. All of it follows from the descriptions, so both sides of a transfer
+//! know it without asking.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,18 +15,20 @@ use super::tiles::Tiling;
 #[serde(try_from = "String", into = "String")]
 pub struct Fingerprint(pub [u8; 16]);
 
-/// Names one step of a plan on both sides of it. Two steps of one plan never have the same key. In text: 16 hexadecimal digits.
+/// Names one step of a plan on both sides of it. Two steps of one plan never have the same key. In text: 16
+/// hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TransferKey(pub u64);
 
 impl TransferKey {
-    /// The key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's fingerprint.
+    /// The key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
+    /// fingerprint.
     #[must_use]
     pub fn of(plan: Fingerprint, step: u32) -> Self {
         let [low, high] = halves(plan);
-        // Adding a constant, xor with a shift of itself and multiplying by an odd number can each be undone, so no two steps meet. The constants are
-        // those of the SplitMix64 generator.
+        // Adding a constant, xor with a shift of itself and multiplying by an odd number can each be undone, so no
+        // two steps meet. The constants are those of the SplitMix64 generator.
         let mut key = low.wrapping_add(u64::from(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         key = (key ^ (key >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -79,8 +82,9 @@ impl Digest {
     }
 }
 
-/// The fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the array lies on which device before
-/// and after. Two descriptions that place the same elements on the same devices are the same layout, however their axes are named and ordered.
+/// The fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the
+/// array lies on which device before and after. Two descriptions that place the same elements on the same devices are
+/// the same layout, however their axes are named and ordered.
 pub(super) fn layout(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
     let mut digest = Digest::new("muster layout 1");
     digest.text(dtype);

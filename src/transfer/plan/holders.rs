@@ -14,7 +14,8 @@ pub(super) struct Parties {
     pub ids: Vec<DeviceId>,
     /// The task of each device.
     pub tasks: Vec<u32>,
-    /// The host of each device. Hosts are counted in the order of their first device, so that their names do not matter.
+    /// The host of each device. Hosts are counted in the order of their first device, so that their names do not
+    /// matter.
     pub hosts: Vec<u32>,
     /// The tile of the source on each device.
     pub source: Vec<u32>,
@@ -27,7 +28,8 @@ pub(super) struct Parties {
 }
 
 impl Parties {
-    /// Finds whose the devices of both sides are. Also returns the placement without everything that is not used, in order.
+    /// Finds whose the devices of both sides are. Also returns the placement without everything that is not used, in
+    /// order.
     pub fn of(
         source: &Tiling,
         destination: &Tiling,
@@ -176,7 +178,8 @@ impl Holders {
     }
 }
 
-/// How much somebody sends, and when it was last chosen: whoever sends least is next, and among equals whoever has waited longest.
+/// How much somebody sends, and when it was last chosen: whoever sends least is next, and among equals whoever has
+/// waited longest.
 type Load = (u64, u64);
 
 /// Chooses who of the holders of a tile sends it.

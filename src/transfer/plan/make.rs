@@ -1,19 +1,21 @@
 //! The rules that choose who copies what to whom.
 //!
-//! Every tile of the source that reaches into a tile of the destination makes one *region*. All who shall hold the tile of the destination need that
-//! region. The rules, in this order, for each region:
+//! Every tile of the source that reaches into a tile of the destination makes one *region*. All who shall hold the
+//! tile of the destination need that region. The rules, in this order, for each region:
 //!
 //! 1. who holds it already takes it from itself;
 //! 2. a task of which a device holds it takes it from that device, whichever is next in turn;
 //! 3. a host of which a task holds it takes it from the task that sends least, once for each task that needs it;
 //! 4. any other host is fed once, by the host that sends least.
 //!
-//! What came to one device of a task or host is copied on from there, by steps that come after it. Nobody feeds more than `fan_out` others with one
-//! region as long as somebody else could: those who were fed feed the next ones, as a tree. The first to be fed is another one for each region, so
-//! that neither what arrives nor what is copied on falls to the same devices.
+//! What came to one device of a task or host is copied on from there, by steps that come after it. All holders of a
+//! region together feed `fan_out` hosts (or, on their own host, tasks) for each of them; whoever was fed feeds the next
+//! `fan_out`, as a tree. The first to be fed is another one for each region, so that neither what arrives nor what is
+//! copied on falls to the same devices.
 //!
-//! The steps are in rounds. In each, every tile of the destination gets one of its regions, and neighbours get theirs from other tiles of the source:
-//! who goes through the steps in order never finds everybody sending to, or asking, the same device.
+//! The steps are in rounds. In each, every tile of the destination gets one of its regions, and neighbours get theirs
+//! from other tiles of the source: who goes through the steps in order never finds everybody sending to, or asking,
+//! the same device.
 
 use super::holders::{Chooser, Group, Holders, Parties, Span};
 use super::step::{BufferRole, Class};
@@ -150,7 +152,8 @@ impl Maker<'_> {
         self.hosts_fed = fed;
     }
 
-    /// A host that gets the region from elsewhere: one task of it does, and feeds the others. Returns where it is then.
+    /// A host that gets the region from elsewhere: one task of it does, and feeds the others. Returns where it is
+    /// then.
     fn host_fed_from(&mut self, span: &Span, origin: Origin) -> Origin {
         let receivers = self.receivers;
         let groups = receivers.groups(span);
@@ -200,7 +203,8 @@ impl Maker<'_> {
         (self.tasks_fed, self.needy) = (fed, needy);
     }
 
-    /// A task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where it is then.
+    /// A task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where it is
+    /// then.
     fn task_fed_from(&mut self, group: &Group, origin: Origin) -> Origin {
         let devices = self.receivers.devices(group);
         let first = self.turned(0, devices.len());
@@ -212,7 +216,8 @@ impl Maker<'_> {
         entry
     }
 
-    /// Who feeds the one at `place` of those that are fed, where so many `roots` hold the region: one of these (`None`), or one that was fed before.
+    /// Who feeds the one at `place` of those that are fed, where so many `roots` hold the region: one of these
+    /// (`None`), or one that was fed before.
     fn parent(&self, place: usize, roots: usize) -> Option<usize> {
         place.checked_sub(roots.saturating_mul(self.fan_out)).map(|place| place / self.fan_out)
     }

@@ -1,12 +1,13 @@
 //! Plans: which bytes of an array go from which device to which, when its sharding changes.
 //!
-//! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and [`Options`]. It is pure: no IO, no
-//! clock, no threads, no randomness. Every process that is given the same description makes the same plan, with the same keys, so nobody has to
-//! send a plan to anybody.
+//! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
+//! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
+//! description makes the same plan, with the same keys, so nobody has to send a plan to anybody.
 //!
 //! | file | its reason to exist |
 //! | --- | --- |
 //! | `describe.rs`, `dtype.rs` | what is asked for: meshes, partition specs, arrays, as JAX names them |
+//! | `bounded.rs`, `error.rs` | lists from outside, and why there is no plan |
 //! | `placement.rs` | which task and host owns a device |
 //! | `tiles.rs` | a sharding as arithmetic: which tile of the array a device holds |
 //! | `holders.rs` | who holds a tile, by host and task, and who of them is asked next |
@@ -19,14 +20,17 @@
 //! | `copy.rs` | copies of regions between byte slices, and a plan carried out inside one process |
 //!
 //! # Shardings
-//! The semantics are those of JAX's `NamedSharding`: a mesh names its axes and lists its devices in row-major order (the last axis fastest); a
-//! partition spec has an entry for each leading dimension of the array, which is nothing, an axis, or several axes (the first one major);
-//! dimensions without an entry are whole, and devices that differ only in axes that no entry names hold copies of the same tile.
+//! The semantics are those of JAX's `NamedSharding`: a mesh names its axes and lists its devices in row-major order
+//! (the last axis fastest); a partition spec has an entry for each leading dimension of the array, which is nothing,
+//! an axis, or several axes (the first one major); dimensions without an entry are whole, and devices that differ
+//! only in axes that no entry names hold copies of the same tile.
 //!
-//! JAX refuses arguments and results whose dimensions are not divisible by their number of shards. Here they are divided as GSPMD divides them
-//! inside a program: shards have the size of the quotient rounded up, so the last ones may be smaller, or empty. A shard's buffer is
-//! taken to be row-major, dense and of exactly its own size: padding is not part of it.
+//! JAX refuses arguments and results whose dimensions are not divisible by their number of shards. Here they are
+//! divided as GSPMD divides them inside a program: shards have the size of the quotient rounded up, so the last ones
+//! may be smaller, or empty. A shard's buffer is taken to be row-major, dense and of exactly its own size: padding is
+//! not part of it.
 mod ask;
+mod bounded;
 mod copy;
 mod cost;
 mod describe;

@@ -5,8 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::bounded::at_most;
 use super::describe::check_name;
-use super::error::bounded;
+use super::error::within;
 use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError};
 
 /// A task's number within its job.
@@ -36,15 +37,18 @@ pub struct PlacedDevice {
     pub host: HostName,
 }
 
-/// Which task and which host owns each device. The order of its entries means nothing, nor do entries of devices that a plan does not use.
+/// Which task and which host owns each device. The order of its entries means nothing, nor do entries of devices that
+/// a plan does not use.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The devices.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_PLACED>")]
     pub devices: Vec<PlacedDevice>,
 }
 
 impl Placement {
-    /// Devices in blocks: each task owns `per_task` consecutive devices, each host runs `tasks_per_host` consecutive tasks. Zero counts as one.
+    /// Devices in blocks: each task owns `per_task` consecutive devices, each host runs `tasks_per_host` consecutive
+    /// tasks. Zero counts as one.
     #[must_use]
     pub fn blocks(devices: impl IntoIterator<Item = DeviceId>, per_task: u32, tasks_per_host: u32) -> Self {
         let (per_task, tasks_per_host) = (i64::from(per_task.max(1)), i64::from(tasks_per_host.max(1)));
@@ -66,7 +70,7 @@ impl Placement {
     /// # Errors
     /// [`PlanError::Json`] for a text that is none; otherwise as [`Placement::check`].
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        bounded("bytes of a placement", text.len(), MAX_DESCRIPTION_TEXT)?;
+        within("bytes of a placement", text.len(), MAX_DESCRIPTION_TEXT)?;
         let found: Self =
             serde_json::from_str(text).map_err(|error| PlanError::json("the placement", &error))?;
         found.check()?;
@@ -83,7 +87,7 @@ impl Placement {
 
     /// The entries by device.
     pub(super) fn index(&self) -> Result<BTreeMap<DeviceId, &PlacedDevice>, PlanError> {
-        bounded("placed devices", self.devices.len(), MAX_PLACED)?;
+        within("placed devices", self.devices.len(), MAX_PLACED)?;
         let mut tasks: BTreeMap<TaskId, &str> = BTreeMap::new();
         let mut devices = BTreeMap::new();
         for (number, placed) in self.devices.iter().enumerate() {

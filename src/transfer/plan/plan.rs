@@ -17,14 +17,16 @@ use super::{
 /// What a plan is made with, beside what it moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// How many others a holder of a region feeds with it before those who were fed feed others.
+    /// How many others each holder of a region feeds with it, on average, before those who were fed feed others, as
+    /// many each.
     pub fan_out: NonZeroU32,
     /// How long the whole may take, for whoever carries it out; `None` for no limit. It changes no step and no key.
     pub timeout: Option<Duration>,
 }
 
 impl Default for Options {
-    /// A fan-out of two, which reaches `n` hosts in about `log2(n)` rounds while nobody sends a region more than twice; no limit of time.
+    /// A fan-out of two, which reaches `n` hosts in about `log2(n)` rounds while nobody sends a region more than
+    /// twice; no limit of time.
     fn default() -> Self {
         Self { fan_out: NonZeroU32::MIN.saturating_add(1), timeout: None }
     }
@@ -32,7 +34,8 @@ impl Default for Options {
 
 /// Which bytes of an array go from which device to which.
 ///
-/// What is kept of a step is who copies which tile from whom, in 20 bytes; its regions and runs are worked out when it is looked at.
+/// What is kept of a step is who copies which tile from whom, in 20 bytes; its regions and runs are worked out when
+/// it is looked at.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(super) source: ArrayDescription,
@@ -50,12 +53,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans how an array as `source` describes it becomes one as `destination` describes it. Both must have the same shape and data type; their devices
-    /// may be the same, others, or both. The source is not changed: the destination's shards are other buffers, except where a step's class
-    /// is [`super::Class::SameBuffer`].
+    /// Plans how an array as `source` describes it becomes one as `destination` describes it. Both must have the same
+    /// shape and data type; their devices may be the same, others, or both. The source is not changed: the
+    /// destination's shards are other buffers, except where a step's class is [`super::Class::SameBuffer`].
     ///
     /// # Errors
-    /// What is wrong with the descriptions or the placement, or which bound the plan would pass. The bounds are checked before the work is done.
+    /// What is wrong with the descriptions or the placement, or which bound the plan would pass. The bounds are
+    /// checked before the work is done.
     pub fn new(
         source: ArrayDescription,
         destination: ArrayDescription,
@@ -135,13 +139,15 @@ impl Plan {
         self.options.timeout
     }
 
-    /// What both sides of a transfer compare before a byte moves: shape, data type, and where every tile lies before and after.
+    /// What both sides of a transfer compare before a byte moves: shape, data type, and where every tile lies before
+    /// and after.
     #[must_use]
     pub fn layout(&self) -> Fingerprint {
         self.layout
     }
 
-    /// Identifies the plan: its layout, whose the devices are, the fan-out, and the version of the rules. Two plans of one fingerprint have the same steps.
+    /// Identifies the plan: its layout, whose the devices are, the fan-out, and the version of the rules. Two plans
+    /// of one fingerprint have the same steps.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
@@ -190,7 +196,8 @@ impl Plan {
         &self.parties.task_ids
     }
 
-    /// The size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None` if the device has none.
+    /// The size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None` if the
+    /// device has none.
     #[must_use]
     pub fn shard_shape(&self, role: BufferRole, device: DeviceId) -> Option<Vec<u64>> {
         let tiling = match role {

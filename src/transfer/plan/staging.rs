@@ -1,9 +1,10 @@
 //! Room for what has to be packed on its way.
 //!
-//! A region that leaves its task in many short runs is packed into one stretch before it is sent, and unpacked where it arrives. Both need room. A
-//! step gets room of its own, except for one case: a step that sends on what an earlier step brought uses the room in which it was unpacked,
-//! if no other step that sends it on does. It comes after the release of that room by its very nature. So no step ever waits for room that a step
-//! on which it does not depend still holds, and a plan cannot stop for want of room, whatever order its steps are done in.
+//! A region that leaves its task in many short runs is packed into one stretch before it is sent, and unpacked where
+//! it arrives. Both need room. A step gets room of its own, except for one case: a step that sends on what an earlier
+//! step brought uses the room in which it was unpacked, if no other step that sends it on does. It comes after the
+//! release of that room by its very nature. So no step ever waits for room that a step on which it does not depend
+//! still holds, and a plan cannot stop for want of room, whatever order its steps are done in.
 
 use super::PlanError;
 use super::holders::Parties;
@@ -11,7 +12,8 @@ use super::make::Record;
 use super::step::BufferRole;
 use super::tiles::{NONE, Tiling, intersect, volume};
 
-/// Runs shorter than this are packed. Above it, a vectored read or write of the runs themselves costs less than a copy.
+/// Runs shorter than this are packed. Above it, a vectored read or write of the runs themselves costs less than a
+/// copy.
 pub(super) const PACKED_BELOW: u64 = 4096;
 /// Where a stretch of staging room may begin: at cache lines.
 const ALIGNMENT: u64 = 64;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::bounded::at_most;
 use super::{DeviceId, HostName, MAX_RANK, PlanError, TaskId, TransferKey};
 
 /// How far the bytes of a step go.
@@ -74,13 +75,15 @@ impl BufferRole {
 #[serde(deny_unknown_fields)]
 pub struct Region {
     /// Where it begins in each dimension, counted from the beginning of the shard.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub start: Vec<u64>,
     /// How far it reaches in each dimension.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub extent: Vec<u64>,
 }
 
-/// The same box as the stretches of memory that it consists of: `run_bytes` at `offset`, and so for every combination of the loops. The runs are as
-/// long, and as few, as can be.
+/// The same box as the stretches of memory that it consists of: `run_bytes` at `offset`, and so for every combination
+/// of the loops. The runs are as long, and as few, as can be.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Runs {
@@ -89,8 +92,10 @@ pub struct Runs {
     /// How long each is, in bytes.
     pub run_bytes: u64,
     /// How often each loop is gone through, the outermost first.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub counts: Vec<u64>,
     /// How far apart two neighbours of that loop begin, in bytes.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub strides: Vec<u64>,
 }
 
@@ -131,6 +136,7 @@ pub struct Side {
     /// Which of the device's buffers.
     pub buffer: BufferRole,
     /// The size of that shard in each dimension, in elements.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
     pub shape: Vec<u64>,
     /// Which part of the shard.
     pub region: Region,
@@ -164,7 +170,8 @@ impl Region {
     /// The region as stretches of the memory of a dense, row-major buffer of `shape`, with elements of `item` bytes.
     ///
     /// # Errors
-    /// [`PlanError::Region`] if it reaches beyond the shape or has another rank, [`PlanError::TooLarge`] for a buffer beyond 64 bits.
+    /// [`PlanError::Region`] if it reaches beyond the shape or has another rank, [`PlanError::TooLarge`] for a buffer
+    /// beyond 64 bits.
     pub fn runs(&self, shape: &[u64], item: u64) -> Result<Runs, PlanError> {
         self.stretches(shape)?;
         byte_strides(shape, item)?;
@@ -216,8 +223,9 @@ pub(super) fn byte_strides(shape: &[u64], item: u64) -> Result<Vec<u64>, PlanErr
     Ok(strides)
 }
 
-/// Folds a box into one run and the loops around it, in each of `N` buffers at once: dimensions that lie close together in all of them become one.
-/// Returns the bytes of the run, and the loops with their strides, the outermost first.
+/// Folds a box into one run and the loops around it, in each of `N` buffers at once: dimensions that lie close
+/// together in all of them become one. Returns the bytes of the run, and the loops with their strides, the outermost
+/// first.
 pub(super) fn fold<const N: usize>(
     extent: &[u64],
     strides: [&[u64]; N],

@@ -1,4 +1,5 @@
-//! A sharding as arithmetic: which tile of the array each device holds, and which tiles of another sharding a tile overlaps.
+//! A sharding as arithmetic: which tile of the array each device holds, and which tiles of another sharding a tile
+//! overlaps.
 
 use super::{ArrayDescription, DeviceId, PlanError};
 
@@ -29,8 +30,9 @@ impl Cut {
     }
 }
 
-/// A sharding of an array of a known shape: the array is a grid of tiles, counted in row-major order, and each device holds one, or [`NONE`] if its
-/// part lies beyond the array. Shardings that put the same elements on the same devices are the same tiling.
+/// A sharding of an array of a known shape: the array is a grid of tiles, counted in row-major order, and each device
+/// holds one, or [`NONE`] if its part lies beyond the array. Shardings that put the same elements on the same devices
+/// are the same tiling.
 #[derive(Debug, Clone)]
 pub(super) struct Tiling {
     pub cuts: Vec<Cut>,
@@ -103,7 +105,8 @@ impl Tiling {
         }
     }
 
-    /// How many pairs there are of a tile of this and a tile of `other` that have elements in common; `None` beyond 64 bits.
+    /// How many pairs there are of a tile of this and a tile of `other` that have elements in common; `None` beyond
+    /// 64 bits.
     pub fn overlaps(&self, other: &Self) -> Option<u64> {
         self.cuts.iter().zip(&other.cuts).try_fold(1_u64, |pairs, (mine, theirs)| {
             let along = (0..mine.count).map(|place| mine.interval(place)).filter(|(start, end)| start < end);
@@ -155,8 +158,8 @@ fn to_usize(size: u64) -> usize {
     usize::try_from(size).unwrap_or(usize::MAX)
 }
 
-/// Refuses a plan of too many steps before any work is done: each device of the destination takes one step for each tile of the source that reaches
-/// into its own.
+/// Refuses a plan of too many steps before any work is done: each device of the destination takes one step for each
+/// tile of the source that reaches into its own.
 pub(super) fn count_steps(source: &Tiling, destination: &Tiling, limit: u64) -> Result<usize, PlanError> {
     let holding = destination.devices.iter().filter(|(_, tile)| *tile != NONE).count() as u64;
     let copies = holding / u64::from(destination.tiles());
