@@ -25,8 +25,8 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// A fan-out of two, which reaches `n` hosts in about `log2(n)` rounds while nobody sends a region more than
-    /// twice; no limit of time.
+    /// A fan-out of two, by which what one device holds reaches `n` hosts in about `log2(n)` rounds, and nobody sends
+    /// it to more than two; no limit of time.
     fn default() -> Self {
         Self { fan_out: NonZeroU32::MIN.saturating_add(1), timeout: None }
     }
