@@ -14,6 +14,7 @@ mod process;
 mod report;
 mod servers;
 mod stats;
+mod system;
 mod targets;
 mod wire;
 mod workloads;
@@ -118,9 +119,13 @@ fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut R
         threads: arguments.threads,
         logs: arguments.logs.clone(),
     };
+    let mut prices = system::Prices::default();
     for &session in plan {
         let repeat = session.repeat(arguments.repeat);
         for repetition in 0..repeat {
+            if wanted.works.contains(&Work::Keys) {
+                prices.measure()?;
+            }
             for &kind in &arguments.servers {
                 if let Some(why) = session.not_for(kind) {
                     results.note(kind, session, why);
@@ -144,5 +149,6 @@ fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut R
             }
         }
     }
+    results.remark(prices.text());
     Ok(())
 }

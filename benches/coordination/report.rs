@@ -125,6 +125,11 @@ impl Results {
         }
     }
 
+    /// A sentence about the whole run.
+    pub fn remark(&mut self, text: Option<String>) {
+        self.notes.extend(text);
+    }
+
     fn tables(&self) -> Vec<Vec<Vec<String>>> {
         let names = |what: &str| self.servers.iter().map(|kind| format!("{} {what}", kind.name())).collect();
         let (walls, cpus): (Vec<_>, Vec<_>) = (names("wall"), names("CPU"));
