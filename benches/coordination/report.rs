@@ -62,6 +62,10 @@ impl Row {
         self.ratio(Kind::Muster, Kind::Floor, |figure| figure.cpu_us)
     }
 
+    pub fn cpu_over_other(&self) -> Option<Spread> {
+        self.ratio(Kind::Muster, Kind::Against, |figure| figure.cpu_us)
+    }
+
     pub fn faster_than_cxx(&self) -> Option<Spread> {
         self.ratio(Kind::Cxx, Kind::Muster, wall_of)
     }
@@ -82,6 +86,9 @@ impl Row {
         cells.extend(servers.iter().map(|&kind| cell(self.cpu_us(kind), microseconds)));
         cells.push(cell(self.cpu_under_cxx(), times));
         cells.push(cell(self.cpu_over_floor(), times));
+        if servers.contains(&Kind::Against) {
+            cells.push(cell(self.cpu_over_other(), exactly));
+        }
         cells.push(self.per.to_owned());
         cells
     }
@@ -132,7 +139,9 @@ impl Results {
         times[0].extend(walls);
         times[0].push("C++ / Muster".to_owned());
         times[0].extend(cpus);
-        times[0].extend(["C++ / Muster", "Muster / floor", "CPU for each"].map(str::to_owned));
+        times[0].extend(["C++ / Muster", "Muster / floor"].map(str::to_owned));
+        times[0].extend(self.servers.contains(&Kind::Against).then(|| "Muster / other".to_owned()));
+        times[0].push("CPU for each".to_owned());
         let mut memory = vec![vec!["work".to_owned()]];
         memory[0].extend(self.servers.iter().map(|kind| kind.name().to_owned()));
         for row in &self.rows {
@@ -223,6 +232,11 @@ fn microseconds(us: f64) -> String {
 
 fn times(ratio: f64) -> String {
     significant(ratio)
+}
+
+/// A ratio near one, of which the hundredths matter.
+fn exactly(ratio: f64) -> String {
+    format!("{ratio:.3}")
 }
 
 /// As many decimals as mean something.

@@ -86,7 +86,11 @@ impl FailureClass {
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Change {
     /// A job exists.
-    JobDeclared,
+    JobDeclared {
+        /// Who asked for it; `None` if the service was configured so.
+        #[serde(default)]
+        actor: Option<Actor>,
+    },
     /// A run waits for its tasks to register.
     RunOpened,
     /// A task has come and waits for the others.

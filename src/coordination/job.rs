@@ -85,7 +85,7 @@ impl Job {
         id: JobId,
         name: JobName,
         settings: JobSettings,
-        incarnation: ServiceIncarnation,
+        (incarnation, actor): (ServiceIncarnation, Option<Actor>),
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Self {
@@ -94,7 +94,7 @@ impl Job {
         let exclusions = Exclusions::default();
         let mut job = Self { id, name, settings, run, past, spare: None, connections, exclusions };
         within!(&mut job, now, effects, |_run, cx| {
-            cx.event(Change::JobDeclared, format!("a job of {} tasks", cx.settings.tasks));
+            cx.event(Change::JobDeclared { actor }, format!("a job of {} tasks", cx.settings.tasks));
             cx.event(Change::RunOpened, "the job was declared");
         });
         effects.push(Effect::WantIncarnation(id));

@@ -213,6 +213,7 @@ impl<T: Transport> Future for Connection<T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
+        this.desk.begin_turn();
         loop {
             if let Some(ending) = this.read_notes() {
                 return this.end(ending, cx);

@@ -24,6 +24,7 @@ use super::slots::Slots;
 use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, JobId, Outcome, TaskId};
 use crate::engine::{Called, Inbox};
 use crate::http2::{Sender, StreamId};
+use crate::meter::Moment;
 use crate::telemetry::traces::{CallEnd, CallTrace};
 
 /// A request that is looked at later: the peer has too many answers to take.
@@ -47,6 +48,7 @@ struct Arriving {
     waker: Waker,
     parked: bool,
     trace: Trace,
+    since: Moment,
 }
 
 /// A call that the state machine has not answered yet.
@@ -56,6 +58,7 @@ struct Waiting {
     form: Form,
     stream: StreamId,
     trace: Trace,
+    since: Moment,
 }
 
 enum Entry {
@@ -96,6 +99,8 @@ pub(super) struct Desk {
     /// Slots that are looked at when the peer has taken its answers.
     parked: VecDeque<u64>,
     ending: Option<Ending>,
+    /// When the present turn began, once somebody has asked.
+    turn: Option<Moment>,
 }
 
 impl Desk {
@@ -113,7 +118,21 @@ impl Desk {
         let wallet = Wallet::new(&server.budget, server.limits.message_bytes);
         let (slots, deadlines) = (Slots::default(), Deadlines::default());
         let parked = VecDeque::new();
-        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, parked, ending: None }
+        let (ending, turn) = (None, None);
+        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, parked, ending, turn }
+    }
+
+    /// A turn begins. Everything that comes in it has come at its beginning, as far as times are measured: one look at
+    /// the clock serves them all, and who waits behind others of its turn has waited.
+    pub(super) fn begin_turn(&mut self) {
+        self.turn = None;
+    }
+
+    fn turn(&mut self) -> Moment {
+        if self.server.calls.is_none() {
+            return Moment::default();
+        }
+        *self.turn.get_or_insert_with(|| Moment::now(self.server.engine.clock()))
     }
 
     /// Closes it, noting how the connection ended.
@@ -208,6 +227,7 @@ impl Desk {
         };
         let due = Due::After(head.timeout);
         let trace = self.begin_trace(head);
+        let since = self.turn();
         let mut body = Body::new(head.compresses);
         let pushed = body.push(bytes, ended, &self.wallet, &self.server.sets);
         // Nobody is woken for a body that is there.
@@ -219,13 +239,13 @@ impl Desk {
             Poll::Ready(result) => {
                 sender.release(stream, bytes.len());
                 match result {
-                    Ok(message) => self.ask(sender, job, reader, &message, stream, due, trace),
+                    Ok(message) => self.ask(sender, job, reader, &message, stream, due, trace, since),
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
             Poll::Pending => {
                 sender.release(stream, body.take_used());
-                self.wait_for_body(sender, body, reader, job, stream, due, trace);
+                self.wait_for_body(sender, body, reader, job, stream, due, trace, since);
             }
         }
     }
@@ -269,11 +289,13 @@ impl Desk {
         stream: StreamId,
         due: Due,
         trace: Trace,
+        since: Moment,
     ) {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.at();
         let stall = Instant::now() + self.server.limits.body_stall;
-        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked: false, trace });
+        let parked = false;
+        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked, trace, since });
         let slot = self.slots.insert(Entry::Arriving(arriving));
         sender.assign(stream, slot);
         self.deadlines.add(due.map_or(stall, |due| due.min(stall)), slot);
@@ -346,6 +368,7 @@ impl Desk {
         stream: StreamId,
         due: Due,
         mut trace: Trace,
+        since: Moment,
     ) {
         let call = match reader(message, &self.server.sets) {
             Ok(call) => call,
@@ -360,10 +383,11 @@ impl Desk {
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
             Called::Now(outcome) => {
                 self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
-                self.send(sender, stream, &outcome, &call.form);
+                self.send(sender, stream, &outcome, &call.form, since);
             }
             Called::Waiting(id) => {
-                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form: call.form, stream, trace }));
+                let form = call.form;
+                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form, stream, trace, since }));
                 sender.assign(stream, slot);
                 if let Some(due) = due.at() {
                     self.deadlines.add(due, slot);
@@ -372,9 +396,9 @@ impl Desk {
         }
     }
 
-    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
-        self.count(form, outcome.as_ref().err().map(|failure| failure.code));
+    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form, since: Moment) {
         respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
+        self.count(form, outcome.as_ref().err().map(|failure| failure.code), since);
     }
 
     fn begin_trace(&self, head: &Heading) -> Trace {
@@ -396,9 +420,10 @@ impl Desk {
     }
 
     /// Counts a call that is over; without a code it has succeeded.
-    fn count(&self, form: &Form, code: Option<Code>) {
+    fn count(&self, form: &Form, code: Option<Code>, since: Moment) {
         if let Some(calls) = &self.server.calls {
-            calls.add(form.method, form.dialect, code);
+            let now = Moment::now(self.server.engine.clock());
+            calls.add(form.method, form.dialect, code, (since, now));
         }
     }
 
@@ -407,7 +432,7 @@ impl Desk {
         if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
             let code = outcome.as_ref().err().map(|failure| failure.code);
             self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
-            self.send(sender, waiting.stream, outcome, &waiting.form);
+            self.send(sender, waiting.stream, outcome, &waiting.form, waiting.since);
         }
     }
 
@@ -439,9 +464,11 @@ impl Desk {
                 sender.release(*stream, body.take_used());
                 let Poll::Ready(result) = polled else { return };
                 let Some(arriving) = self.drop_body(sender, slot) else { return };
-                let Arriving { reader, job, stream, due, trace, .. } = *arriving;
+                let Arriving { reader, job, stream, due, trace, since, .. } = *arriving;
                 match result {
-                    Ok(message) => self.ask(sender, job, reader, &message, stream, Due::At(due), trace),
+                    Ok(message) => {
+                        self.ask(sender, job, reader, &message, stream, Due::At(due), trace, since);
+                    }
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
@@ -469,7 +496,7 @@ impl Desk {
     fn hang_up(&mut self, slot: u64, code: Code) -> Option<(StreamId, Dialect)> {
         let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
         self.server.engine.hang_up(waiting.job, waiting.call);
-        self.count(&waiting.form, Some(code));
+        self.count(&waiting.form, Some(code), waiting.since);
         self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
         Some((waiting.stream, waiting.form.dialect))
     }

@@ -1,14 +1,15 @@
 //! What all listeners and connections of the wire edge share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::body::Budget;
-use super::count::{CallCount, CallCounts, ENDINGS};
+use super::count::{CallCount, CallCounts, CallTimes, ENDINGS};
 use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
+use crate::meter::{self, Count};
 use crate::telemetry::traces::Traces;
 use crate::tls::{Entrance, Failures};
 
@@ -21,7 +22,7 @@ pub struct Server {
     pub(super) services: Services,
     pub(super) counts: Counts,
     pub(super) entrance: Entrance,
-    /// `None`: calls are not counted one by one.
+    /// `None`: calls are neither counted one by one nor timed.
     pub(super) calls: Option<Box<CallCounts>>,
     /// `None`: calls are not traced.
     pub(super) traces: Option<Arc<Traces>>,
@@ -50,7 +51,7 @@ impl Server {
         traces: Option<Arc<Traces>>,
     ) -> Arc<Self> {
         let budget = Budget::new(limits.bodies_in_flight_bytes);
-        let calls = limits.count_calls.then(Box::default);
+        let calls = (meter::ON && limits.count_calls).then(Box::default);
         Arc::new(Self {
             engine,
             limits,
@@ -90,23 +91,11 @@ impl Server {
     pub fn calls(&self) -> Vec<CallCount> {
         self.calls.as_ref().map(|calls| calls.read()).unwrap_or_default()
     }
-}
 
-/// A number that only grows.
-#[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
-
-impl Count {
-    pub(super) fn add(&self) {
-        self.add_many(1);
-    }
-
-    pub(super) fn add_many(&self, many: u64) {
-        self.0.fetch_add(many, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// How long each method took, as far as it was called. Empty if calls are not counted.
+    #[must_use]
+    pub fn call_times(&self) -> Vec<CallTimes> {
+        self.calls.as_ref().map(|calls| calls.read_times()).unwrap_or_default()
     }
 }
 
