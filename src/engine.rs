@@ -148,6 +148,8 @@ pub struct Engine {
     followers: broadcast::Sender<Numbered>,
     /// How many jobs there may be.
     jobs_max: AtomicUsize,
+    /// How many times a job was made or deleted.
+    job_changes: AtomicU64,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
     locks: Locks,
@@ -179,6 +181,7 @@ impl Engine {
             rearm: Notify::new(),
             followers,
             jobs_max: AtomicUsize::new(Self::JOBS_MAX),
+            job_changes: AtomicU64::new(0),
             observers: OnceLock::new(),
             missed: AtomicU64::new(0),
             locks: Locks::default(),
@@ -255,7 +258,14 @@ impl Engine {
         let job = state.core.next_job();
         let incarnation = clock::random_incarnation();
         self.feed(state, Input::DeclareJob { job, name, settings, incarnation, actor });
+        self.job_changes.fetch_add(1, Ordering::Release);
         Ok(job)
+    }
+
+    /// How many times a job was made or deleted: what was found out about the names of jobs holds as long as this stays.
+    #[must_use]
+    pub fn job_changes(&self) -> u64 {
+        self.job_changes.load(Ordering::Acquire)
     }
 
     /// Acts upon a job.
@@ -266,6 +276,9 @@ impl Engine {
         let mut state = self.lock();
         let applied = self.apply(&mut state, Input::Act { job, actor, reason, act }, None);
         self.settle(state, applied.deliveries);
+        if applied.acted == Some(Ok(Done::JobDeleted)) {
+            self.job_changes.fetch_add(1, Ordering::Release);
+        }
         applied.acted.unwrap_or(Err(Refusal::NoSuchJob))
     }
 

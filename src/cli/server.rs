@@ -201,12 +201,13 @@ impl Server {
     fn serve_grpc(&mut self, edge: &Arc<grpc::Server>, listeners: Vec<Bound>, config: &Config) -> Result<()> {
         let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
-        let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
+        let only = shared.next().filter(|_| shared.next().is_none()).map(|job| job.name.clone());
         for Bound { listener, job, .. } in listeners {
             let routing = match job {
-                None => Routing::ByAuthority(only),
+                None => Routing::ByAuthority(only.clone()),
                 Some(name) => {
-                    Routing::Own(place(&name).with_context(|| format!("the job {name} is not there"))?)
+                    let job = place(&name).with_context(|| format!("the job {name} is not there"))?;
+                    Routing::Own(name, job)
                 }
             };
             self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, self.grpc.stop.subscribe()));
@@ -267,8 +268,7 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
         let own = variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"));
         own.or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}"))).map(PathBuf::from)
     };
-    let trust =
-        Trust { ca: file("CERTIFICATE"), own: file("CLIENT_CERTIFICATE").zip(file("CLIENT_KEY")) };
+    let trust = Trust { ca: file("CERTIFICATE"), own: file("CLIENT_CERTIFICATE").zip(file("CLIENT_KEY")) };
     let started = Traces::start(engine, &endpoint, protocol, &trust).map_err(anyhow::Error::msg);
     let traces = started.with_context(|| format!("traces cannot be sent to {endpoint}"))?;
     tracing::info!(endpoint, %protocol, "traces are sent");

@@ -136,7 +136,7 @@ impl Server {
             match accepted {
                 Ok((socket, peer)) => {
                     pause = PAUSE.0;
-                    self.welcome(&room, socket, peer, routing, stop.clone());
+                    self.welcome(&room, socket, peer, routing.clone(), stop.clone());
                 }
                 Err(error) => {
                     self.counts.accept_errors.add();

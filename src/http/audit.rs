@@ -182,8 +182,7 @@ impl Audit {
         lines.last += 1;
         lines.counts[outcome as usize] += 1;
         let (number, act) = (lines.last, act.to_owned());
-        let line =
-            AuditLine { number, at, actor, role, job, act, subject, reason, outcome, detail, times };
+        let line = AuditLine { number, at, actor, role, job, act, subject, reason, outcome, detail, times };
         tracing::info!(
             target: "muster::audit",
             number,

@@ -14,9 +14,7 @@ use super::actor::{Acting, Author};
 use super::extract::{Body, Item, Job, Params};
 use super::page::cut;
 use super::{Problem, Site};
-use crate::coordination::{
-    Act, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId,
-};
+use crate::coordination::{Act, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId};
 
 /// The longest that an exclusion with an end may last: a year.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;

@@ -103,7 +103,8 @@ impl Problem {
     /// This build measures nothing.
     #[must_use]
     pub(super) fn unmeasured() -> Self {
-        let detail = "this server was built without metrics: build it with the feature metrics, as it is by default";
+        let detail =
+            "this server was built without metrics: build it with the feature metrics, as it is by default";
         Self::new(StatusCode::NOT_IMPLEMENTED, "/problems/no-metrics", "No metrics", detail)
     }
 

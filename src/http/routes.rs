@@ -14,8 +14,8 @@ use utoipa_axum::routes;
 use super::guard::{self, Need, Role, login};
 use super::openapi::{self, Document};
 use super::{
-    BODY_BYTES_MAX, Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
-    problem, runs,
+    BODY_BYTES_MAX, Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys,
+    metrics, pages, problem, runs,
 };
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its

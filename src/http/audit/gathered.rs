@@ -69,7 +69,13 @@ impl Sources {
 impl Audit {
     /// Writes down that somebody was refused: the first of a source at once, the others together, once a minute. Must be
     /// called within a runtime, which keeps the time.
-    pub(in crate::http) fn gather(self: &Arc<Self>, clock: Clock, source: String, deed: Deed, detail: String) {
+    pub(in crate::http) fn gather(
+        self: &Arc<Self>,
+        clock: Clock,
+        source: String,
+        deed: Deed,
+        detail: String,
+    ) {
         let Some((source, deed, detail)) = self.gathered.take(source, deed, detail) else { return };
         self.record(clock.now(), deed, AuditOutcome::Refused, detail);
         let audit = Arc::downgrade(self);

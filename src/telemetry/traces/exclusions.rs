@@ -47,7 +47,9 @@ impl Exclusions {
             Change::RegistrationRefused { exclusion, task, peer } => {
                 if let Some(open) = self.open.get_mut(&(event.job, *exclusion)) {
                     let mut about = vec![of_task(*task)];
-                    about.extend(peer.map(|peer| KeyValue::new("network.peer.address", peer.ip().to_string())));
+                    about.extend(
+                        peer.map(|peer| KeyValue::new("network.peer.address", peer.ip().to_string())),
+                    );
                     open.events.push(Happening::new("registration refused", time(event.at), about, 0));
                 }
             }
@@ -67,7 +69,11 @@ impl Exclusions {
                 let of_job = self.open.extract_if(|(job, _), _| *job == event.job);
                 let of_job: Vec<Open> = of_job.map(|(_, open)| open).collect();
                 for open in of_job {
-                    self.ended(open, vec![KeyValue::new("muster.exclusion.end", "job-deleted")], time(event.at));
+                    self.ended(
+                        open,
+                        vec![KeyValue::new("muster.exclusion.end", "job-deleted")],
+                        time(event.at),
+                    );
                 }
             }
             _ => {}

@@ -93,9 +93,10 @@ impl Trust {
         if endpoint.scheme_str() != Some("https") {
             return Ok(None);
         }
-        let ca = self.ca.clone().or_else(tls::system_authorities).ok_or(
-            "this system has no file of authorities: name one with OTEL_EXPORTER_OTLP_CERTIFICATE",
-        )?;
+        let ca =
+            self.ca.clone().or_else(tls::system_authorities).ok_or(
+                "this system has no file of authorities: name one with OTEL_EXPORTER_OTLP_CERTIFICATE",
+            )?;
         let own = self.own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
         let mut config = tls::client(&ca, own).map_err(|error| error.to_string())?;
         config.alpn_protocols = vec![protocol.to_vec()];
@@ -121,7 +122,11 @@ pub(super) fn exporter(endpoint: &str, protocol: Protocol, trust: &Trust) -> Res
             }
             let connector = Connector { tls: trust.tls(&uri, b"http/1.1")? };
             let client = Client { runtime: Handle::current(), connector };
-            SpanExporter::builder().with_http().with_http_client(client).with_endpoint(uri.to_string()).build()
+            SpanExporter::builder()
+                .with_http()
+                .with_http_client(client)
+                .with_endpoint(uri.to_string())
+                .build()
         }
     };
     built.map_err(|error| error.to_string())

@@ -31,7 +31,8 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 
 use crate::coordination::{
-    BarrierEnding, BarrierOutcome, Change, Event, ExclusionId, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp,
+    BarrierEnding, BarrierOutcome, Change, Event, ExclusionId, JobId, JobName, RunNumber, RunOutcome, TaskId,
+    Timestamp,
 };
 use crate::engine::{Engine, Observer};
 use exclusions::Exclusions;
@@ -151,7 +152,8 @@ impl Traces {
         let (told, coming) = sync_channel(QUEUE);
         let names = Arc::new(Names { engine: Arc::downgrade(engine), known: Mutex::default() });
         let exclusions = Exclusions::new(tracer.clone(), Arc::clone(&names));
-        let runs = Runs { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new(), exclusions };
+        let runs =
+            Runs { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new(), exclusions };
         let thread = std::thread::Builder::new()
             .name("muster-traces".into())
             .spawn(move || runs.follow(&coming))
