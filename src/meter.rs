@@ -9,7 +9,9 @@ mod kept;
 #[path = "meter/unkept.rs"]
 mod kept;
 
-pub use kept::{Count, Holding, Lock, Moment, ON, Times, Waiting};
+use std::ops::AddAssign;
+
+pub use kept::{Count, Holding, Lock, Moment, ON, Sharded, Times, Waiting};
 
 /// How many bounds [`Timed`] has.
 pub const BOUNDS: usize = 18;
@@ -23,6 +25,15 @@ pub struct Timed {
     pub counts: [u64; BOUNDS + 1],
     /// All of them together, in nanoseconds.
     pub sum_ns: u64,
+}
+
+impl AddAssign<&Self> for Timed {
+    fn add_assign(&mut self, more: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(more.counts) {
+            *count += more;
+        }
+        self.sum_ns += more.sum_ns;
+    }
 }
 
 impl Timed {

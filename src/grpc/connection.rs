@@ -123,7 +123,7 @@ pub(super) async fn greet(
         Err(_) if speaks_tls => server.entrance.too_slow(peer, within),
         Err(_) => tracing::debug!(%peer, "a connection that says nothing"),
     }
-    server.counts.strangers.add();
+    server.counts.mine().strangers.add();
     None
 }
 

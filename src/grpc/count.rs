@@ -2,7 +2,7 @@
 
 use super::call::Dialect;
 use crate::coordination::{Code, Ending, Request};
-use crate::meter::{Count, Moment, Timed, Times};
+use crate::meter::{Count, Moment, Sharded, Timed, Times};
 
 /// How connections end, as they are counted.
 pub const ENDINGS: [&str; 4] = ["closed", "reset", "timed-out", "broken"];
@@ -139,31 +139,32 @@ impl CallCounts {
         kept.times.add(from, to);
     }
 
-    fn methods(&self) -> impl Iterator<Item = (&'static str, &'static str, &Kept)> {
-        self.0.iter().zip(GENERATIONS).flat_map(|(methods, generation)| {
-            methods.iter().zip(METHODS).map(move |(kept, method)| (generation, method, kept))
-        })
+    fn methods() -> impl Iterator<Item = (usize, usize)> {
+        (0..GENERATIONS.len())
+            .flat_map(|generation| (0..METHODS.len()).map(move |method| (generation, method)))
     }
 
-    /// Every count that is not zero.
-    pub(super) fn read(&self) -> Vec<CallCount> {
+    /// Every count that is not zero, over all threads.
+    pub(super) fn read(all: &Sharded<Self>) -> Vec<CallCount> {
         let mut counts = Vec::new();
-        for (generation, method, kept) in self.methods() {
-            for (number, count) in kept.codes.iter().enumerate() {
-                let (code, count) = (code_name(number), count.get());
+        for (generation, method) in Self::methods() {
+            for code in 0..CODES {
+                let count = all.all().map(|shard| shard.0[generation][method].codes[code].get()).sum();
                 if count > 0 {
-                    counts.push(CallCount { method, generation, code, count });
+                    let (method, generation) = (METHODS[method], GENERATIONS[generation]);
+                    counts.push(CallCount { method, generation, code: code_name(code), count });
                 }
             }
         }
         counts
     }
 
-    /// The times of every method that was called.
-    pub(super) fn read_times(&self) -> Vec<CallTimes> {
-        let times = self.methods().map(|(generation, method, kept)| {
-            let timed = kept.times.read();
-            CallTimes { method, generation, timed }
+    /// The times of every method that was called, over all threads.
+    pub(super) fn read_times(all: &Sharded<Self>) -> Vec<CallTimes> {
+        let times = Self::methods().map(|(generation, method)| {
+            let mut timed = Timed::default();
+            all.all().for_each(|shard| timed += &shard.0[generation][method].times.read());
+            CallTimes { method: METHODS[method], generation: GENERATIONS[generation], timed }
         });
         times.filter(|times| !times.timed.is_empty()).collect()
     }
@@ -176,14 +177,15 @@ mod tests {
 
     #[test]
     fn calls_are_counted_by_what_they_were_and_how_they_ended() {
-        let counts = CallCounts::default();
+        let counts = Sharded::<CallCounts>::default();
         let method = Method::of(&Request::JobState);
         let now = Moment::now(&Clock::start());
-        counts.add(method, Dialect::Number, None, (now, now));
-        counts.add(method, Dialect::Number, None, (now, now));
-        counts.add(method, Dialect::Named, Some(Code::Internal), (now, now));
-        counts.add(method, Dialect::Named, Some(Code::Other(99)), (now, now));
-        let read: Vec<_> = counts.read().iter().map(|c| (c.method, c.generation, c.code, c.count)).collect();
+        counts.mine().add(method, Dialect::Number, None, (now, now));
+        counts.mine().add(method, Dialect::Number, None, (now, now));
+        counts.mine().add(method, Dialect::Named, Some(Code::Internal), (now, now));
+        counts.mine().add(method, Dialect::Named, Some(Code::Other(99)), (now, now));
+        let read: Vec<_> =
+            CallCounts::read(&counts).iter().map(|c| (c.method, c.generation, c.code, c.count)).collect();
         assert_eq!(
             read,
             [
@@ -192,7 +194,7 @@ mod tests {
                 ("GetJobState", "c", "OK", 2)
             ]
         );
-        let times = counts.read_times();
+        let times = CallCounts::read_times(&counts);
         let read: Vec<_> = times.iter().map(|t| (t.method, t.generation, t.timed.counts[0])).collect();
         assert_eq!(read, [("GetJobState", "a", 2), ("GetJobState", "c", 2)]);
     }

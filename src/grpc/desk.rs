@@ -129,10 +129,18 @@ impl Desk {
     }
 
     fn turn(&mut self) -> Moment {
-        if self.server.calls.is_none() {
-            return Moment::default();
+        match self.turn {
+            Some(turn) => turn,
+            None => *self.turn.insert(self.now()),
         }
-        *self.turn.get_or_insert_with(|| Moment::now(self.server.engine.clock()))
+    }
+
+    fn now(&self) -> Moment {
+        match self.server.calls {
+            Some(_) => Moment::now(self.server.engine.clock()),
+            // Nobody wants to know.
+            None => Moment::default(),
+        }
     }
 
     /// Closes it, noting how the connection ended.
@@ -147,7 +155,7 @@ impl Desk {
 
     /// Counts bytes that came and went.
     pub(super) fn moved(&self, received: u64, sent: u64) {
-        let counts = &self.server.counts;
+        let counts = self.server.counts.mine();
         if received > 0 {
             counts.received.add_many(received);
         }
@@ -209,8 +217,8 @@ impl Desk {
             Ok(Target::Side) => return self.begin_side(sender, stream, head, bytes, ended),
             Err(refused) => {
                 sender.release(stream, bytes.len());
-                self.server.counts.calls.add();
-                self.server.counts.refused_calls.add();
+                self.server.counts.mine().calls.add();
+                self.server.counts.mine().refused_calls.add();
                 return match refused {
                     Refused::Http(status, why) => respond::refuse(sender, stream, *status, why),
                     Refused::Call(why) => respond::failure(sender, stream, why, Dialect::Number),
@@ -258,7 +266,7 @@ impl Desk {
         bytes: &[u8],
         ended: bool,
     ) {
-        self.server.counts.calls.add();
+        self.server.counts.mine().calls.add();
         sender.release(stream, bytes.len());
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         match self.side.begin(&self.server.services, &head.head, stream, waker) {
@@ -274,8 +282,8 @@ impl Desk {
 
     /// Answers a call that does not come before the state machine.
     fn refuse(&self, sender: &mut Sender, stream: StreamId, why: &Failure) {
-        self.server.counts.calls.add();
-        self.server.counts.refused_calls.add();
+        self.server.counts.mine().calls.add();
+        self.server.counts.mine().refused_calls.add();
         respond::failure(sender, stream, why, Dialect::Number);
     }
 
@@ -374,7 +382,7 @@ impl Desk {
             Ok(call) => call,
             Err(why) => return self.refuse(sender, stream, &why),
         };
-        self.server.counts.calls.add();
+        self.server.counts.mine().calls.add();
         let caller = Caller { connection: self.id, claim: call.claim };
         let slot = self.slots.next_key();
         if let Some(trace) = &mut trace {
@@ -383,7 +391,9 @@ impl Desk {
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
             Called::Now(outcome) => {
                 self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
-                self.send(sender, stream, &outcome, &call.form, since);
+                self.send(sender, stream, &outcome, &call.form);
+                let now = self.now();
+                self.count(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
             }
             Called::Waiting(id) => {
                 let form = call.form;
@@ -396,9 +406,8 @@ impl Desk {
         }
     }
 
-    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form, since: Moment) {
+    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
         respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
-        self.count(form, outcome.as_ref().err().map(|failure| failure.code), since);
     }
 
     fn begin_trace(&self, head: &Heading) -> Trace {
@@ -419,11 +428,10 @@ impl Desk {
         traces.end(&trace.0, trace.1, &end);
     }
 
-    /// Counts a call that is over; without a code it has succeeded.
-    fn count(&self, form: &Form, code: Option<Code>, since: Moment) {
+    /// Counts a call that lasted from a moment to another; without a code it has succeeded.
+    fn count(&self, form: &Form, code: Option<Code>, times: (Moment, Moment)) {
         if let Some(calls) = &self.server.calls {
-            let now = Moment::now(self.server.engine.clock());
-            calls.add(form.method, form.dialect, code, (since, now));
+            calls.mine().add(form.method, form.dialect, code, times);
         }
     }
 
@@ -432,7 +440,9 @@ impl Desk {
         if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
             let code = outcome.as_ref().err().map(|failure| failure.code);
             self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
-            self.send(sender, waiting.stream, outcome, &waiting.form, waiting.since);
+            self.send(sender, waiting.stream, outcome, &waiting.form);
+            let now = self.turn();
+            self.count(&waiting.form, code, (waiting.since, now));
         }
     }
 
@@ -496,7 +506,8 @@ impl Desk {
     fn hang_up(&mut self, slot: u64, code: Code) -> Option<(StreamId, Dialect)> {
         let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
         self.server.engine.hang_up(waiting.job, waiting.call);
-        self.count(&waiting.form, Some(code), waiting.since);
+        let now = self.turn();
+        self.count(&waiting.form, Some(code), (waiting.since, now));
         self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
         Some((waiting.stream, waiting.form.dialect))
     }
@@ -562,7 +573,7 @@ impl Drop for Desk {
                 .into(),
             )
         });
-        self.server.counts.endings[count::place_of(&ending)].add();
+        self.server.counts.mine().endings[count::place_of(&ending)].add();
         self.server.engine.connection_closed(self.id, ending, &calls);
     }
 }

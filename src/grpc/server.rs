@@ -9,7 +9,7 @@ use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
-use crate::meter::{self, Count};
+use crate::meter::{self, Count, Sharded};
 use crate::telemetry::traces::Traces;
 use crate::tls::{Entrance, Failures};
 
@@ -20,10 +20,12 @@ pub struct Server {
     pub(super) budget: Budget,
     pub(super) sets: TaskSets,
     pub(super) services: Services,
-    pub(super) counts: Counts,
+    pub(super) counts: Sharded<Counts>,
+    /// Connections now.
+    pub(super) connections: AtomicUsize,
     pub(super) entrance: Entrance,
     /// `None`: calls are neither counted one by one nor timed.
-    pub(super) calls: Option<Box<CallCounts>>,
+    pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
     pub(super) traces: Option<Arc<Traces>>,
 }
@@ -58,7 +60,8 @@ impl Server {
             budget,
             sets: TaskSets::default(),
             services: Services::new(),
-            counts: Counts::default(),
+            counts: Sharded::default(),
+            connections: AtomicUsize::new(0),
             entrance,
             calls,
             traces,
@@ -68,40 +71,39 @@ impl Server {
     /// What the edge has counted so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
-        let counts = &self.counts;
+        let sum = |of: &dyn Fn(&Counts) -> &Count| self.counts.all().map(|counts| of(counts).get()).sum();
         Figures {
-            connections: counts.connections.load(Ordering::Relaxed),
-            connections_opened: counts.opened.get(),
-            connections_refused: counts.refused.get(),
-            accept_errors: counts.accept_errors.get(),
-            strangers: counts.strangers.get(),
-            calls: counts.calls.get(),
-            calls_refused: counts.refused_calls.get(),
+            connections: self.connections.load(Ordering::Relaxed),
+            connections_opened: sum(&|counts| &counts.opened),
+            connections_refused: sum(&|counts| &counts.refused),
+            accept_errors: sum(&|counts| &counts.accept_errors),
+            strangers: sum(&|counts| &counts.strangers),
+            calls: sum(&|counts| &counts.calls),
+            calls_refused: sum(&|counts| &counts.refused_calls),
             bodies_in_flight_bytes: self.budget.taken(),
             bodies_in_flight_bytes_max: self.limits.bodies_in_flight_bytes,
             connections_max: self.limits.connections,
-            endings: std::array::from_fn(|n| counts.endings[n].get()),
-            received_bytes: counts.received.get(),
-            sent_bytes: counts.sent.get(),
+            endings: std::array::from_fn(|n| sum(&|counts| &counts.endings[n])),
+            received_bytes: sum(&|counts| &counts.received),
+            sent_bytes: sum(&|counts| &counts.sent),
         }
     }
 
     /// How often each method ended how, as far as it did. Empty if calls are not counted.
     #[must_use]
     pub fn calls(&self) -> Vec<CallCount> {
-        self.calls.as_ref().map(|calls| calls.read()).unwrap_or_default()
+        self.calls.as_ref().map(|calls| CallCounts::read(calls)).unwrap_or_default()
     }
 
     /// How long each method took, as far as it was called. Empty if calls are not counted.
     #[must_use]
     pub fn call_times(&self) -> Vec<CallTimes> {
-        self.calls.as_ref().map(|calls| calls.read_times()).unwrap_or_default()
+        self.calls.as_ref().map(|calls| CallCounts::read_times(calls)).unwrap_or_default()
     }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) connections: AtomicUsize,
     pub(super) opened: Count,
     pub(super) refused: Count,
     pub(super) accept_errors: Count,

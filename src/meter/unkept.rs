@@ -9,6 +9,19 @@ use crate::clock::Clock;
 pub const ON: bool = false;
 
 #[derive(Debug, Default)]
+pub struct Sharded<T>(T);
+
+impl<T> Sharded<T> {
+    pub fn mine(&self) -> &T {
+        &self.0
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &T> {
+        std::iter::once(&self.0)
+    }
+}
+
+#[derive(Debug, Default)]
 pub struct Count;
 
 impl Count {

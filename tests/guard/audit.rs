@@ -85,12 +85,13 @@ async fn the_form_of_a_page_is_written_down_once_whether_it_makes_sense_or_not()
     let house = House::closed("audit-forms");
     let (cookie, proof) = house.log_in(Role::Operator).await;
     let headers = [("cookie", &*cookie), ("content-type", FORM)];
-    for form in ["task=0", "task=0&reason=r&confirmed=1&seen=1", "task=9&reason=r"] {
-        let answer = house.ask("POST", "/jobs/a/exclusions", &headers, &format!("csrf={proof}&{form}")).await;
+    for (place, form) in [("", "task=0"), ("/7/lift", "reason=r"), ("", "task=9&reason=r")] {
+        let (path, form) = (format!("/jobs/a/exclusions{place}"), format!("csrf={proof}&{form}"));
+        let answer = house.ask("POST", &path, &headers, &form).await;
         assert!(answer.status.is_client_error(), "{form}: {answer:?}");
     }
     let lines = lines(&house).await;
     let acts: Vec<&Value> = lines.iter().map(|line| &line["act"]).collect();
-    assert_eq!(acts, ["login", "change", "exclude", "change"], "{lines:#?}");
+    assert_eq!(acts, ["login", "change", "readmit", "change"], "{lines:#?}");
     assert!(lines.iter().all(|line| line["role"] == "operator"), "{lines:#?}");
 }
