@@ -129,7 +129,7 @@ impl Lock {
         }
         let uses = USES.get();
         USES.set(uses.wrapping_add(1));
-        if uses % SAMPLED == 0 { self.timed(clock) } else { Waiting(None) }
+        if uses.is_multiple_of(SAMPLED) { self.timed(clock) } else { Waiting(None) }
     }
 
     /// Somebody begins to wait for it, and is timed.

@@ -38,11 +38,9 @@ impl Exclusions {
 
     pub fn event(&mut self, event: &Event) {
         match &event.what {
-            Change::Excluded { exclusion, target, tasks, actor } => {
-                if self.open.len() < OPEN_MAX {
-                    let open = self.began(event, *exclusion, *target, tasks, actor);
-                    self.open.insert((event.job, *exclusion), open);
-                }
+            Change::Excluded { exclusion, target, tasks, actor } if self.open.len() < OPEN_MAX => {
+                let open = self.began(event, *exclusion, *target, tasks, actor);
+                self.open.insert((event.job, *exclusion), open);
             }
             Change::RegistrationRefused { exclusion, task, peer } => {
                 if let Some(open) = self.open.get_mut(&(event.job, *exclusion)) {
