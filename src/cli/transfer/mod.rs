@@ -1,6 +1,7 @@
-//! `muster transfer`: the transfer engine at the command line. One file for each of its subcommands.
+//! `muster transfer`: moving the bytes of arrays between the devices of tasks. One file for each of its subcommands.
 
 mod bench;
+mod plan;
 
 pub use bench::probe;
 
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-/// Look into how buffers move between tasks
+/// Move the bytes of arrays between the devices of tasks
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -21,6 +22,7 @@ enum Command {
     Bench(bench::Arguments),
     #[command(name = bench::PEER, hide = true)]
     BenchPeer(bench::PeerArguments),
+    Plan(plan::Arguments),
 }
 
 /// Runs the subcommand.
@@ -28,5 +30,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::Bench(arguments) => bench::run(arguments),
         Command::BenchPeer(arguments) => bench::run_peer(arguments),
+        Command::Plan(arguments) => plan::run(arguments),
     }
 }
