@@ -34,14 +34,13 @@ Examples:
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let mut checks = examine(&Root::default(), &probe());
-    if arguments.brief {
-        checks.retain(|check| check.state != State::Good);
-    }
+    let checks = examine(&Root::default(), &probe());
+    let shown: Vec<_> =
+        checks.iter().filter(|check| !arguments.brief || check.state != State::Good).collect();
     if arguments.json {
-        print(&(serde_json::to_string_pretty(&checks)? + "\n"))?;
+        print(&(serde_json::to_string_pretty(&shown)? + "\n"))?;
     } else {
-        print(&text(&checks))?;
+        print(&(text(&shown) + &summary(&checks)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -68,7 +67,7 @@ fn memory_file() -> rustix::io::Result<()> {
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
 }
 
-fn text(checks: &[Check]) -> String {
+fn text(checks: &[&Check]) -> String {
     let mut out = String::new();
     for check in checks {
         let state = match check.state {
@@ -85,13 +84,11 @@ fn text(checks: &[Check]) -> String {
             }
         }
     }
-    let count = |state| checks.iter().filter(|check| check.state == state).count();
-    let _ = writeln!(
-        out,
-        "{} good, {} could be better, {} missing",
-        count(State::Good),
-        count(State::CouldBeBetter),
-        count(State::Missing)
-    );
     out
+}
+
+fn summary(checks: &[Check]) -> String {
+    let count = |state| checks.iter().filter(|check| check.state == state).count();
+    let (good, better, missing) = (count(State::Good), count(State::CouldBeBetter), count(State::Missing));
+    format!("{good} good, {better} could be better, {missing} missing\n")
 }
