@@ -73,7 +73,9 @@ class Mooncake:
 
     def once(self, pipe):
         if self.sender:
-            done = self.engine.transfer_sync_write(self.other, self.mine[0], self.theirs[0], self.shape.size)
+            count = self.shape.batch
+            sizes = [self.shape.size] * count
+            done = self.engine.batch_transfer_sync_write(self.other, self.mine[:count], self.theirs[:count], sizes)
             if done != 0:
                 raise RuntimeError("a transfer failed")
 

@@ -136,7 +136,7 @@ fn parse_size(text: &str) -> Result<usize, String> {
     let number: usize =
         number.trim().parse().map_err(|_| "give bytes, or KiB, MiB or GiB, such as 4KiB".to_owned())?;
     let bytes = number.checked_mul(1 << shift).filter(|bytes| (1..=MEMORY_MAX / 4).contains(bytes));
-    bytes.ok_or_else(|| format!("between 1 B and {} GiB", MEMORY_MAX / 4 >> 30))
+    bytes.ok_or_else(|| format!("between 1 B and {} GiB", (MEMORY_MAX / 4) >> 30))
 }
 
 /// Runs the subcommand.
