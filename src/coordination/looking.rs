@@ -194,6 +194,12 @@ impl JobLook<'_> {
         self.job.task_views()
     }
 
+    /// One task of the present run, with its gaps over time.
+    #[must_use]
+    pub fn task(&self, task: TaskId) -> Option<TaskView> {
+        self.job.task_view(task)
+    }
+
     /// The barriers in progress.
     #[must_use]
     pub fn barriers(&self) -> Vec<BarrierView> {

@@ -21,7 +21,7 @@
 //! | `store.rs` | the key-value store |
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
 //! | `devices.rs` | devices out of the topology values |
-//! | `pulse.rs`, `straggling.rs` | what is measured: heartbeats; barriers and who is late to them |
+//! | `pulse.rs`, `course.rs`, `straggling.rs` | what is measured: heartbeats, also over time; barriers and who is late to them |
 //! | `observation.rs` | the state as instruments see it |
 //! | `looking.rs`, `store_listing.rs`, `keys.rs`, `device_map.rs` | parts of it, each made alone |
 //! | `view.rs`, `viewing.rs` | the state as people see it |
@@ -34,6 +34,7 @@ mod call;
 mod configuring;
 mod context;
 mod coordinator;
+mod course;
 mod device_map;
 mod devices;
 mod draining;
@@ -68,6 +69,7 @@ mod waiters;
 pub use actor::*;
 pub use call::*;
 pub use coordinator::Coordinator;
+pub use course::GapAt;
 pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
 pub use devices::{Device, TopologyKey, decode as decode_devices};
 pub use draining::DrainRequest;

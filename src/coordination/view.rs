@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
+use super::course::GapAt;
 use super::devices::Device;
 use super::draining::DrainRequest;
 use super::event::RunOutcome;
@@ -215,6 +216,11 @@ pub struct TaskView {
     /// How far apart its heartbeats come, from the second one on.
     #[serde(default)]
     pub pulse: Option<PulseView>,
+    /// Its gaps between heartbeats over time, the oldest first: one a heartbeat at first, later the longest of each step
+    /// of time, which grows up to 41 s. At most 64, which tell of the last half hour at least. Only where one task is
+    /// asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent_gaps: Vec<GapAt>,
     /// How late it comes to barriers, once it has come to one.
     #[serde(default)]
     pub straggling: Option<StragglingView>,
