@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Params;
@@ -84,7 +85,11 @@ struct Lines {
 
 /// The audit of a server.
 #[derive(Default)]
-pub struct Audit(Mutex<Lines>);
+pub struct Audit {
+    lines: Mutex<Lines>,
+    /// How many acts there have been, for who follows.
+    grown: watch::Sender<u64>,
+}
 
 impl Audit {
     /// An audit that also appends to a file.
@@ -93,13 +98,14 @@ impl Audit {
     /// If the file cannot be opened for that.
     pub fn to_file(path: &Path) -> std::io::Result<Self> {
         let file = File::options().create(true).append(true).open(path)?;
-        Ok(Self(Mutex::new(Lines { file: Some(file), ..Lines::default() })))
+        let lines = Mutex::new(Lines { file: Some(file), ..Lines::default() });
+        Ok(Self { lines, ..Self::default() })
     }
 
     pub(super) fn record(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String) {
         let Deed { actor, job, act, subject, reason } = deed;
         let (subject, detail) = (cut(subject), cut(detail));
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.last += 1;
         let number = lines.last;
         let line =
@@ -125,16 +131,22 @@ impl Audit {
         if lines.kept.len() > LINES_KEPT {
             lines.kept.pop_front();
         }
+        self.grown.send_replace(number);
+    }
+
+    /// Tells of further acts.
+    pub(super) fn follow(&self) -> watch::Receiver<u64> {
+        self.grown.subscribe()
     }
 
     /// The latest lines that are wanted, the latest first.
     pub(super) fn latest(&self, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> Vec<AuditLine> {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.kept.iter().rev().filter(|line| wanted(line)).take(limit).cloned().collect()
     }
 
     fn page(&self, after: u64, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> AuditPage {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let gap = lines.kept.front().is_some_and(|first| first.number > after.saturating_add(1));
         let mut page = AuditPage { lines: Vec::new(), next: after.max(lines.last), gap };
         for line in lines.kept.iter().filter(|line| line.number > after && wanted(line)) {

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod measures;
 mod node;
 mod party;
 
@@ -17,7 +18,7 @@ use support::Muster;
 /// A job in the middle of its training, with one task that does not come to a barrier.
 async fn hang(muster: &Muster) -> (Party, Vec<support::Pending>) {
     let party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
-    party.beat();
+    party.beat(party::BEAT);
     party.train(20, 6).await;
     let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
     let waiting = waiting.collect();

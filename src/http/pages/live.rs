@@ -22,9 +22,10 @@ use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
 use super::overview::Survey;
 use super::part::Part;
 use super::scene::Scene;
+use super::shell::Guest;
 use super::table::Listing;
 use super::timeline::Happened;
-use super::{barriers, drain, job, overview, task, timeline};
+use super::{audit, barriers, drain, exclusions, job, overview, task, timeline};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::Numbered;
 use crate::http::extract::{Job, Params};
@@ -47,12 +48,14 @@ const HAVE_MAX: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Subject {
     All,
+    Audit,
     Job(JobId),
 }
 
 /// What a hub saw.
 enum Seen {
     All(Box<Survey>, Mutex<Option<Arc<Vec<Part>>>>),
+    Audit,
     Job(Box<Scene>),
 }
 
@@ -99,6 +102,7 @@ struct Hub {
     subject: Subject,
     news: Arc<watch::Sender<News>>,
     events: broadcast::Receiver<Numbered>,
+    acts: watch::Receiver<u64>,
     happened: Happened,
     version: u64,
 }
@@ -106,7 +110,8 @@ struct Hub {
 impl Hub {
     fn new(site: Site, subject: Subject, news: Arc<watch::Sender<News>>) -> Self {
         let events = site.engine.follow(u64::MAX).1;
-        Self { site, subject, news, events, happened: Happened::default(), version: 0 }
+        let acts = site.audit.follow();
+        Self { site, subject, news, events, acts, happened: Happened::default(), version: 0 }
     }
 
     async fn run(mut self) {
@@ -138,12 +143,19 @@ impl Hub {
     fn look(&mut self) -> Option<Seen> {
         match self.subject {
             Subject::All => Some(Seen::All(Box::new(Survey::see(&self.site)), Mutex::default())),
+            Subject::Audit => Some(Seen::Audit),
             Subject::Job(job) => Some(Seen::Job(Box::new(Scene::see(&self.site, job, &mut self.happened)?))),
         }
     }
 
     /// Until something happens to what the hub looks at.
     async fn something(&mut self) {
+        if self.subject == Subject::Audit {
+            let grown = self.acts.changed().await;
+            return if grown.is_err() {
+                std::future::pending().await
+            };
+        }
         loop {
             match self.events.recv().await {
                 Ok(numbered) => match self.subject {
@@ -172,6 +184,8 @@ pub(super) struct Which {
     down: String,
     /// Which page of the table; a name of its own, since `page` is taken.
     rows: String,
+    job: String,
+    outcome: String,
 }
 
 impl Which {
@@ -180,9 +194,13 @@ impl Which {
         Listing { state, find, sort, down, page: rows }
     }
 
-    fn parts(&self, snapshot: &Snapshot) -> Result<Arc<Vec<Part>>, Problem> {
+    fn parts(&self, site: &Site, guest: &Guest, snapshot: &Snapshot) -> Result<Arc<Vec<Part>>, Problem> {
         let scene = match &snapshot.seen {
             Seen::Job(scene) => scene,
+            Seen::Audit => {
+                let which = audit::Which { job: self.job.clone(), outcome: self.outcome.clone() };
+                return audit::parts(site, &which).map(Arc::new);
+            }
             Seen::All(survey, made) => {
                 let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(parts) = made.as_ref() {
@@ -199,13 +217,16 @@ impl Which {
                 scene.made(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
             }
             "barriers" => scene.made("barriers", || barriers::parts(scene)),
-            "drain" => scene.made("drain", || Ok(vec![job::head(scene)?, drain::part(scene)?])),
             "timeline" => scene.made(&format!("timeline/{task:?}"), || {
                 Ok(vec![job::head(scene)?, timeline::part(scene, true, task)?])
             }),
-            "task" => scene.made(&format!("task/{task:?}"), || {
-                Ok(task::parts(scene, task.unwrap_or(TaskId(-1)))?.unwrap_or_default())
-            }),
+            // Forms are made for one guest: these are shared with nobody.
+            "drain" => drain::parts(scene, guest, drain::Form::default()).map(Arc::new),
+            "exclusions" => exclusions::parts(site, scene, guest).map(Arc::new),
+            "task" => {
+                let parts = task::parts(site, scene, guest, task.unwrap_or(TaskId(-1)))?;
+                Ok(Arc::new(parts.unwrap_or_default()))
+            }
             _ => scene.made("head", || Ok(vec![job::head(scene)?])),
         }
     }
@@ -216,20 +237,21 @@ struct Viewer {
     site: Site,
     news: watch::Receiver<News>,
     which: Which,
+    guest: Guest,
     have: BTreeMap<String, String>,
     stop: watch::Receiver<bool>,
     _slot: OwnedSemaphorePermit,
 }
 
 impl Viewer {
-    fn new(site: &Site, subject: Subject, which: Which) -> Result<Self, Problem> {
+    fn new(site: &Site, subject: Subject, guest: Guest, which: Which) -> Result<Self, Problem> {
         let (slot, stop) = site.streams.enter()?;
         let mut news = site.live.join(site, subject);
         // What was seen already is news to whoever comes now.
         news.mark_changed();
         let pairs = which.have.split(',').take(HAVE_MAX).filter_map(|pair| pair.split_once(':'));
         let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
-        Ok(Self { site: site.clone(), news, which, have, stop, _slot: slot })
+        Ok(Self { site: site.clone(), news, which, guest, have, stop, _slot: slot })
     }
 
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -251,7 +273,7 @@ impl Viewer {
             }
             let news = self.news.borrow_and_update().clone();
             let Some(snapshot) = news else { continue };
-            let parts = self.which.parts(&snapshot).ok()?;
+            let parts = self.which.parts(&self.site, &self.guest, &snapshot).ok()?;
             let fresh: Vec<&Part> =
                 parts.iter().filter(|part| self.have.get(part.id) != Some(&part.tag())).collect();
             if fresh.is_empty() {
@@ -276,16 +298,19 @@ fn tell(site: &Site, kind: &str, parts: &[&Part]) -> Event {
 /// `GET /live`
 pub(super) async fn overview(
     State(site): State<Site>,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(Viewer::new(&site, Subject::All, which)?.stream()).into_response())
+    let subject = if which.page == "audit" { Subject::Audit } else { Subject::All };
+    Ok(Sse::new(Viewer::new(&site, subject, guest, which)?.stream()).into_response())
 }
 
 /// `GET /jobs/{job}/live`
 pub(super) async fn job(
     State(site): State<Site>,
     job: Job,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(Viewer::new(&site, Subject::Job(job.id), which)?.stream()).into_response())
+    Ok(Sse::new(Viewer::new(&site, Subject::Job(job.id), guest, which)?.stream()).into_response())
 }
