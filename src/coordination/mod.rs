@@ -16,7 +16,7 @@
 //! | `actor.rs` | who they are and why they act |
 //! | `exclusion.rs`, `excluding.rs` | the table of exclusions; what they mean for the tasks |
 //! | `draining.rs`, `configuring.rs` | asking for a coordinated save; other settings |
-//! | `barrier.rs`, `meeting.rs` | the table of barriers; what happens at them |
+//! | `barrier.rs`, `meeting.rs`, `parting.rs` | the table of barriers; how they fill; how they end |
 //! | `live.rs` | the live-set question |
 //! | `store.rs` | the key-value store |
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
@@ -52,6 +52,7 @@ mod live;
 mod looking;
 mod meeting;
 mod observation;
+mod parting;
 mod pulse;
 mod registration;
 mod run;

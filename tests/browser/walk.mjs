@@ -4,7 +4,7 @@ import { accessible, ask, finish, open, stage, url, wrong } from './stage.mjs';
 const browser = await stage();
 const pages = [
   '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/night', '/guide/states', '/guide/findings', '/guide/alerts',
-  '/guide/acting', '/guide/words', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
+  '/guide/acting', '/guide/safe', '/guide/words', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
   '/jobs/train/timeline?task=6', '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',
   '/jobs/train/keys/value?key=orbax/distributed_to_device_ids/3', '/jobs/train/keys/value?key=cuda%253Alocal_topology/cuda/2',
   '/jobs/train/exclusions', '/jobs/train/drain', '/jobs/train/tasks/6', '/jobs/train/tasks/0',

@@ -324,7 +324,8 @@ const course = (rows, table, axis, colour) => {
     ctx.restore();
   };
   return {
-    scales: { x: { time: true }, y: { range: [0, most * 1.15] } },
+    // A single point has a place, too.
+    scales: { x: { time: true, range: (_, low, high) => [Math.min(low, high - 10), high] }, y: { range: [0, most * 1.15] } },
     axes: [
       { ...axis, grid: { show: false }, values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]] },
       { ...axis, size: 52, label: 'gap, seconds', labelSize: 18, labelFont: axis.font },
