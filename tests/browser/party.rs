@@ -29,6 +29,11 @@ impl Member {
         Caller::new(self.task, self.incarnation, self.service)
     }
 
+    /// Which task it is.
+    pub fn number(&self) -> i32 {
+        self.task
+    }
+
     /// Makes a call and waits for its answer.
     pub async fn ask(&self, call: Call) {
         let answer = tokio::time::timeout(LIMIT, self.client.ask(&self.caller(), &call)).await;

@@ -79,7 +79,17 @@ const morph = (from, to) => {
 
 const say = (text) => { const said = byId('said'); if (said && said.textContent !== text) said.textContent = text; };
 
-const change = ([id, tag, html]) => {
+// What the stream has said of each part. News are a whole text, or steps: lines of the former one to take over, and new lines.
+const told = new Map();
+const whole = (id, news) => {
+  if (typeof news === 'string') return news;
+  const lines = told.get(id).split('\n');
+  return news.flatMap((step) => (typeof step === 'string' ? step : lines.slice(step[0], step[0] + step[1]))).join('\n');
+};
+
+const change = ([id, tag, news]) => {
+  const html = whole(id, news);
+  told.set(id, html);
   const part = byId(id);
   if (!part) return;
   const template = document.createElement('template');
@@ -327,7 +337,7 @@ const course = (rows, table, axis, colour) => {
     // A single point has a place, too.
     scales: { x: { time: true, range: (_, low, high) => [Math.min(low, high - 10), high] }, y: { range: [0, most * 1.15] } },
     axes: [
-      { ...axis, grid: { show: false }, values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]] },
+      { ...axis, space: 76, grid: { show: false }, values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]] },
       { ...axis, size: 52, label: 'gap, seconds', labelSize: 18, labelFont: axis.font },
     ],
     series: [{}, { stroke: colour('--info'), width: 1.5, points: { show: true, size: 5, fill: colour('--info') } }],

@@ -15,12 +15,13 @@ use axum::extract::State;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{self, Stream};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
 
 use super::overview::Survey;
 use super::part::Part;
+use super::patch::{Step, patch};
 use super::scene::Scene;
 use super::shell::Guest;
 use super::table::Listing;
@@ -64,17 +65,17 @@ struct Snapshot {
     seen: Seen,
 }
 
-type News = Option<Arc<Snapshot>>;
+type Sight = Option<Arc<Snapshot>>;
 
 /// The hubs that there are.
 #[derive(Default)]
 pub struct Live {
-    hubs: Mutex<HashMap<Subject, Arc<watch::Sender<News>>>>,
+    hubs: Mutex<HashMap<Subject, Arc<watch::Sender<Sight>>>>,
 }
 
 impl Live {
     /// Joins a hub; starts it if it is not there.
-    fn join(&self, site: &Site, subject: Subject) -> watch::Receiver<News> {
+    fn join(&self, site: &Site, subject: Subject) -> watch::Receiver<Sight> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
             return hub.subscribe();
@@ -87,7 +88,7 @@ impl Live {
     }
 
     /// Takes a hub away if nobody looks any more.
-    fn part_with(&self, subject: Subject, news: &watch::Sender<News>) -> bool {
+    fn part_with(&self, subject: Subject, news: &watch::Sender<Sight>) -> bool {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         let left = news.receiver_count() == 0;
         if left {
@@ -100,7 +101,7 @@ impl Live {
 struct Hub {
     site: Site,
     subject: Subject,
-    news: Arc<watch::Sender<News>>,
+    news: Arc<watch::Sender<Sight>>,
     events: broadcast::Receiver<Numbered>,
     acts: watch::Receiver<u64>,
     happened: Happened,
@@ -108,7 +109,7 @@ struct Hub {
 }
 
 impl Hub {
-    fn new(site: Site, subject: Subject, news: Arc<watch::Sender<News>>) -> Self {
+    fn new(site: Site, subject: Subject, news: Arc<watch::Sender<Sight>>) -> Self {
         let events = site.engine.follow(u64::MAX).1;
         let acts = site.audit.follow();
         Self { site, subject, news, events, acts, happened: Happened::default(), version: 0 }
@@ -235,10 +236,12 @@ impl Which {
 /// One page that follows.
 struct Viewer {
     site: Site,
-    news: watch::Receiver<News>,
+    news: watch::Receiver<Sight>,
     which: Which,
     guest: Guest,
     have: BTreeMap<String, String>,
+    /// The parts that it was sent by this stream, whose text it has.
+    sent: BTreeMap<&'static str, Part>,
     stop: watch::Receiver<bool>,
     _slot: OwnedSemaphorePermit,
 }
@@ -251,7 +254,7 @@ impl Viewer {
         news.mark_changed();
         let pairs = which.have.split(',').take(HAVE_MAX).filter_map(|pair| pair.split_once(':'));
         let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
-        Ok(Self { site: site.clone(), news, which, guest, have, stop, _slot: slot })
+        Ok(Self { site: site.clone(), news, which, guest, have, sent: BTreeMap::new(), stop, _slot: slot })
     }
 
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -279,18 +282,35 @@ impl Viewer {
             if fresh.is_empty() {
                 continue;
             }
-            let event = tell(&self.site, "parts", &fresh).id(snapshot.version.to_string());
+            let news: Vec<_> = fresh.iter().map(|part| News::of(part, self.sent.get(part.id))).collect();
+            let event = tell(&self.site, "parts", &news).id(snapshot.version.to_string());
             for part in fresh {
                 self.have.insert(part.id.to_owned(), part.tag());
+                self.sent.insert(part.id, part.clone());
             }
             return Some(event);
         }
     }
 }
 
-fn tell(site: &Site, kind: &str, parts: &[&Part]) -> Event {
-    let parts: Vec<(&str, String, &str)> =
-        parts.iter().map(|part| (part.id, part.tag(), part.html.as_str())).collect();
+/// A part as it is told: its name, its digest, and its text or how that comes of the one before.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum News<'a> {
+    Whole(&'static str, String, &'a str),
+    Changed(&'static str, String, Vec<Step<'a>>),
+}
+
+impl<'a> News<'a> {
+    fn of(part: &'a Part, sent: Option<&Part>) -> Self {
+        match sent.and_then(|sent| patch(&sent.html, &part.html)) {
+            Some(steps) => Self::Changed(part.id, part.tag(), steps),
+            None => Self::Whole(part.id, part.tag(), &part.html),
+        }
+    }
+}
+
+fn tell(site: &Site, kind: &str, parts: &[News<'_>]) -> Event {
     let data = serde_json::json!({ "now": site.engine.clock().now().0, "parts": parts }).to_string();
     Event::default().event(kind).data(data)
 }
