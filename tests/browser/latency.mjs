@@ -19,11 +19,11 @@ const follow = async (path) => {
 };
 // Changes do not come in step with the server's looks.
 const pause = (least) => page.waitForTimeout(least + Math.random() * 900);
-const tell = (what, figures) => {
+const tell = (what, figures, most = 500) => {
   figures.sort((a, b) => a - b);
   const at = (part) => figures[Math.min(figures.length - 1, Math.floor(figures.length * part))];
   console.log(`| ${what} | ${figures.length} | ${at(0)} ms | ${at(0.5)} ms | ${at(0.95)} ms | ${figures.at(-1)} ms |`);
-  if (at(0.5) > 500) wrong(`${what} is seen after ${at(0.5)} ms`);
+  if (at(0.95) > most) wrong(`${what} is seen after ${at(0.95)} ms`);
 };
 const call = async (method, path, body) => {
   const answer = await fetch(`${url}/api/v1/jobs/train/exclusions${path}`, { method, headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
@@ -70,9 +70,11 @@ console.log('| --- | --- | --- | --- | --- | --- |');
     await back;
   }
   tell('a process is killed (kill -9): suspect', dead);
-  tell('a process is killed: failed, after the grace of 500 ms', failed);
+  tell('a process is killed: failed, after the grace of 500 ms', failed, 1000);
 }
 {
+  // The others meet without the one that has no part in this.
+  await call('POST', '', { task: 7, reason: 'it does not meet' });
   await follow('/jobs/train/barriers');
   const passed = [];
   for (let round = 0; round < rounds * 2; round += 1) {

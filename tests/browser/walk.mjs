@@ -158,6 +158,19 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   console.log(`changes are shown after ${waits.join(', ')} ms`);
   if (waits[Math.floor(waits.length / 2)] > 2500) wrong(`changes take ${waits} ms to show`);
 
+  // What came in pieces is what a new page says, but for times.
+  await page.waitForTimeout(2500);
+  const says = (one) => one.evaluate(() => ['head', 'needs', 'waits', 'grid', 'tasks'].map((id) => {
+    const part = document.getElementById(id).cloneNode(true);
+    part.querySelectorAll('time, .gap').forEach((time) => time.remove());
+    return part.textContent.replace(/\s+/g, ' ');
+  }).join('\n'));
+  const fresh = await open(browser);
+  await fresh.goto(`${url}/jobs/train`);
+  const [here, there] = [await says(page), await says(fresh)];
+  if (here !== there) wrong(`what was followed says ${here}, a new page ${there}`);
+  await fresh.context().close();
+
   // Nothing changes on a page merely because time passes, and what is focused stays so.
   await page.focus('a.cell[aria-label^="Task 3"]');
   await page.waitForTimeout(2500);
