@@ -12,8 +12,8 @@ use super::run::{PREEMPTION_NOTICE, Run};
 use super::straggling::ArrivalView;
 use super::task::{Standing, Task};
 use super::view::{
-    BarrierView, ExclusionView, LifeView, LiveSetView, PreemptionView, RunState, RunSummary, RunView,
-    TaskExclusion, TaskStanding, TaskView,
+    BarrierView, ExclusionView, LifeView, LiveSetView, PreemptionView, RunLine, RunState, RunSummary,
+    RunView, TaskExclusion, TaskStanding, TaskView,
 };
 
 /// How many arrivals at a barrier in progress are shown.
@@ -110,6 +110,19 @@ impl Run {
             store_bytes: self.store.bytes(),
             preemption: self.preemption(),
             devices: self.devices(),
+        }
+    }
+
+    /// The run in short.
+    pub(super) fn line(&self) -> RunLine {
+        RunLine {
+            number: self.number,
+            incarnation: self.incarnation.to_string(),
+            state: self.state(),
+            opened_at: self.opened_at,
+            started_at: self.started_at,
+            ended_at: self.ended.map(|(_, at)| at),
+            first_cause: self.first_cause.clone(),
         }
     }
 

@@ -14,7 +14,7 @@ use super::part::Part;
 use super::scene::{Scene, host};
 use super::shell::{Guest, Page, Place, answer};
 use super::table::gap_classes;
-use super::{look, timeline, times};
+use super::{links, look, timeline, times};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, GapAt, JobName, JobView, KeyLine,
     Target, TaskId, TaskView, Timestamp,
