@@ -150,7 +150,10 @@ fn signals_are_passed_on() {
 fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
     let script =
         "trap 'echo hangup; exit 0' HUP; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.1; done";
-    let mut running = Running::start(&mut launch(&["-n", "1"], script));
+    // Whoever runs the tests may ignore the signal itself, and what it starts would inherit that.
+    let mut heeding = Command::new("env");
+    heeding.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_muster"), "launch", "-n", "1", "--"]);
+    let mut running = Running::start(heeding.args(["sh", "-c", script]));
     running.out_line("up");
     running.signal("HUP");
     let ended = running.end();

@@ -215,6 +215,8 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
+    # Whoever runs the tests in the background of a shell ignores it, and what they start inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if args.recoverable and hasattr(jax.config, "jax_enable_recoverability"):
         jax.config.update("jax_enable_recoverability", True)
     common.initialize(args)
