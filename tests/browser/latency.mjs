@@ -79,7 +79,7 @@ console.log('| --- | --- | --- | --- | --- | --- |');
   const passed = [];
   for (let round = 0; round < rounds * 2; round += 1) {
     await pause(100);
-    const shown = seen('#recent tbody tr:first-child td:nth-child(2)', true, String(round));
+    const shown = seen(`#recent tbody tr:first-child[data-key="train/step ${round}"]`);
     passed.push([await ask('meet'), await shown]);
   }
   tell('a barrier passes', passed.map(([at, shown]) => shown - at));
