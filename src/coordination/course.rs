@@ -84,6 +84,11 @@ impl Course {
         }
     }
 
+    /// Whether there are no more points than may be.
+    pub fn is_within_bounds(&self) -> bool {
+        self.points.len() <= COURSE_POINTS
+    }
+
     /// The gaps, the oldest first.
     pub fn view(&self) -> Vec<GapAt> {
         let moment = |at: u32| Timestamp(self.began.0 + u64::from(at) * MOMENT_US);

@@ -107,6 +107,11 @@ impl Pulse {
         })
     }
 
+    /// Whether what is kept of gaps is within its bound.
+    pub fn is_within_bounds(&self) -> bool {
+        self.course.is_within_bounds()
+    }
+
     /// The gaps over time, the oldest first.
     pub fn course(&self) -> Vec<GapAt> {
         self.course.view()
