@@ -287,7 +287,8 @@ impl Connection {
     }
 
     /// Bytes left on a lane.
-    pub fn count_sent(&self, kind: TransportKind, bytes: u64) {
+    pub fn count_sent(&self, part: &Part, kind: TransportKind, bytes: u64) {
+        part.push_counted(bytes);
         self.counters.add(kind, false, bytes);
     }
 
@@ -334,7 +335,11 @@ impl Connection {
 
     /// A lane is over. The connection is, when it was the last or the one for control and cannot be made anew.
     pub fn lane_over(self: &Arc<Self>, lane: &Arc<Lane>, error: &LaneError) {
-        self.lanes.write().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, lane));
+        let asked = {
+            let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
+            lanes.retain(|other| !Arc::ptr_eq(other, lane));
+            lane.is_ended_for_peer()
+        };
         if self.over.get().is_some() {
             return;
         }
@@ -350,7 +355,13 @@ impl Connection {
             self.end(TransferError::PeerDead { member: self.peer, how });
             return;
         }
-        lock(&self.link).lane_lost(lane.id);
+        {
+            let mut link = lock(&self.link);
+            if asked {
+                link.lane_closed(lane.id);
+            }
+            link.lane_lost(lane.id);
+        }
         self.kick(0);
         core.lane_lost(self, lane, &how);
     }
@@ -422,6 +433,10 @@ impl Connection {
             });
             bytes
         });
+        if inline.is_some() {
+            part.push_counted(total);
+            self.counters.add(self.kind, false, total);
+        }
         let token = Arc::clone(part);
         let launching =
             Launching { token, definition, channel, class, source: ready, destination: ready, inline };
@@ -540,7 +555,18 @@ impl Connection {
                     core.copiers.fetch(self, &part, &definition);
                 }
             }
-            Output::Sent(part) => part.sent(),
+            Output::Sent(part) => {
+                // What was neither pushed nor sent along was fetched from here.
+                let fetched = part.work.out.total().saturating_sub(part.pushed());
+                if fetched > 0
+                    && let Some(span) = part.work.out.spans.first()
+                {
+                    let arena = span.buffer().region().shared().is_some();
+                    let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
+                    self.counters.add(kind, false, fetched);
+                }
+                part.sent();
+            }
             Output::StoppedByPeer(part, why) => {
                 part.peer_is_quiet();
                 part.fail(TransferError::Cancelled { by: self.peer.task, reason: why });
@@ -562,11 +588,14 @@ impl Connection {
                 give_up(&part, TransferError::Integrity { chunk, member: self.peer });
             }
             Output::CloseLane(id) => {
-                if let Some(lane) = self.lanes().into_iter().find(|lane| lane.id == id) {
-                    lane.close();
-                    lane.drain();
+                // Its reactor says when nothing comes from it any more: this may be the very lane. Under the lock, so
+                // that a lane that is just ending is told before it is out of the list, or not found.
+                let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+                let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
+                drop(lanes);
+                if found.is_none() {
+                    lock(&self.link).lane_closed(id);
                 }
-                lock(&self.link).lane_closed(id);
             }
             Output::Unregion(id) => {
                 lock(&self.shared).remove(&id);
