@@ -78,6 +78,8 @@ pub struct Connection {
     pub dialled: bool,
     /// How its lanes are made.
     pub kind: TransportKind,
+    /// Whether receivers fetch from the memory of senders.
+    pub fetches: bool,
     core: Weak<Core>,
     link: Mutex<Link<Arc<Part>>>,
     lanes: RwLock<Vec<Arc<Lane>>>,
@@ -128,6 +130,7 @@ impl Connection {
             nonce,
             dialled,
             kind,
+            fetches: terms.fetch,
             core: Arc::downgrade(core),
             link: Mutex::new(Link::new(me, peer, terms)),
             lanes: RwLock::default(),
@@ -426,6 +429,9 @@ impl Connection {
         if let Some(error) = self.over.get() {
             return Err(error.clone());
         }
+        // Given up a moment ago, its bytes are not read any more.
+        let visit = part.visit();
+        let ready = ready && visit.is_some();
         let inline = (ready && link.inlines(total)).then(|| {
             let mut bytes = Vec::with_capacity(total as usize);
             part.work.out.each(0, total, |at, from, len| {
@@ -447,6 +453,7 @@ impl Connection {
         // Under the lock: whatever the link says of the part comes after it knows its place.
         part.is_at((channel, sequence));
         drop(link);
+        drop(visit);
         self.settle();
         Ok(())
     }
@@ -488,9 +495,25 @@ impl Connection {
     pub fn stop(self: &Arc<Self>, at: GroupId, why: &str) -> bool {
         let stopped = self.over.get().is_none() && lock(&self.link).stop(at, why);
         if stopped {
-            self.kick(0);
+            self.wake_held();
         }
         stopped
+    }
+
+    /// Has the lanes look at what they are in the middle of.
+    pub fn hurry(&self) {
+        for lane in self.lanes() {
+            self.pump_elsewhere(&lane);
+        }
+    }
+
+    /// Has the lanes go on that wait to learn where a chunk belongs.
+    fn wake_held(&self) {
+        for lane in self.lanes() {
+            if lane.is_held() {
+                self.pump_elsewhere(&lane);
+            }
+        }
     }
 
     /// Nothing can land in a part any more.
@@ -542,11 +565,7 @@ impl Connection {
         match output {
             Output::Matched(part) => {
                 part.match_found();
-                for lane in self.lanes() {
-                    if lane.is_held() {
-                        self.pump_elsewhere(&lane);
-                    }
-                }
+                self.wake_held();
                 return part.work.out.total();
             }
             Output::Inline(part, bytes) => self.put(&part, &bytes),
@@ -570,6 +589,7 @@ impl Connection {
             Output::StoppedByPeer(part, why) => {
                 part.peer_is_quiet();
                 part.fail(TransferError::Cancelled { by: self.peer.task, reason: why });
+                self.wake_held();
             }
             Output::StopConfirmed(part) => part.peer_is_quiet(),
             Output::Differ(part, difference) => {
@@ -600,7 +620,8 @@ impl Connection {
             Output::Unregion(id) => {
                 lock(&self.shared).remove(&id);
             }
-            Output::Region(..) | Output::Pong => {}
+            // Let go of outside of the lock: its memory may go with it.
+            Output::Over(_) | Output::Region(..) | Output::Pong => {}
         }
         0
     }

@@ -128,3 +128,12 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
 pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::transfer::TransferError> {
     transfer.wait_for(PATIENCE).expect("it has an outcome")
 }
+
+/// Waits until something is so that must become so.
+pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let until = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(std::time::Instant::now() < until, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -38,6 +38,7 @@ struct Launched {
     peer_quiet: bool,
     ready: (bool, bool),
     fetching: bool,
+    over: bool,
 }
 
 impl Launched {
@@ -215,7 +216,8 @@ impl Story {
         launched.peer_quiet = true;
         let at = launched.at;
         if let Some(other) = self.sides[1 - side].launched.iter().find(|other| other.at == at) {
-            let over = other.quiesced || other.arrived == other.receives || other.differs;
+            // Of lists that differ nothing ever lands.
+            let over = other.quiesced || other.arrived == other.receives || !self.plans[other.plan].same;
             assert!(over, "a stop is proven while bytes can land");
         }
     }
@@ -288,7 +290,7 @@ impl Story {
             }
             Output::StoppedByPeer(token, why) => {
                 assert_eq!(why, "enough");
-                self.sides[side].launched[token].peer_quiet = true;
+                self.peer_is_quiet(side, token);
                 self.fail(side, token);
             }
             Output::StopConfirmed(token) => {
@@ -304,6 +306,11 @@ impl Story {
                 self.fail(side, token);
             }
             Output::Damaged(token, _) => self.give_up(side, token),
+            Output::Over(token) => {
+                let launched = &mut self.sides[side].launched[token];
+                assert!(!launched.over && (launched.complete() || launched.quiesced || launched.differs));
+                launched.over = true;
+            }
             Output::CloseLane(id) => {
                 if let Some(at) = self.lanes.iter().position(|lane| lane.id == id && lane.open[side]) {
                     self.notice(side, at);

@@ -149,6 +149,7 @@ impl Reactor {
         let lanes: Vec<_> = self.lock().lanes.drain().collect();
         for (_, lane) in lanes {
             lane.close();
+            lane.drain();
         }
     }
 
