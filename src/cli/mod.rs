@@ -19,6 +19,7 @@ mod server;
 mod status;
 mod tls;
 mod token;
+mod transfer;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -70,6 +71,7 @@ enum Command {
     Tls(tls::Arguments),
     Token(token::Arguments),
     Metrics(metrics::Arguments),
+    Transfer(transfer::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -93,6 +95,7 @@ pub fn main() -> ExitCode {
         Command::Tls(arguments) => tls::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
+        Command::Transfer(arguments) => transfer::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };

@@ -560,6 +560,9 @@ impl Launch {
         });
         drop(watchers);
         self.changed.notify_all();
+        for part in self.parts() {
+            part.connection.wake_follower();
+        }
         woken.into_iter().for_each(Waker::wake);
     }
 
@@ -611,6 +614,13 @@ impl Launch {
             return Some(known);
         }
         self.watched.store(true, Ordering::SeqCst);
+        let unsettled = self.parts().iter().find(|part| !part.is_settled());
+        if let Some(part) = unsettled
+            && part.connection.follow(until, || state(self).is_some())
+            && let Some(known) = state(self)
+        {
+            return Some(known);
+        }
         let mut guard = lock(&self.watchers);
         loop {
             if let Some(known) = state(self) {

@@ -44,7 +44,7 @@ pub enum LaneError {
 enum Writing {
     Idle,
     /// Control frames, or what is left of a chunk whose buffers are not used any more.
-    Bytes { bytes: Vec<u8>, sent: usize, descriptor: Option<u32> },
+    Bytes { bytes: Vec<u8>, sent: usize, descriptor: Option<(Kind, u32)> },
     Chunk { header: [u8; HEADER], sending: Sending, start: u64, len: usize, sent: usize },
 }
 
@@ -271,8 +271,8 @@ impl Lane {
                 else {
                     break;
                 };
-                if frame.header.kind == Kind::Region {
-                    descriptor = Some(frame.header.index);
+                if matches!(frame.header.kind, Kind::Region | Kind::Ring | Kind::Descriptor) {
+                    descriptor = Some((frame.header.kind, frame.header.index));
                 }
                 encode(&frame, &mut bytes);
                 if descriptor.is_some() {
@@ -305,8 +305,8 @@ impl Lane {
             Writing::Idle => Ok(0),
             Writing::Bytes { bytes, sent, descriptor } => {
                 let now = match *descriptor {
-                    Some(region) if *sent == 0 => {
-                        self.connection.send_descriptor(self.socket(), bytes, region)?
+                    Some((kind, region)) if *sent == 0 => {
+                        self.connection.send_descriptors(self.socket(), bytes, kind, region)?
                     }
                     _ => sys::send(self.socket(), &[Piece::of(&bytes[*sent..])])?,
                 };
@@ -581,13 +581,16 @@ impl Lane {
         if header.has(flag::CHECKED) && crc(&payload) != header.payload_crc {
             return Err(LaneError::Frame(FrameError::Damaged));
         }
-        let descriptor = if header.kind == Kind::Region {
-            let mut received = lock(&self.received);
-            if received.is_empty() { None } else { Some(received.remove(0)) }
-        } else {
-            None
+        let wanted = match header.kind {
+            Kind::Ring => 2,
+            Kind::Region | Kind::Descriptor => 1,
+            _ => 0,
         };
-        Ok(self.connection.control_frame(header, payload, descriptor)?)
+        let mut received = lock(&self.received);
+        let there = received.len().min(wanted);
+        let descriptors = received.drain(..there).collect();
+        drop(received);
+        Ok(self.connection.control_frame(header, payload, descriptors)?)
     }
 
     /// Whether descriptors came along as well.
