@@ -614,7 +614,7 @@ impl Launch {
             return Some(known);
         }
         self.watched.store(true, Ordering::SeqCst);
-        let unsettled = self.parts().iter().find(|part| !part.is_settled());
+        let unsettled = self.parts().into_iter().find(|part| !part.is_settled());
         if let Some(part) = unsettled
             && part.connection.follow(until, || state(self).is_some())
             && let Some(known) = state(self)

@@ -317,7 +317,7 @@ impl Story {
                 }
                 self.sides[side].link.lane_closed(id);
             }
-            Output::Region(..) | Output::Unregion(_) | Output::Pong => {}
+            Output::Region(..) | Output::Unregion(_) | Output::Pong | Output::Switched => {}
         }
     }
 
