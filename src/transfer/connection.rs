@@ -162,11 +162,19 @@ impl Connection {
     /// Takes a lane in. The control lane of a connection that had one before says how far the peer has heard.
     pub fn add_lane(self: &Arc<Self>, core: &Core, lane: &Arc<Lane>, peer_heard: u32) -> std::io::Result<()> {
         if lane.control {
+            // What the one before it still takes would be lost: from here on it takes nothing.
+            for before in self.lanes().iter().filter(|before| before.control) {
+                before.close();
+                before.stop_sending();
+            }
             lock(&self.link).control_again(peer_heard);
         }
         self.lanes.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lane));
         self.heard();
-        core.reactor(lane.id).add(lane)?;
+        if let Err(error) = core.reactor(lane.id).add(lane) {
+            self.lanes.write().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, lane));
+            return Err(error);
+        }
         if lane.control && self.inbox.is_some() {
             core.reactor(lane.id).add_bell(self)?;
             lock(&self.link).offer_ring();
@@ -335,7 +343,9 @@ impl Connection {
                 }
             }
             Kind::Ring => {
-                if let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
+                // Who has no ring of its own could not say that there is room in the other one.
+                if self.inbox.is_some()
+                    && let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
                     && let Some(outbox) = Outbox::of(&file, bell)
                     && self.outbox.set(outbox).is_ok()
                 {
@@ -358,9 +368,13 @@ impl Connection {
     pub fn bell_rang(self: &Arc<Self>) {
         self.kick(0);
         if let Err(violation) = self.serve_ring() {
-            let (transport, why) = (TransportKind::Shm, violation.to_string());
-            self.end(TransferError::Transport { transport, member: self.peer, why });
+            self.ring_is_broken(&violation);
         }
+    }
+
+    fn ring_is_broken(self: &Arc<Self>, violation: &Violation) {
+        let (transport, why) = (TransportKind::Shm, violation.to_string());
+        self.end(TransferError::Transport { transport, member: self.peer, why });
     }
 
     /// Takes the frames that are in the ring, unless somebody does so now.
@@ -413,7 +427,10 @@ impl Connection {
         let Some(reader) = inbox.read() else { return false };
         let mut is_done = done();
         while !is_done && self.over.get().is_none() {
-            if self.drain_ring(&reader).is_err() || lock(&self.awaited).is_some() {
+            if let Err(violation) = self.drain_ring(&reader) {
+                self.ring_is_broken(&violation);
+            }
+            if lock(&self.awaited).is_some() {
                 break;
             }
             is_done = done();

@@ -711,6 +711,10 @@ impl Transfer {
         let parts = {
             let mut given_up = lock(&self.launch.given_up);
             given_up.get_or_insert_with(|| (self.here, reason.to_owned()));
+            if self.launch.parts.get().is_none() {
+                // Whatever it waits for, it will be launched only to be given up.
+                self.launch.fail_all(&TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
+            }
             self.launch.parts()
         };
         for part in parts {

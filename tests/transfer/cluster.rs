@@ -130,7 +130,7 @@ pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::tran
 }
 
 /// Waits until something is so that must become so.
-pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let until = std::time::Instant::now() + PATIENCE;
     while !is_so() {
         assert!(std::time::Instant::now() < until, "in vain: {what}");

@@ -5,4 +5,6 @@
 mod cancel;
 mod cluster;
 mod contents;
+mod hostile;
+mod network;
 mod requests;

@@ -125,6 +125,7 @@ pub struct Lane {
     over: AtomicBool,
     held: AtomicBool,
     told: AtomicBool,
+    ending: AtomicBool,
     received: Mutex<Vec<OwnedFd>>,
     /// Bytes received and sent.
     pub bytes: AtomicU64,
@@ -165,6 +166,7 @@ impl Lane {
             over: AtomicBool::new(false),
             held: AtomicBool::new(false),
             told: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             received: Mutex::default(),
             bytes: AtomicU64::new(0),
         })
@@ -214,7 +216,17 @@ impl Lane {
         if let Reading::Chunk { header, .. } = reading {
             self.connection.let_fall(&header);
         }
+        self.stop_sending();
+    }
+
+    /// It was closed: waits until nobody is in the middle of sending on it.
+    pub fn stop_sending(&self) {
         *lock(&self.writing) = Writing::Idle;
+    }
+
+    /// No more will come than what is there: its end is read as well.
+    pub fn hung_up(&self) {
+        self.ending.store(true, Ordering::SeqCst);
     }
 
     /// Sends what there is, until the socket takes no more.
@@ -384,7 +396,7 @@ impl Lane {
         *turn += got;
         self.bytes.fetch_add(got as u64, Ordering::Relaxed);
         self.connection.heard();
-        Ok(if got < room { Step::Drained } else { Step::Go })
+        Ok(if got < room && !self.ending.load(Ordering::SeqCst) { Step::Drained } else { Step::Go })
     }
 
     fn receive_some(&self, input: &mut Input, turn: &mut usize) -> Result<Step, LaneError> {
