@@ -118,8 +118,10 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
     let wanted = contents(buffer.len(), seed);
     buffer
         .read(|bytes| {
-            let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "of {} bytes this one differs", wanted.len());
+            if bytes != wanted {
+                let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
+                panic!("of {} bytes, {differs:?} is the first that differs", wanted.len());
+            }
         })
         .unwrap();
 }

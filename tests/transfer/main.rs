@@ -5,6 +5,7 @@
 mod cancel;
 mod cluster;
 mod contents;
+mod deaths;
 mod hostile;
 mod network;
 mod requests;
