@@ -150,7 +150,8 @@ impl Engine {
             }
             (error, _) => error,
         })?;
-        let mut moved = Moved { elapsed: clock::monotonic().saturating_duration_since(began), ..Moved::default() };
+        let mut moved =
+            Moved { elapsed: clock::monotonic().saturating_duration_since(began), ..Moved::default() };
         for task in &run.tasks {
             match task.deed {
                 Deed::Copy => moved.copied += task.step.bytes,
@@ -175,8 +176,9 @@ struct Run<'a> {
 impl Run<'_> {
     fn go(&mut self) -> Result<(), ReshardError> {
         let crosses = |task: &Task| task.deed != Deed::Copy;
-        let first: Vec<_> =
-            (0..self.tasks.len()).filter(|at| crosses(&self.tasks[*at]) && self.tasks[*at].step.after.is_none()).collect();
+        let first: Vec<_> = (0..self.tasks.len())
+            .filter(|at| crosses(&self.tasks[*at]) && self.tasks[*at].step.after.is_none())
+            .collect();
         for at in &first {
             self.pack(*at);
         }
@@ -294,7 +296,10 @@ impl Run<'_> {
     fn copy(&self, at: usize) {
         let step = &self.tasks[at].step;
         if let (Some(from), Some(to)) = (self.buffer(&step.source), self.buffer(&step.destination)) {
-            copy_runs((&from.span().piece(), &step.source.runs), (&to.span().piece(), &step.destination.runs));
+            copy_runs(
+                (&from.span().piece(), &step.source.runs),
+                (&to.span().piece(), &step.destination.runs),
+            );
         }
     }
 
@@ -304,7 +309,10 @@ impl Run<'_> {
             && task.staged
             && let (Some(from), Some(span)) = (self.buffer(&task.step.source), &task.span)
         {
-            copy_runs((&from.span().piece(), &task.step.source.runs), (&span.piece(), &dense(task.step.bytes)));
+            copy_runs(
+                (&from.span().piece(), &task.step.source.runs),
+                (&span.piece(), &dense(task.step.bytes)),
+            );
         }
     }
 
@@ -313,7 +321,10 @@ impl Run<'_> {
         if task.staged
             && let (Some(to), Some(span)) = (self.buffer(&task.step.destination), &task.span)
         {
-            copy_runs((&span.piece(), &dense(task.step.bytes)), (&to.span().piece(), &task.step.destination.runs));
+            copy_runs(
+                (&span.piece(), &dense(task.step.bytes)),
+                (&to.span().piece(), &task.step.destination.runs),
+            );
         }
     }
 }
@@ -324,10 +335,19 @@ fn dense(bytes: u64) -> Runs {
 }
 
 /// Looks at the shards, and keeps everybody else from them.
-fn check(plan: &Plan, shards: &ShardBuffers, here: super::identity::TaskId) -> Result<Vec<Claim>, ReshardError> {
+fn check(
+    plan: &Plan,
+    shards: &ShardBuffers,
+    here: super::identity::TaskId,
+) -> Result<Vec<Claim>, ReshardError> {
     let mut claims = Vec::new();
-    let mine: HashSet<DeviceId> =
-        plan.placement().devices.iter().filter(|placed| placed.task == here).map(|placed| placed.device).collect();
+    let mine: HashSet<DeviceId> = plan
+        .placement()
+        .devices
+        .iter()
+        .filter(|placed| placed.task == here)
+        .map(|placed| placed.device)
+        .collect();
     for (role, array, given) in [
         (BufferRole::Source, plan.source(), &shards.source),
         (BufferRole::Destination, plan.destination(), &shards.destination),

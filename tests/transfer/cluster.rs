@@ -133,8 +133,10 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
     let wanted = contents(buffer.len(), seed);
     buffer
         .read(|bytes| {
-            let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "of {} bytes this one differs", wanted.len());
+            if bytes != wanted {
+                let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
+                panic!("of {} bytes, {differs:?} is the first that differs", wanted.len());
+            }
         })
         .unwrap();
 }
@@ -142,4 +144,13 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
 /// The outcome of a transfer that must have one.
 pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::transfer::TransferError> {
     transfer.wait_for(PATIENCE).expect("it has an outcome")
+}
+
+/// Waits until something is so that must become so.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(std::time::Instant::now() < until, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, Dtype, Mesh, Options as PlanOptions, Partition, PartitionSpec, Placement, Plan, Sharding,
+    ArrayDescription, BufferRole, Dtype, Mesh, Options as PlanOptions, Partition, PartitionSpec, Placement,
+    Plan, Sharding,
 };
 use muster::transfer::{Arena, Buffer, Choice, DeviceId, Options, ReshardError, ShardBuffers};
 
@@ -21,7 +22,9 @@ fn array(shape: &[u64], axes: &[(&str, u64)], devices: &[u32], spec: &[&str]) ->
     let mesh = Mesh::new(axes, devices.iter().copied());
     let spec = PartitionSpec(
         spec.iter()
-            .map(|axes| Partition::Axes(axes.split(',').filter(|axis| !axis.is_empty()).map(str::to_owned).collect()))
+            .map(|axes| {
+                Partition::Axes(axes.split(',').filter(|axis| !axis.is_empty()).map(str::to_owned).collect())
+            })
             .collect(),
     );
     ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Float32, sharding: Sharding { mesh, spec } }
@@ -79,7 +82,8 @@ fn an_array_is_resharded_in_every_way_over_every_transport() {
         let all: Vec<u32> = (0..8).collect();
         let reversed: Vec<u32> = (0..8).rev().collect();
         let (low, high) = (&all[..4], &all[4..]);
-        let on = |devices: &[u32], axes: &[(&str, u64)], spec: &[&str]| array(&[96, 130], axes, devices, spec);
+        let on =
+            |devices: &[u32], axes: &[(&str, u64)], spec: &[&str]| array(&[96, 130], axes, devices, spec);
         let line: &[(&str, u64)] = &[("x", 8)];
         let grid: &[(&str, u64)] = &[("x", 4), ("y", 2)];
         let half: &[(&str, u64)] = &[("x", 4)];
@@ -107,8 +111,9 @@ fn what_does_not_fit_the_plan_is_refused_before_a_byte_moves() {
     let placement = Placement::blocks((0..4).map(DeviceId), DEVICES_EACH, 1);
     let plan = Plan::new(describe(&["x"]), describe(&[]), &placement, PlanOptions::default()).unwrap();
     let arena = Arena::new(1 << 16).unwrap();
-    let refused =
-        cluster.engines[0].carry_out(&plan, &ShardBuffers::default(), &arena, Options::default()).unwrap_err();
+    let refused = cluster.engines[0]
+        .carry_out(&plan, &ShardBuffers::default(), &arena, Options::default())
+        .unwrap_err();
     assert!(matches!(refused, ReshardError::Shard { wanted: 64, found: 0, .. }), "{refused}");
 }
 
@@ -123,7 +128,10 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
     let plan = Plan::new(describe(&["x"]), describe(&[]), &placement, options).unwrap();
     let arena = &cluster.arenas[0];
     let buffers = |bytes: usize| {
-        [0, 1].map(|device| (DeviceId(device), arena.allocate(bytes).unwrap())).into_iter().collect::<BTreeMap<_, _>>()
+        [0, 1]
+            .map(|device| (DeviceId(device), arena.allocate(bytes).unwrap()))
+            .into_iter()
+            .collect::<BTreeMap<_, _>>()
     };
     let shards = ShardBuffers { source: buffers(64), destination: buffers(256) };
     let late = cluster.engines[0].carry_out(&plan, &shards, arena, Options::default()).unwrap_err();
