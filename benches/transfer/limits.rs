@@ -12,7 +12,7 @@ use crate::clock::now;
 use crate::shape::Shape;
 
 /// Over how many bytes, on each side, cold copies go: far more than any cache holds.
-const COLD: usize = 256 << 20;
+const COLD: usize = 128 << 20;
 
 /// Copies from distinct sources to distinct destinations, in 10^9 bytes a second.
 ///
