@@ -1,6 +1,7 @@
 //! What was measured, as tables for people and as JSON for programs.
 
 #[path = "../coordination/stats.rs"]
+#[expect(dead_code, reason = "the other benchmark takes more of it")]
 mod stats;
 
 use std::collections::{BTreeMap, BTreeSet};

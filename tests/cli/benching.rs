@@ -11,12 +11,12 @@ fn lines(arguments: &[&str]) -> Vec<Value> {
     let quick = ["transfer", "bench", "--json", "--seconds", "0.01", "--repeat", "2"];
     let ended = run(&mut muster(quick.iter().chain(arguments)));
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{}", ended.out);
-    ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    ended.out.lines().map(|line| serde_json::from_str(line).expect("every line is JSON")).collect()
 }
 
 fn children(pid: i32) -> Vec<i32> {
     let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    list.split_whitespace().map(|pid| pid.parse().expect("process ids are numbers")).collect()
 }
 
 #[test]
