@@ -167,7 +167,9 @@ impl Observer for Tally {
             Change::Fenced { .. } => count(&|tally| tally.fenced += 1),
             Change::TaskSuperseded { .. } => count(&|tally| tally.superseded += 1),
             Change::PreemptionNoticed => count(&|tally| tally.preemptions += 1),
-            Change::BarrierPassed { without, .. } if !without.is_empty() => count(&|tally| tally.without += 1),
+            Change::BarrierPassed { without, .. } if !without.is_empty() => {
+                count(&|tally| tally.without += 1)
+            }
             Change::FindingOpened { finding, .. } => {
                 count(&|tally| *tally.findings.entry(Arc::clone(finding)).or_default() += 1);
             }
