@@ -42,7 +42,7 @@ struct Case {
 }
 
 fn cases() -> Vec<Case> {
-    let side = |shape: &[u64], axes: Axes, devices: std::ops::Range<i32>, spec: &[&[&str]]| {
+    let side = |shape: &[u64], axes: Axes, devices: std::ops::Range<u32>, spec: &[&[&str]]| {
         let sharding = Sharding { mesh: Mesh::new(axes, devices), spec: PartitionSpec::new(spec) };
         ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Bfloat16, sharding }
     };

@@ -13,6 +13,7 @@
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
+//! | [`meter`] | what hot paths count and time of themselves |
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -22,6 +23,7 @@ pub mod findings;
 pub mod grpc;
 pub mod http;
 mod http2;
+pub mod meter;
 pub mod proto;
 pub mod telemetry;
 pub mod text;

@@ -172,7 +172,10 @@ impl Connection {
         self.lanes.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lane));
         self.heard();
         if let Err(error) = core.reactor(lane.id).add(lane) {
-            self.lanes.write().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, lane));
+            self.lanes
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .retain(|other| !Arc::ptr_eq(other, lane));
             return Err(error);
         }
         if lane.control && self.inbox.is_some() {

@@ -765,6 +765,12 @@ impl Completion {
     pub fn wait(&self) -> Result<(), TransferError> {
         self.launch.block(None, |launch| launch.outcome(self.number)).unwrap_or(Err(TransferError::Closed))
     }
+
+    /// Waits so long; none if it is not known by then.
+    #[must_use]
+    pub fn wait_for(&self, time: Duration) -> Option<Result<(), TransferError>> {
+        self.launch.block(Some(clock::monotonic() + time), |launch| launch.outcome(self.number))
+    }
 }
 
 impl Future for Completion {

@@ -12,14 +12,14 @@ use muster::transfer::plan::{
 fn array(
     shape: &[u64],
     axes: &[(&str, u64)],
-    devices: impl IntoIterator<Item = i32>,
+    devices: impl IntoIterator<Item = u32>,
     spec: &[&[&str]],
 ) -> ArrayDescription {
     let sharding = Sharding { mesh: Mesh::new(axes, devices), spec: PartitionSpec::new(spec) };
     ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Float32, sharding }
 }
 
-fn blocks(devices: std::ops::Range<i32>, per_task: u32, tasks_per_host: u32) -> Placement {
+fn blocks(devices: std::ops::Range<u32>, per_task: u32, tasks_per_host: u32) -> Placement {
     Placement::blocks(devices.map(DeviceId), per_task, tasks_per_host)
 }
 
@@ -27,7 +27,7 @@ fn fan_out(fan_out: u32) -> Options {
     Options { fan_out: NonZeroU32::new(fan_out).expect("not zero"), ..Options::default() }
 }
 
-fn broadcast(devices: i32, options: Options) -> Plan {
+fn broadcast(devices: u32, options: Options) -> Plan {
     let ask = Broadcast {
         shape: vec![256],
         dtype: Dtype::Float32,
@@ -162,7 +162,7 @@ fn a_scatter_sends_each_device_its_own_part_and_nothing_else() {
     let part = |start: [u64; 2], extent: [u64; 2]| Region { start: start.to_vec(), extent: extent.to_vec() };
     let wanted = (0..8).map(|n: u64| {
         let rows = if n / 2 == 3 { 1 } else { 3 };
-        (8 + n as i32, part([n / 2 * 3, n % 2 * 3], [rows, 3]), rows * 3)
+        (8 + n as u32, part([n / 2 * 3, n % 2 * 3], [rows, 3]), rows * 3)
     });
     assert_eq!(sent, wanted.collect::<Vec<_>>());
 }
@@ -213,7 +213,7 @@ fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
     let grid = |rows: u64, columns: u64, idle: [usize; 3]| {
         let mut busy = 0..9;
         let devices = (0..12).map(|place| match idle.iter().position(|&at| at == place) {
-            Some(number) => 9 + number as i32,
+            Some(number) => 9 + number as u32,
             None => busy.next().expect("nine places are left"),
         });
         array(
@@ -260,7 +260,7 @@ fn replicas_take_turns_and_those_that_send_least_are_asked_first() {
     assert_eq!(givers, [0, 1, 2, 3, 0, 1, 2, 3]);
 
     // Host a holds four copies in four tasks, host b one: hosts share the work, and within host a the tasks do.
-    let place = |device: i32, host: &str| PlacedDevice {
+    let place = |device: u32, host: &str| PlacedDevice {
         device: DeviceId(device),
         task: TaskId(device),
         host: host.to_owned(),
@@ -445,7 +445,7 @@ fn a_plan_is_not_carried_out_with_shards_of_another_size() {
     let destination = array(&[8], &[("x", 2)], 2..4, &[&["x"]]);
     let plan =
         Plan::new(source, destination, &blocks(0..4, 1, 1), Options::default()).expect("it makes sense");
-    let shards = |devices: [(i32, usize); 2]| {
+    let shards = |devices: [(u32, usize); 2]| {
         devices.into_iter().map(|(d, size)| (DeviceId(d), vec![7; size])).collect()
     };
     let mut into = shards([(2, 16), (3, 16)]);

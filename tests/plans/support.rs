@@ -50,13 +50,13 @@ pub fn asked(choices: &mut Choices) -> Asked {
     let dtype = dtypes[choices.below(dtypes.len())];
     let shape: Vec<u64> =
         (0..choices.below(5)).map(|_| [4, 1, 2, 3, 5, 6, 7, 8, 9, 0][choices.below(10)]).collect();
-    let pool = 12 + choices.below(37) as i32;
+    let pool = 12 + choices.below(37) as u32;
     let (tasks, hosts) = (1 + choices.below(12), 1 + choices.below(6));
-    let place = |device: i32| {
+    let place = |device: u32| {
         let task = (device.wrapping_mul(7) as usize) % tasks;
         PlacedDevice {
             device: DeviceId(device),
-            task: TaskId(task as i32),
+            task: TaskId(task as u32),
             host: format!("h{}", task % hosts),
         }
     };
@@ -72,14 +72,14 @@ pub fn asked(choices: &mut Choices) -> Asked {
     Asked { source, destination, placement, options: Options { fan_out, timeout: None } }
 }
 
-fn sharding(choices: &mut Choices, rank: usize, pool: i32) -> Sharding {
+fn sharding(choices: &mut Choices, rank: usize, pool: u32) -> Sharding {
     let mut sizes: Vec<u64> = (0..choices.below(5)).map(|_| 1 + choices.below(4) as u64).collect();
     while sizes.iter().product::<u64>() > 36.min(pool as u64) {
         sizes.pop();
     }
     let names = ["a", "b", "c", "d"];
     let axes: Vec<(&str, u64)> = names.into_iter().zip(sizes).collect();
-    let mut devices: Vec<i32> = (0..pool).collect();
+    let mut devices: Vec<u32> = (0..pool).collect();
     choices.shuffle(&mut devices);
     devices.truncate(axes.iter().map(|(_, size)| *size as usize).product());
     let mut entries: Vec<Vec<&str>> = vec![Vec::new(); rank];

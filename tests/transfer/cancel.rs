@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use muster::transfer::{Choice, Config, Engine, Options, TransferError};
 
-use crate::cluster::{Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing, start};
+use crate::cluster::{
+    Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing, start,
+};
 
 const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Pvm, Choice::Unix, Choice::Tcp];
 
@@ -37,7 +39,9 @@ fn what_is_received_of_a_sender_that_cancels_is_whole_or_an_error() {
             match done(&received) {
                 Ok(_) => {
                     whole += 1;
-                    target.read(|bytes| assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}")).unwrap();
+                    target
+                        .read(|bytes| assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}"))
+                        .unwrap();
                 }
                 Err(TransferError::Cancelled { by, reason }) => {
                     cancelled += 1;
@@ -72,7 +76,10 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
                 std::thread::sleep(Duration::from_micros(500));
                 target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == round as u8))).unwrap();
             }
-            assert!(received.outcome().is_some(), "{choice:?}: it is proven, and the receiver has no outcome");
+            assert!(
+                received.outcome().is_some(),
+                "{choice:?}: it is proven, and the receiver has no outcome"
+            );
             let _over = done(&sent);
         }
     }

@@ -13,8 +13,14 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Engines that know of each other. The device of task `n` is `n`.
 pub struct Cluster {
+    /// How many devices each task has.
+    each: u32,
     pub engines: Vec<Engine>,
     pub arenas: Vec<Arena>,
+}
+
+fn devices(task: u32, each: u32) -> Vec<DeviceId> {
+    (task * each..(task + 1) * each).map(DeviceId).collect()
 }
 
 pub fn device(task: usize) -> DeviceId {
@@ -34,9 +40,18 @@ impl Cluster {
     }
 
     pub fn with(count: usize, setting: impl Fn(&mut Config)) -> Self {
-        let engines: Vec<_> = (0..count).map(|task| start(task, 0, &setting)).collect();
+        Self::of_devices(count, 1, setting)
+    }
+
+    /// Engines with so many devices each: those of task `n` follow those of task `n - 1`.
+    pub fn of_devices(count: usize, each: u32, setting: impl Fn(&mut Config)) -> Self {
+        let setting = |config: &mut Config| {
+            config.devices = devices(config.here.task.0, each);
+            setting(config);
+        };
+        let engines: Vec<_> = (0..count).map(|task| start(task, 0, setting)).collect();
         let arenas = (0..count).map(|_| Arena::new(64 << 20).unwrap()).collect();
-        let cluster = Self { engines, arenas };
+        let cluster = Self { each, engines, arenas };
         cluster.announce();
         cluster
     }
@@ -48,7 +63,7 @@ impl Cluster {
             .map(|engine| {
                 let here = engine.here();
                 let address = engine.address().clone();
-                let devices = vec![DeviceId(here.task.0)];
+                let devices = devices(here.task.0, self.each);
                 (here.task, Peer { incarnation: here.incarnation, address, devices })
             })
             .collect();

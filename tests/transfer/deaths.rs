@@ -5,7 +5,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Address, Choice, Engine, Member, Membership, Options, Peer, TaskId, Transfer, TransferError};
+use muster::transfer::{
+    Address, Choice, Engine, Member, Membership, Options, Peer, TaskId, Transfer, TransferError,
+};
 
 use crate::cluster::{Cluster, PATIENCE, contents, device, member, start};
 
@@ -168,11 +170,7 @@ fn streams(
 }
 
 /// Moves with a task until `until` says so; returns what was under way then.
-fn flow(
-    cluster: &Cluster,
-    task: usize,
-    until: impl Fn(usize) -> bool,
-) -> [Transfer; 2] {
+fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> [Transfer; 2] {
     let (source, target) = (cluster.filled(0, LEN, 9), cluster.empty(0, LEN));
     let [mut out, mut back] = streams(&cluster.engines[0], task, &source, &target);
     for round in 0.. {
@@ -232,7 +230,10 @@ fn a_peer_that_is_killed_is_told_of_at_once_and_others_lose_nothing() {
                         slowest = slowest.max(began.elapsed());
                         let text = error.to_string();
                         assert!(text.contains(&tasks[0].here.to_string()), "{choice}: {text}");
-                        assert!(matches!(error, TransferError::PeerDead { .. } | TransferError::Transport { .. }));
+                        assert!(matches!(
+                            error,
+                            TransferError::PeerDead { .. } | TransferError::Transport { .. }
+                        ));
                     }
                 }
             }
@@ -286,7 +287,10 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
         for transfer in &patient {
             let error = transfer.wait_for(PATIENCE).expect("it has an outcome").unwrap_err();
             let after = began.elapsed();
-            println!("{choice}: stopped before it launched, {error} after {after:?}, {:?} in all", launched.elapsed());
+            println!(
+                "{choice}: stopped before it launched, {error} after {after:?}, {:?} in all",
+                launched.elapsed()
+            );
             assert!(matches!(error, TransferError::Stalled { .. }), "{error}");
             assert!(after > Duration::from_millis(700) && after < Duration::from_secs(3), "{after:?}");
         }
@@ -329,7 +333,9 @@ fn two_to_eight_processes_all_send_to_all() {
 
 #[test]
 fn between_two_network_namespaces_tcp_is_chosen_by_itself() {
-    let ip = |line: &str| Command::new("ip").args(line.split(' ')).stderr(Stdio::null()).status().is_ok_and(|s| s.success());
+    let ip = |line: &str| {
+        Command::new("ip").args(line.split(' ')).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
+    };
     let name = format!("muster-{}", std::process::id());
     let near = format!("mu{}", std::process::id());
     if !ip(&format!("netns add {name}")) {

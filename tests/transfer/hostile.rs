@@ -201,7 +201,10 @@ fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
         let (sent, received) = cluster.send(1, &source, 0, &target, 1);
         eventually("some of it has come", || {
             received.outcome().is_some()
-                || cluster.engines[0].links().iter().any(|link| link.bytes.iter().any(|(_, (_, got))| *got > 0))
+                || cluster.engines[0]
+                    .links()
+                    .iter()
+                    .any(|link| link.bytes.iter().any(|(_, (_, got))| *got > 0))
         });
         // The new life is announced to the others; the old one does not know, and goes on sending.
         let fresh = start(1, 1, quick);

@@ -5,7 +5,9 @@
 mod cancel;
 mod cluster;
 mod contents;
+
 mod deaths;
 mod hostile;
 mod network;
 mod requests;
+mod resharding;

@@ -196,7 +196,9 @@ fn a_slow_network_is_only_slow() {
             proxy.faults.narrow.store(narrow, Ordering::SeqCst);
         }
     };
-    for (key, (delay, narrow, len)) in [(3000, 0, 4 << 20), (0, 700, 1 << 20), (200, 1500, 100_000)].into_iter().enumerate() {
+    for (key, (delay, narrow, len)) in
+        [(3000, 0, 4 << 20), (0, 700, 1 << 20), (200, 1500, 100_000)].into_iter().enumerate()
+    {
         set(delay, narrow);
         assert_eq!(move_under(&cluster, len, key as u64, || ()), (None, None));
     }
@@ -212,7 +214,10 @@ fn a_damaged_chunk_is_sent_once_more_and_one_that_is_damaged_twice_is_an_error()
     assert!(cluster.engines[1].counts().damaged.load(Ordering::Relaxed) > 0);
     set(usize::MAX);
     let outcomes = move_under(&cluster, 3 << 20, 2, || ());
-    assert!(matches!(outcomes.1, Some(TransferError::Integrity { member: from, .. }) if from == member(0, 0)), "{outcomes:?}");
+    assert!(
+        matches!(outcomes.1, Some(TransferError::Integrity { member: from, .. }) if from == member(0, 0)),
+        "{outcomes:?}"
+    );
     assert!(
         matches!(&outcomes.0, Some(TransferError::Cancelled { by, reason }) if by.0 == 1 && reason.contains("damaged twice")),
         "{outcomes:?}"
@@ -230,7 +235,9 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
     let mut key = 0;
     while Instant::now() < until {
         key += 1;
-        let harms: Vec<_> = (0..random.usize(0..4)).map(|_| (random.u8(0..8), random.usize(0..2), random.usize(0..5))).collect();
+        let harms: Vec<_> = (0..random.usize(0..4))
+            .map(|_| (random.u8(0..8), random.usize(0..2), random.usize(0..5)))
+            .collect();
         let outcomes = move_under(&cluster, random.usize(1..3_000_000), key, || {
             for (harm, proxy, lane) in harms {
                 std::thread::sleep(Duration::from_micros(random.u64(0..2000)));
@@ -281,7 +288,8 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
     let mut membership = cluster.membership();
     let mut address = cluster.engines[0].address().clone();
     address.tcp = vec![silent.local_addr().unwrap()];
-    let peer = muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
+    let peer =
+        muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
     membership.peers.insert(muster::transfer::TaskId(1), peer);
     cluster.engines[0].on_membership(membership);
     let buffer = cluster.empty(0, 100);
@@ -297,7 +305,9 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
     assert!(waiting.outcome().is_none());
     let began = Instant::now();
     cluster.announce();
-    assert!(matches!(done(&waiting), Err(TransferError::StaleIncarnation { member: gone, .. }) if gone == member(1, 0)));
+    assert!(
+        matches!(done(&waiting), Err(TransferError::StaleIncarnation { member: gone, .. }) if gone == member(1, 0))
+    );
     println!("freed by the membership after {:?}", began.elapsed());
     assert!(began.elapsed() < Duration::from_secs(1));
     // Shutting down frees too, and does not wait for the dialling.
@@ -305,7 +315,8 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
     let mut membership = cluster.membership();
     let mut address = cluster.engines[0].address().clone();
     address.tcp = vec![silent.local_addr().unwrap()];
-    let peer = muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
+    let peer =
+        muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
     membership.peers.insert(muster::transfer::TaskId(1), peer);
     cluster.engines[0].on_membership(membership);
     let waiting = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], Options::default());
@@ -317,7 +328,8 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
 
 #[test]
 fn an_engine_that_advertises_another_port_shuts_down() {
-    let engine = crate::cluster::start(0, 0, |config| config.advertise = vec![SocketAddr::from(([127, 0, 0, 1], 9))]);
+    let engine =
+        crate::cluster::start(0, 0, |config| config.advertise = vec![SocketAddr::from(([127, 0, 0, 1], 9))]);
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         engine.shutdown();

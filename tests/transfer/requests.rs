@@ -1,7 +1,8 @@
 //! What is wrong with a request is said before anything moves, and what two sides disagree on is told to both.
 
 use muster::transfer::{
-    Buffer, Choice, DeviceId, Fingerprint, Layout, MemoryError, Options, PrepareError, Spec, TransferError, TransferKey,
+    Buffer, Choice, DeviceId, Fingerprint, Layout, MemoryError, Options, PrepareError, Spec, TransferError,
+    TransferKey,
 };
 
 use crate::cluster::{Cluster, assert_contents, device, done, incoming, outgoing};
@@ -24,7 +25,11 @@ fn every_wrong_request_has_its_own_error() {
     );
     assert_eq!(
         refusal(&cluster, vec![Spec::receive(buffer.span(), near, far, key)]),
-        PrepareError::NotAddressable { device: far, owner: muster::transfer::TaskId(1), here: muster::transfer::TaskId(0) }
+        PrepareError::NotAddressable {
+            device: far,
+            owner: muster::transfer::TaskId(1),
+            here: muster::transfer::TaskId(0)
+        }
     );
     assert_eq!(
         refusal(&cluster, vec![Spec::send(buffer.span(), near, near, key)]),
@@ -96,7 +101,8 @@ fn different_layouts_and_different_orders_are_told_to_both_sides() {
         let receiving = incoming(&target, 0, 1, 8).with_layout(layout(&[100]));
         let sent = cluster.engines[0].transfer(&[], vec![sending], Options::default());
         let received = cluster.engines[1].transfer(&[], vec![receiving], Options::default());
-        let (flat, square) = (layout(&[100]).fingerprint().to_string(), layout(&[10, 10]).fingerprint().to_string());
+        let (flat, square) =
+            (layout(&[100]).fingerprint().to_string(), layout(&[10, 10]).fingerprint().to_string());
         for (transfer, mine, theirs) in [(sent, &square, &flat), (received, &flat, &square)] {
             let Err(TransferError::LayoutMismatch { key, here, there }) = done(&transfer) else {
                 panic!("{transfer:?}");
@@ -107,14 +113,21 @@ fn different_layouts_and_different_orders_are_told_to_both_sides() {
         let (a, b) = (cluster.filled(0, 10, 1), cluster.filled(0, 10, 2));
         let (c, d) = (cluster.empty(1, 10), cluster.empty(1, 10));
         let sends: Vec<_> = [(&a, 21), (&b, 22)]
-            .map(|(buffer, key)| cluster.engines[0].transfer(&[], vec![outgoing(buffer, 0, 1, key)], Options::default()))
+            .map(|(buffer, key)| {
+                cluster.engines[0].transfer(&[], vec![outgoing(buffer, 0, 1, key)], Options::default())
+            })
             .into();
         let receives: Vec<_> = [(&d, 22), (&c, 21)]
-            .map(|(buffer, key)| cluster.engines[1].transfer(&[], vec![incoming(buffer, 0, 1, key)], Options::default()))
+            .map(|(buffer, key)| {
+                cluster.engines[1].transfer(&[], vec![incoming(buffer, 0, 1, key)], Options::default())
+            })
             .into();
-        for (transfer, mine, theirs) in
-            [(&sends[0], "21", "22"), (&sends[1], "22", "21"), (&receives[0], "22", "21"), (&receives[1], "21", "22")]
-        {
+        for (transfer, mine, theirs) in [
+            (&sends[0], "21", "22"),
+            (&sends[1], "22", "21"),
+            (&receives[0], "22", "21"),
+            (&receives[1], "21", "22"),
+        ] {
             let Err(TransferError::OrderMismatch { here, there, .. }) = done(transfer) else {
                 panic!("{transfer:?}");
             };

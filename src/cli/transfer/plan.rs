@@ -57,7 +57,7 @@ pub struct Arguments {
 
     /// Show the steps in which this task takes part
     #[arg(long, value_name = "ID", conflicts_with = "json")]
-    task: Option<i32>,
+    task: Option<u32>,
 
     /// How many rows are shown of a long table
     #[arg(long, value_name = "N", default_value_t = 20)]

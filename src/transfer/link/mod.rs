@@ -423,7 +423,9 @@ impl<T: Clone> Link<T> {
     /// call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land there
     /// either.
     pub fn stop(&mut self, at: GroupId, why: &str) -> bool {
-        let Some(group) = self.groups.get_mut(&at).filter(|group| group.local.is_some()) else { return false };
+        let Some(group) = self.groups.get_mut(&at).filter(|group| group.local.is_some()) else {
+            return false;
+        };
         if group.stop.is_none() {
             let cut = (0..=REASON_MAX.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
             self.inline_held -= group.drop_inline();

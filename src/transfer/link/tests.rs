@@ -184,7 +184,8 @@ impl Story {
         let definition = here.link.define(definition);
         let ready = (self.random.bool(), self.random.bool());
         let token = here.launched.len();
-        let inline = (ready.0 && self.random.bool() && here.link.inlines(sends)).then(|| vec![7; sends as usize]);
+        let inline =
+            (ready.0 && self.random.bool() && here.link.inlines(sends)).then(|| vec![7; sends as usize]);
         let class = [Class::Latency, Class::Normal, Class::Bulk][self.random.usize(0..3)];
         let (source, destination) = ready;
         here.launched.push(Launched { plan: number, sends, receives, ready, ..Launched::default() });
@@ -284,7 +285,10 @@ impl Story {
                 launched.sent = true;
                 let (at, sends) = (launched.at, launched.sends);
                 let there = self.sides[1 - side].launched.iter().find(|other| other.at == at);
-                assert!(sends == 0 || there.is_some_and(|other| other.arrived == sends), "sent before it is there");
+                assert!(
+                    sends == 0 || there.is_some_and(|other| other.arrived == sends),
+                    "sent before it is there"
+                );
             }
             Output::StoppedByPeer(token, why) => {
                 assert_eq!(why, "enough");

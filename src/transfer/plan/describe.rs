@@ -10,19 +10,9 @@ use super::bounded::{self, at_most};
 use super::error::within;
 use super::tiles::Tiling;
 use super::{
-    Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError, Region,
+    DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError,
+    Region,
 };
-
-/// A device's id in the whole job, as JAX counts devices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct DeviceId(pub i32);
-
-impl fmt::Display for DeviceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// An axis of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,7 +39,7 @@ pub struct Mesh {
 impl Mesh {
     /// A mesh of these axes and devices.
     #[must_use]
-    pub fn new(axes: &[(&str, u64)], devices: impl IntoIterator<Item = i32>) -> Self {
+    pub fn new(axes: &[(&str, u64)], devices: impl IntoIterator<Item = u32>) -> Self {
         Self {
             axes: axes.iter().map(|&(name, size)| Axis { name: name.to_owned(), size }).collect(),
             devices: devices.into_iter().map(DeviceId).collect(),

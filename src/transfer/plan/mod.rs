@@ -47,15 +47,16 @@ mod staging;
 mod step;
 mod tiles;
 
+pub use super::identity::{DeviceId, TaskId};
 pub use ask::{AllGather, Broadcast, Reshard, Scatter};
 pub use copy::{Shards, copy_region, pack, unpack};
 pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};
-pub use describe::{ArrayDescription, Axis, DeviceId, Mesh, Partition, PartitionSpec, Sharding};
+pub use describe::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};
 pub use document::PLAN_VERSION;
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use fingerprint::{Fingerprint, TransferKey};
-pub use placement::{HostName, PlacedDevice, Placement, TaskId};
+pub use placement::{HostName, PlacedDevice, Placement};
 pub use plan::{Options, Plan};
 pub use step::{BufferRole, Class, Region, Runs, Side, Staging, Step};
 

@@ -1,25 +1,13 @@
 //! Which task and which host owns a device.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
 use super::describe::check_name;
 use super::error::within;
-use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError};
-
-/// A task's number within its job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct TaskId(pub i32);
-
-impl fmt::Display for TaskId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
+use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError, TaskId};
 
 /// What tells hosts apart: a name, or the id of one boot of its kernel. Only whether two are equal matters to a plan.
 pub type HostName = String;
@@ -58,7 +46,7 @@ impl Placement {
             // The quotient by a positive number is no larger than the id itself.
             PlacedDevice {
                 device,
-                task: TaskId(i32::try_from(task).unwrap_or(device.0)),
+                task: TaskId(u32::try_from(task).unwrap_or(device.0)),
                 host: format!("host-{host}"),
             }
         };

@@ -44,8 +44,18 @@ pub enum LaneError {
 enum Writing {
     Idle,
     /// Control frames, or what is left of a chunk whose buffers are not used any more.
-    Bytes { bytes: Vec<u8>, sent: usize, descriptor: Option<(Kind, u32)> },
-    Chunk { header: [u8; HEADER], sending: Sending, start: u64, len: usize, sent: usize },
+    Bytes {
+        bytes: Vec<u8>,
+        sent: usize,
+        descriptor: Option<(Kind, u32)>,
+    },
+    Chunk {
+        header: [u8; HEADER],
+        sending: Sending,
+        start: u64,
+        len: usize,
+        sent: usize,
+    },
 }
 
 /// What is being received.
@@ -341,8 +351,11 @@ impl Lane {
                             piece.part(from, len).read(|some| bytes.extend_from_slice(some));
                         });
                     }
-                    *writing =
-                        if bytes.is_empty() { Writing::Idle } else { Writing::Bytes { bytes, sent: 0, descriptor: None } };
+                    *writing = if bytes.is_empty() {
+                        Writing::Idle
+                    } else {
+                        Writing::Bytes { bytes, sent: 0, descriptor: None }
+                    };
                     return Ok(0);
                 }
                 let mut pieces = Vec::with_capacity(8);

@@ -134,7 +134,9 @@ impl Reactor {
                     connection.bell_rang();
                 }
                 let Some(lane) = lane else { continue };
-                if flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
+                if flags
+                    .intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR)
+                {
                     lane.hung_up();
                 }
                 if flags.contains(epoll::EventFlags::OUT)
