@@ -205,10 +205,8 @@ fn a_peer_that_is_killed_is_told_of_at_once_and_others_lose_nothing() {
             });
             // One that the peer has not launched waits in any case.
             let (unmet, target) = (cluster.empty(0, 100), cluster.empty(0, 100));
-            let unmet = vec![
-                crate::cluster::outgoing(&unmet, 0, 1, 5),
-                crate::cluster::incoming(&target, 1, 0, 6),
-            ];
+            let unmet =
+                vec![crate::cluster::outgoing(&unmet, 0, 1, 5), crate::cluster::incoming(&target, 1, 0, 6)];
             let options = Options { channel: 9, ..Options::default() };
             let mut unmet = cluster.engines[0].prepare(unmet, options).wait().unwrap();
             let unmet = unmet.launch(&[]);

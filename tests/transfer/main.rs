@@ -5,7 +5,6 @@
 mod cancel;
 mod cluster;
 mod contents;
-
 mod deaths;
 mod hostile;
 mod network;

@@ -122,16 +122,14 @@ fn different_layouts_and_different_orders_are_told_to_both_sides() {
                 cluster.engines[1].transfer(&[], vec![incoming(buffer, 0, 1, key)], Options::default())
             })
             .into();
-        for (transfer, mine, theirs) in [
-            (&sends[0], "21", "22"),
-            (&sends[1], "22", "21"),
-            (&receives[0], "22", "21"),
-            (&receives[1], "21", "22"),
-        ] {
+        for (transfer, mine, theirs) in
+            [(&sends[0], 21, 22), (&sends[1], 22, 21), (&receives[0], 22, 21), (&receives[1], 21, 22)]
+        {
             let Err(TransferError::OrderMismatch { here, there, .. }) = done(transfer) else {
                 panic!("{transfer:?}");
             };
-            assert!(here.contains(mine) && there.contains(theirs), "{here} {there}");
+            let [mine, theirs] = [mine, theirs].map(|key| TransferKey(key).to_string());
+            assert!(here.contains(&mine) && there.contains(&theirs), "{here} {there}");
         }
         for buffer in [&target, &c, &d] {
             buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();

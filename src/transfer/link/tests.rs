@@ -700,7 +700,9 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
             for output in link.outputs() {
                 match output {
                     Output::StoppedByPeer(token, _) => link.quiesced((0, token as u64)),
-                    Output::Fetch(token, _) | Output::Inline(token, _) if random.bool() => link.received((0, token as u64)),
+                    Output::Fetch(token, _) | Output::Inline(token, _) if random.bool() => {
+                        link.received((0, token as u64))
+                    }
                     Output::CloseLane(lane) => link.lane_closed(lane),
                     _ => {}
                 }
@@ -716,7 +718,8 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
 
 /// Sends frames of one kind until the link has had enough, or a million of them.
 fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
-    let mut link: Link<usize> = Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting });
+    let mut link: Link<usize> =
+        Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting });
     let mut control = 0;
     let mut most = 0;
     for round in 0..1_100_000 {
@@ -746,7 +749,9 @@ fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
         ("pings", Box::new(move |_, header| vec![(header, Vec::new()); 4])),
         (
             "definitions of nothing",
-            Box::new(move |n, header| vec![(Header { index: n as u32 + 1, ..of(Kind::Define, header) }, Vec::new()); 1]),
+            Box::new(move |n, header| {
+                vec![(Header { index: n as u32 + 1, ..of(Kind::Define, header) }, Vec::new()); 1]
+            }),
         ),
         ("launches with their bytes", {
             let small = small.clone();
@@ -769,7 +774,9 @@ fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
         ),
         (
             "launches that are given up",
-            Box::new(move |n, header| vec![(Header { sequence: n, ..of(Kind::Stop, header) }, vec![b'x'; 2000])]),
+            Box::new(move |n, header| {
+                vec![(Header { sequence: n, ..of(Kind::Stop, header) }, vec![b'x'; 2000])]
+            }),
         ),
         (
             "one definition without end",
@@ -793,7 +800,8 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
         let mut link: Link<usize> = Link::new(member(me), member(1 - me), terms);
         let definition = link.define(Definition::new(vec![entry(1, 0, total, 1, me)]));
         let (source, destination, class) = (true, true, Class::Normal);
-        let launching = Launching { token: 0, definition, channel: 0, class, source, destination, inline: None };
+        let launching =
+            Launching { token: 0, definition, channel: 0, class, source, destination, inline: None };
         link.launch(launching).unwrap();
         link
     });
@@ -826,7 +834,8 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
     }
     sides[0].lane_lost(1);
     exchange(&mut sides);
-    let mut again: Vec<u32> = std::iter::from_fn(|| sides[0].next_chunk(5)).map(|push| push.header.index).collect();
+    let mut again: Vec<u32> =
+        std::iter::from_fn(|| sides[0].next_chunk(5)).map(|push| push.header.index).collect();
     again.sort_unstable();
     assert_eq!(again, lost);
 }
