@@ -500,11 +500,7 @@ impl Story {
                 self.lanes[lane].whole = false;
                 self.lanes[lane].wire = Default::default();
             }
-            95..97 => {
-                if !self.lanes[lane].whole && self.lanes[lane].open[side] {
-                    self.notice(side, lane);
-                }
-            }
+            95..97 if !self.lanes[lane].whole && self.lanes[lane].open[side] => self.notice(side, lane),
             97 if self.lanes.len() < 40 => self.open_lane(),
             98 if self.harm => self.lose_control(),
             99 => self.mend_control(),
