@@ -109,7 +109,7 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
                 Err(error) => panic!("{choice:?} {round}: {error}"),
             }
             let _over = done(&sent);
-            crate::cluster::eventually("both buffers are free", || source.write(|_| ()).is_ok());
+            eventually("both buffers are free", || source.write(|_| ()).is_ok());
         }
     }
 }
@@ -185,7 +185,7 @@ fn alone_restarts() {
     let rounds: u64 = std::env::var("ROUNDS").map_or(400, |rounds| rounds.parse().unwrap());
     let setting = |task: usize| {
         move |config: &mut Config| {
-            config.transport = if task % 2 == 0 { Choice::Auto } else { Choice::Tcp };
+            config.transport = if task.is_multiple_of(2) { Choice::Auto } else { Choice::Tcp };
             config.reactors = 1;
             config.copiers = 1;
             config.lanes = 2;

@@ -348,7 +348,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself() {
     if !made {
         println!("skipped: no pair of interfaces may be made here");
     } else {
-        let mut tasks = vec![Task::start(1, "auto", "away", Some(&name))];
+        let mut tasks = [Task::start(1, "auto", "away", Some(&name))];
         let cluster = Cluster::with(1, |config| config.listen = Some("10.77.0.1:0".parse().unwrap()));
         let mut membership = cluster.membership();
         membership.peers.extend(tasks.iter().map(Task::peer));

@@ -56,7 +56,7 @@ fn every_wrong_request_has_its_own_error() {
     assert!(matches!(buffer.range(90..101), Err(MemoryError::OutOfRange { start: 90, end: 101, len: 100 })));
     assert!(Layout::array("f64", 8, &[u64::MAX, 2], "").is_none());
     assert_eq!(
-        cluster.engines[0].cross_host_send(&[low.clone()], &[far], &[]).map(|_| ()).unwrap_err(),
+        cluster.engines[0].cross_host_send(std::slice::from_ref(&low), &[far], &[]).map(|_| ()).unwrap_err(),
         PrepareError::Uneven { buffers: 1, devices: 1, keys: 0 }
     );
     let many = (0..=65_536).map(|key| Spec::send(buffer.range(0..0).unwrap(), near, far, TransferKey(key)));

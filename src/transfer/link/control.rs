@@ -34,7 +34,7 @@ pub struct Control {
 }
 
 fn size(frame: &Frame) -> usize {
-    std::mem::size_of::<Frame>() + frame.payload.len()
+    size_of::<Frame>() + frame.payload.len()
 }
 
 /// Frames are numbered from 1 on; 0 is no number.

@@ -597,7 +597,7 @@ fn held(link: &Link<usize>) -> usize {
     let of_groups = |group: &Group<usize>| {
         let remote = group.remote.as_ref();
         let inline = remote.and_then(|remote| remote.inline.as_ref()).map_or(0, Vec::len);
-        std::mem::size_of::<Group<usize>>() + inline + group.given_up.as_ref().map_or(0, String::len)
+        size_of::<Group<usize>>() + inline + group.given_up.as_ref().map_or(0, String::len)
     };
     link.groups.values().map(of_groups).sum::<usize>()
         + link.remote.values().map(definition).sum::<usize>()
