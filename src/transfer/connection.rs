@@ -3,7 +3,7 @@
 //! It performs what the [`Link`] decides, and tells the link what the lanes and the copying threads report. The link is
 //! behind one lock, held for table look-ups only: no system call and no copy happens under it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
@@ -84,6 +84,8 @@ pub struct Connection {
     core: Weak<Core>,
     link: Mutex<Link<Arc<Part>>>,
     lanes: RwLock<Vec<Arc<Lane>>>,
+    /// Lanes that the peer had lost before they were here. They do not come any more.
+    lost: Mutex<HashSet<u16>>,
     over: OnceLock<TransferError>,
     checks: bool,
     pid: Option<i32>,
@@ -141,6 +143,7 @@ impl Connection {
             core: Arc::downgrade(core),
             link: Mutex::new(Link::new(me, peer, terms)),
             lanes: RwLock::default(),
+            lost: Mutex::default(),
             over: OnceLock::new(),
             checks,
             pid,
@@ -169,7 +172,14 @@ impl Connection {
             }
             lock(&self.link).control_again(peer_heard);
         }
-        self.lanes.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lane));
+        {
+            let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
+            if lock(&self.lost).contains(&lane.id) {
+                // The peer was told already that nothing comes from it.
+                return Err(std::io::ErrorKind::ConnectionReset.into());
+            }
+            lanes.push(Arc::clone(lane));
+        }
         self.heard();
         if let Err(error) = core.reactor(lane.id).add(lane) {
             self.lanes
@@ -764,6 +774,9 @@ impl Connection {
                 // that a lane that is just ending is told before it is out of the list, or not found.
                 let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
                 let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
+                if found.is_none() {
+                    lock(&self.lost).insert(id);
+                }
                 drop(lanes);
                 if found.is_none() {
                     lock(&self.link).lane_closed(id);

@@ -46,10 +46,15 @@ pub const LAUNCHES_MAX: usize = 4096;
 const EARLY_MAX: usize = 16 * LAUNCHES_MAX;
 /// The most transfers in all definitions of a peer.
 const REMOTE_ENTRIES_MAX: usize = 1 << 20;
+/// Withdrawn definitions are looked through when there are so many.
+const WITHDRAWN_MAX: usize = 1024;
 /// Groups that send no more than this send it with their `Go`.
 pub const INLINE_MAX: usize = 8 << 10;
 /// The most groups that were sent inline and not yet acknowledged: what a peer keeps for launches that have not come.
 const INLINE_PENDING_MAX: usize = 256;
+/// The most bytes that wait to be said when something comes that asks for more of them. A peer that asks and does not
+/// listen is not served on and on.
+const UNHEARD_MAX: usize = 256 << 20;
 /// The longest reason that is passed on.
 const REASON_MAX: usize = 1024;
 
@@ -169,11 +174,9 @@ impl<T> Group<T> {
         }
     }
 
-    fn give_up(&mut self, stop: Stop) {
-        self.stop = Some(stop);
-        if let Some(remote) = &mut self.remote {
-            remote.inline = None;
-        }
+    /// Lets go of what came inline; how many of such there were.
+    fn drop_inline(&mut self) -> usize {
+        usize::from(self.remote.as_mut().and_then(|remote| remote.inline.take()).is_some())
     }
 }
 
@@ -237,12 +240,16 @@ pub struct Link<T> {
     definitions: HashMap<u32, Arc<Definition>>,
     next_definition: u32,
     remote: HashMap<u32, Arc<Definition>>,
+    /// Definitions that the peer has withdrawn, as far as launches of them are still here.
+    withdrawn: Vec<Arc<Definition>>,
     remote_entries: usize,
     partial: Option<(u32, Vec<u8>)>,
     next: HashMap<u32, u64>,
     groups: BTreeMap<GroupId, Group<T>>,
     launched: usize,
     inline_pending: usize,
+    /// Groups that the peer sent inline, and whose bytes are not yet in place.
+    inline_held: usize,
     schedule: Schedule,
     control: Control,
     outputs: Vec<Output<T>>,
@@ -258,12 +265,14 @@ impl<T: Clone> Link<T> {
             definitions: HashMap::new(),
             next_definition: 1,
             remote: HashMap::new(),
+            withdrawn: Vec::new(),
             remote_entries: 0,
             partial: None,
             next: HashMap::new(),
             groups: BTreeMap::new(),
             launched: 0,
             inline_pending: 0,
+            inline_held: 0,
             schedule: Schedule::default(),
             control: Control::new(!terms.lasting),
             outputs: Vec::new(),
@@ -353,6 +362,7 @@ impl<T: Clone> Link<T> {
         let group = self.groups.entry(at).or_insert_with(Group::new);
         if let Some(why) = group.given_up.take() {
             // It was over before it began; the peer knows, and does not wait for a `Go`.
+            self.inline_held -= group.drop_inline();
             self.groups.remove(&at);
             self.outputs.push(Output::StoppedByPeer(token, why));
             return Some(sequence);
@@ -418,7 +428,8 @@ impl<T: Clone> Link<T> {
         };
         if group.stop.is_none() {
             let cut = (0..=REASON_MAX.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
-            group.give_up(Stop { why: Some(why[..cut].to_owned()), quiesced: false, confirmed: false });
+            self.inline_held -= group.drop_inline();
+            group.stop = Some(Stop { why: Some(why[..cut].to_owned()), quiesced: false, confirmed: false });
         }
         true
     }
@@ -442,10 +453,11 @@ impl<T: Clone> Link<T> {
     }
 
     fn forget(&mut self, at: GroupId) {
-        if let Some(group) = self.groups.remove(&at)
-            && let Some(local) = group.local
+        if let Some(mut group) = self.groups.remove(&at)
+            && let Some(local) = group.local.take()
         {
             self.launched -= 1;
+            self.inline_held -= group.drop_inline();
             self.inline_pending -= usize::from(group.out == Outbound::Inline);
             self.outputs.push(Output::Over(local.token));
         }
@@ -486,6 +498,7 @@ impl<T: Clone> Link<T> {
                 group.inbound = Inbound::Done;
             } else if local.destination {
                 if let Some(bytes) = remote.inline.take() {
+                    self.inline_held -= 1;
                     group.inbound = Inbound::Fetching;
                     self.outputs.push(Output::Inline(local.token.clone(), bytes));
                 } else if !self.terms.fetch {
@@ -517,12 +530,15 @@ impl<T: Clone> Link<T> {
         if !self.control.accept(header)? {
             return Ok(());
         }
+        if self.control.unheard() > UNHEARD_MAX {
+            return Err(Violation("it asks and does not listen"));
+        }
         let at = (header.channel, header.sequence);
         match header.kind {
             Kind::Define => self.on_define(header, payload)?,
             Kind::Undefine => {
                 if let Some(gone) = self.remote.remove(&header.index) {
-                    self.remote_entries -= gone.entries.len();
+                    self.withdrawn.push(gone);
                 }
             }
             Kind::Go => self.on_go(header, payload)?,
@@ -546,7 +562,7 @@ impl<T: Clone> Link<T> {
             }
             Kind::Damaged => self.on_damaged(at, header.index),
             Kind::Lost => self.outputs.push(Output::CloseLane(header.lane)),
-            Kind::Have => self.on_have(at, header.lane, &payload),
+            Kind::Have => self.on_have(at, header.lane, header.index, &payload),
             Kind::Ping => self.tell(self.header(Kind::Pong), Vec::new()),
             Kind::Pong => self.outputs.push(Output::Pong),
             Kind::Region => self.outputs.push(Output::Region(header.index, header.sequence)),
@@ -573,7 +589,10 @@ impl<T: Clone> Link<T> {
             return Ok(());
         }
         let definition = Definition::decode(&bytes).ok_or(Violation("a definition cannot be read"))?;
-        self.remote_entries += definition.entries.len();
+        self.remote_entries += weight(&definition);
+        if self.remote_entries > REMOTE_ENTRIES_MAX || self.withdrawn.len() >= WITHDRAWN_MAX {
+            self.forget_withdrawn();
+        }
         if self.remote_entries > REMOTE_ENTRIES_MAX {
             return Err(Violation("too many transfers are defined"));
         }
@@ -581,6 +600,16 @@ impl<T: Clone> Link<T> {
             None => Ok(()),
             Some(_) => Err(Violation("a definition was made twice")),
         }
+    }
+
+    /// Forgets the withdrawn definitions of which no launch is left.
+    fn forget_withdrawn(&mut self) {
+        let entries = &mut self.remote_entries;
+        self.withdrawn.retain(|definition| {
+            let used = Arc::strong_count(definition) > 1;
+            *entries -= if used { 0 } else { weight(definition) };
+            used
+        });
     }
 
     fn on_go(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), Violation> {
@@ -607,6 +636,10 @@ impl<T: Clone> Link<T> {
         if !passed && self.groups.len() - self.launched >= EARLY_MAX {
             return Err(Violation("too many launches wait for this side's"));
         }
+        self.inline_held += usize::from(remote.inline.is_some());
+        if self.inline_held > INLINE_PENDING_MAX {
+            return Err(Violation("too many launches brought their bytes along"));
+        }
         let group = self.groups.entry(at).or_insert_with(Group::new);
         if group.remote.replace(remote).is_some() {
             return Err(Violation("a group was launched twice"));
@@ -628,7 +661,8 @@ impl<T: Clone> Link<T> {
                     // Both gave it up: each hears of the other's quiescence by its `Stop`.
                     self.on_stopped(at);
                 } else {
-                    group.give_up(Stop { why: None, quiesced: false, confirmed: true });
+                    self.inline_held -= group.drop_inline();
+                    group.stop = Some(Stop { why: None, quiesced: false, confirmed: true });
                     if let Some(local) = &group.local {
                         self.outputs.push(Output::StoppedByPeer(local.token.clone(), why));
                     }
@@ -636,6 +670,7 @@ impl<T: Clone> Link<T> {
             }
             _ => {
                 let group = self.groups.entry(at).or_insert_with(Group::new);
+                self.inline_held -= group.drop_inline();
                 group.remote = None;
                 group.given_up = Some(why);
                 self.tell_of(Kind::Stopped, at);
@@ -677,6 +712,7 @@ impl<T: Clone> Link<T> {
         self.schedule = Schedule::default();
         let groups = std::mem::take(&mut self.groups);
         self.launched = 0;
+        self.inline_held = 0;
         groups.into_values().filter_map(|group| group.local.map(|local| local.token)).collect()
     }
 
@@ -684,6 +720,11 @@ impl<T: Clone> Link<T> {
     pub const fn launched(&self) -> usize {
         self.launched
     }
+}
+
+/// What a definition counts for among those of a peer: an empty one takes room too.
+fn weight(definition: &Definition) -> usize {
+    definition.entries.len() + 1
 }
 
 fn difference(here: &Definition, there: &Definition) -> Difference {
