@@ -9,6 +9,7 @@ use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
+use crate::reports::Board;
 use crate::telemetry::traces::Traces;
 use crate::tls::{Entrance, Failures};
 
@@ -21,6 +22,7 @@ pub struct Server {
     pub(super) services: Services,
     pub(super) counts: Counts,
     pub(super) entrance: Entrance,
+    pub(super) transfers: Arc<Board>,
     /// `None`: calls are not counted one by one.
     pub(super) calls: Option<Box<CallCounts>>,
     /// `None`: calls are not traced.
@@ -59,9 +61,16 @@ impl Server {
             services: Services::new(),
             counts: Counts::default(),
             entrance,
+            transfers: Arc::default(),
             calls,
             traces,
         })
+    }
+
+    /// What workers have reported of their transfers.
+    #[must_use]
+    pub fn transfers(&self) -> &Arc<Board> {
+        &self.transfers
     }
 
     /// What the edge has counted so far.

@@ -24,7 +24,7 @@ use super::part::Part;
 use super::scene::Scene;
 use super::table::Listing;
 use super::timeline::Happened;
-use super::{barriers, drain, job, overview, task, timeline};
+use super::{barriers, drain, job, overview, task, timeline, transfers};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::Numbered;
 use crate::http::extract::{Job, Params};
@@ -166,6 +166,7 @@ pub(super) struct Which {
     /// The digests of the parts that it has: `id:digest,…`.
     have: String,
     task: String,
+    transport: String,
     state: String,
     find: String,
     sort: String,
@@ -197,6 +198,11 @@ impl Which {
             "job" => {
                 let listing = self.listing();
                 scene.made(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
+            }
+            "transfers" => {
+                let choice =
+                    transfers::Choice { task: self.task.clone(), transport: self.transport.clone() };
+                scene.made(&format!("transfers?{}", choice.query()), || transfers::parts(scene, &choice))
             }
             "barriers" => scene.made("barriers", || barriers::parts(scene)),
             "drain" => scene.made("drain", || Ok(vec![job::head(scene)?, drain::part(scene)?])),

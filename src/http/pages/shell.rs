@@ -59,6 +59,7 @@ pub(super) enum Place {
     Keys,
     Drain,
     Exclusions,
+    Moves,
     Transfers,
     Audit,
     Api,

@@ -11,7 +11,7 @@ use super::part::{Part, Parts};
 use super::scene::{Scene, host};
 use super::shell::{Guest, Page, Place, answer};
 use super::table::gap_classes;
-use super::{look, timeline, times};
+use super::{look, timeline, times, transfers};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Device, ExclusionView, JobName, JobView, KeyLine, Target, TaskId, TaskView,
 };
@@ -99,6 +99,7 @@ pub(super) fn parts(scene: &Scene, id: TaskId) -> Result<Option<Vec<Part>>, Prob
         head(scene)?,
         Part::new("task", &state)?,
         Part::new("pulse", &pulse)?,
+        transfers::of_task(scene, id)?,
         Part::new("meetings", &Meetings { meetings })?,
         timeline::part(scene, false, Some(id))?,
     ]))
