@@ -77,9 +77,7 @@ pub use failure::*;
 pub use ids::*;
 pub use input::*;
 pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
-pub use looking::{
-    JobLook, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, PresentLife, Roster, RunLine,
-};
+pub use looking::{JobLook, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, PresentLife, Roster, RunLine};
 pub use observation::*;
 pub use pulse::{GAP_CLASSES, Gaps, PulseView};
 pub use settings::*;

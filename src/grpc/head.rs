@@ -152,10 +152,13 @@ mod tests {
     #[test]
     fn both_generations_and_the_others() {
         let path = |path| target(&head("POST", path, &[TYPE]));
-        assert!(matches!(path("/tensorflow.CoordinationService/Heartbeat"), Ok(Target::Coordination(_))));
+        assert!(matches!(
+            path("/tensorflow.CoordinationService/Heartbeat"),
+            Ok(Target::Call(Callee::Coordination(_)))
+        ));
         assert!(matches!(
             path("/xla.coordination.CoordinationService/WatchTasks"),
-            Ok(Target::Coordination(_))
+            Ok(Target::Call(Callee::Coordination(_)))
         ));
         assert!(matches!(path("/grpc.health.v1.Health/Check"), Ok(Target::Side)));
         for unknown in [

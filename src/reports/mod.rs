@@ -36,7 +36,8 @@ pub use ring::POINTS;
 pub use view::{
     ConnectionView, FailureView, LinksView, OutcomeView, PairSeries, PairView, ReasonView, Series,
     TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
-};pub use words::{Counter, Outcome, Transport};
+};
+pub use words::{Counter, Outcome, Transport};
 
 /// How often jobs that are gone are forgotten, and failures told of that nobody was told of yet.
 const LOOKED: Duration = Duration::from_secs(1);

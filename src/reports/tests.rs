@@ -52,8 +52,12 @@ impl World {
     fn report(&self, task: u32, incarnation: u64, edit: impl FnOnce(&mut wire::TransferReport)) -> Vec<u8> {
         let mut sequence = self.sequence.lock().unwrap();
         *sequence += 1;
-        let mut report =
-            wire::TransferReport { task, incarnation, sequence: *sequence, ..wire::TransferReport::default() };
+        let mut report = wire::TransferReport {
+            task,
+            incarnation,
+            sequence: *sequence,
+            ..wire::TransferReport::default()
+        };
         edit(&mut report);
         report.encode_to_vec()
     }
@@ -90,12 +94,13 @@ fn failure(peer: u32, reason: &str, at: u64) -> wire::Failure {
 #[test]
 fn what_a_task_counted_in_earlier_lives_stays_counted() {
     let world = World::of(2);
-    let mut say = |incarnation, sent, hits| {
+    let say = |incarnation, sent, hits| {
         let report = world.report(0, incarnation, |report| {
             report.pairs = vec![pair(1, "shm", sent, 5)];
             report.outcomes = vec![wire::OutcomeTotals { outcome: "completed".into(), launches: sent / 10 }];
             report.cliques = Some(wire::CliqueCache { size: 2, hits, misses: 1, evictions: 0 });
-            report.connections = vec![wire::Connection { peer: 1, lanes: 3, launches: 2, ..Default::default() }];
+            report.connections =
+                vec![wire::Connection { peer: 1, lanes: 3, launches: 2, ..Default::default() }];
         });
         world.take(&report)
     };
@@ -105,7 +110,11 @@ fn what_a_task_counted_in_earlier_lives_stays_counted() {
 
     world.register(0, 777);
     let view = world.summary();
-    assert_eq!((view.reporting, view.stale, view.in_flight()), (0, 1, 0), "its last life has no connections now");
+    assert_eq!(
+        (view.reporting, view.stale, view.in_flight()),
+        (0, 1, 0),
+        "its last life has no connections now"
+    );
     assert_eq!(view.totals.sent(), 1500);
     assert!(matches!(say(100, 9999, 9), Err(Refusal::OtherLife { .. })));
     assert_eq!(say(777, 20, 1), Ok(1000));
@@ -165,9 +174,8 @@ fn words_that_nobody_knows_are_one_word() {
     let world = World::of(2);
     let report = world.report(0, 100, |report| {
         report.pairs = vec![pair(1, "pigeon", 1, 0), pair(1, "\u{1b}[2J", 2, 0), pair(1, "", 4, 0)];
-        report.outcomes = (0..60)
-            .map(|n| wire::OutcomeTotals { outcome: format!("because {n}"), launches: 1 })
-            .collect();
+        report.outcomes =
+            (0..60).map(|n| wire::OutcomeTotals { outcome: format!("because {n}"), launches: 1 }).collect();
     });
     world.take(&report).unwrap();
     let totals = world.summary().totals;
@@ -175,16 +183,18 @@ fn words_that_nobody_knows_are_one_word() {
     assert_eq!((totals.launches.len(), totals.ended(Outcome::of("other")), totals.failed()), (1, 60, 60));
     for outcome in Outcome::all() {
         assert_eq!(Outcome::of(outcome.name()), outcome);
-        assert!(outcome.name() == "other" || outcome.means() != Outcome::of("?").means(), "{}", outcome.name());
+        assert!(
+            outcome.name() == "other" || outcome.means() != Outcome::of("?").means(),
+            "{}",
+            outcome.name()
+        );
     }
 }
 
 #[test]
 fn lists_are_counted_before_they_are_read() {
     let world = World::of(2);
-    for (most, field) in
-        [(PAIRS_MAX, 4_u8), (CONNECTIONS_MAX, 5), (OUTCOMES_MAX, 6), (FAILURES_MAX, 9)]
-    {
+    for (most, field) in [(PAIRS_MAX, 4_u8), (CONNECTIONS_MAX, 5), (OUTCOMES_MAX, 6), (FAILURES_MAX, 9)] {
         // The cheapest way to ask for memory: rows without contents.
         let rows = [field << 3 | 2, 0].repeat(most + 1);
         let bytes = [world.report(0, 100, |_| {}), rows].concat();
@@ -193,8 +203,10 @@ fn lists_are_counted_before_they_are_read() {
     assert!(matches!(world.take(&vec![0; BYTES_MAX + 1]), Err(Refusal::Long(_))));
     let full = world.report(0, 100, |report| {
         report.pairs = (0..PAIRS_MAX as u64).map(|n| pair(1, "other", u64::MAX - n, u64::MAX)).collect();
-        let end = wire::Connection { peer: 1, peer_incarnation: u64::MAX, lanes: u32::MAX, ..Default::default() };
-        report.connections = vec![wire::Connection { launches: u32::MAX, transport: "unix".into(), ..end }; 4096];
+        let end =
+            wire::Connection { peer: 1, peer_incarnation: u64::MAX, lanes: u32::MAX, ..Default::default() };
+        report.connections =
+            vec![wire::Connection { launches: u32::MAX, transport: "unix".into(), ..end }; 4096];
         report.failures = vec![failure(1, "stalled", u64::MAX); FAILURES_MAX];
     });
     assert!(full.len() < BYTES_MAX, "{}", full.len());
@@ -237,10 +249,10 @@ fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_on
     say(1_000_500);
     let seen = world.board.throughput(world.job, &world.roster(), 10);
     let sum = |sent: &[u64]| sent.iter().sum::<u64>();
-    assert_eq!(seen.transports.iter().map(|it| (it.transport, sum(&it.sent))).collect::<Vec<_>>(), [(
-        Transport::Shm,
-        50_000
-    )]);
+    assert_eq!(
+        seen.transports.iter().map(|it| (it.transport, sum(&it.sent))).collect::<Vec<_>>(),
+        [(Transport::Shm, 50_000)]
+    );
     assert_eq!(seen.pairs.len(), SERIES_KEPT);
     assert!(seen.pairs.iter().all(|pair| sum(&pair.sent) == 500), "{:?}", seen.pairs);
     assert_eq!(sum(&seen.others), 500 * (100 - SERIES_KEPT as u64));
@@ -258,7 +270,11 @@ fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
         });
         world.take(&report).unwrap();
     };
-    say(vec![failure(1, "peer_dead", now + 7), failure(1, "stalled", now + 5), failure(1, "stalled", u64::MAX)]);
+    say(vec![
+        failure(1, "peer_dead", now + 7),
+        failure(1, "stalled", now + 5),
+        failure(1, "stalled", u64::MAX),
+    ]);
     (0..10).for_each(|_| say(vec![failure(1, "stalled", 0); FAILURES_MAX]));
     assert_eq!(world.failures_told(), [("peer_dead".to_owned(), 1), ("stalled".to_owned(), 1)]);
     let reasons = world.summary().failures;
@@ -267,7 +283,9 @@ fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
     let first = reasons[0].first.clone().unwrap();
     assert_eq!((first.at.0, first.text.as_str()), (now + 5, "as the | worker says"));
     // A clock that is wrong does not lead out of the run.
-    assert!(reasons[0].newest.iter().all(|failure| failure.at >= first.at && failure.at.0 < now + 60_000_000));
+    assert!(
+        reasons[0].newest.iter().all(|failure| failure.at >= first.at && failure.at.0 < now + 60_000_000)
+    );
     let of_task = world.board.task(world.job, &world.roster(), TaskId(0)).unwrap();
     assert_eq!(of_task.failures.len(), TASK_FAILURES_KEPT);
 }

@@ -281,9 +281,8 @@ pub struct TaskTransfers {
 
 impl TaskTransfers {
     fn of(task: TaskId, of_task: &OfTask, stale: bool) -> Self {
-        let rate = |way: usize| {
-            of_task.rows.values().fold(0_u64, |sum, row| sum.saturating_add(row.rate[way]))
-        };
+        let rate =
+            |way: usize| of_task.rows.values().fold(0_u64, |sum, row| sum.saturating_add(row.rate[way]));
         let failures = of_task.failures.iter().rev();
         Self {
             task,
@@ -393,7 +392,9 @@ impl TransfersView {
             view.registered_bytes = view.registered_bytes.saturating_add(of_task.registered_bytes);
         }
         let last = last_second(of_job, view.interval_ms);
-        let lately = |ring: &super::ring::Ring| ring.window(last, RATE_SECONDS).into_iter().fold(0, u64::saturating_add);
+        let lately = |ring: &super::ring::Ring| {
+            ring.window(last, RATE_SECONDS).into_iter().fold(0, u64::saturating_add)
+        };
         let moved = of_job.series.iter().map(lately).fold(0, u64::saturating_add);
         view.rate = if view.reporting == 0 { 0 } else { moved / RATE_SECONDS as u64 };
         view.reported_at = Some(of_job.at).filter(|at| at.0 > 0);
@@ -430,7 +431,8 @@ fn reasons(of_job: &OfJob, totals: &TotalsView) -> Vec<ReasonView> {
                 means: reason.means().to_owned(),
                 launches: totals.ended(reason),
                 first: known.and_then(|known| known.first.as_ref()).map(FailureView::of),
-                newest: known.map_or_else(Vec::new, |it| it.newest.iter().rev().map(FailureView::of).collect()),
+                newest: known
+                    .map_or_else(Vec::new, |it| it.newest.iter().rev().map(FailureView::of).collect()),
             },
         );
     }
@@ -546,7 +548,8 @@ impl Board {
     ) -> Vec<ConnectionView> {
         let view = |of_job: &OfJob| {
             let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));
-            let all = live.flat_map(|(one, of_task)| of_task.connections.iter().map(move |link| (*one, link)));
+            let all =
+                live.flat_map(|(one, of_task)| of_task.connections.iter().map(move |link| (*one, link)));
             let wanted = all.filter(|(one, link)| {
                 task.is_none_or(|task| task == *one)
                     && transport.is_none_or(|transport| transport == link.transport)

@@ -200,8 +200,7 @@ impl Which {
                 scene.made(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
             }
             "transfers" => {
-                let choice =
-                    transfers::Choice { task: self.task.clone(), transport: self.transport.clone() };
+                let choice = transfers::Choice { task: self.task.clone(), transport: self.transport.clone() };
                 scene.made(&format!("transfers?{}", choice.query()), || transfers::parts(scene, &choice))
             }
             "barriers" => scene.made("barriers", || barriers::parts(scene)),

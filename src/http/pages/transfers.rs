@@ -114,8 +114,9 @@ impl Chart {
         let steps_of = |sent: &[u64]| -> Vec<u64> {
             let whole = sent.get(..sent.len().saturating_sub(spare)).unwrap_or_default();
             let steps = whole.rchunks_exact(STEP);
-            let mut steps: Vec<u64> =
-                steps.map(|step| step.iter().fold(0, |sum: u64, it| sum.saturating_add(*it)) / STEP as u64).collect();
+            let mut steps: Vec<u64> = steps
+                .map(|step| step.iter().fold(0, |sum: u64, it| sum.saturating_add(*it)) / STEP as u64)
+                .collect();
             steps.reverse();
             steps
         };
