@@ -18,6 +18,7 @@ use support::Muster;
 async fn hang(muster: &Muster) -> (Party, Vec<support::Pending>) {
     let party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
     party.beat();
+    party.report();
     party.train(20, 6).await;
     let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
     let waiting = waiting.collect();

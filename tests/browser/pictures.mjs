@@ -15,7 +15,7 @@ const take = async (name, path, options, full = true) => {
   await page.screenshot({ path: `${out}/${name}.png`, fullPage: full });
   await page.context().close();
 };
-const pages = (process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
+const pages = (process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/transfers /jobs/idle/transfers /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
 const name = (path) => path.slice(1).replaceAll('/', '-') || 'overview';
 for (const path of pages) {
   await take(`${name(path)}-light`, path, { viewport: wide, colorScheme: 'light' });

@@ -41,23 +41,18 @@ pub(super) struct Parts(pub Vec<Part>);
 impl Parts {
     /// The part of that name in the place where it is followed; nothing if the page has none.
     pub fn get(&self, id: &str) -> Framed<'_> {
-        Framed("", self.0.iter().find(|part| part.id == id))
-    }
-
-    /// The same, but the place is there even if the part is not yet: it may come while the page is followed.
-    pub fn place(&self, id: &'static str) -> Framed<'_> {
-        Framed(id, self.0.iter().find(|part| part.id == id))
+        Framed(self.0.iter().find(|part| part.id == id))
     }
 }
 
 /// A part in its place in a page.
-pub(super) struct Framed<'a>(&'static str, Option<&'a Part>);
+pub(super) struct Framed<'a>(Option<&'a Part>);
 
 impl HtmlSafe for Framed<'_> {}
 
 impl fmt::Display for Framed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.1 {
+        match self.0 {
             Some(part) => {
                 write!(
                     f,
@@ -67,8 +62,7 @@ impl fmt::Display for Framed<'_> {
                     part.html
                 )
             }
-            None if self.0.is_empty() => Ok(()),
-            None => write!(f, "<div class=\"part\" id=\"{}\" data-tag=\"\"></div>", self.0),
+            None => Ok(()),
         }
     }
 }

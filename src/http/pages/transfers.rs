@@ -216,12 +216,21 @@ struct Nobody<'a> {
     job: Option<&'a JobName>,
 }
 
+#[derive(Template)]
+#[template(source = "", ext = "html")]
+struct Nothing;
+
 /// The parts of the page.
 pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem> {
     let (board, job, name) = (&scene.board, scene.job, &scene.view.name);
     let view = board.summary(job, &scene.roster, scene.now());
     if view.reporting == 0 && view.stale == 0 {
-        return Ok(vec![head(scene)?, Part::new("moves", &Nobody { job: Some(name) })?]);
+        // The others say nothing; they may have, of the run before.
+        let mut parts = vec![head(scene)?, Part::new("moves", &Nobody { job: Some(name) })?];
+        for id in ["reasons", "throughput", "pairs", "movers"] {
+            parts.push(Part::new(id, &Nothing)?);
+        }
+        return Ok(parts);
     }
     let chart = Chart::of(&board.throughput(job, &scene.roster, POINTS));
     let mut pairs = board.pairs(job, scene.roster.run, choice.task(), choice.transport());
