@@ -53,14 +53,21 @@ impl Member {
         let reports = tokio::spawn(async move {
             for round in 0.. {
                 // It swings, so that there is something to see.
-                let by = 1 << (20 + (round + u64::from(task)) % 5);
-                reporter.move_bytes(right, "shm", 3 * by, 0);
-                reporter.move_bytes(left, "tcp", by, 3 * by);
+                let by = |task: u32| 1_u64 << (20 + (round + u64::from(task)) % 5);
+                reporter.move_bytes(right, "shm", 3 * by(task), 0);
+                reporter.move_bytes(left, "shm", 0, 3 * by(left));
+                reporter.move_bytes(left, "tcp", by(task), 0);
+                reporter.move_bytes(right, "tcp", 0, by(right));
                 reporter.end("completed", 4);
                 reporter.count(round, 0);
                 if task == 3 && round % 4 == 1 {
                     reporter.fail(left, "peer_dead", "its connection was reset", 0);
-                    reporter.fail(right, "stalled", "nothing moved for 5 s after 1048576 of 3145728 bytes", 0);
+                    reporter.fail(
+                        right,
+                        "stalled",
+                        "nothing moved for 5 s after 1048576 of 3145728 bytes",
+                        0,
+                    );
                 }
                 // What comes of it is the server's affair.
                 let _ = reporter.say().await;
@@ -151,7 +158,14 @@ impl Party {
         for (client, task, incarnation, answer) in coming {
             let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
             let Body::Service(service) = answer.body else { panic!("task {task}: {answer:?}") };
-            let member = Member { client, task, incarnation, service, beats: Mutex::default(), reports: Mutex::default() };
+            let member = Member {
+                client,
+                task,
+                incarnation,
+                service,
+                beats: Mutex::default(),
+                reports: Mutex::default(),
+            };
             party.members.push(Some(member));
         }
         party
@@ -225,7 +239,14 @@ impl Party {
         let caller = Caller { service: None, ..Caller::new(number, incarnation, 0) };
         let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
         let Body::Service(service) = answer.body else { panic!("{answer:?}") };
-        let member = Member { client, task: number, incarnation, service, beats: Mutex::default(), reports: Mutex::default() };
+        let member = Member {
+            client,
+            task: number,
+            incarnation,
+            service,
+            beats: Mutex::default(),
+            reports: Mutex::default(),
+        };
         member.beat();
         self.members[task] = Some(member);
     }

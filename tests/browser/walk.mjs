@@ -78,7 +78,7 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   await page.click('.filter button');
   if ((await page.locator('#pairs tr[data-key]').count()) !== 2) wrong('the pairs of task 3 by tcp are not two');
   await page.goto(`${url}/jobs/idle/transfers`);
-  const empty = await page.locator('.empty').innerText();
+  const empty = await page.locator('#moves .empty').innerText();
   for (const fact of ['does not pass through Muster', 'muster worker']) {
     if (!empty.includes(fact)) wrong(`who reports nothing is not told ${fact}`);
   }

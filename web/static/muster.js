@@ -319,7 +319,7 @@ const lines = (place) => {
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((at) => when[at] ?? '') },
-      { ...axis, size: 84, values: (_, ticks) => ticks.map(amount) },
+      { ...axis, size: 84, incrs: Array.from({ length: 50 }, (_, at) => 2 ** at), values: (_, ticks) => ticks.map(amount) },
     ],
     series: [{}, ...names.map((name) => ({ stroke: colour(colours[name] ?? '--dim'), width: 2, dash: dashes[name], points: { show: false } }))],
   }, [when.map((_, at) => at), ...rates], place);

@@ -27,6 +27,8 @@ const LISTED: usize = 40;
 const SAID: usize = 3;
 /// How many seconds one point of the chart is.
 const STEP: usize = 10;
+/// How many points it has at least, where there are so many.
+const STEPS_MIN: usize = 12;
 /// The chart's measures.
 const WIDTH: usize = 600;
 const HEIGHT: usize = 140;
@@ -120,8 +122,14 @@ impl Chart {
             steps.reverse();
             steps
         };
-        let series: Vec<(Transport, Vec<u64>)> =
+        let mut series: Vec<(Transport, Vec<u64>)> =
             throughput.transports.iter().map(|it| (it.transport, steps_of(&it.sent))).collect();
+        // A run that is young is not shown as ten minutes of nothing.
+        let quiet = series.iter().map(|(_, steps)| steps.iter().take_while(|bytes| **bytes == 0).count());
+        let quiet = quiet.min().unwrap_or_default().saturating_sub(1);
+        for (_, steps) in &mut series {
+            steps.drain(..quiet.min(steps.len().saturating_sub(STEPS_MIN)));
+        }
         let most = series.iter().flat_map(|(_, steps)| steps).copied().max().unwrap_or_default();
         let count = series.first().map_or(0, |(_, steps)| steps.len());
         let began = end - spare as u64 - (count * STEP) as u64;
@@ -326,6 +334,8 @@ mod tests {
             pairs: vec![],
             others: vec![],
         };
+        let young = Chart::of(&throughput(86_400 + 600, [vec![0; 590], vec![10; 10]].concat()));
+        assert_eq!((young.steps.len(), young.steps[0].0.as_str()), (STEPS_MIN, "00:08:00"));
         let sent: Vec<u64> = (0..30).map(|second| if second < 20 { 100 } else { 300 }).collect();
         let chart = Chart::of(&throughput(86_400 + 30, sent.clone()));
         let steps: Vec<_> = chart.steps.iter().map(|(when, rates)| (when.as_str(), rates[0])).collect();
