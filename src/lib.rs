@@ -14,6 +14,7 @@
 //! | [`reports`] | what native workers report of their transfers |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
+//! | [`meter`] | what hot paths count and time of themselves |
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -23,6 +24,7 @@ pub mod findings;
 pub mod grpc;
 pub mod http;
 mod http2;
+pub mod meter;
 pub mod proto;
 pub mod reports;
 pub mod telemetry;
