@@ -12,8 +12,8 @@ use crate::support::{Body, Call, Caller, Client, Generation, Pending, Reporter};
 
 /// How long a call of the play may take: machines that build meanwhile are slow.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How far apart heartbeats come.
-const BEAT: Duration = Duration::from_secs(1);
+/// How far apart heartbeats usually come.
+pub const BEAT: Duration = Duration::from_secs(1);
 
 /// One task.
 pub struct Member {
@@ -28,6 +28,11 @@ pub struct Member {
 impl Member {
     fn caller(&self) -> Caller {
         Caller::new(self.task, self.incarnation, self.service)
+    }
+
+    /// Which task it is.
+    pub fn number(&self) -> i32 {
+        self.task
     }
 
     /// Makes a call and waits for its answer.
@@ -77,14 +82,14 @@ impl Member {
         self.reports.lock().expect("no holder panics").replace(reports);
     }
 
-    fn beat(&self) {
+    fn beat(&self, every: Duration) {
         let (client, caller) = (self.client.clone(), self.caller());
         let incarnation = self.incarnation;
         let beats = tokio::spawn(async move {
             loop {
                 // What comes of it is the server's affair.
                 let _ = client.ask(&caller, &Call::Heartbeat { incarnation }).await;
-                tokio::time::sleep(BEAT).await;
+                tokio::time::sleep(every).await;
             }
         });
         *self.beats.lock().expect("no holder panics") = Some(beats);
@@ -193,8 +198,8 @@ impl Party {
     }
 
     /// From now on their heartbeats come.
-    pub fn beat(&self) {
-        self.all().for_each(Member::beat);
+    pub fn beat(&self, every: Duration) {
+        self.all().for_each(|member| member.beat(every));
     }
 
     /// From now on they report transfers.
@@ -247,7 +252,7 @@ impl Party {
             beats: Mutex::default(),
             reports: Mutex::default(),
         };
-        member.beat();
+        member.beat(BEAT);
         self.members[task] = Some(member);
     }
 }

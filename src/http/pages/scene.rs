@@ -17,7 +17,7 @@ use crate::reports::Board;
 
 /// A job, as it was at one moment.
 pub(super) struct Scene {
-    pub job: JobId,
+    pub id: JobId,
     /// Which lives of the tasks count.
     pub roster: Roster,
     /// What the tasks report of their transfers: looked at by the pages that show it.
@@ -50,7 +50,7 @@ impl Scene {
     }
 
     fn new(
-        job: JobId,
+        id: JobId,
         (view, roster): (JobView, Roster),
         open: Vec<Finding>,
         happened: Happened,
@@ -63,7 +63,7 @@ impl Scene {
         for device in &view.run.devices {
             *devices.entry(device.task).or_default() += 1;
         }
-        Self { job, roster, board, view, open, happened, looks, devices, made: Mutex::default() }
+        Self { id, roster, board, view, open, happened, looks, devices, made: Mutex::default() }
     }
 
     /// What was made of this scene under that name, or is made now.

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use super::job::head;
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{links, look, times};
@@ -230,7 +230,7 @@ struct Nothing;
 
 /// The parts of the page.
 pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem> {
-    let (board, job, name) = (&scene.board, scene.job, &scene.view.name);
+    let (board, job, name) = (&scene.board, scene.id, &scene.view.name);
     let view = board.summary(job, &scene.roster, scene.now());
     if view.reporting == 0 && view.stale == 0 {
         // The others say nothing; they may have, of the run before.
@@ -274,7 +274,7 @@ struct TaskMoves<'a> {
 
 /// What one task reports, for its page; it says nothing where nobody in the job reports.
 pub(super) fn of_task(scene: &Scene, task: TaskId) -> Result<Part, Problem> {
-    let it = scene.board.task(scene.job, &scene.roster, task);
+    let it = scene.board.task(scene.id, &scene.roster, task);
     Part::new("task-moves", &TaskMoves { job: &scene.view.name, task, it })
 }
 
@@ -282,7 +282,7 @@ pub(super) fn of_task(scene: &Scene, task: TaskId) -> Result<Part, Problem> {
 #[template(path = "job-transfers.html")]
 struct JobTransfers {
     page: Page,
-    parts: Parts,
+    job: JobName,
 }
 
 /// `GET /jobs/{job}/transfers`
@@ -293,10 +293,9 @@ pub(super) async fn of_job(
     Params(choice): Params<Choice>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
-    let parts = Parts(parts(&scene, &choice)?);
-    let live = format!("/jobs/{}/live?page=transfers&{}", job.name, choice.query());
-    let page = Page::new(guest, Place::Moves, format!("Transfers of {}", job.name), scene.now());
-    answer(&JobTransfers { page: page.of_job(&job.name).live_at(live), parts }, scene.now())
+    let (title, query) = (format!("Transfers of {}", job.name), format!("transfers&{}", choice.query()));
+    let page = Page::of_scene(guest, Place::Moves, title, &scene, &query, parts(&scene, &choice)?);
+    answer(&JobTransfers { page, job: job.name }, scene.now())
 }
 
 #[derive(Template)]
