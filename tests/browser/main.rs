@@ -74,6 +74,7 @@ async fn ten_thousand_tasks_are_seen_at_once() {
         match wanted.as_str() {
             "rest" => println!("the server has used {:.2} s of CPU", muster.cpu().as_secs_f64()),
             "lose" => (9_900..10_000).for_each(|task| party.lose(task)),
+            "report" => party.report_once(20).await,
             other => panic!("the script wants {other:?}"),
         }
         script.done().await;

@@ -208,6 +208,19 @@ impl Party {
         self.all().for_each(|member| member.report(tasks));
     }
 
+    /// Each reports once that it has sent to so many others.
+    pub async fn report_once(&self, peers: u32) {
+        let tasks = u32::try_from(self.members.len()).expect("tasks have 32 bits");
+        for member in self.all() {
+            let task = u32::try_from(member.task).expect("tasks are not negative");
+            let mut reporter = Reporter::new(&member.client, task, member.incarnation);
+            for step in 1..=peers {
+                reporter.move_bytes((task + step) % tasks, "tcp", u64::from(task * step), 0);
+            }
+            reporter.say().await.expect("the report is taken");
+        }
+    }
+
     /// They publish their devices, and pass some barriers, at which `late` comes last.
     pub async fn train(&self, steps: i64, late: i32) {
         for member in self.all() {

@@ -22,7 +22,7 @@ const name = (path) => many + (path.slice(1).replaceAll(/[/?&=]/g, '-') || 'over
 for (const path of pages) {
   await take(`${name(path)}-light`, path, { viewport: wide, colorScheme: 'light' });
 }
-for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6'].filter((path) => pages.includes(path))) {
+for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6', '/jobs/train/transfers'].filter((path) => pages.includes(path))) {
   await take(`${name(path)}-dark`, path, { viewport: wide, colorScheme: 'dark' });
   await take(`${name(path)}-narrow`, path, { viewport: narrow, colorScheme: 'light' });
   await take(`${name(path)}-narrow-dark`, path, { viewport: narrow, colorScheme: 'dark' });
