@@ -513,8 +513,11 @@ impl Board {
                     // A life that is over moves nothing now.
                     let stale = is_stale(*one, of_task, roster);
                     of_task.rows.iter().map(move |((peer, by), row)| {
-                        let rate = if stale { [0; 2] } else { row.rate };
-                        (*one, *peer, *by, Row { rate, ..*row })
+                        let mut row: Row = *row;
+                        if stale {
+                            row.rate = [0; 2];
+                        }
+                        (*one, *peer, *by, row)
                     })
                 });
                 let wanted = rows.filter(|(one, peer, by, _)| {
