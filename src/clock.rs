@@ -63,6 +63,13 @@ pub fn monotonic() -> Instant {
     Instant::now()
 }
 
+/// The monotonic clock in nanoseconds: the same for all processes of a host, which [`Instant`] hides.
+#[must_use]
+pub fn monotonic_nanoseconds() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
 /// A number that nobody can guess.
 ///
 /// # Panics

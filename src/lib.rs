@@ -10,6 +10,7 @@
 //! | [`tls`] | TLS for both edges, and why a handshake failed |
 //! | [`telemetry`] | what is told of all this: projections of effects |
 //! | [`transfer`] | the transfer engine: moves buffers between tasks; a library of its own |
+//! | [`doctor`] | what a host offers for fast transfers, and what it lacks |
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`reports`] | what native workers report of their transfers |
 //! | [`proto`] | the wire messages |
@@ -19,6 +20,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod coordination;
+pub mod doctor;
 pub mod engine;
 pub mod findings;
 pub mod grpc;

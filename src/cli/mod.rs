@@ -4,6 +4,7 @@ mod audit;
 mod client;
 mod config;
 mod credentials;
+mod doctor;
 mod drain;
 mod events;
 mod exclude;
@@ -72,6 +73,7 @@ enum Command {
     Token(token::Arguments),
     Metrics(metrics::Arguments),
     Transfer(transfer::Arguments),
+    Doctor(doctor::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -96,6 +98,7 @@ pub fn main() -> ExitCode {
         Command::Token(arguments) => token::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Transfer(arguments) => transfer::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };

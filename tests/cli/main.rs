@@ -1,6 +1,7 @@
 //! The command line, as the real program: what operators type, and what comes of it.
 
 mod acting;
+mod benching;
 mod configuration;
 mod launching;
 mod process;

@@ -1,6 +1,9 @@
-//! `muster transfer`: moving the bytes of arrays between the devices of tasks.
+//! `muster transfer`: moving the bytes of arrays between the devices of tasks. One file for each of its subcommands.
 
+mod bench;
 mod plan;
+
+pub use bench::probe;
 
 use std::process::ExitCode;
 
@@ -16,12 +19,17 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Bench(bench::Arguments),
+    #[command(name = bench::PEER, hide = true)]
+    BenchPeer(bench::PeerArguments),
     Plan(plan::Arguments),
 }
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
+        Command::Bench(arguments) => bench::run(arguments),
+        Command::BenchPeer(arguments) => bench::run_peer(arguments),
         Command::Plan(arguments) => plan::run(arguments),
     }
 }

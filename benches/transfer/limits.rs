@@ -1,0 +1,157 @@
+//! What the machine can do: copying within a process, and bare TCP on the loopback interface.
+
+use std::hint::black_box;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::clock::now;
+use crate::shape::Shape;
+
+/// Over how many bytes, on each side, cold copies go: far more than any cache holds.
+const COLD: usize = 128 << 20;
+
+/// Copies from distinct sources to distinct destinations, in 10^9 bytes a second.
+///
+/// Warm, `threads` share as many buffers as a transfer has under way, and copy them again and again. Cold, they go through
+/// so many that each is out of the caches when its turn comes again. The threads do not wait for one another, which a
+/// transfer that splits a buffer has to.
+///
+/// Whole buffers and pieces of them are tried, and the faster counts: the C library copies what is large past the caches.
+pub fn memcpy(shape: Shape, threads: usize, cold: bool, time: Duration) -> Result<f64> {
+    const PIECE: usize = 256 << 10;
+    let whole = memcpy_by(shape.bytes(), shape, threads, cold, time / 2)?;
+    Ok(if shape.bytes() > PIECE {
+        whole.max(memcpy_by(PIECE, shape, threads, cold, time / 2)?)
+    } else {
+        whole
+    })
+}
+
+fn memcpy_by(piece: usize, shape: Shape, threads: usize, cold: bool, time: Duration) -> Result<f64> {
+    let bytes = shape.bytes();
+    let slots = if cold { (COLD / bytes).max(2) } else { shape.in_flight };
+    let each = (slots / threads).max(1);
+    let start = Barrier::new(threads);
+    let spans: Vec<(Instant, Instant, u64)> = std::thread::scope(|scope| {
+        let copying = || copy(bytes, piece, each, time, &start);
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(copying)).collect();
+        running.into_iter().map(|thread| thread.join().ok()).collect::<Option<_>>()
+    })
+    .context("a copying thread failed")?;
+    rate(&spans)
+}
+
+fn copy(
+    bytes: usize,
+    piece: usize,
+    slots: usize,
+    time: Duration,
+    start: &Barrier,
+) -> (Instant, Instant, u64) {
+    // Written now: no page is to be made while time runs.
+    let sources: Vec<Vec<u8>> = (0..slots).map(|n| vec![n as u8 + 1; bytes]).collect();
+    let mut targets: Vec<Vec<u8>> = (0..slots).map(|_| vec![0xff; bytes]).collect();
+    start.wait();
+    let began = now();
+    let mut copied = 0;
+    // Reading the clock is not to be what is measured.
+    let between = (1 << 20) / bytes + 1;
+    loop {
+        for _ in 0..between {
+            let at = (copied % slots as u64) as usize;
+            let source = black_box(&sources[at]);
+            for (to, from) in targets[at].chunks_mut(piece).zip(source.chunks(piece)) {
+                to.copy_from_slice(from);
+            }
+            black_box(&mut targets[at]);
+            copied += 1;
+        }
+        let ended = now();
+        if ended - began >= time {
+            return (began, ended, copied * bytes as u64);
+        }
+    }
+}
+
+/// Bare TCP: blocking threads, a writer and a reader for each stream, no framing.
+pub fn tcp(shape: Shape, streams: usize, time: Duration) -> Result<f64> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut ends = Vec::new();
+    for _ in 0..streams {
+        let near = TcpStream::connect(listener.local_addr()?)?;
+        let far = listener.accept()?.0;
+        near.set_nodelay(true)?;
+        ends.push((near, far));
+    }
+    let start = Barrier::new(2 * streams);
+    let slots = (shape.in_flight / streams).max(1);
+    let spans: Vec<(Instant, Instant, u64)> = std::thread::scope(|scope| {
+        let running: Vec<_> = ends
+            .into_iter()
+            .map(|(near, far)| {
+                let start = &start;
+                let writing = scope.spawn(move || write(near, shape.bytes(), slots, time, start));
+                let reading = scope.spawn(move || read(far, shape.bytes(), slots, start));
+                (writing, reading)
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|(writing, reading)| {
+                let began = writing.join().ok()?.ok()?;
+                let (ended, bytes) = reading.join().ok()?.ok()?;
+                Some((began, ended, bytes))
+            })
+            .collect::<Option<_>>()
+    })
+    .context("a stream failed")?;
+    rate(&spans)
+}
+
+fn write(
+    mut stream: TcpStream,
+    bytes: usize,
+    slots: usize,
+    time: Duration,
+    start: &Barrier,
+) -> Result<Instant> {
+    let sources: Vec<Vec<u8>> = (0..slots).map(|n| vec![n as u8 + 1; bytes]).collect();
+    start.wait();
+    let began = now();
+    for at in (0..slots).cycle() {
+        stream.write_all(&sources[at])?;
+        if now() - began >= time {
+            break;
+        }
+    }
+    Ok(began)
+}
+
+/// When the last byte was there, and how many there were.
+fn read(mut stream: TcpStream, bytes: usize, slots: usize, start: &Barrier) -> Result<(Instant, u64)> {
+    let mut targets: Vec<Vec<u8>> = (0..slots).map(|_| vec![0xff; bytes]).collect();
+    start.wait();
+    let (mut whole, mut ended) = (0, now());
+    for at in (0..slots).cycle() {
+        match stream.read_exact(&mut targets[at]) {
+            Ok(()) => ended = now(),
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => break,
+            Err(error) => return Err(error.into()),
+        }
+        ensure!(targets[at][bytes - 1] == at as u8 + 1, "bytes of another buffer");
+        whole += bytes as u64;
+    }
+    Ok((ended, whole))
+}
+
+/// All bytes, from the first beginning to the last end.
+fn rate(spans: &[(Instant, Instant, u64)]) -> Result<f64> {
+    let began = spans.iter().map(|span| span.0).min().context("no threads")?;
+    let ended = spans.iter().map(|span| span.1).max().context("no threads")?;
+    let bytes: u64 = spans.iter().map(|span| span.2).sum();
+    Ok(bytes as f64 / (ended - began).as_secs_f64() / 1e9)
+}

@@ -1,0 +1,91 @@
+//! Muster's transfers against the limits of the machine and against other engines, in one run.
+//!
+//!     benches/transfer/setup        # once: the other engines
+//!     cargo bench --bench transfer -- --repeat 5 --into BENCHMARKS.md
+//!
+//! Every repetition measures everything once, one after the other, so that a machine whose speed drifts favours nobody;
+//! ratios are taken within a repetition. All move the same sizes between two processes, as many at a time, and compare what
+//! arrived with what was sent, byte for byte. What is not installed is reported as absent.
+
+mod clock;
+mod limits;
+mod report;
+mod shape;
+mod subjects;
+mod targets;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+
+use report::Results;
+use shape::Shape;
+use subjects::{Places, Subject};
+
+/// Compares Muster's transfers with the limits of the machine and with other engines.
+#[derive(Debug, Parser)]
+#[command(name = "transfer")]
+struct Arguments {
+    /// Only these, such as muster-tcp,tcp-2,mooncake.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<Subject>,
+    /// What is moved, as SIZE:BATCH:IN_FLIGHT in bytes.
+    #[arg(long, value_delimiter = ',', default_values_t = Shape::DEFAULTS)]
+    shapes: Vec<Shape>,
+    /// How often everything is measured.
+    #[arg(long, default_value_t = 5)]
+    repeat: u32,
+    /// How long each measurement takes.
+    #[arg(long, default_value_t = 0.3)]
+    seconds: f64,
+    /// Another build of Muster.
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_muster"))]
+    muster: PathBuf,
+    /// Where benches/transfer/setup made the peers' environment.
+    #[arg(long, env = "MUSTER_PEERS", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/peers"))]
+    peers: PathBuf,
+    /// Where tests/jax/setup made those of JAX.
+    #[arg(long, env = "MUSTER_JAX_ENVS", default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/target/jax"))]
+    jax: PathBuf,
+    /// Write all figures here.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Put the tables into this file, between its two marks.
+    #[arg(long)]
+    into: Option<PathBuf>,
+    /// Cargo says so to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let wanted: Vec<Subject> = Subject::ALL
+        .into_iter()
+        .filter(|subject| arguments.only.is_empty() || arguments.only.contains(subject))
+        .collect();
+    let places = Places::new(&arguments.muster, &arguments.peers, &arguments.jax);
+    let time = Duration::from_secs_f64(arguments.seconds);
+    let mut results = Results::new(&arguments.shapes);
+    for repetition in 0..arguments.repeat {
+        for subject in &wanted {
+            eprintln!("{} of {}: {subject}", repetition + 1, arguments.repeat);
+            match subject.measure(&places, &arguments.shapes, time) {
+                Ok(figures) => results.add(*subject, repetition, figures),
+                // It may be a peer that is not there, or that failed: the others are measured all the same.
+                Err(error) => results.absent(*subject, &format!("{error:#}")),
+            }
+        }
+    }
+    let text = results.markdown(arguments.repeat, arguments.seconds);
+    print!("{text}");
+    if let Some(path) = &arguments.json {
+        std::fs::write(path, results.json()?).with_context(|| path.display().to_string())?;
+    }
+    if let Some(path) = &arguments.into {
+        report::put_into(path, &text).with_context(|| path.display().to_string())?;
+    }
+    results.verify()
+}

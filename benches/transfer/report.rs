@@ -1,0 +1,255 @@
+//! What was measured, as tables for people and as JSON for programs.
+
+#[path = "../coordination/stats.rs"]
+#[expect(dead_code, reason = "the other benchmark takes more of it")]
+mod stats;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+
+use crate::shape::Shape;
+use crate::subjects::{Figure, Subject};
+use crate::targets;
+pub use stats::Spread;
+
+const MARKS: (&str, &str) = ("<!-- transfers -->", "<!-- end of transfers -->");
+
+/// All figures of a run.
+pub struct Results {
+    shapes: Vec<Shape>,
+    figures: BTreeMap<(Subject, Shape), BTreeMap<u32, Figure>>,
+    absent: BTreeMap<Subject, String>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    subject: Subject,
+    shape: Shape,
+    repetition: u32,
+    figure: &'a Figure,
+}
+
+impl Results {
+    pub fn new(shapes: &[Shape]) -> Self {
+        Self { shapes: shapes.to_vec(), figures: BTreeMap::new(), absent: BTreeMap::new() }
+    }
+
+    pub fn add(&mut self, subject: Subject, repetition: u32, figures: BTreeMap<Shape, Figure>) {
+        for (shape, figure) in figures {
+            self.figures.entry((subject, shape)).or_default().insert(repetition, figure);
+        }
+    }
+
+    pub fn absent(&mut self, subject: Subject, why: &str) {
+        self.absent.insert(subject, why.to_owned());
+    }
+
+    pub fn shapes(&self) -> impl Iterator<Item = Shape> {
+        self.shapes.iter().copied()
+    }
+
+    /// Only what was verified counts.
+    fn of(&self, shape: Shape, subject: Subject) -> impl Iterator<Item = (u32, &Figure)> {
+        let all = self.figures.get(&(subject, shape)).into_iter().flatten();
+        all.filter(|(_, figure)| figure.verified).map(|(repetition, figure)| (*repetition, figure))
+    }
+
+    pub fn spread(
+        &self,
+        shape: Shape,
+        subject: Subject,
+        figure: impl Fn(&Figure) -> Option<f64>,
+    ) -> Option<Spread> {
+        Spread::of(self.of(shape, subject).filter_map(|(_, found)| figure(found)))
+    }
+
+    /// How many times what the best of `others` moves, each pair from one repetition.
+    pub fn ratio(&self, shape: Shape, subject: Subject, others: &[Subject]) -> Option<Spread> {
+        Spread::of(self.of(shape, subject).filter_map(|(repetition, figure)| {
+            let best = others.iter().filter_map(|other| {
+                let mut found = self.of(shape, *other);
+                Some(found.find(|(other, _)| *other == repetition)?.1.gbytes_per_second)
+            });
+            let best = best.fold(0.0, f64::max);
+            (best > 0.0).then(|| figure.gbytes_per_second / best)
+        }))
+    }
+
+    /// An error if anything arrived damaged at Muster. What others do is reported and nothing more.
+    pub fn verify(&self) -> Result<()> {
+        for ((subject, shape), figures) in &self.figures {
+            let right = figures.values().all(|figure| figure.verified);
+            ensure!(
+                right || !subject.to_string().starts_with("Muster"),
+                "{subject}, {}: wrong contents",
+                shape.title()
+            );
+        }
+        Ok(())
+    }
+
+    pub fn json(&self) -> Result<String> {
+        let rows: Vec<_> = self
+            .figures
+            .iter()
+            .flat_map(|((subject, shape), figures)| {
+                figures.iter().map(|(repetition, figure)| Row {
+                    subject: *subject,
+                    shape: *shape,
+                    repetition: *repetition,
+                    figure,
+                })
+            })
+            .collect();
+        Ok(serde_json::to_string_pretty(&rows)?)
+    }
+
+    pub fn markdown(&self, repeat: u32, seconds: f64) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            out,
+            "{repeat} repetitions of {seconds} s each, medians with the least and the most. GB/s are 10^9 bytes a second.\n"
+        );
+        for (title, subjects) in [
+            ("Same host, GB/s", &Subject::HERE[..]),
+            ("TCP on the loopback interface, GB/s", &Subject::TCP[..]),
+        ] {
+            self.table(&mut out, title, subjects, |found| {
+                self.spread(found.0, found.1, |figure| Some(figure.gbytes_per_second)).map(|rate| text(&rate))
+            });
+        }
+        let all: Vec<_> = Subject::HERE.into_iter().chain(Subject::TCP).collect();
+        self.table(&mut out, "One at a time, us until it is there: p50 / p99", &all, |(shape, subject)| {
+            let p50 = self.spread(shape, subject, |figure| figure.p50_us)?;
+            let p99 = self.spread(shape, subject, |figure| figure.p99_us)?;
+            Some(format!("{} / {}", text(&p50), text(&p99)))
+        });
+        self.table(&mut out, "Half of a round trip, us: p50 / p99", &all, |(shape, subject)| {
+            let p50 = self.spread(shape, subject, |figure| figure.half_round_trip_p50_us)?;
+            let p99 = self.spread(shape, subject, |figure| figure.half_round_trip_p99_us)?;
+            Some(format!("{} / {}", text(&p50), text(&p99)))
+        });
+        self.prepares(&mut out);
+        self.remarks(&mut out);
+        out
+    }
+
+    fn table(
+        &self,
+        out: &mut String,
+        title: &str,
+        subjects: &[Subject],
+        cell: impl Fn((Shape, Subject)) -> Option<String>,
+    ) {
+        let rows: Vec<(Subject, Vec<Option<String>>)> = subjects
+            .iter()
+            .map(|subject| (*subject, self.shapes.iter().map(|shape| cell((*shape, *subject))).collect()))
+            .filter(|(_, cells): &(_, Vec<_>)| cells.iter().any(Option::is_some))
+            .collect();
+        if rows.is_empty() {
+            return;
+        }
+        let _ = write!(out, "| {title} |");
+        for shape in &self.shapes {
+            let _ = write!(out, " {} |", shape.title());
+        }
+        let _ = writeln!(out, "\n| --- |{}", " --- |".repeat(self.shapes.len()));
+        for (subject, cells) in rows {
+            let _ = write!(out, "| {subject} |");
+            for cell in cells {
+                let _ = write!(out, " {} |", cell.unwrap_or_else(|| "-".to_owned()));
+            }
+            out.push('\n');
+        }
+        out.push('\n');
+    }
+
+    fn prepares(&self, out: &mut String) {
+        for subject in [Subject::MusterShm, Subject::MusterTcp] {
+            let over = |figure: fn(&Figure) -> Option<f64>| {
+                Spread::of(
+                    self.shapes
+                        .iter()
+                        .flat_map(|shape| self.of(*shape, subject))
+                        .filter_map(|(_, found)| figure(found)),
+                )
+            };
+            let (first, p50, most) = (
+                over(|figure| figure.prepare_first_us),
+                over(|figure| figure.prepare_p50_us),
+                over(|figure| figure.prepare_max_us),
+            );
+            if let (Some(first), Some(p50), Some(most)) = (first, p50, most) {
+                let _ = writeln!(
+                    out,
+                    "- {subject}: the first preparation, which makes the connection, takes {} us; 1,000 more take {} us each at the \
+                     median, the slowest of them {} us.",
+                    text(&first),
+                    text(&p50),
+                    text(&most)
+                );
+            }
+        }
+    }
+
+    fn remarks(&self, out: &mut String) {
+        let mut settings = BTreeSet::new();
+        for ((subject, shape), figures) in &self.figures {
+            for figure in figures.values() {
+                if let Some(text) = &figure.settings {
+                    settings.insert(format!("- {subject}: {text}."));
+                }
+                if figure.settings.is_some() && figure.batch != shape.batch {
+                    settings.insert(format!("- {subject}, {}: {} a launch.", shape.title(), figure.batch));
+                }
+                if !figure.verified {
+                    settings.insert(format!(
+                        "- {subject}, {}: WRONG CONTENTS in some repetition, which is left out.",
+                        shape.title()
+                    ));
+                }
+            }
+        }
+        for line in settings {
+            let _ = writeln!(out, "{line}");
+        }
+        for (subject, why) in &self.absent {
+            let some = if self.figures.keys().any(|(other, _)| other == subject) {
+                "absent in some repetitions"
+            } else {
+                "absent"
+            };
+            let _ = writeln!(out, "- {subject}: {some}: {why}.");
+        }
+        let verdicts = targets::verdicts(self);
+        let missed = verdicts.iter().filter(|verdict| !verdict.met).count();
+        let _ = writeln!(out, "\nOf {} targets, {missed} are missed:\n", verdicts.len());
+        for verdict in verdicts {
+            let _ = writeln!(out, "- {}", verdict.text);
+        }
+    }
+}
+
+/// With as many digits as say something.
+fn text(spread: &Spread) -> String {
+    let number = |value: f64| match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    };
+    format!("{} ({}..{})", number(spread.median), number(spread.min), number(spread.max))
+}
+
+/// Puts the tables between the marks of a file.
+pub fn put_into(path: &Path, tables: &str) -> Result<()> {
+    let text = std::fs::read_to_string(path)?;
+    let (before, rest) = text.split_once(MARKS.0).context("it has no place for the tables")?;
+    let (_, after) = rest.split_once(MARKS.1).context("the place for the tables has no end")?;
+    std::fs::write(path, format!("{before}{}\n{tables}\n{}{after}", MARKS.0, MARKS.1))?;
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! What is moved.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::Serialize;
+
+/// A launch moves `batch` buffers of `size` bytes; so many of them are under way at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Shape {
+    pub size: usize,
+    pub batch: usize,
+    pub in_flight: usize,
+}
+
+impl Shape {
+    pub const DEFAULTS: [Self; 6] = [
+        Self { size: 4 << 10, batch: 1, in_flight: 16 },
+        Self { size: 4 << 10, batch: 256, in_flight: 4 },
+        Self { size: 64 << 10, batch: 1, in_flight: 16 },
+        Self { size: 1 << 20, batch: 1, in_flight: 4 },
+        Self { size: 16 << 20, batch: 1, in_flight: 2 },
+        Self { size: 64 << 20, batch: 1, in_flight: 2 },
+    ];
+
+    /// Bytes of a launch.
+    pub const fn bytes(self) -> usize {
+        self.size * self.batch
+    }
+
+    /// As people say it.
+    pub fn title(self) -> String {
+        let size = match self.size {
+            size if size >= 1 << 20 => format!("{} MiB", size >> 20),
+            size if size >= 1 << 10 => format!("{} KiB", size >> 10),
+            size => format!("{size} B"),
+        };
+        if self.batch == 1 { size } else { format!("{} x {size} a launch", self.batch) }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}:{}", self.size, self.batch, self.in_flight)
+    }
+}
+
+impl FromStr for Shape {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Option<Vec<usize>> =
+            text.split(':').map(|number| number.parse().ok().filter(|number| *number > 0)).collect();
+        match numbers.as_deref() {
+            Some(&[size, batch, in_flight]) => Ok(Self { size, batch, in_flight }),
+            _ => Err("give SIZE:BATCH:IN_FLIGHT, each at least 1".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Who is measured, and how each is asked.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+use crate::shape::Shape;
+
+/// A limit of the machine, Muster, or another engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[value(rename_all = "kebab-case")]
+pub enum Subject {
+    #[value(name = "memcpy-1")]
+    Memcpy1,
+    #[value(name = "memcpy-2")]
+    Memcpy2,
+    #[value(name = "memcpy-1-cold")]
+    Memcpy1Cold,
+    #[value(name = "memcpy-2-cold")]
+    Memcpy2Cold,
+    MusterShm,
+    MusterPvm,
+    NixlShm,
+    #[value(name = "tcp-1")]
+    Tcp1,
+    #[value(name = "tcp-2")]
+    Tcp2,
+    MusterTcp,
+    MusterTcpUnchecked,
+    NixlTcp,
+    Mooncake,
+    Gloo,
+    Jax,
+}
+
+impl Subject {
+    /// In the order in which they are measured: what is compared lies next to each other.
+    pub const ALL: [Self; 15] = [
+        Self::Memcpy1,
+        Self::Memcpy2,
+        Self::MusterShm,
+        Self::NixlShm,
+        Self::MusterPvm,
+        Self::Memcpy1Cold,
+        Self::Memcpy2Cold,
+        Self::Tcp1,
+        Self::Tcp2,
+        Self::MusterTcp,
+        Self::MusterTcpUnchecked,
+        Self::NixlTcp,
+        Self::Mooncake,
+        Self::Gloo,
+        Self::Jax,
+    ];
+
+    /// The same host, in the order of the tables.
+    pub const HERE: [Self; 7] = [
+        Self::Memcpy1,
+        Self::Memcpy2,
+        Self::Memcpy1Cold,
+        Self::Memcpy2Cold,
+        Self::MusterShm,
+        Self::MusterPvm,
+        Self::NixlShm,
+    ];
+
+    /// TCP on the loopback interface.
+    pub const TCP: [Self; 8] = [
+        Self::Tcp1,
+        Self::Tcp2,
+        Self::MusterTcp,
+        Self::MusterTcpUnchecked,
+        Self::NixlTcp,
+        Self::Mooncake,
+        Self::Gloo,
+        Self::Jax,
+    ];
+
+    /// What it moves and how fast, for each of the shapes.
+    pub fn measure(
+        self,
+        places: &Places,
+        shapes: &[Shape],
+        time: Duration,
+    ) -> Result<BTreeMap<Shape, Figure>> {
+        let limit = |of: &dyn Fn(Shape) -> Result<f64>| {
+            shapes.iter().map(|shape| Ok((*shape, Figure::rate(of(*shape)?)))).collect()
+        };
+        match self {
+            Self::Memcpy1 => limit(&|shape| limits::memcpy(shape, 1, false, time)),
+            Self::Memcpy2 => limit(&|shape| limits::memcpy(shape, 2, false, time)),
+            Self::Memcpy1Cold => limit(&|shape| limits::memcpy(shape, 1, true, time)),
+            Self::Memcpy2Cold => limit(&|shape| limits::memcpy(shape, 2, true, time)),
+            Self::Tcp1 => limit(&|shape| limits::tcp(shape, 1, time)),
+            Self::Tcp2 => limit(&|shape| limits::tcp(shape, 2, time)),
+            Self::MusterShm => places.muster(shapes, time, &["--transport", "shm"]),
+            Self::MusterPvm => places.muster(shapes, time, &["--transport", "pvm"]),
+            Self::MusterTcp => places.muster(shapes, time, &["--transport", "tcp"]),
+            Self::MusterTcpUnchecked => {
+                places.muster(shapes, time, &["--transport", "tcp", "--checksums", "off"])
+            }
+            Self::NixlShm => places.peer("nixl_peer.py", Some("shm"), shapes, time),
+            Self::NixlTcp => places.peer("nixl_peer.py", Some("tcp"), shapes, time),
+            Self::Mooncake => places.peer("mooncake_peer.py", None, shapes, time),
+            Self::Gloo => places.peer("gloo_peer.py", None, shapes, time),
+            Self::Jax => places.peer("jax_peer.py", None, shapes, time),
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Memcpy1 => "memcpy, 1 thread",
+            Self::Memcpy2 => "memcpy, 2 threads",
+            Self::Memcpy1Cold => "memcpy, 1 thread, cold",
+            Self::Memcpy2Cold => "memcpy, 2 threads, cold",
+            Self::MusterShm => "Muster, shared memory",
+            Self::MusterPvm => "Muster, process memory",
+            Self::NixlShm => "NIXL (UCX, CMA)",
+            Self::Tcp1 => "bare TCP, 1 stream",
+            Self::Tcp2 => "bare TCP, 2 streams",
+            Self::MusterTcp => "Muster, TCP with CRC32C",
+            Self::MusterTcpUnchecked => "Muster, TCP without",
+            Self::NixlTcp => "NIXL (UCX, TCP)",
+            Self::Mooncake => "Mooncake, TCP",
+            Self::Gloo => "torch gloo",
+            Self::Jax => "jax.experimental.transfer",
+        })
+    }
+}
+
+/// What one life of a subject showed for a shape.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Figure {
+    pub gbytes_per_second: f64,
+    pub p50_us: Option<f64>,
+    pub p99_us: Option<f64>,
+    pub half_round_trip_p50_us: Option<f64>,
+    pub half_round_trip_p99_us: Option<f64>,
+    pub prepare_first_us: Option<f64>,
+    pub prepare_p50_us: Option<f64>,
+    pub prepare_max_us: Option<f64>,
+    pub verified: bool,
+    pub settings: Option<String>,
+    /// Where it cannot take as many in a launch as it was asked to.
+    pub batch: usize,
+}
+
+impl Figure {
+    fn rate(gbytes_per_second: f64) -> Self {
+        Self {
+            gbytes_per_second,
+            p50_us: None,
+            p99_us: None,
+            half_round_trip_p50_us: None,
+            half_round_trip_p99_us: None,
+            prepare_first_us: None,
+            prepare_p50_us: None,
+            prepare_max_us: None,
+            verified: true,
+            settings: None,
+            batch: 1,
+        }
+    }
+}
+
+/// Where the programs are.
+pub struct Places {
+    muster: PathBuf,
+    peers: PathBuf,
+    jax: Option<PathBuf>,
+}
+
+impl Places {
+    pub fn new(muster: &Path, peers: &Path, jax: &Path) -> Self {
+        Self { muster: muster.to_owned(), peers: peers.to_owned(), jax: newest(jax) }
+    }
+
+    fn muster(&self, shapes: &[Shape], time: Duration, how: &[&str]) -> Result<BTreeMap<Shape, Figure>> {
+        let mut figures = BTreeMap::new();
+        for shape in shapes {
+            let mut command = Command::new(&self.muster);
+            command.args(["transfer", "bench", "--json", "--repeat", "1"]).args(how);
+            command.args(["--size", &shape.size.to_string(), "--batch", &shape.batch.to_string()]);
+            command.args(["--in-flight", &shape.in_flight.to_string()]);
+            command.args(["--seconds", &time.as_secs_f64().to_string()]);
+            figures.insert(*shape, lines(&mut command)?.pop().context("it printed nothing")?);
+        }
+        Ok(figures)
+    }
+
+    fn peer(
+        &self,
+        program: &str,
+        transport: Option<&str>,
+        shapes: &[Shape],
+        time: Duration,
+    ) -> Result<BTreeMap<Shape, Figure>> {
+        let python = if program == "jax_peer.py" {
+            self.jax.as_ref().context("tests/jax/setup has not made an environment")?.join("bin/python")
+        } else {
+            self.peers.join("bin/python")
+        };
+        ensure!(python.exists(), "benches/transfer/setup has not made its environment");
+        let mut command = Command::new(python);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/transfer/peers").join(program));
+        command.args(["--seconds", &time.as_secs_f64().to_string()]);
+        for shape in shapes {
+            command.args(["--shape", &shape.to_string()]);
+        }
+        if let Some(transport) = transport {
+            command.env("MUSTER_PEER", transport);
+        }
+        // Libraries of the system that the set-up unpacked for it.
+        if let Ok(libraries) = std::fs::read_to_string(self.peers.join("libraries")) {
+            command.env("LD_LIBRARY_PATH", libraries);
+        }
+        let figures = lines(&mut command)?;
+        ensure!(figures.len() == shapes.len(), "it measured {} of {} shapes", figures.len(), shapes.len());
+        Ok(shapes.iter().copied().zip(figures).collect())
+    }
+}
+
+/// The newest environment of JAX.
+fn newest(folder: &Path) -> Option<PathBuf> {
+    let release = |path: &PathBuf| -> Option<Vec<u32>> {
+        path.file_name()?.to_str()?.split('.').map(|part| part.parse().ok()).collect()
+    };
+    let found = std::fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    found
+        .filter(|path| path.join("bin/python").exists())
+        .filter(|path| release(path).is_some())
+        .max_by_key(release)
+}
+
+/// Runs a program that prints a line of JSON for each shape.
+fn lines(command: &mut Command) -> Result<Vec<Figure>> {
+    // Whatever it meets, it is not to stop the run.
+    const LIMIT: &str = "300";
+    let mut limited = Command::new("timeout");
+    limited.arg(LIMIT).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            limited.env(name, value);
+        }
+    }
+    let done = limited.stdin(Stdio::null()).output()?;
+    let out = String::from_utf8_lossy(&done.stdout);
+    let figures: Result<Vec<Figure>, _> =
+        out.lines().filter(|line| line.starts_with('{')).map(serde_json::from_str).collect();
+    let figures = figures.context("what it printed is not understood")?;
+    // Wrong contents are an exit status too, and are reported as what they are.
+    if !done.status.success() && figures.iter().all(|figure| figure.verified) {
+        let said = String::from_utf8_lossy(&done.stderr);
+        bail!("{}: {}", done.status, said.trim().lines().last().unwrap_or("it said nothing"));
+    }
+    Ok(figures)
+}

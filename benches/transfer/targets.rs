@@ -1,0 +1,114 @@
+//! What Muster must reach.
+
+use crate::report::Results;
+use crate::shape::Shape;
+use crate::subjects::{Figure, Subject};
+
+/// A target, as it stands.
+pub struct Verdict {
+    pub text: String,
+    pub met: bool,
+}
+
+struct Target {
+    /// Of which shapes.
+    of: fn(Shape) -> bool,
+    subject: Subject,
+    bound: Bound,
+}
+
+enum Bound {
+    /// At least so many times what another moves.
+    Times(Subject, f64),
+    /// At least so many times what the best of others moves.
+    TimesBest(&'static [Subject], f64),
+    /// Less than so many microseconds.
+    Under(&'static str, fn(&Figure) -> Option<f64>, f64),
+}
+
+const fn large(shape: Shape) -> bool {
+    shape.size >= 16 << 20
+}
+
+const fn medium(shape: Shape) -> bool {
+    shape.size >= 1 << 20
+}
+
+const fn coalesced(shape: Shape) -> bool {
+    shape.size == 4 << 10 && shape.batch > 1
+}
+
+const fn single(shape: Shape) -> bool {
+    shape.size == 4 << 10 && shape.batch == 1
+}
+
+const PEERS: &[Subject] = &[Subject::NixlTcp, Subject::Mooncake, Subject::Gloo, Subject::Jax];
+
+const TARGETS: [Target; 11] = [
+    Target { of: large, subject: Subject::MusterShm, bound: Bound::Times(Subject::Memcpy2, 0.85) },
+    Target { of: large, subject: Subject::MusterShm, bound: Bound::Times(Subject::NixlShm, 2.0) },
+    Target { of: medium, subject: Subject::MusterTcpUnchecked, bound: Bound::Times(Subject::Tcp2, 0.85) },
+    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Tcp2, 0.75) },
+    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Mooncake, 2.0) },
+    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::NixlTcp, 2.0) },
+    Target { of: medium, subject: Subject::MusterTcp, bound: Bound::Times(Subject::Jax, 2.0) },
+    Target { of: coalesced, subject: Subject::MusterTcp, bound: Bound::TimesBest(PEERS, 10.0) },
+    Target {
+        of: single,
+        subject: Subject::MusterShm,
+        bound: Bound::Under("one way p50", |figure| figure.p50_us, 8.0),
+    },
+    Target {
+        of: single,
+        subject: Subject::MusterShm,
+        bound: Bound::Under("one way p99", |figure| figure.p99_us, 40.0),
+    },
+    Target {
+        of: single,
+        subject: Subject::MusterShm,
+        bound: Bound::Under("slowest of 1,000 prepares", |figure| figure.prepare_max_us, 1000.0),
+    },
+];
+
+/// How all targets stand, as far as they were measured.
+pub fn verdicts(results: &Results) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for target in &TARGETS {
+        for shape in results.shapes().filter(|shape| (target.of)(*shape)) {
+            let subject = target.subject;
+            let (found, met, what): (_, fn(f64, f64) -> bool, _) = match &target.bound {
+                Bound::Times(other, _) => (
+                    results.ratio(shape, subject, &[*other]),
+                    |found, bound| found >= bound,
+                    format!("times {other}"),
+                ),
+                Bound::TimesBest(others, _) => (
+                    results.ratio(shape, subject, others),
+                    |found, bound| found >= bound,
+                    "times the best other engine".to_owned(),
+                ),
+                Bound::Under(what, figure, _) => (
+                    results.spread(shape, subject, figure),
+                    |found, bound| found < bound,
+                    format!("us {what}"),
+                ),
+            };
+            let (bound, sign) = match target.bound {
+                Bound::Times(_, bound) | Bound::TimesBest(_, bound) => (bound, ">="),
+                Bound::Under(_, _, bound) => (bound, "<"),
+            };
+            let Some(found) = found else { continue };
+            let met = met(found.median, bound);
+            let word = if met { "met" } else { "MISSED" };
+            let text = format!(
+                "{word}: {subject}, {}: {sign} {bound} {what}: {:.2} ({:.2} to {:.2})",
+                shape.title(),
+                found.median,
+                found.min,
+                found.max
+            );
+            verdicts.push(Verdict { text, met });
+        }
+    }
+    verdicts
+}

@@ -1,0 +1,94 @@
+//! `muster doctor`: what this host offers for fast transfers, and what it lacks.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::{print, transfer};
+use crate::doctor::{Check, Probed, Root, State, examine};
+use crate::transfer::{Choice, TransportKind};
+
+/// Say what this host offers for fast transfers, what it lacks, and how to better it
+///
+/// Looks at what the kernel tells, and tries what only trying tells: two processes of this program move bytes by shared
+/// memory, and by reading each other's memory. Nothing is changed, nothing is loaded, and the exit status is 0 whatever it finds.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Leave out what is good
+    #[arg(long)]
+    brief: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster doctor
+  muster doctor --json | jq -r '.[] | select(.state != \"good\") | .fix // empty'";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let checks = examine(&Root::default(), &probe());
+    let shown: Vec<_> =
+        checks.iter().filter(|check| !arguments.brief || check.state != State::Good).collect();
+    if arguments.json {
+        print(&(serde_json::to_string_pretty(&shown)? + "\n"))?;
+    } else {
+        print(&(text(&shown) + &summary(&checks)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tries what only trying tells.
+fn probe() -> Probed {
+    let moved = |choice, wanted: TransportKind| match transfer::probe(choice) {
+        Ok(by) if by == wanted => Ok(()),
+        Ok(by) => Err(format!("the bytes went by {by}")),
+        Err(error) => Err(format!("{error:#}")),
+    };
+    Probed {
+        dev_shm: rustix::fs::statvfs("/dev/shm").ok().map(|fs| fs.f_blocks.saturating_mul(fs.f_frsize)),
+        memory_file: memory_file().map_err(|error| error.to_string()),
+        shared_memory: moved(Choice::Shm, TransportKind::Shm),
+        process_memory: moved(Choice::Pvm, TransportKind::Pvm),
+    }
+}
+
+fn memory_file() -> rustix::io::Result<()> {
+    let file = rustix::fs::memfd_create("muster-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    // Only its size: no page of it is made.
+    rustix::fs::ftruncate(&file, 1 << 30)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
+}
+
+fn text(checks: &[&Check]) -> String {
+    let mut out = String::new();
+    for check in checks {
+        let state = match check.state {
+            State::Good => "good",
+            State::CouldBeBetter => "could be better",
+            State::Missing => "missing",
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{state:<16} {}: {}", check.title, check.found);
+        if check.state != State::Good {
+            let _ = writeln!(out, "{:<16}   why: {}", "", check.why);
+            if let Some(fix) = &check.fix {
+                let _ = writeln!(out, "{:<16}   fix: {fix}", "");
+            }
+        }
+    }
+    out
+}
+
+fn summary(checks: &[Check]) -> String {
+    let count = |state| checks.iter().filter(|check| check.state == state).count();
+    let (good, better, missing) = (count(State::Good), count(State::CouldBeBetter), count(State::Missing));
+    format!("{good} good, {better} could be better, {missing} missing\n")
+}

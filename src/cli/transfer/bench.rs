@@ -1,0 +1,250 @@
+//! `muster transfer bench`: what the transfer engine does on this machine, between processes of this program.
+//!
+//! This process only conducts: every task of the benchmark is a process of its own, which is told over its standard input
+//! what to do next and answers on its standard output.
+
+mod contents;
+mod figures;
+mod pair;
+mod peer;
+mod talk;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+
+use crate::cli::print;
+use crate::transfer::{Choice, TransportKind};
+use figures::{Figures, Repetition};
+use pair::Tasks;
+use talk::Setup;
+
+pub use peer::{PeerArguments, run as run_peer};
+
+/// The subcommand that this program runs its tasks by.
+pub const PEER: &str = "bench-peer";
+
+/// Measure transfers between processes of this machine
+///
+/// Pairs of processes move buffers from one to the other: as many as fit, prepared once and launched again and again
+/// (throughput), and one at a time, to and fro (latency). Before and after each measurement the contents are made anew,
+/// and compared byte for byte when they have arrived; the exit status is 1 if any byte was not what was sent.
+///
+/// Latency is reported twice: `one way` is from the launch at the sender until the receiver's thread goes on, by the
+/// monotonic clock that all processes of a host share; `half round trip` is half of the time from a launch until the
+/// answer to it is there.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// How the bytes go
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    transport: Transport,
+
+    /// Sizes of the buffers, such as 4KiB,1MiB
+    #[arg(long, value_delimiter = ',', value_parser = parse_size, value_name = "SIZE",
+        default_values = ["4KiB", "64KiB", "1MiB", "16MiB"])]
+    size: Vec<usize>,
+
+    /// Pairs of processes that move buffers at the same time
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pairs: u32,
+
+    /// Buffers moved by one launch: small ones travel together
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch: u32,
+
+    /// Launches under way at a time; the default depends on the size
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    in_flight: Option<u32>,
+
+    /// Only latency, one transfer at a time
+    #[arg(long)]
+    latency: bool,
+
+    /// Whether chunks on TCP carry checksums
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    checksums: Switch,
+
+    /// TCP connections of a pair that carry contents; the default is that of the engine
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    lanes: Option<u32>,
+
+    /// How often each size is measured
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: u32,
+
+    /// How long each measurement takes
+    #[arg(long, default_value_t = 0.5)]
+    seconds: f64,
+
+    /// Print one line of JSON for each size
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  muster transfer bench
+  muster transfer bench --transport tcp --size 4KiB --batch 256
+  muster transfer bench --transport tcp --size 16MiB --checksums off --lanes 2
+  muster transfer bench --size 4KiB --latency --json | jq '{p50_us, p99_us}'";
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Transport {
+    /// The best that both sides can
+    Auto,
+    /// Memory that both processes map
+    Shm,
+    /// Memory of the other process, through the kernel
+    Pvm,
+    /// A Unix socket
+    Unix,
+    /// TCP, over the loopback interface
+    Tcp,
+}
+
+impl From<Transport> for Choice {
+    fn from(transport: Transport) -> Self {
+        match transport {
+            Transport::Auto => Self::Auto,
+            Transport::Shm => Self::Shm,
+            Transport::Pvm => Self::Pvm,
+            Transport::Unix => Self::Unix,
+            Transport::Tcp => Self::Tcp,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+/// The most memory that one task of the benchmark takes.
+const MEMORY_MAX: usize = 16 << 30;
+
+/// Bytes like `4096`, `4KiB`, `1MiB`, `1GiB`.
+fn parse_size(text: &str) -> Result<usize, String> {
+    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("B", 0), ("", 0)];
+    let (number, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| text.strip_suffix(unit).map(|number| (number, *shift)))
+        .unwrap_or((text, 0));
+    let number: usize =
+        number.trim().parse().map_err(|_| "give bytes, or KiB, MiB or GiB, such as 4KiB".to_owned())?;
+    let bytes = number.checked_mul(1 << shift).filter(|bytes| (1..=MEMORY_MAX / 4).contains(bytes));
+    bytes.ok_or_else(|| format!("between 1 B and {} GiB", (MEMORY_MAX / 4) >> 30))
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    ensure!(
+        arguments.seconds > 0.0 && arguments.seconds <= 3600.0,
+        "--seconds must be more than 0 and at most 3600"
+    );
+    let mut verified = true;
+    let shapes = arguments.size.iter().map(|size| shape(arguments, *size)).collect::<Result<Vec<_>>>()?;
+    let setup = Setup {
+        transport: arguments.transport.into(),
+        lanes: arguments.lanes.map(|lanes| lanes as usize),
+        checksums: arguments.checksums == Switch::On,
+    };
+    let mut tasks = Tasks::start(arguments.pairs, &setup)?;
+    let prepares = tasks.prepares()?;
+    if !arguments.json {
+        print(&figures::heading(&prepares))?;
+    }
+    for shape in shapes {
+        let repetitions = measure(&mut tasks, arguments, shape)?;
+        let figures = Figures::new(arguments.pairs, &setup, shape, &prepares, &repetitions);
+        verified &= figures.verified;
+        let line = if arguments.json { serde_json::to_string(&figures)? + "\n" } else { figures.to_string() };
+        print(&line)?;
+    }
+    Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// By what two processes of this host move bytes when they are told to move them like this.
+pub fn probe(transport: Choice) -> Result<TransportKind> {
+    let setup = Setup { transport, lanes: None, checksums: true };
+    let mut tasks = Tasks::start(1, &setup)?;
+    // More than travels with the announcement of it.
+    let shape = Shape { size: 1 << 20, batch: 1, in_flight: 2 };
+    tasks.arrange(shape)?;
+    let (by, wrong) = tasks.try_out()?;
+    ensure!(wrong.is_none(), "wrong contents: {}", wrong.unwrap_or_default());
+    Ok(by)
+}
+
+/// What is moved by each launch, and how many of them are under way.
+#[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
+struct Shape {
+    size: usize,
+    batch: usize,
+    in_flight: usize,
+}
+
+impl Shape {
+    /// How far the buffers of a batch lie apart at least: they are not to be taken for one large buffer.
+    fn stride(self) -> usize {
+        const GAP: usize = 64;
+        if self.batch > 1 { self.size + GAP } else { self.size }
+    }
+
+    /// What a task needs: the launches under way, and two more for each direction of the latency.
+    fn memory(self) -> usize {
+        const PAGE: usize = 4096;
+        let one = self.stride().next_multiple_of(PAGE).saturating_mul(self.batch);
+        one.saturating_mul(self.in_flight + 4).saturating_add(1 << 20)
+    }
+}
+
+fn shape(arguments: &Arguments, size: usize) -> Result<Shape> {
+    // Enough to hide what a launch costs, and no more than the caches can make something of.
+    const WANTED: usize = 4 << 20;
+    let batch = arguments.batch as usize;
+    let in_flight = arguments
+        .in_flight
+        .map_or_else(|| (WANTED / size.saturating_mul(batch).max(1)).clamp(2, 16), |given| given as usize);
+    let shape = Shape { size, batch, in_flight };
+    ensure!(
+        shape.memory() <= MEMORY_MAX,
+        "{batch} x {size} bytes, {in_flight} at a time, are more than {} GiB",
+        MEMORY_MAX >> 30
+    );
+    Ok(shape)
+}
+
+fn measure(tasks: &mut Tasks, arguments: &Arguments, shape: Shape) -> Result<Vec<Repetition>> {
+    let time = Duration::from_secs_f64(arguments.seconds);
+    tasks.arrange(shape)?;
+    let repetitions = (0..arguments.repeat)
+        .map(|_| {
+            let moved = if arguments.latency { None } else { Some(tasks.throughput(shape, time)?) };
+            Ok(Repetition { moved, delays: tasks.latency(time)? })
+        })
+        .collect();
+    tasks.clear()?;
+    repetitions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_units() {
+        assert_eq!(parse_size("4KiB"), Ok(4096));
+        assert_eq!(parse_size("1 MiB"), Ok(1 << 20));
+        assert_eq!(parse_size("17"), Ok(17));
+        assert_eq!(parse_size("17B"), Ok(17));
+        for wrong in
+            ["", "0", "KiB", "4KB", "-1", "99999999999999999999GiB", "5GiB", "18446744073709551615KiB"]
+        {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

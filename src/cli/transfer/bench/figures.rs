@@ -1,0 +1,281 @@
+//! What was measured, for people and for programs.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::Shape;
+use super::pair::Tossed;
+use super::talk::Setup;
+use crate::transfer::{Choice, TransportKind};
+
+/// The throughput of one repetition.
+#[derive(Debug)]
+pub struct Moved {
+    /// In 10^9 bytes a second, of all pairs together.
+    pub rate: f64,
+    pub by: TransportKind,
+    pub wrong: Option<String>,
+}
+
+/// The latency of one repetition, in microseconds.
+#[derive(Debug)]
+pub struct Delays {
+    one_way: Percentiles,
+    half_round_trip: Percentiles,
+    wrong: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Percentiles {
+    p50: f64,
+    p99: f64,
+}
+
+impl Percentiles {
+    /// Of nanoseconds.
+    fn of(mut times: Vec<u64>) -> Self {
+        times.sort_unstable();
+        let at = |share: f64| {
+            let last = times.len().saturating_sub(1);
+            times.get((last as f64 * share).round() as usize).copied().unwrap_or(0) as f64 / 1e3
+        };
+        Self { p50: at(0.5), p99: at(0.99) }
+    }
+}
+
+impl Delays {
+    /// From what both ends saw. The first rounds do not count: the other end may not have been ready.
+    pub fn new(near: &Tossed, far: &Tossed, wrong: Option<String>) -> Self {
+        const SKIPPED: usize = 2;
+        let between = |from: &[u64], to: &[u64]| -> Vec<u64> {
+            from.iter().zip(to).skip(SKIPPED).map(|(from, to)| to.saturating_sub(*from)).collect()
+        };
+        let mut one_way = between(&near.launched, &far.arrived);
+        one_way.extend(between(&far.launched, &near.arrived));
+        let halves = between(&near.launched, &near.arrived).into_iter().map(|round| round / 2).collect();
+        Self { one_way: Percentiles::of(one_way), half_round_trip: Percentiles::of(halves), wrong }
+    }
+}
+
+/// What was measured at one time for one shape.
+#[derive(Debug)]
+pub struct Repetition {
+    pub moved: Option<Moved>,
+    pub delays: Delays,
+}
+
+/// What preparing costs, in microseconds.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Prepares {
+    prepare_first_us: f64,
+    prepare_p50_us: f64,
+    prepare_p99_us: f64,
+    prepare_max_us: f64,
+}
+
+impl Prepares {
+    /// From the nanoseconds that each sender took, the first time and afterwards.
+    pub fn new(senders: &[(u64, Vec<u64>)]) -> Self {
+        let first = senders.iter().map(|sender| sender.0).max().unwrap_or(0);
+        let again = senders.first().map(|sender| sender.1.clone()).unwrap_or_default();
+        let most = again.iter().copied().max().unwrap_or(0);
+        let again = Percentiles::of(again);
+        Self {
+            prepare_first_us: first as f64 / 1e3,
+            prepare_p50_us: again.p50,
+            prepare_p99_us: again.p99,
+            prepare_max_us: most as f64 / 1e3,
+        }
+    }
+}
+
+/// The middle of the repetitions, and the least and the most of them.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let (&min, &max) = values.first().zip(values.last())?;
+        let middle = values.len() / 2;
+        let median = if values.len() % 2 == 1 {
+            values[middle]
+        } else {
+            f64::midpoint(values[middle - 1], values[middle])
+        };
+        Some(Self { median, min, max })
+    }
+}
+
+/// The line of one size.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    /// What the bytes went by.
+    transport: String,
+    asked: Choice,
+    size_bytes: usize,
+    batch: usize,
+    pairs: u32,
+    in_flight: usize,
+    checksums: bool,
+    lanes: Option<usize>,
+    repetitions: usize,
+    gbytes_per_second: Option<f64>,
+    /// One way: from the launch at the sender until the receiver goes on.
+    p50_us: Option<f64>,
+    p99_us: Option<f64>,
+    half_round_trip_p50_us: Option<f64>,
+    half_round_trip_p99_us: Option<f64>,
+    #[serde(flatten)]
+    prepares: Prepares,
+    /// Whether every byte was what was sent.
+    pub verified: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wrong: Option<String>,
+    spread: Spreads,
+}
+
+#[derive(Debug, Serialize)]
+struct Spreads {
+    gbytes_per_second: Option<Spread>,
+    p50_us: Option<Spread>,
+    p99_us: Option<Spread>,
+    half_round_trip_p50_us: Option<Spread>,
+    half_round_trip_p99_us: Option<Spread>,
+}
+
+impl Figures {
+    pub fn new(pairs: u32, setup: &Setup, shape: Shape, prepares: &Prepares, found: &[Repetition]) -> Self {
+        let over = |figure: fn(&Repetition) -> Option<f64>| Spread::of(found.iter().filter_map(figure));
+        let spread = Spreads {
+            gbytes_per_second: over(|one| one.moved.as_ref().map(|moved| moved.rate)),
+            p50_us: over(|one| Some(one.delays.one_way.p50)),
+            p99_us: over(|one| Some(one.delays.one_way.p99)),
+            half_round_trip_p50_us: over(|one| Some(one.delays.half_round_trip.p50)),
+            half_round_trip_p99_us: over(|one| Some(one.delays.half_round_trip.p99)),
+        };
+        let wrongs = |one: &Repetition| {
+            let moved = one.moved.as_ref().and_then(|moved| moved.wrong.clone());
+            moved.or_else(|| one.delays.wrong.clone())
+        };
+        let wrong = found.iter().find_map(wrongs);
+        let median = |spread: Option<Spread>| spread.map(|spread| spread.median);
+        let by = found.iter().find_map(|one| one.moved.as_ref().map(|moved| moved.by.name().to_owned()));
+        let asked = format!("{:?}", setup.transport).to_lowercase();
+        Self {
+            transport: by.unwrap_or(asked),
+            asked: setup.transport,
+            size_bytes: shape.size,
+            batch: shape.batch,
+            pairs,
+            in_flight: shape.in_flight,
+            checksums: setup.checksums,
+            lanes: setup.lanes,
+            repetitions: found.len(),
+            gbytes_per_second: median(spread.gbytes_per_second),
+            p50_us: median(spread.p50_us),
+            p99_us: median(spread.p99_us),
+            half_round_trip_p50_us: median(spread.half_round_trip_p50_us),
+            half_round_trip_p99_us: median(spread.half_round_trip_p99_us),
+            prepares: *prepares,
+            verified: wrong.is_none() && !found.is_empty(),
+            wrong,
+            spread,
+        }
+    }
+}
+
+/// What comes before the lines of all sizes.
+pub fn heading(prepares: &Prepares) -> String {
+    format!(
+        "prepare: first {:.0} us, with the connection there p50 {:.1} us, p99 {:.1} us\n{:>10} {:>6} {:>5} {:>9}  {:>22}  {:>19}  {:>19}\n",
+        prepares.prepare_first_us,
+        prepares.prepare_p50_us,
+        prepares.prepare_p99_us,
+        "size",
+        "batch",
+        "by",
+        "in flight",
+        "GB/s (least..most)",
+        "one way p50/p99 us",
+        "half trip p50/p99 us",
+    )
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = self.spread.gbytes_per_second.map_or_else(
+            || "-".to_owned(),
+            |rate| format!("{:.2} ({:.2}..{:.2})", rate.median, rate.min, rate.max),
+        );
+        let both = |p50: Option<f64>, p99: Option<f64>| {
+            let text = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"));
+            format!("{}/{}", text(p50), text(p99))
+        };
+        writeln!(
+            out,
+            "{:>10} {:>6} {:>5} {:>9}  {rate:>22}  {:>19}  {:>19}{}",
+            bytes(self.size_bytes),
+            self.batch,
+            self.transport,
+            self.in_flight,
+            both(self.p50_us, self.p99_us),
+            both(self.half_round_trip_p50_us, self.half_round_trip_p99_us),
+            self.wrong.as_ref().map_or_else(String::new, |wrong| format!("  WRONG: {wrong}")),
+        )
+    }
+}
+
+fn bytes(count: usize) -> String {
+    match count {
+        count if count >= 1 << 30 && count.is_multiple_of(1 << 30) => format!("{} GiB", count >> 30),
+        count if count >= 1 << 20 && count.is_multiple_of(1 << 20) => format!("{} MiB", count >> 20),
+        count if count >= 1 << 10 && count.is_multiple_of(1 << 10) => format!("{} KiB", count >> 10),
+        count => format!("{count} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_taken_between_the_ends_and_leave_the_first_rounds_out() {
+        // In microseconds: a launch at 0, 100, 200, 300, there 4 later, answered at once, back 6 later.
+        let times = |offset: u64| -> Vec<u64> { (0..4).map(|n| n * 100_000 + offset * 1000).collect() };
+        let mut near = Tossed { launched: times(0), arrived: times(10), wrong: None };
+        let far = Tossed { launched: times(4), arrived: times(4), wrong: None };
+        near.arrived[0] = 90_000;
+        let delays = Delays::new(&near, &far, None);
+        assert!((delays.half_round_trip.p50 - 5.0).abs() < 1e-9);
+        assert!((delays.half_round_trip.p99 - 5.0).abs() < 1e-9, "the first round was slow");
+        assert!((delays.one_way.p99 - 6.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_wrong_in_any_repetition_is_told() {
+        let setup = Setup { transport: Choice::Tcp, lanes: None, checksums: true };
+        let shape = Shape { size: 4096, batch: 1, in_flight: 2 };
+        let prepares = Prepares::new(&[(5000, vec![1000, 2000, 3000])]);
+        let one = |rate, wrong: Option<&str>| Repetition {
+            moved: Some(Moved { rate, by: TransportKind::Tcp, wrong: wrong.map(str::to_owned) }),
+            delays: Delays {
+                one_way: Percentiles::of(vec![1000]),
+                half_round_trip: Percentiles::of(vec![1000]),
+                wrong: None,
+            },
+        };
+        let good = Figures::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, None)]);
+        assert!(good.verified && good.gbytes_per_second == Some(2.0));
+        let bad = Figures::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, Some("byte 3"))]);
+        assert!(!bad.verified);
+        assert!(bad.to_string().contains("byte 3"));
+        assert!(!Figures::new(1, &setup, shape, &prepares, &[]).verified, "nothing was looked at");
+    }
+}

@@ -1,0 +1,311 @@
+//! A task of the benchmark: a process with an engine that does what it is told.
+
+use std::io::{self, BufRead as _, Write as _};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Args;
+use rustix::process::Signal;
+
+use super::Shape;
+use super::contents::{differs, fill, seed, spoil};
+use super::talk::{Answer, Order, Setup, Side};
+use crate::clock;
+use crate::transfer::{
+    Arena, Buffer, Config, DeviceId, Engine, Member, Options, Peer, Prepared, Spec, Transfer, TransferKey,
+    TransportKind,
+};
+
+/// Be a task of `muster transfer bench`
+#[derive(Debug, Args)]
+pub struct PeerArguments {
+    /// The process that asked for it; when that ends, so does this one
+    #[arg(long)]
+    parent: u32,
+}
+
+/// What launches are matched by. The latency has one for each direction: neither waits for the other's place in an order.
+#[derive(Debug, Clone, Copy)]
+enum Channel {
+    Moves,
+    There,
+    Back,
+    Prepares,
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    ensure!(parent == i32::try_from(arguments.parent).ok(), "whoever asked for this process has gone");
+    let mut task = None;
+    for line in io::stdin().lock().lines() {
+        let order: Order = serde_json::from_str(&line?)?;
+        let answer = obey(&mut task, order).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
+        let mut out = io::stdout().lock();
+        out.write_all((serde_json::to_string(&answer)? + "\n").as_bytes())?;
+        out.flush()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn obey(task: &mut Option<Task>, order: Order) -> Result<Answer> {
+    if let Order::Begin { setup, here, there, side } = order {
+        let begun = task.insert(Task::begin(&setup, here, there, side)?);
+        let devices = vec![DeviceId(here.task.0)];
+        let address = begun.engine.address().clone();
+        return Ok(Answer::Here(Peer { incarnation: here.incarnation, address, devices }));
+    }
+    let task = task.as_mut().context("the first order must be to begin")?;
+    match order {
+        Order::Begin { .. } => bail!("begun already"),
+        Order::Meet(membership) => task.engine.on_membership(membership),
+        Order::Prepare { again } => return task.prepare_often(again),
+        Order::Arrange(shape) => task.arrange(shape)?,
+        Order::Fill { measurement } => task.fill(measurement)?,
+        Order::Move { launches } => return task.launch(launches),
+        Order::Check { measurement } => return Ok(Answer::Checked { wrong: task.check(measurement)? }),
+        Order::Toss { rounds, measurement } => return task.toss(rounds, measurement),
+        Order::Clear => task.clear(),
+    }
+    Ok(Answer::Done)
+}
+
+/// Buffers that one launch moves, and the launch prepared.
+struct Slot {
+    buffers: Vec<Buffer>,
+    size: usize,
+    prepared: Prepared,
+}
+
+struct Task {
+    engine: Engine,
+    here: DeviceId,
+    there: DeviceId,
+    side: Side,
+    moves: Vec<Slot>,
+    /// What is tossed to the other, and what it tosses: two of each, so that the next can be expected before the last
+    /// is looked at.
+    out: Vec<Slot>,
+    inbound: Vec<Slot>,
+}
+
+impl Task {
+    fn begin(setup: &Setup, here: Member, there: Member, side: Side) -> Result<Self> {
+        let (near, far) = (DeviceId(here.task.0), DeviceId(there.task.0));
+        let mut config = Config::new(here, vec![near]);
+        config.transport = setup.transport;
+        config.checks = setup.checksums;
+        config.lanes = setup.lanes.unwrap_or(config.lanes);
+        Ok(Self {
+            engine: Engine::start(config).context("cannot start a transfer engine")?,
+            here: near,
+            there: far,
+            side,
+            moves: Vec::new(),
+            out: Vec::new(),
+            inbound: Vec::new(),
+        })
+    }
+
+    fn spec(&self, buffer: &Buffer, size: usize, outgoing: bool, key: u64) -> Result<Spec> {
+        let (span, key) = (buffer.range(0..size)?, TransferKey(key));
+        Ok(if outgoing {
+            Spec::send(span, self.here, self.there, key)
+        } else {
+            Spec::receive(span, self.there, self.here, key)
+        })
+    }
+
+    fn slot(
+        &self,
+        arena: &Arena,
+        shape: Shape,
+        channel: Channel,
+        outgoing: bool,
+        number: usize,
+    ) -> Result<Slot> {
+        let buffers =
+            (0..shape.batch).map(|_| Ok(arena.allocate(shape.stride())?)).collect::<Result<Vec<_>>>()?;
+        let first = (number * shape.batch) as u64;
+        let specs = buffers
+            .iter()
+            .zip(first..)
+            .map(|(buffer, key)| self.spec(buffer, shape.size, outgoing, key))
+            .collect::<Result<Vec<_>>>()?;
+        let options = Options { channel: channel as u32, ..Options::default() };
+        Ok(Slot { buffers, size: shape.size, prepared: self.engine.prepare(specs, options).wait()? })
+    }
+
+    /// Times the first preparation, which makes the connection, and later ones.
+    fn prepare_often(&self, again: u32) -> Result<Answer> {
+        let buffer = Arena::new(4096)?.allocate(4096)?;
+        let options = Options { channel: Channel::Prepares as u32, ..Options::default() };
+        let mut kept = Vec::new();
+        let mut times = Vec::new();
+        for _ in 0..=again {
+            let began = clock::monotonic_nanoseconds();
+            let spec = self.spec(&buffer, 4096, self.side == Side::Sender, 0)?;
+            kept.push(self.engine.prepare(vec![spec], options).wait()?);
+            times.push(clock::monotonic_nanoseconds() - began);
+        }
+        let first = times.remove(0);
+        Ok(Answer::Prepared { first, again: times })
+    }
+
+    fn arrange(&mut self, shape: Shape) -> Result<()> {
+        let sender = self.side == Side::Sender;
+        let arena = Arena::new(shape.memory())?;
+        self.moves = (0..shape.in_flight)
+            .map(|number| self.slot(&arena, shape, Channel::Moves, sender, number))
+            .collect::<Result<_>>()?;
+        let (out, inbound) =
+            if sender { (Channel::There, Channel::Back) } else { (Channel::Back, Channel::There) };
+        self.out = (0..2).map(|number| self.slot(&arena, shape, out, true, number)).collect::<Result<_>>()?;
+        self.inbound =
+            (0..2).map(|number| self.slot(&arena, shape, inbound, false, number)).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.moves.clear();
+        self.out.clear();
+        self.inbound.clear();
+    }
+
+    fn fill(&self, measurement: u64) -> Result<()> {
+        for (number, buffer, size) in numbered(&self.moves) {
+            let seed = seed(measurement, number);
+            buffer.write(|bytes| match self.side {
+                Side::Sender => fill(&mut bytes[..size], seed),
+                Side::Receiver => spoil(&mut bytes[..size], seed),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, measurement: u64) -> Result<Option<String>> {
+        for (number, buffer, size) in numbered(&self.moves) {
+            let wrong = buffer.read(|bytes| differs(&bytes[..size], seed(measurement, number)))?;
+            if let Some(at) = wrong {
+                return Ok(Some(format!("byte {at} of {size} of buffer {number} is not what was sent")));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Launches, as many at a time as there are slots; each is waited for only when its slot is needed again.
+    fn launch(&mut self, launches: u64) -> Result<Answer> {
+        let before = self.bytes();
+        let slots = self.moves.len();
+        let mut under_way: Vec<Option<Transfer>> = (0..slots).map(|_| None).collect();
+        let began = clock::monotonic_nanoseconds();
+        for n in 0..launches {
+            let at = (n % slots as u64) as usize;
+            if let Some(transfer) = under_way[at].take() {
+                transfer.wait()?;
+            }
+            under_way[at] = Some(self.moves[at].prepared.launch(&[]));
+        }
+        for transfer in under_way.into_iter().flatten() {
+            transfer.wait()?;
+        }
+        let ended = clock::monotonic_nanoseconds();
+        let after = self.bytes();
+        let moved = TransportKind::ALL.into_iter().zip(before.into_iter().zip(after));
+        let by = moved.max_by_key(|(_, (before, after))| after - before).context("no transports")?.0;
+        Ok(Answer::Moved { began, ended, by })
+    }
+
+    /// Bytes moved so far by each transport.
+    fn bytes(&self) -> [u64; TransportKind::ALL.len()] {
+        let mut sums = [0; TransportKind::ALL.len()];
+        for link in self.engine.links() {
+            for (sum, (_, (sent, received))) in sums.iter_mut().zip(link.bytes) {
+                *sum += sent + received;
+            }
+        }
+        sums
+    }
+
+    /// To and fro, one at a time. The sender of the pair begins; the other answers as soon as it goes on.
+    fn toss(&mut self, rounds: u64, measurement: u64) -> Result<Answer> {
+        let first = self.side == Side::Sender;
+        let (mine, others) = (seed(measurement, u64::from(first)), seed(measurement, u64::from(!first)));
+        prime(&self.out, &self.inbound, mine, others)?;
+        let (mut launched, mut arrived) = (Vec::new(), Vec::new());
+        let mut wrong = None;
+        let mut expected = self.inbound[0].prepared.launch(&[]);
+        for round in 0..rounds {
+            let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
+            stamp(&self.out[now], seed(mine, round))?;
+            // Expected before this round's is answered: so the other never sends what is not expected.
+            let following = (round + 1 < rounds).then(|| self.inbound[next].prepared.launch(&[]));
+            if !first {
+                expected.wait()?;
+                arrived.push(clock::monotonic_nanoseconds());
+            }
+            launched.push(clock::monotonic_nanoseconds());
+            let sent = self.out[now].prepared.launch(&[]);
+            if first {
+                expected.wait()?;
+                arrived.push(clock::monotonic_nanoseconds());
+            }
+            sent.wait()?;
+            wrong = wrong.or(stamped(&self.inbound[now], seed(others, round))?);
+            if let Some(following) = following {
+                expected = following;
+            }
+        }
+        wrong = wrong.or(primed(&self.inbound, others, rounds)?);
+        Ok(Answer::Tossed { launched, arrived, wrong })
+    }
+}
+
+/// All buffers with their numbers and how many of their bytes are moved.
+fn numbered(slots: &[Slot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
+    let buffers = slots.iter().flat_map(|slot| slot.buffers.iter().map(|buffer| (buffer, slot.size)));
+    (0..).zip(buffers).map(|(number, (buffer, size))| (number, buffer, size))
+}
+
+/// Bytes at the beginning of a buffer that are new in each round; the rest is looked at after the last.
+const STAMP: usize = 8;
+
+fn prime(out: &[Slot], inbound: &[Slot], mine: u64, others: u64) -> Result<()> {
+    for (number, buffer, size) in numbered(out) {
+        buffer.write(|bytes| fill(&mut bytes[STAMP.min(size)..size], seed(mine, number)))?;
+    }
+    for (number, buffer, size) in numbered(inbound) {
+        buffer.write(|bytes| spoil(&mut bytes[STAMP.min(size)..size], seed(others, number)))?;
+    }
+    Ok(())
+}
+
+fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> {
+    // With a single round only the first slot was used.
+    for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
+        if let Some(at) = buffer.read(|bytes| differs(&bytes[STAMP.min(size)..size], seed(others, number)))? {
+            return Ok(Some(format!(
+                "to and fro: byte {} of buffer {number} is not what was sent",
+                at + STAMP
+            )));
+        }
+    }
+    Ok(None)
+}
+
+fn stamp(slot: &Slot, stamp: u64) -> Result<()> {
+    for buffer in &slot.buffers {
+        buffer.write(|bytes| fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
+    }
+    Ok(())
+}
+
+fn stamped(slot: &Slot, stamp: u64) -> Result<Option<String>> {
+    for buffer in &slot.buffers {
+        if buffer.read(|bytes| differs(&bytes[..STAMP.min(slot.size)], stamp))?.is_some() {
+            return Ok(Some("to and fro: what arrived is not of this round".to_owned()));
+        }
+    }
+    Ok(None)
+}

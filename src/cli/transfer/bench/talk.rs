@@ -1,0 +1,73 @@
+//! What the conductor and its tasks say to each other: one line of JSON each.
+
+use serde::{Deserialize, Serialize};
+
+use super::Shape;
+use crate::transfer::{Choice, Member, Membership, Peer, TransportKind};
+
+/// How the engines are set up.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Setup {
+    pub transport: Choice,
+    pub lanes: Option<usize>,
+    pub checksums: bool,
+}
+
+/// Which end of a pair a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Side {
+    Sender,
+    Receiver,
+}
+
+/// What a task is told to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Order {
+    /// Start an engine. The first order.
+    Begin { setup: Setup, here: Member, there: Member, side: Side },
+    /// This is who lives.
+    Meet(Membership),
+    /// Prepare something small, for the first time and then so many times again.
+    Prepare { again: u32 },
+    /// Cut buffers and prepare them for launches.
+    Arrange(Shape),
+    /// New contents at the sender; at the receiver, anything but these.
+    Fill { measurement: u64 },
+    /// Launch so many times, as many at a time as were arranged.
+    Move { launches: u64 },
+    /// Compare what has arrived.
+    Check { measurement: u64 },
+    /// To and fro so many times, one at a time.
+    Toss { rounds: u64, measurement: u64 },
+    /// Give the buffers back.
+    Clear,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Answer {
+    Here(Peer),
+    Done,
+    /// In nanoseconds.
+    Prepared {
+        first: u64,
+        again: Vec<u64>,
+    },
+    /// By the monotonic clock, in nanoseconds.
+    Moved {
+        began: u64,
+        ended: u64,
+        by: TransportKind,
+    },
+    /// What is wrong, if anything is.
+    Checked {
+        wrong: Option<String>,
+    },
+    /// When each of its own was launched, and when each of the other's was there. By the monotonic clock, in nanoseconds.
+    Tossed {
+        launched: Vec<u64>,
+        arrived: Vec<u64>,
+        wrong: Option<String>,
+    },
+    Failed(String),
+}

@@ -1,0 +1,164 @@
+//! What this host offers for fast transfers, and what it lacks: checks over what the kernel tells in files.
+//!
+//! Every check is a function of a [`Root`] and of [`Probed`], so that it can be tried on a host that is none.
+
+mod gpu;
+mod memory;
+mod network;
+mod processor;
+mod root;
+mod sharing;
+
+use serde::Serialize;
+
+pub use root::Root;
+
+/// How well something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Nothing to do.
+    Good,
+    /// It works, and would be faster or safer otherwise.
+    CouldBeBetter,
+    /// It is not there.
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// Names it for programs; stays the same.
+    pub id: &'static str,
+    /// Names it for people.
+    pub title: &'static str,
+    /// How well it is.
+    pub state: State,
+    /// What was found.
+    pub found: String,
+    /// Why it matters.
+    pub why: &'static str,
+    /// The command that betters it, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl Check {
+    fn new(id: &'static str, title: &'static str, why: &'static str, verdict: Verdict) -> Self {
+        let Verdict { state, found, fix } = verdict;
+        Self { id, title, state, found, why, fix }
+    }
+}
+
+/// What a check concludes.
+struct Verdict {
+    state: State,
+    found: String,
+    fix: Option<String>,
+}
+
+impl Verdict {
+    fn good(found: impl Into<String>) -> Self {
+        Self { state: State::Good, found: found.into(), fix: None }
+    }
+
+    fn better(found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { state: State::CouldBeBetter, found: found.into(), fix: Some(fix.into()) }
+    }
+
+    fn missing(found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { state: State::Missing, found: found.into(), fix: Some(fix.into()) }
+    }
+
+    /// Where no command of this host helps.
+    fn without(mut self) -> Self {
+        self.fix = None;
+        self
+    }
+}
+
+/// What only trying tells. An error says why it did not work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Probed {
+    /// Size of `/dev/shm` in bytes; none where it is not mounted.
+    pub dev_shm: Option<u64>,
+    /// A sealed memory file of a gibibyte could be made.
+    pub memory_file: Result<(), String>,
+    /// Bytes went from one process to another through memory that both map.
+    pub shared_memory: Result<(), String>,
+    /// Bytes went from one process to another by reading its memory.
+    pub process_memory: Result<(), String>,
+}
+
+/// All checks.
+#[must_use]
+pub fn examine(root: &Root, probed: &Probed) -> Vec<Check> {
+    let mut checks = memory::checks(root, probed);
+    checks.extend(sharing::checks(root, probed));
+    checks.extend(network::checks(root));
+    checks.extend(processor::checks(root));
+    checks.extend(gpu::checks(root));
+    checks
+}
+
+/// Bytes, as people say them.
+fn bytes(count: u64) -> String {
+    match count {
+        count if count >= 1 << 30 => format!("{:.1} GiB", count as f64 / (1u64 << 30) as f64),
+        count if count >= 1 << 20 => format!("{} MiB", count >> 20),
+        count if count >= 1 << 10 => format!("{} KiB", count >> 10),
+        count => format!("{count} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::root::fake::Fake;
+    use super::*;
+
+    fn nothing_works() -> Probed {
+        let refused = || Err("Operation not permitted".to_owned());
+        Probed { dev_shm: None, memory_file: refused(), shared_memory: refused(), process_memory: refused() }
+    }
+
+    #[test]
+    fn a_host_that_tells_nothing_is_examined_all_the_same() {
+        let host = Fake::new(&[]);
+        let checks = examine(host.root(), &nothing_works());
+        assert!(checks.len() >= 15);
+        let mut ids: Vec<_> = checks.iter().map(|check| check.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), checks.len(), "every check has an id of its own");
+        for check in checks {
+            assert!(!check.found.is_empty() && !check.why.is_empty(), "{check:?}");
+            assert_eq!(check.found.lines().count(), 1, "{check:?}");
+        }
+    }
+
+    #[test]
+    fn absurd_files_are_no_reason_to_fail() {
+        let long = "9".repeat(100_000);
+        for content in ["", "\0\0", "-1", "max max max", "[", "18446744073709551616", &long] {
+            let host = Fake::new(&[
+                ("sys/kernel/mm/transparent_hugepage/enabled", content),
+                ("sys/kernel/mm/transparent_hugepage/shmem_enabled", content),
+                ("proc/sys/vm/nr_hugepages", content),
+                ("proc/self/limits", content),
+                ("proc/self/cgroup", content),
+                ("proc/self/status", content),
+                ("proc/meminfo", content),
+                ("proc/sys/net/core/rmem_max", content),
+                ("proc/sys/net/ipv4/tcp_rmem", content),
+                ("proc/sys/kernel/yama/ptrace_scope", content),
+                ("sys/devices/system/node/online", content),
+                ("sys/fs/cgroup/cpu.max", content),
+                ("sys/fs/cgroup/memory.max", content),
+                ("sys/devices/system/clocksource/clocksource0/current_clocksource", content),
+                ("proc/driver/nvidia/version", content),
+                ("etc/ld.so.conf", content),
+            ]);
+            assert!(examine(host.root(), &nothing_works()).iter().all(|check| check.found.len() < 300));
+        }
+    }
+}

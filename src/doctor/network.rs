@@ -1,0 +1,119 @@
+//! Sockets: how many, and how much fits into each.
+
+use super::memory::limit;
+use super::{Check, Root, Verdict, bytes};
+
+pub(super) fn checks(root: &Root) -> Vec<Check> {
+    vec![
+        Check::new(
+            "descriptors",
+            "open files",
+            "every connected task takes some: its lanes, and its memory that is mapped",
+            descriptors(root),
+        ),
+        Check::new(
+            "socket_buffers",
+            "socket buffers that programs may ask for",
+            "lanes ask for buffers of megabytes, so that the kernel always has something to send and room to receive",
+            asked(root),
+        ),
+        Check::new(
+            "tcp_buffers",
+            "TCP buffers that the kernel gives by itself",
+            "between hosts, rate times round trip must fit: 16 MiB are 100 Gbit/s at 1.3 ms",
+            automatic(root),
+        ),
+    ]
+}
+
+fn descriptors(root: &Root) -> Verdict {
+    const ENOUGH: u64 = 16_384;
+    let (soft, hard) = match limit(root, "Max open files") {
+        None => return Verdict::better("the limit is not known", "ulimit -n"),
+        Some((None, _)) => return Verdict::good("unlimited"),
+        Some((Some(soft), hard)) => (soft, hard),
+    };
+    if soft >= ENOUGH {
+        return Verdict::good(soft.to_string());
+    }
+    match hard {
+        Some(hard) if hard < ENOUGH => Verdict::better(
+            format!("{soft}, at most {hard}"),
+            "LimitNOFILE=65536 of the unit, nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536",
+        ),
+        _ => Verdict::better(soft.to_string(), "ulimit -n 65536"),
+    }
+}
+
+fn asked(root: &Root) -> Verdict {
+    // What a lane asks for.
+    const ENOUGH: u64 = 2 << 20;
+    let names = ["rmem_max", "wmem_max"];
+    let values = names.map(|name| root.number(&format!("/proc/sys/net/core/{name}")));
+    let [Some(read), Some(write)] = values else {
+        return Verdict::better("not known here", "sysctl net.core.rmem_max net.core.wmem_max");
+    };
+    let found = format!("receive {}, send {}", bytes(read), bytes(write));
+    if read.min(write) >= ENOUGH {
+        Verdict::good(found)
+    } else {
+        Verdict::better(found, "sudo sysctl net.core.rmem_max=16777216 net.core.wmem_max=16777216")
+    }
+}
+
+fn automatic(root: &Root) -> Verdict {
+    const ENOUGH: u64 = 16 << 20;
+    let most = |name: &str| -> Option<u64> {
+        root.read(&format!("/proc/sys/net/ipv4/{name}"))?.split_whitespace().nth(2)?.parse().ok()
+    };
+    let (Some(read), Some(write)) = (most("tcp_rmem"), most("tcp_wmem")) else {
+        return Verdict::better("not known here", "sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem");
+    };
+    let found = format!("receive up to {}, send up to {}", bytes(read), bytes(write));
+    if read.min(write) >= ENOUGH {
+        Verdict::good(found)
+    } else {
+        Verdict::better(
+            found,
+            "sudo sysctl net.ipv4.tcp_rmem='4096 131072 33554432' net.ipv4.tcp_wmem='4096 65536 33554432'",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::State;
+    use crate::doctor::root::fake::Fake;
+
+    #[test]
+    fn descriptors_are_raised_where_this_user_may() {
+        let table = |soft: &str, hard: &str| {
+            format!("Max open files            {soft}                 {hard}               files")
+        };
+        for (soft, hard, state, fix) in [
+            ("1024", "524288", State::CouldBeBetter, Some("ulimit -n 65536")),
+            ("65536", "65536", State::Good, None),
+            ("unlimited", "unlimited", State::Good, None),
+        ] {
+            let host = Fake::new(&[("proc/self/limits", &table(soft, hard))]);
+            let verdict = descriptors(host.root());
+            assert_eq!((verdict.state, verdict.fix.as_deref()), (state, fix));
+        }
+        let low = Fake::new(&[("proc/self/limits", &table("1024", "4096"))]);
+        assert!(descriptors(low.root()).fix.is_some_and(|fix| fix.contains("LimitNOFILE")));
+    }
+
+    #[test]
+    fn the_smaller_buffer_decides() {
+        let host = Fake::new(&[
+            ("proc/sys/net/core/rmem_max", "212992\n"),
+            ("proc/sys/net/core/wmem_max", "16777216\n"),
+            ("proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t33554432\n"),
+            ("proc/sys/net/ipv4/tcp_wmem", "4096\t16384\t33554432\n"),
+        ]);
+        assert_eq!(asked(host.root()).state, State::CouldBeBetter);
+        assert_eq!(automatic(host.root()).state, State::Good);
+        assert_eq!(automatic(Fake::new(&[]).root()).state, State::CouldBeBetter);
+    }
+}

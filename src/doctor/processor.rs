@@ -1,0 +1,189 @@
+//! Processors: how many this process may use, which memory is near to them, and what the time costs.
+
+use super::memory::least;
+use super::{Check, Root, Verdict};
+
+pub(super) fn checks(root: &Root) -> Vec<Check> {
+    vec![
+        Check::new(
+            "cores",
+            "cores",
+            "copying and checking take cores: with one, a transfer's two ends take turns",
+            cores(root),
+        ),
+        Check::new(
+            "cpu_quota",
+            "limit of processor time",
+            "whoever has used up a limit stands still for the rest of its period, with all that wait for it",
+            quota(root),
+        ),
+        Check::new(
+            "numa",
+            "NUMA nodes",
+            "copies between memory of different nodes are slower by a third or more",
+            numa(root),
+        ),
+        Check::new(
+            "clock_source",
+            "clock source",
+            "the clock is read often; some sources make that a call of the kernel, or slower",
+            clock(root),
+        ),
+    ]
+}
+
+/// How many numbers a list such as `0-3,8` has.
+fn count(list: &str) -> Option<u64> {
+    list.split(',').map(str::trim).try_fold(0u64, |sum, part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        sum.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
+}
+
+/// A list that the process's status tells.
+fn allowed(root: &Root, name: &str) -> Option<u64> {
+    let text = root.read("/proc/self/status")?;
+    count(text.lines().find_map(|line| line.strip_prefix(name))?)
+}
+
+fn cores(root: &Root) -> Verdict {
+    let online = root.read("/sys/devices/system/cpu/online").and_then(|list| count(&list));
+    match (allowed(root, "Cpus_allowed_list:"), online) {
+        (None, _) => Verdict::better("not known here", "nproc").without(),
+        (Some(1), Some(2..)) => Verdict::better(
+            "1, of more",
+            "taskset -p $$   # who confined it; or raise the container's --cpuset-cpus",
+        ),
+        (Some(1), _) => Verdict::better("1", "nproc").without(),
+        (Some(allowed), Some(online)) if allowed < online => Verdict::good(format!("{allowed} of {online}")),
+        (Some(allowed), _) => Verdict::good(allowed.to_string()),
+    }
+}
+
+fn quota(root: &Root) -> Verdict {
+    // In thousandths of a core.
+    let limited = least(root, "cpu", |root, place| {
+        let (quota, period) = match root.read(&format!("{place}/cpu.max")) {
+            Some(text) => {
+                let mut words = text.split_whitespace();
+                (words.next()?.parse::<u64>().ok()?, words.next()?.parse::<u64>().ok()?)
+            }
+            None => (
+                root.number(&format!("{place}/cpu.cfs_quota_us"))?,
+                root.number(&format!("{place}/cpu.cfs_period_us"))?,
+            ),
+        };
+        quota.checked_mul(1000)?.checked_div(period)
+    });
+    let cores = allowed(root, "Cpus_allowed_list:").unwrap_or(u64::MAX / 1000);
+    match limited {
+        Some(limit) if limit < cores.saturating_mul(1000) => Verdict::better(
+            format!("{:.1} cores, though more may be used at once", limit as f64 / 1000.0),
+            "docker run without --cpus, or a Kubernetes pod of class Guaranteed with whole cores",
+        ),
+        Some(limit) => Verdict::good(format!("{:.1} cores, which is all of them", limit as f64 / 1000.0)),
+        None => Verdict::good("none"),
+    }
+}
+
+fn numa(root: &Root) -> Verdict {
+    let Some(nodes) = root.read("/sys/devices/system/node/online").and_then(|list| count(&list)) else {
+        return Verdict::good("not told: one, as far as anybody can see");
+    };
+    if nodes <= 1 {
+        return Verdict::good("1");
+    }
+    let memory = allowed(root, "Mems_allowed_list:").unwrap_or(nodes);
+    if memory == 1 {
+        return Verdict::good(format!("{nodes}, and this process keeps to one"));
+    }
+    let fix =
+        "numactl --cpunodebind=0 --membind=0 -- PROGRAM   # the node of its GPU or NIC, one task a node";
+    Verdict::better(format!("{nodes}, and this process uses {memory} of them"), fix)
+}
+
+fn clock(root: &Root) -> Verdict {
+    const FOLDER: &str = "/sys/devices/system/clocksource/clocksource0";
+    // Those that are read without a call of the kernel.
+    const FAST: [&str; 5] =
+        ["tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page", "riscv_clocksource"];
+    let current = root.read(&format!("{FOLDER}/current_clocksource")).unwrap_or_default();
+    let current: String = current.chars().filter(char::is_ascii_graphic).take(40).collect();
+    if FAST.contains(&current.as_str()) {
+        return Verdict::good(current);
+    }
+    let there = root.read(&format!("{FOLDER}/available_clocksource")).unwrap_or_default();
+    let found = if current.is_empty() { "not told".to_owned() } else { current };
+    match FAST.into_iter().find(|fast| there.split_whitespace().any(|word| word == *fast)) {
+        Some(fast) => Verdict::better(found, format!("echo {fast} | sudo tee {FOLDER}/current_clocksource")),
+        None => Verdict::better(found, "dmesg | grep -i tsc   # why the kernel does not trust the fast one"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::State;
+    use crate::doctor::root::fake::Fake;
+
+    #[test]
+    fn lists_are_counted() {
+        assert_eq!(count("0"), Some(1));
+        assert_eq!(count("0-3,8,10-11"), Some(7));
+        for wrong in ["", "3-1", "a", "0-18446744073709551615", "1,,2"] {
+            assert_eq!(count(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_quota_below_the_cores_could_be_better_in_both_versions_of_control_groups() {
+        let status = ("proc/self/status", "Cpus_allowed_list:\t0-7\nMems_allowed_list:\t0\n");
+        let new =
+            Fake::new(&[status, ("proc/self/cgroup", "0::/a"), ("sys/fs/cgroup/a/cpu.max", "250000 100000")]);
+        let verdict = quota(new.root());
+        assert_eq!(verdict.state, State::CouldBeBetter);
+        assert!(verdict.found.starts_with("2.5 cores"), "{}", verdict.found);
+        let old = Fake::new(&[
+            status,
+            ("proc/self/cgroup", "3:cpu,cpuacct:/a"),
+            ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "400000"),
+            ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000"),
+        ]);
+        assert_eq!(quota(old.root()).state, State::CouldBeBetter);
+        let free =
+            Fake::new(&[status, ("proc/self/cgroup", "0::/"), ("sys/fs/cgroup/cpu.max", "max 100000")]);
+        assert_eq!(quota(free.root()).state, State::Good);
+    }
+
+    #[test]
+    fn several_nodes_are_fine_for_who_keeps_to_one() {
+        let nodes = ("sys/devices/system/node/online", "0-1");
+        let both = Fake::new(&[nodes, ("proc/self/status", "Mems_allowed_list:\t0-1")]);
+        assert_eq!(numa(both.root()).state, State::CouldBeBetter);
+        let one = Fake::new(&[nodes, ("proc/self/status", "Mems_allowed_list:\t1")]);
+        assert_eq!(numa(one.root()).state, State::Good);
+    }
+
+    #[test]
+    fn a_slow_clock_source_names_the_fast_one_that_is_there() {
+        let folder = "sys/devices/system/clocksource/clocksource0";
+        let (current, available) =
+            (format!("{folder}/current_clocksource"), format!("{folder}/available_clocksource"));
+        let slow = Fake::new(&[(&current, "hpet\n"), (&available, "tsc hpet acpi_pm \n")]);
+        let verdict = clock(slow.root());
+        assert_eq!(verdict.state, State::CouldBeBetter);
+        assert!(verdict.fix.is_some_and(|fix| fix.starts_with("echo tsc ")));
+        assert_eq!(clock(Fake::new(&[(&current, "tsc\n")]).root()).state, State::Good);
+    }
+
+    #[test]
+    fn one_core_of_more_could_be_better() {
+        let host = Fake::new(&[
+            ("proc/self/status", "Cpus_allowed_list:\t3"),
+            ("sys/devices/system/cpu/online", "0-3"),
+        ]);
+        let verdict = cores(host.root());
+        assert_eq!((verdict.state, verdict.fix.is_some()), (State::CouldBeBetter, true));
+    }
+}

@@ -1,0 +1,124 @@
+//! Where the files are that tell of a host: `/`, or a folder of a test.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// The root of a host's files. What is read from it is bounded, and what cannot be read is as if it were not there.
+#[derive(Debug, Clone)]
+pub struct Root(PathBuf);
+
+/// No file that is looked at is longer in earnest.
+const FILE_MAX: u64 = 64 << 10;
+/// Nor does any folder that is looked at hold more.
+const ENTRIES_MAX: usize = 4096;
+
+impl Default for Root {
+    fn default() -> Self {
+        Self::new("/")
+    }
+}
+
+impl Root {
+    /// Files below `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.join(path.trim_start_matches('/'))
+    }
+
+    /// The text of a file, without white space around it.
+    #[must_use]
+    pub fn read(&self, path: &str) -> Option<String> {
+        let mut text = Vec::new();
+        File::open(self.at(path)).ok()?.take(FILE_MAX).read_to_end(&mut text).ok()?;
+        Some(String::from_utf8_lossy(&text).trim().to_owned())
+    }
+
+    /// A file that holds one number.
+    #[must_use]
+    pub fn number(&self, path: &str) -> Option<u64> {
+        self.read(path)?.parse().ok()
+    }
+
+    /// The names in a folder, sorted.
+    #[must_use]
+    pub fn names(&self, path: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
+        let entries = entries.take(ENTRIES_MAX).filter_map(Result::ok);
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// Whether there is such a file or folder.
+    #[must_use]
+    pub fn has(&self, path: &str) -> bool {
+        self.at(path).exists()
+    }
+
+    /// The last part of what a link points to.
+    #[must_use]
+    pub fn link(&self, path: &str) -> Option<String> {
+        let target = fs::read_link(self.at(path)).ok()?;
+        Some(Path::new(&target).file_name()?.to_str()?.to_owned())
+    }
+}
+
+#[cfg(test)]
+pub mod fake {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A host made of files; gone when dropped.
+    pub struct Fake {
+        folder: PathBuf,
+        root: Root,
+    }
+
+    impl Fake {
+        pub fn new(files: &[(&str, &str)]) -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let name =
+                format!("muster-doctor-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let folder = std::env::temp_dir().join(name);
+            let fake = Self { root: Root::new(&folder), folder };
+            fs::create_dir_all(&fake.folder).unwrap();
+            for (path, content) in files {
+                let path = fake.folder.join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, content).unwrap();
+            }
+            fake
+        }
+
+        pub fn root(&self) -> &Root {
+            &self.root
+        }
+    }
+
+    impl Drop for Fake {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.folder);
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_nothing() {
+        let host = Fake::new(&[("a/number", " 17\n"), ("a/text", "x\n")]);
+        assert_eq!(host.root().number("/a/number"), Some(17));
+        assert_eq!(host.root().number("a/text"), None);
+        assert_eq!(host.root().names("a"), ["number", "text"]);
+        assert_eq!((host.root().read("b"), host.root().names("b").len()), (None, 0));
+    }
+
+    #[test]
+    fn no_more_of_a_file_is_read_than_is_sane() {
+        let host = Fake::new(&[("endless", &"x".repeat(1 << 20))]);
+        assert_eq!(host.root().read("endless").map(|text| text.len() as u64), Some(FILE_MAX));
+    }
+}

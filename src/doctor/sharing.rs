@@ -1,0 +1,64 @@
+//! What processes of this host may do with each other's memory.
+
+use super::{Check, Probed, Root, Verdict};
+
+pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
+    vec![
+        Check::new(
+            "shared_memory",
+            "transfers by shared memory",
+            "one copy between two processes, at the speed of memory",
+            match &probed.shared_memory {
+                Ok(()) => Verdict::good("two processes moved bytes by it"),
+                Err(why) => Verdict::missing(
+                    format!("two processes could not: {why}"),
+                    "muster transfer bench --transport shm --size 1MiB",
+                ),
+            },
+        ),
+        Check::new(
+            "process_memory",
+            "transfers by reading another process's memory",
+            "buffers outside of arenas move in one copy; without it they go through a socket, in two",
+            process(root, &probed.process_memory),
+        ),
+    ]
+}
+
+fn process(root: &Root, outcome: &Result<(), String>) -> Verdict {
+    // https://www.kernel.org/doc/html/latest/admin-guide/LSM/Yama.html
+    let scope = root.number("/proc/sys/kernel/yama/ptrace_scope");
+    let yama = match scope {
+        Some(scope) => format!("kernel.yama.ptrace_scope is {scope}"),
+        None => "the kernel has no Yama".to_owned(),
+    };
+    match (outcome, scope) {
+        (Ok(()), _) => Verdict::good(format!("two processes moved bytes by it; {yama}")),
+        (Err(why), Some(1..)) => Verdict::missing(
+            format!("not permitted: {yama}; {why}"),
+            "sudo sysctl kernel.yama.ptrace_scope=0",
+        ),
+        (Err(why), _) => Verdict::missing(
+            format!("not permitted, though {yama}: {why}"),
+            "docker run --cap-add SYS_PTRACE ...   # or a seccomp profile that allows process_vm_readv",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::State;
+    use crate::doctor::root::fake::Fake;
+
+    #[test]
+    fn trying_counts_and_yama_explains() {
+        let yama = Fake::new(&[("proc/sys/kernel/yama/ptrace_scope", "1\n")]);
+        assert_eq!(process(yama.root(), &Ok(())).state, State::Good);
+        let refused = process(yama.root(), &Err("went by unix".to_owned()));
+        assert_eq!(refused.state, State::Missing);
+        assert_eq!(refused.fix.as_deref(), Some("sudo sysctl kernel.yama.ptrace_scope=0"));
+        let elsewhere = process(Fake::new(&[]).root(), &Err("went by unix".to_owned()));
+        assert!(elsewhere.fix.is_some_and(|fix| fix.contains("SYS_PTRACE")));
+    }
+}
