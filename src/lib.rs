@@ -9,10 +9,12 @@
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
 //! | [`tls`] | TLS for both edges, and why a handshake failed |
 //! | [`telemetry`] | what is told of all this: projections of effects |
+//! | [`agent`] | the native worker: a task of a job that owns a transfer engine |
 //! | [`transfer`] | the transfer engine: moves buffers between tasks; a library of its own |
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
+pub mod agent;
 pub mod cli;
 pub mod clock;
 pub mod config;
