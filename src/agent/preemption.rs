@@ -48,12 +48,12 @@ pub(super) async fn watch(inner: Arc<Inner>) {
     };
     let notice = crate::text::one_line(&notice).into_owned();
     tracing::info!(notice, "a preemption notice");
-    inner.notice.send_replace(Some(notice));
     let mut step = 0;
     inner.sync.send_modify(|sync| {
         step = sync.step;
         sync.phase = Phase::Agreeing;
     });
+    inner.notice.send_replace(Some(notice));
     let phase = match agree(&inner, step).await {
         Ok(step) => Phase::Agreed(step),
         Err(error) => {

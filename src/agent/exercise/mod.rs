@@ -17,6 +17,7 @@ mod plan;
 
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tonic::Code;
 
 use super::{Agent, AgentError};
@@ -107,6 +108,8 @@ pub struct Exercise<'a> {
     arena: Arena,
     passing: Arena,
     epoch: Option<Epoch>,
+    /// Turns true when nobody is to be waited for any more.
+    cut: watch::Receiver<bool>,
     /// The last step that was made.
     last: u64,
 }
@@ -131,15 +134,15 @@ enum Met {
 }
 
 impl<'a> Exercise<'a> {
-    /// Gets ready: takes the memory for all buffers.
+    /// Gets ready: takes the memory for all buffers. While `cut` says so, steps that wait for others are called off.
     ///
     /// # Errors
     /// If the system gives no memory.
-    pub fn new(agent: &'a Agent, options: Options) -> Result<Self, ExerciseError> {
+    pub fn new(agent: &'a Agent, options: Options, cut: watch::Receiver<bool>) -> Result<Self, ExerciseError> {
         let devices = agent.inner.config.devices.min(plan::DEVICES_MAX) as usize;
         let (lasting, passing) = plan::memory(devices, options.bytes_max);
         let (arena, passing) = (Arena::new(lasting)?, Arena::new(passing)?);
-        Ok(Self { agent, options, arena, passing, epoch: None, last: 0 })
+        Ok(Self { agent, options, arena, passing, epoch: None, cut, last: 0 })
     }
 
     /// The number that the next step will have, as far as this task knows.
@@ -153,7 +156,10 @@ impl<'a> Exercise<'a> {
     /// # Errors
     /// If it cannot go on at all; what fails with single peers stands in the step.
     pub async fn step(&mut self) -> Result<Outcome, ExerciseError> {
-        let members = self.agent.live_set(self.options.limit).await?;
+        let members = tokio::select! {
+            members = self.agent.live_set(self.options.limit) => members?,
+            () = cut(self.cut.clone()) => return Ok(Outcome::CalledOff(TOLD.to_owned())),
+        };
         if self.epoch.as_ref().is_none_or(|epoch| epoch.members != members) {
             // What was prepared with those who are gone goes with the epoch.
             if let Some(old) = self.epoch.take() {
@@ -228,6 +234,7 @@ impl<'a> Exercise<'a> {
                     }
                 }
                 error = self.agent.over() => return Err(error.into()),
+                () = cut(self.cut.clone()) => return Ok(Err(TOLD.to_owned())),
                 () = &mut until => {
                     let why = "it has published none: is it another program?".to_owned();
                     return Err(ExerciseError::NoEngine { task: waits.task.0, why });
@@ -260,12 +267,25 @@ impl<'a> Exercise<'a> {
                 let _in_time = self.agent.cancel_barrier(id).await?;
                 (waiting.await, format!("{member} was lost"))
             }
+            () = cut(self.cut.clone()) => {
+                let _in_time = self.agent.cancel_barrier(id).await?;
+                (waiting.await, TOLD.to_owned())
+            }
         };
         match answer {
             Ok(count) => Ok(Met::Passed(count)),
             Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(Met::CalledOff(why)),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+const TOLD: &str = "this worker was told to end";
+
+/// Resolves when nobody is to be waited for any more.
+async fn cut(mut told: watch::Receiver<bool>) {
+    if told.wait_for(|told| *told).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
