@@ -9,7 +9,7 @@ use super::place::PlaceError;
 #[non_exhaustive]
 pub enum AgentError {
     /// The place of this process in its job is not known.
-    #[error("{0}")]
+    #[error(transparent)]
     Place(#[from] PlaceError),
     /// The settings contradict one another.
     #[error("{0}")]

@@ -61,7 +61,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    log::start("warn", LogFormat::Human).map_err(anyhow::Error::msg)?;
+    log::start("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
     limits::raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // On this thread, which lives as long as the process: children are tied to the thread that started them.
@@ -79,8 +79,7 @@ async fn serve() -> Result<Server> {
         ("grpc", address(grpc).to_string()),
         ("http", address(http).to_string()),
         ("recoverable", true.to_string()),
-        ("log", "warn".to_owned()),
-    ]);
+            ]);
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
     let jobs = AskedJobs::Only { name, tasks: WORKERS };
     let config = load(&Asked { profile: Profile::Launch, file: None, flags, jobs }, &|_| None)?;
@@ -195,6 +194,7 @@ impl Demo {
         command.arg(BECOME).arg("--parent").arg(std::process::id().to_string()).arg("--");
         command.arg(THIS_PROGRAM).args(["worker", "--program", "exercise", "--service", &self.service]);
         command.arg("--task").arg(task.to_string()).arg("--tasks").arg(WORKERS.to_string());
+        command.args(["--devices", "2"]);
         command.arg("--pause").arg(format!("{}ms", self.pause.as_millis()));
         let own = std::env::vars_os().filter(|(name, _)| {
             let name = name.to_string_lossy();

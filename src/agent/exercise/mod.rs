@@ -21,8 +21,8 @@ use tokio::sync::watch;
 use tonic::Code;
 
 use super::{Agent, AgentError};
-use crate::transfer::{Arena, Member, MemoryError, TransferError};
-use moving::Prepared;
+use crate::transfer::{Member, MemoryError, TransferError};
+use moving::{Buffers, Prepared};
 
 /// How it is exercised.
 #[derive(Debug, Clone)]
@@ -72,10 +72,10 @@ pub enum Outcome {
 #[non_exhaustive]
 pub enum ExerciseError {
     /// This task's life is over, or the service fails it.
-    #[error("{0}")]
+    #[error(transparent)]
     Agent(#[from] AgentError),
     /// There is no memory for the buffers.
-    #[error("no memory to exercise with: {0}")]
+    #[error("no memory to exercise with")]
     Memory(#[from] MemoryError),
     /// A task takes part that cannot be moved to.
     #[error("task {task} lives but its engine is not known: {why}")]
@@ -104,9 +104,7 @@ pub enum ExerciseError {
 pub struct Exercise<'a> {
     agent: &'a Agent,
     options: Options,
-    /// For what lasts an epoch, and for what lasts a step.
-    arena: Arena,
-    passing: Arena,
+    buffers: Buffers,
     epoch: Option<Epoch>,
     /// Turns true when nobody is to be waited for any more.
     cut: watch::Receiver<bool>,
@@ -139,10 +137,8 @@ impl<'a> Exercise<'a> {
     /// # Errors
     /// If the system gives no memory.
     pub fn new(agent: &'a Agent, options: Options, cut: watch::Receiver<bool>) -> Result<Self, ExerciseError> {
-        let devices = agent.inner.config.devices.min(plan::DEVICES_MAX) as usize;
-        let (lasting, passing) = plan::memory(devices, options.bytes_max);
-        let (arena, passing) = (Arena::new(lasting)?, Arena::new(passing)?);
-        Ok(Self { agent, options, arena, passing, epoch: None, cut, last: 0 })
+        let buffers = Buffers::new(agent.inner.config.devices.min(plan::DEVICES_MAX), options.bytes_max)?;
+        Ok(Self { agent, options, buffers, epoch: None, cut, last: 0 })
     }
 
     /// The number that the next step will have, as far as this task knows.

@@ -9,10 +9,46 @@ use super::plan::{self, Move};
 use super::{Epoch, Exercise, ExerciseError, Step, contents};
 use crate::agent::DEVICES_MAX;
 use crate::clock;
-use crate::transfer::{Buffer, DeviceId, Member, Options, PrepareError, Spec, Stats, TransferError};
+use crate::transfer::{
+    Arena, Buffer, DeviceId, Member, MemoryError, Options, PrepareError, Span, Spec, Stats, TransferError,
+};
 
 /// A transfer that has begun fails when nothing moves for so long.
 const STALL: Duration = Duration::from_secs(10);
+
+/// The buffers that a task exercises with, taken once: round the ring by direction, device and turn; to partners by
+/// direction.
+#[derive(Debug)]
+pub struct Buffers {
+    ring: HashMap<(bool, u32, usize), Buffer>,
+    partner: [Buffer; 2],
+}
+
+impl Buffers {
+    /// Buffers for so many devices.
+    pub fn new(devices: u32, bytes_max: usize) -> Result<Self, MemoryError> {
+        let arena = Arena::new(plan::memory(devices, bytes_max))?;
+        let mut ring = HashMap::new();
+        for turn in 0..plan::TURNS {
+            for device in 0..devices {
+                for outgoing in [false, true] {
+                    let buffer = arena.allocate(plan::ring_bytes(turn, device, bytes_max))?;
+                    ring.insert((outgoing, device, turn), buffer);
+                }
+            }
+        }
+        Ok(Self { ring, partner: [arena.allocate(bytes_max)?, arena.allocate(bytes_max)?] })
+    }
+
+    fn span(&self, part: &Part, turn: Option<usize>) -> Result<Span, MemoryError> {
+        let buffer = match turn {
+            Some(turn) => self.ring.get(&(part.outgoing, part.of.device, turn)),
+            None => Some(&self.partner[usize::from(part.outgoing)]),
+        };
+        let missing = MemoryError::OutOfRange { start: 0, end: part.of.bytes, len: 0 };
+        buffer.ok_or(missing)?.range(0..part.of.bytes)
+    }
+}
 
 /// What was prepared once and is launched again: by peer and turn.
 pub type Prepared = HashMap<(Member, usize), Bundle>;
@@ -21,7 +57,7 @@ pub type Prepared = HashMap<(Member, usize), Bundle>;
 #[derive(Debug)]
 pub struct Bundle {
     prepared: crate::transfer::Prepared,
-    parts: Vec<(Part, Buffer)>,
+    parts: Vec<(Part, Span)>,
 }
 
 /// One end of a move.
@@ -119,13 +155,13 @@ impl Exercise<'_> {
         };
         let mut bundle = match known {
             Some(bundle) => bundle,
-            None => match self.prepare(peer, parts, (channel, turn.is_some())).await? {
+            None => match self.prepare(peer, parts, (channel, turn)).await? {
                 Ok(bundle) => bundle,
                 Err(error) => return failed(error.into()),
             },
         };
-        for (part, buffer) in bundle.parts.iter().filter(|(part, _)| part.outgoing) {
-            buffer.write(|bytes| contents::fill(bytes, plan::seed(step, epoch, part.of.key)))?;
+        for (part, span) in bundle.parts.iter().filter(|(part, _)| part.outgoing) {
+            span.buffer().write(|bytes| contents::fill(&mut bytes[..span.len()], plan::seed(step, epoch, part.of.key)))?;
         }
         let transfer = bundle.prepared.launch(&[]);
         let outcome = match tokio::time::timeout(self.options.limit, transfer.clone()).await {
@@ -137,11 +173,12 @@ impl Exercise<'_> {
         };
         let (mut checked, mut damaged) = (0, None);
         if outcome.is_ok() {
-            for (part, buffer) in bundle.parts.iter().filter(|(part, _)| !part.outgoing) {
-                let wrong = buffer.read(|bytes| contents::wrong(bytes, plan::seed(step, epoch, part.of.key)))?;
+            for (part, span) in bundle.parts.iter().filter(|(part, _)| !part.outgoing) {
+                let seed = plan::seed(step, epoch, part.of.key);
+                let wrong = span.buffer().read(|bytes| contents::wrong(&bytes[..span.len()], seed))?;
                 checked += usize::from(wrong.is_none());
                 if let Some(at) = wrong {
-                    damaged = Some(ExerciseError::Damaged { step, from: peer, len: buffer.len(), at });
+                    damaged = Some(ExerciseError::Damaged { step, from: peer, len: span.len(), at });
                 }
             }
         }
@@ -149,28 +186,26 @@ impl Exercise<'_> {
         Ok(Done { peer, kept, outcome, checked, damaged })
     }
 
-    /// Buffers for the moves with one peer, and everything slow.
+    /// Finds the buffers for the moves with one peer, and does everything slow.
     async fn prepare(
         &self,
         peer: Member,
         wanted: Vec<Part>,
-        (channel, lasting): (u32, bool),
+        (channel, turn): (u32, Option<usize>),
     ) -> Result<Result<Bundle, PrepareError>, ExerciseError> {
         let here = self.agent.here();
         let device = |member: Member, ordinal: u32| DeviceId(member.task.0 * DEVICES_MAX + ordinal);
         let mut parts = Vec::with_capacity(wanted.len());
         let mut specs = Vec::with_capacity(wanted.len());
-        // What comes and goes has room of its own, so that it does not cut up the rest.
-        let arena = if lasting { &self.arena } else { &self.passing };
         for part in wanted {
-            let buffer = arena.allocate(part.of.bytes)?;
+            let span = self.buffers.span(&part, turn)?;
             let (near, far) = (device(here, part.of.device), device(peer, part.of.device));
             specs.push(if part.outgoing {
-                Spec::send(buffer.span(), near, far, part.of.key)
+                Spec::send(span.clone(), near, far, part.of.key)
             } else {
-                Spec::receive(buffer.span(), far, near, part.of.key)
+                Spec::receive(span.clone(), far, near, part.of.key)
             });
-            parts.push((part, buffer));
+            parts.push((part, span));
         }
         let options =
             Options { channel, stall: STALL, deadline: Some(self.options.limit), ..Options::default() };

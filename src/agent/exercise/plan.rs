@@ -7,6 +7,8 @@ use crate::transfer::{Member, TransferKey};
 pub const DEVICES_MAX: u32 = 8;
 /// The sizes that go round the ring, unless they are beyond the largest.
 const SIZES: [usize; 6] = [1, 4096, 65_537, 256 << 10, 1 << 20, (3 << 20) + 5];
+/// How many turns there are.
+pub const TURNS: usize = SIZES.len();
 /// The memory of an arena comes in pieces of whole pages.
 const PIECE: usize = 64 << 10;
 
@@ -37,6 +39,11 @@ pub const fn turn(step: u64) -> usize {
     (step % SIZES.len() as u64) as usize
 }
 
+/// What goes from a device round the ring.
+pub fn ring_bytes(turn: usize, device: u32, bytes_max: usize) -> usize {
+    SIZES[(turn + device as usize) % SIZES.len()].min(bytes_max)
+}
+
 /// The same every time that it is this turn, so that it is prepared once: each sends to the next, from each device.
 pub fn ring(count: usize, devices: u32, turn: usize, bytes_max: usize) -> Vec<Move> {
     if count < 2 {
@@ -44,7 +51,7 @@ pub fn ring(count: usize, devices: u32, turn: usize, bytes_max: usize) -> Vec<Mo
     }
     let all = (0..count).flat_map(|from| (0..devices).map(move |device| (from, device)));
     let moves = all.map(|(from, device)| {
-        let bytes = SIZES[(turn + device as usize) % SIZES.len()].min(bytes_max);
+        let bytes = ring_bytes(turn, device, bytes_max);
         let key = TransferKey(hash(&[1, from as u64, u64::from(device), turn as u64]));
         Move { from, to: (from + 1) % count, device, bytes, key }
     });
@@ -72,10 +79,10 @@ pub fn seed(step: u64, number: u64, key: TransferKey) -> u64 {
 }
 
 /// Memory for all that one task sends and receives: round the ring, and to partners.
-pub fn memory(devices: usize, bytes_max: usize) -> (usize, usize) {
-    let piece = |bytes: usize| bytes.min(bytes_max).next_multiple_of(PIECE) + PIECE;
-    let rings: usize = SIZES.iter().map(|bytes| 2 * devices * piece(*bytes)).sum();
-    (rings, 2 * piece(bytes_max))
+pub fn memory(devices: u32, bytes_max: usize) -> usize {
+    let piece = |bytes: usize| bytes.next_multiple_of(PIECE) + PIECE;
+    let all = (0..TURNS).flat_map(|turn| (0..devices).map(move |device| ring_bytes(turn, device, bytes_max)));
+    all.map(|bytes| 2 * piece(bytes)).sum::<usize>() + 2 * piece(bytes_max)
 }
 
 #[cfg(test)]
