@@ -27,6 +27,12 @@ impl Clock {
         Timestamp::default().after(self.epoch + self.started.elapsed())
     }
 
+    /// Nanoseconds since this clock was started: for times between two moments.
+    #[must_use]
+    pub fn nanos(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// The moment of the monotonic clock that shows `at`.
     #[must_use]
     pub fn instant(&self, at: Timestamp) -> Instant {

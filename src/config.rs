@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::Limits;
-use crate::http::{Hosts, Redaction, Streams};
+use crate::http::{Audit, Hosts, Redaction, Streams};
 use crate::telemetry::traces::Protocol;
 
 mod file;
@@ -76,6 +76,8 @@ pub struct Server {
     pub log_format: LogFormat,
     /// Where the audit is written besides memory.
     pub audit_file: Option<PathBuf>,
+    /// How many lines of it are kept in memory.
+    pub audit_lines: usize,
     /// Keys whose values are not shown.
     pub redact_keys: Redaction,
     /// TLS where clients connect.
@@ -130,6 +132,7 @@ impl Server {
             log: log.into(),
             log_format: LogFormat::Human,
             audit_file: None,
+            audit_lines: Audit::DEFAULT,
             redact_keys: Redaction::default(),
             grpc_tls: Tls::default(),
             http_tls: Tls::default(),

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::coordination::{
     Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input,
     JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp,
 };
+use crate::meter;
 
 /// Where the answers to waiting calls go: one for each connection.
 pub trait Inbox: Send + Sync {
@@ -106,6 +108,36 @@ const EVENTS_BUFFERED: usize = 1 << 12;
 /// How late a deadline may be kept before the driver takes itself to have been away.
 const LAG_FORGIVEN: Duration = Duration::from_secs(1);
 
+/// How long the engine's lock is waited for and held.
+#[derive(Debug, Default)]
+pub struct Locks {
+    /// By those who apply an input; one in many is timed.
+    pub inputs: meter::Lock,
+    /// By those who only look: pages, scrapes, detectors.
+    pub looks: meter::Lock,
+}
+
+/// The state, while it is locked.
+struct Held<'a> {
+    state: MutexGuard<'a, State>,
+    // After the lock, so that it is dropped after it.
+    _held: meter::Holding<'a>,
+}
+
+impl Deref for Held<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
 /// The handle through which every edge reaches the state machine.
 pub struct Engine {
     state: Mutex<State>,
@@ -116,8 +148,11 @@ pub struct Engine {
     followers: broadcast::Sender<Numbered>,
     /// How many jobs there may be.
     jobs_max: AtomicUsize,
+    /// How many times a job was made or deleted.
+    job_changes: AtomicU64,
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
+    locks: Locks,
 }
 
 impl Engine {
@@ -146,8 +181,10 @@ impl Engine {
             rearm: Notify::new(),
             followers,
             jobs_max: AtomicUsize::new(Self::JOBS_MAX),
+            job_changes: AtomicU64::new(0),
             observers: OnceLock::new(),
             missed: AtomicU64::new(0),
+            locks: Locks::default(),
         })
     }
 
@@ -159,7 +196,7 @@ impl Engine {
     /// What the engine has counted so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
-        let state = self.lock();
+        let state = self.lock_to_look();
         Figures {
             inputs: state.inputs,
             events: state.next_event - 1,
@@ -192,11 +229,24 @@ impl Engine {
         self.jobs_max.store(most, Ordering::Relaxed);
     }
 
-    /// Declares a job.
+    /// Declares a job, as the server was configured.
     ///
     /// # Errors
     /// If there is a job of that name, or there are too many jobs.
     pub fn declare(&self, name: JobName, settings: JobSettings) -> Result<JobId, CannotDeclare> {
+        self.declare_for(name, settings, None)
+    }
+
+    /// Declares a job that somebody asked for.
+    ///
+    /// # Errors
+    /// As [`Engine::declare`].
+    pub fn declare_for(
+        &self,
+        name: JobName,
+        settings: JobSettings,
+        actor: Option<Actor>,
+    ) -> Result<JobId, CannotDeclare> {
         let state = self.lock();
         if state.core.job_named(name.as_str()).is_some() {
             return Err(CannotDeclare::Exists(name));
@@ -207,8 +257,15 @@ impl Engine {
         }
         let job = state.core.next_job();
         let incarnation = clock::random_incarnation();
-        self.feed(state, Input::DeclareJob { job, name, settings, incarnation });
+        self.feed(state, Input::DeclareJob { job, name, settings, incarnation, actor });
+        self.job_changes.fetch_add(1, Ordering::Release);
         Ok(job)
+    }
+
+    /// How many times a job was made or deleted: what was found out about the names of jobs holds as long as this stays.
+    #[must_use]
+    pub fn job_changes(&self) -> u64 {
+        self.job_changes.load(Ordering::Acquire)
     }
 
     /// Acts upon a job.
@@ -219,6 +276,9 @@ impl Engine {
         let mut state = self.lock();
         let applied = self.apply(&mut state, Input::Act { job, actor, reason, act }, None);
         self.settle(state, applied.deliveries);
+        if applied.acted == Some(Ok(Done::JobDeleted)) {
+            self.job_changes.fetch_add(1, Ordering::Release);
+        }
         applied.acted.unwrap_or(Err(Refusal::NoSuchJob))
     }
 
@@ -279,7 +339,7 @@ impl Engine {
 
     /// Looks at the state; `look` runs under the lock and should be quick.
     pub fn look<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
-        let state = self.lock();
+        let state = self.lock_to_look();
         let now = self.clock.now();
         look(&state.core, now)
     }
@@ -287,13 +347,13 @@ impl Engine {
     /// How many calls wait for an answer.
     #[must_use]
     pub fn waiting_calls(&self) -> usize {
-        self.lock().waiting.len()
+        self.lock_to_look().waiting.len()
     }
 
     /// The kept events after number `after`, and a stream of those to come.
     #[must_use]
     pub fn follow(&self, after: u64) -> (Vec<Numbered>, broadcast::Receiver<Numbered>) {
-        let state = self.lock();
+        let state = self.lock_to_look();
         let kept = state.events.iter().filter(|e| e.number > after).cloned().collect();
         (kept, self.followers.subscribe())
     }
@@ -333,12 +393,27 @@ impl Engine {
         next
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A transition that panicked has been reported; the tables it left are still the best there is.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How long the lock is waited for and held.
+    #[must_use]
+    pub fn locks(&self) -> &Locks {
+        &self.locks
     }
 
-    fn feed(&self, mut state: MutexGuard<'_, State>, input: Input) {
+    fn lock(&self) -> Held<'_> {
+        self.lock_after(self.locks.inputs.sampled(&self.clock))
+    }
+
+    fn lock_to_look(&self) -> Held<'_> {
+        self.lock_after(self.locks.looks.timed(&self.clock))
+    }
+
+    fn lock_after<'a>(&'a self, waiting: meter::Waiting<'a>) -> Held<'a> {
+        // A transition that panicked has been reported; the tables it left are still the best there is.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Held { state, _held: waiting.over() }
+    }
+
+    fn feed(&self, mut state: Held<'_>, input: Input) {
         let applied = self.apply(&mut state, input, None);
         self.settle(state, applied.deliveries);
     }
@@ -388,7 +463,7 @@ impl Engine {
     }
 
     /// Releases the lock, wakes the timer task if a deadline came nearer, and hands out the answers.
-    fn settle(&self, state: MutexGuard<'_, State>, deliveries: Vec<(Waiting, Outcome)>) {
+    fn settle(&self, state: Held<'_>, deliveries: Vec<(Waiting, Outcome)>) {
         let next = state.core.next_wake().map_or(u64::MAX, |at| at.0);
         let nearer = next < self.armed.load(Ordering::Relaxed);
         if nearer {

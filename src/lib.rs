@@ -14,6 +14,7 @@
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
+//! | [`meter`] | what hot paths count and time of themselves |
 pub mod agent;
 pub mod cli;
 pub mod clock;
@@ -24,6 +25,7 @@ pub mod findings;
 pub mod grpc;
 pub mod http;
 mod http2;
+pub mod meter;
 pub mod proto;
 pub mod telemetry;
 pub mod text;

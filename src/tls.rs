@@ -28,11 +28,11 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-pub use acceptor::{Acceptor, Failed, Stream};
+pub use acceptor::{Acceptor, Failed, Fault, Stream};
 pub use clients::subject;
 pub use entrance::Entrance;
-pub use failures::{FailedHandshake, Failures, FailuresPage};
-pub use files::{Files, TlsError, certificates, client};
+pub use failures::{FailedHandshake, Failures, FailuresPage, LISTENERS};
+pub use files::{Files, TlsError, certificates, client, system_authorities};
 pub use rewind::Rewind;
 
 /// The first byte of every TLS connection. HTTP/1 and HTTP/2 begin with a letter.

@@ -14,6 +14,7 @@ mod process;
 mod report;
 mod servers;
 mod stats;
+mod system;
 mod targets;
 mod wire;
 mod workloads;
@@ -58,6 +59,9 @@ struct Arguments {
     /// Another build of Muster.
     #[arg(long, default_value = env!("CARGO_BIN_EXE_muster"))]
     muster: PathBuf,
+    /// Compare with yet another build of Muster, such as one without the feature `metrics`.
+    #[arg(long, value_name = "MUSTER")]
+    against: Option<PathBuf>,
     /// Keep what the servers say on their standard error in this folder.
     #[arg(long)]
     logs: Option<PathBuf>,
@@ -79,7 +83,10 @@ fn main() -> Result<()> {
         Some(first) if first == floor::ARGUMENT => return floor::main(arguments),
         _ => {}
     }
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
+    if arguments.against.is_some() {
+        arguments.servers.push(Kind::Against);
+    }
     let files = process::raise_file_limit();
     let wanted = Wanted {
         works: if arguments.only.is_empty() {
@@ -115,13 +122,23 @@ fn main() -> Result<()> {
 fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut Results) -> Result<()> {
     let launcher = Launcher {
         muster: arguments.muster.clone(),
+        against: arguments.against.clone(),
         threads: arguments.threads,
         logs: arguments.logs.clone(),
     };
+    let mut prices = system::Prices::default();
     for &session in plan {
         let repeat = session.repeat(arguments.repeat);
         for repetition in 0..repeat {
-            for &kind in &arguments.servers {
+            if wanted.works.contains(&Work::Keys) {
+                prices.measure()?;
+            }
+            // Who comes first finds the machine as the one before left it: that is not always the same one.
+            let mut kinds = arguments.servers.clone();
+            if repetition % 2 == 1 {
+                kinds.reverse();
+            }
+            for kind in kinds {
                 if let Some(why) = session.not_for(kind) {
                     results.note(kind, session, why);
                     continue;
@@ -144,5 +161,6 @@ fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut R
             }
         }
     }
+    results.remark(prices.text());
     Ok(())
 }

@@ -48,10 +48,16 @@ impl Row {
 
     /// One server's figure over another's, each pair from lives that followed one another.
     fn ratio(&self, over: Kind, under: Kind, figure: impl Fn(&Figure) -> Option<f64>) -> Option<Spread> {
-        let (over, under) = (self.figures.get(&over)?, self.figures.get(&under)?);
+        Spread::of(self.pairs(over, under, figure))
+    }
+
+    fn pairs(&self, over: Kind, under: Kind, figure: impl Fn(&Figure) -> Option<f64>) -> Vec<f64> {
+        let (Some(over), Some(under)) = (self.figures.get(&over), self.figures.get(&under)) else {
+            return Vec::new();
+        };
         let pair =
             |(repetition, found): (&u32, &Figure)| Some(figure(found)? / figure(under.get(repetition)?)?);
-        Spread::of(over.iter().filter_map(pair))
+        over.iter().filter_map(pair).collect()
     }
 
     pub fn cpu_under_cxx(&self) -> Option<Spread> {
@@ -60,6 +66,10 @@ impl Row {
 
     pub fn cpu_over_floor(&self) -> Option<Spread> {
         self.ratio(Kind::Muster, Kind::Floor, |figure| figure.cpu_us)
+    }
+
+    pub fn cpu_over_other(&self) -> Option<Spread> {
+        Spread::of_median(self.pairs(Kind::Muster, Kind::Against, |figure| figure.cpu_us))
     }
 
     pub fn faster_than_cxx(&self) -> Option<Spread> {
@@ -78,10 +88,12 @@ impl Row {
     fn time_cells(&self, servers: &[Kind]) -> Vec<String> {
         let mut cells = vec![self.work.clone()];
         cells.extend(servers.iter().map(|&kind| cell(self.wall_ms(kind), milliseconds)));
-        cells.push(cell(self.faster_than_cxx(), times));
+        let there = |kind: Kind| servers.contains(&kind);
+        cells.extend(there(Kind::Cxx).then(|| cell(self.faster_than_cxx(), times)));
         cells.extend(servers.iter().map(|&kind| cell(self.cpu_us(kind), microseconds)));
-        cells.push(cell(self.cpu_under_cxx(), times));
-        cells.push(cell(self.cpu_over_floor(), times));
+        cells.extend(there(Kind::Cxx).then(|| cell(self.cpu_under_cxx(), times)));
+        cells.extend(there(Kind::Floor).then(|| cell(self.cpu_over_floor(), times)));
+        cells.extend(there(Kind::Against).then(|| cell(self.cpu_over_other(), exactly)));
         cells.push(self.per.to_owned());
         cells
     }
@@ -125,14 +137,23 @@ impl Results {
         }
     }
 
+    /// A sentence about the whole run.
+    pub fn remark(&mut self, text: Option<String>) {
+        self.notes.extend(text);
+    }
+
     fn tables(&self) -> Vec<Vec<Vec<String>>> {
         let names = |what: &str| self.servers.iter().map(|kind| format!("{} {what}", kind.name())).collect();
         let (walls, cpus): (Vec<_>, Vec<_>) = (names("wall"), names("CPU"));
         let mut times = vec![vec!["work".to_owned()]];
         times[0].extend(walls);
-        times[0].push("C++ / Muster".to_owned());
+        let where_there = |kind: Kind, title: &str| self.servers.contains(&kind).then(|| title.to_owned());
+        times[0].extend(where_there(Kind::Cxx, "C++ / Muster"));
         times[0].extend(cpus);
-        times[0].extend(["C++ / Muster", "Muster / floor", "CPU for each"].map(str::to_owned));
+        times[0].extend(where_there(Kind::Cxx, "C++ / Muster"));
+        times[0].extend(where_there(Kind::Floor, "Muster / floor"));
+        times[0].extend(where_there(Kind::Against, "Muster / other, 95 %"));
+        times[0].push("CPU for each".to_owned());
         let mut memory = vec![vec!["work".to_owned()]];
         memory[0].extend(self.servers.iter().map(|kind| kind.name().to_owned()));
         for row in &self.rows {
@@ -223,6 +244,11 @@ fn microseconds(us: f64) -> String {
 
 fn times(ratio: f64) -> String {
     significant(ratio)
+}
+
+/// A ratio near one, of which the hundredths matter.
+fn exactly(ratio: f64) -> String {
+    format!("{ratio:.3}")
 }
 
 /// As many decimals as mean something.

@@ -23,6 +23,9 @@ pub enum Kind {
     Cxx,
     /// The least that a server on the same libraries can do.
     Floor,
+    /// Another build of Muster, with which this one is compared.
+    #[value(skip)]
+    Against,
 }
 
 impl Kind {
@@ -31,6 +34,7 @@ impl Kind {
             Self::Muster => "Muster",
             Self::Cxx => "C++",
             Self::Floor => "floor",
+            Self::Against => "other",
         }
     }
 }
@@ -46,6 +50,7 @@ pub struct Job {
 /// How servers are started.
 pub struct Launcher {
     pub muster: PathBuf,
+    pub against: Option<PathBuf>,
     pub threads: usize,
     pub logs: Option<PathBuf>,
 }
@@ -57,7 +62,11 @@ impl Launcher {
     /// Starts a server and says where it listens.
     pub fn start(&self, kind: Kind, job: Job) -> Result<(Server, SocketAddr)> {
         let command = match kind {
-            Kind::Muster => self.muster_command(job),
+            Kind::Muster => self.muster_command(&self.muster, job),
+            Kind::Against => {
+                let other = self.against.as_ref().context("there is no other build: see --against")?;
+                self.muster_command(other, job)
+            }
             Kind::Cxx => cxx_command(job)?,
             Kind::Floor => self.floor_command(job)?,
         };
@@ -66,7 +75,7 @@ impl Launcher {
             .with_context(|| format!("starting the {} server", kind.name()))
     }
 
-    fn muster_command(&self, job: Job) -> Vec<OsString> {
+    fn muster_command(&self, muster: &Path, job: Job) -> Vec<OsString> {
         let mut command = words(&format!(
             "serve --tasks {} --grpc 127.0.0.1:0 --http 127.0.0.1:0 --heartbeat-timeout {HEARTBEAT_TIMEOUT_S}s \
              --io-threads {}",
@@ -75,7 +84,7 @@ impl Launcher {
         if job.recoverable {
             command.push("--recoverable".into());
         }
-        command.insert(0, self.muster.clone().into());
+        command.insert(0, muster.into());
         command
     }
 
@@ -120,6 +129,6 @@ fn address(kind: Kind, line: &str) -> Option<SocketAddr> {
             let port = line.trim().strip_prefix("READY port=")?;
             Some(SocketAddr::from(([127, 0, 0, 1], port.parse().ok()?)))
         }
-        Kind::Muster => line.trim().strip_prefix("gRPC")?.trim().parse().ok(),
+        Kind::Muster | Kind::Against => line.trim().strip_prefix("gRPC")?.trim().parse().ok(),
     }
 }

@@ -74,6 +74,9 @@ fn line(line: &AuditLine) -> String {
     let job = line.job.as_ref().map_or_else(String::new, |job| format!(" in job {job}"));
     let reason = line.reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"));
     let detail = if line.detail.is_empty() { String::new() } else { format!(": {}", line.detail) };
-    let what = format!("{} {}{job}, {}{reason}  {outcome}{detail}", line.act, line.subject, line.actor);
+    let role = line.role.map_or_else(String::new, |role| format!(", {role}"));
+    let times = if line.times > 1 { format!(" {} times", line.times) } else { String::new() };
+    let who = format!("{}{role}", line.actor);
+    let what = format!("{} {}{job}, {who}{reason}  {outcome}{times}{detail}", line.act, line.subject);
     format!("{:>6}  {}  {}\n", line.number, moment(line.at), one_line(&what))
 }

@@ -1,12 +1,14 @@
 //! Asks a server over HTTP.
 
+mod stream;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
-use http::{Method, Request, StatusCode, Uri};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue, USER_AGENT};
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
@@ -20,6 +22,7 @@ use super::credentials::Credentials;
 use crate::coordination::{JobName, JobSummary, JobView};
 use crate::http::{About, JobsPage, NO_SUCH_JOB, Problem, Version};
 use crate::text::one_line;
+pub use stream::Sent;
 
 /// Where a server is looked for that is not named.
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:8477";
@@ -78,12 +81,25 @@ pub enum ClientError {
         title: String,
         /// At length.
         detail: String,
+        /// The HTTP status.
+        status: u16,
         /// What to do next, where that is known.
         hint: Option<&'static str>,
     },
     /// No job was named, and it is not clear which is meant.
     #[error("which job? Name one with --job; there are: {0}")]
     WhichJob(String),
+}
+
+impl ClientError {
+    /// Whether it may be over in a while: nobody answers, or there is no room.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Refused { status, .. } => *status >= 500 || *status == 429,
+            _ => false,
+        }
+    }
 }
 
 /// What to do about a problem of this kind.
@@ -227,20 +243,26 @@ impl Client {
                 url,
                 title: format!("{path} in a form that this version does not know"),
                 detail: error.to_string(),
+                status: status.as_u16(),
                 hint: None,
             });
         }
-        let Ok(problem) = serde_json::from_slice::<Problem>(&body) else {
-            let (title, detail) = (status.to_string(), path.into());
-            return Err(ClientError::Refused { url, title, detail, hint: None });
-        };
-        if problem.kind == NO_SUCH_JOB {
-            let jobs: Vec<&str> = problem.jobs.iter().map(JobName::as_str).collect();
-            let job = path.split(['/', '?']).nth(4).unwrap_or_default().into();
-            return Err(ClientError::NoSuchJob { url, job, jobs: jobs.join(", ") });
-        }
-        Err(refused(&url, &problem))
+        Err(problem_of(&url, path, status, &body))
     }
+}
+
+/// What an answer that is no success says.
+fn problem_of(url: &str, path: &str, status: StatusCode, body: &[u8]) -> ClientError {
+    let Ok(problem) = serde_json::from_slice::<Problem>(body) else {
+        let (title, detail) = (status.to_string(), path.into());
+        return ClientError::Refused { url: url.into(), title, detail, status: status.as_u16(), hint: None };
+    };
+    if problem.kind == NO_SUCH_JOB {
+        let jobs: Vec<&str> = problem.jobs.iter().map(JobName::as_str).collect();
+        let job = path.split(['/', '?']).nth(4).unwrap_or_default().into();
+        return ClientError::NoSuchJob { url: url.into(), job, jobs: jobs.join(", ") };
+    }
+    refused(url, &problem)
 }
 
 fn refused(url: &str, problem: &Problem) -> ClientError {
@@ -248,6 +270,7 @@ fn refused(url: &str, problem: &Problem) -> ClientError {
         url: url.into(),
         title: one_line(&problem.title).into_owned(),
         detail: one_line(&problem.detail).into_owned(),
+        status: problem.status,
         hint: hint(&problem.kind),
     }
 }
@@ -293,6 +316,33 @@ async fn connect(way: &Way) -> Result<Box<dyn Stream>, ClientError> {
         .map_err(|_| unreachable(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())))?
 }
 
+/// Sends a request; `body` is JSON, or nothing.
+async fn send<const N: usize>(
+    way: &Way,
+    sender: &mut http1::SendRequest<Full<Bytes>>,
+    method: Method,
+    path: &str,
+    body: Option<Vec<u8>>,
+    headers: [(HeaderName, HeaderValue); N],
+) -> anyhow::Result<Response<Incoming>> {
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(HOST, format!("{}:{}", way.host, way.port))
+        .header(USER_AGENT, concat!("muster/", env!("CARGO_PKG_VERSION")));
+    for (name, value) in headers {
+        request = request.header(name, value);
+    }
+    if let Some(token) = &way.token {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
+    if body.is_some() {
+        request = request.header(CONTENT_TYPE, "application/json");
+    }
+    let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())))?;
+    Ok(sender.send_request(request).await?)
+}
+
 async fn exchange(
     way: &Way,
     method: Method,
@@ -304,21 +354,10 @@ async fn exchange(
     let stream = connect(way).await?;
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(HOST, format!("{}:{}", way.host, way.port))
-            .header(USER_AGENT, concat!("muster/", env!("CARGO_PKG_VERSION")))
-            .header(ACCEPT, "application/json");
-        if let Some(token) = &way.token {
-            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-        }
-        if body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
-        }
-        let request = request.body(Full::new(Bytes::from(body.unwrap_or_default())))?;
         let answer = async {
-            let (head, body) = sender.send_request(request).await?.into_parts();
+            let accept = [(ACCEPT, HeaderValue::from_static("application/json"))];
+            let answer = send(way, &mut sender, method, path, body, accept).await?;
+            let (head, body) = answer.into_parts();
             let body =
                 Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(anyhow::Error::from_boxed)?;
             anyhow::Ok((head.status, body.to_bytes()))

@@ -9,10 +9,6 @@ use rustls::ClientConfig;
 
 use crate::tls;
 
-/// Where systems keep the authorities that they trust.
-const SYSTEM_CA: [&str; 3] =
-    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
-
 /// What is shown to a server, and whom one trusts.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Credentials {
@@ -68,8 +64,7 @@ impl Credentials {
 
     /// What is needed to speak TLS.
     pub fn tls(&self) -> Result<Arc<ClientConfig>> {
-        let system = || SYSTEM_CA.into_iter().map(PathBuf::from).find(|path| path.exists());
-        let ca = self.ca.clone().or_else(system);
+        let ca = self.ca.clone().or_else(tls::system_authorities);
         let ca = ca.context("this system has no file of authorities: name one with --ca FILE")?;
         let own = self.cert.as_deref().zip(self.key.as_deref()) as Option<(&Path, &Path)>;
         let mut config = tls::client(&ca, own)?;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Args;
 
+use super::credentials::Credentials;
 use super::limits;
 use super::options::LaunchOptions;
 use crate::config::{AskedJobs, ConfigError, parse_duration};
@@ -53,6 +54,9 @@ pub struct Arguments {
     /// Use the server at this HTTP address, instead of one of its own; its job must have N tasks
     #[arg(long, value_name = "URL")]
     server: Option<String>,
+
+    #[command(flatten)]
+    credentials: Credentials,
 
     /// The job's name
     #[arg(long, value_name = "NAME", default_value = JobName::DEFAULT, env = "MUSTER_JOB", hide_env_values = true)]

@@ -1,6 +1,7 @@
 //! A server in this process: what `muster serve` and `muster launch` start.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +17,10 @@ use crate::engine::{Engine, Observer};
 use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Tokens, Version};
+use crate::meter;
 use crate::telemetry::events::log_events;
 use crate::telemetry::metrics::{Metrics, Sources, Tally};
-use crate::telemetry::traces::{Protocol, Traces};
+use crate::telemetry::traces::{Protocol, Traces, Trust};
 use crate::tls::{Entrance, Failures};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
@@ -39,6 +41,7 @@ pub struct Server {
     about: Arc<About>,
     readiness: Arc<Readiness>,
     streams: Arc<Streams>,
+    audit: Arc<Audit>,
     grpc: Part,
     http: Part,
     log: Part,
@@ -75,9 +78,10 @@ struct Bound {
 impl Server {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
+        let audit = Audit::new(config.server.audit_lines);
         let audit = match &config.server.audit_file {
-            None => Audit::default(),
-            Some(path) => Audit::to_file(path).with_context(|| {
+            None => audit,
+            Some(path) => audit.to_file(path).with_context(|| {
                 format!("cannot append to the audit file {}: name another with --audit-file", path.display())
             })?,
         };
@@ -103,7 +107,10 @@ impl Server {
         engine.bound_jobs(config.server.jobs_max);
         let tally = Arc::<Tally>::default();
         let traces = start_traces(config, &engine)?;
-        let mut observers = vec![Arc::clone(&tally) as Arc<dyn Observer>];
+        let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
+        if meter::ON {
+            observers.push(tally.clone());
+        }
         observers.extend(traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Observer>));
         engine.observe_with(observers);
         for job in &config.jobs {
@@ -113,6 +120,7 @@ impl Server {
         let mut server = Self {
             readiness: Arc::default(),
             streams: Arc::new(Streams::new(config.server.http_streams)),
+            audit: Arc::default(),
             grpc: Part::new(),
             http: Part::new(),
             log: Part::new(),
@@ -126,7 +134,9 @@ impl Server {
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
         let engine = Arc::clone(&server.engine);
         let edge = grpc::Server::behind(grpc_entrance, engine, limits, server.traces.clone());
-        let site = Site { handshakes, guard: Arc::new(guard), ..server.site(&edge, tally, audit, config) };
+        let site = server.site(&edge, tally, (Arc::new(audit), handshakes), config);
+        let site = Site { guard: Arc::new(guard), ..site };
+        server.audit = Arc::clone(&site.audit);
         let limits = Limits::new(config.server.http_connections);
         let http_entrance = Arc::new(http_entrance);
         if let Some((listener, address)) = metrics_listener {
@@ -152,7 +162,13 @@ impl Server {
     }
 
     /// What the web edge looks at. Starts whatever measures by itself.
-    fn site(&mut self, edge: &Arc<grpc::Server>, tally: Arc<Tally>, audit: Audit, config: &Config) -> Site {
+    fn site(
+        &mut self,
+        edge: &Arc<grpc::Server>,
+        tally: Arc<Tally>,
+        (audit, handshakes): (Arc<Audit>, Arc<Failures>),
+        config: &Config,
+    ) -> Site {
         let findings = Arc::<Board>::default();
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
         let sources = Sources {
@@ -160,13 +176,15 @@ impl Server {
             edge: Arc::clone(edge),
             tally,
             board: Arc::clone(&findings),
-            readiness: Arc::clone(&self.readiness),
-            streams: Arc::clone(&self.streams),
+            handshakes: Arc::clone(&handshakes),
+            others: vec![self.readiness.clone(), self.streams.clone(), audit.clone()],
         };
         let metrics = Metrics::new(sources, config.server.task_metrics_max);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));
         let site = Site {
-            audit: Arc::new(audit),
+            audit,
+            handshakes,
+            traces: self.traces.clone(),
             streams: Arc::clone(&self.streams),
             redaction: Arc::new(config.server.redact_keys.clone()),
             metrics: Arc::new(metrics),
@@ -183,12 +201,13 @@ impl Server {
     fn serve_grpc(&mut self, edge: &Arc<grpc::Server>, listeners: Vec<Bound>, config: &Config) -> Result<()> {
         let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
-        let only = shared.next().filter(|_| shared.next().is_none()).and_then(|job| place(&job.name));
+        let only = shared.next().filter(|_| shared.next().is_none()).map(|job| job.name.clone());
         for Bound { listener, job, .. } in listeners {
             let routing = match job {
-                None => Routing::ByAuthority(only),
+                None => Routing::ByAuthority(only.clone()),
                 Some(name) => {
-                    Routing::Own(place(&name).with_context(|| format!("the job {name} is not there"))?)
+                    let job = place(&name).with_context(|| format!("the job {name} is not there"))?;
+                    Routing::Own(name, job)
                 }
             };
             self.grpc.tasks.spawn(Arc::clone(edge).serve(listener, routing, self.grpc.stop.subscribe()));
@@ -218,6 +237,7 @@ impl Server {
         }
         let left = within.saturating_sub(self.engine.clock().now().since(began));
         self.http.stop(left.max(LAST_ANSWERS)).await;
+        self.audit.write_gathered(*self.engine.clock());
         self.log.stop(LAST_ANSWERS).await;
         if let Some(traces) = self.traces.take() {
             // It blocks, and the collector may be slow.
@@ -232,7 +252,7 @@ impl Server {
 /// Traces, if somebody wants them: the settings say so, or else what OpenTelemetry's own variables say.
 fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Traces>>> {
     let server = &config.server;
-    let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let (endpoint, protocol) = match &server.otlp_endpoint {
         Some(endpoint) => (endpoint.clone(), server.otlp_protocol),
         None => {
@@ -243,7 +263,13 @@ fn start_traces(config: &Config, engine: &Arc<Engine>) -> Result<Option<Arc<Trac
             (endpoint, protocol.unwrap_or(server.otlp_protocol))
         }
     };
-    let started = Traces::start(engine, &endpoint, protocol).map_err(anyhow::Error::msg);
+    // Those of traces alone come first, as OpenTelemetry has it.
+    let file = |name: &str| {
+        let own = variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"));
+        own.or_else(|| variable(&format!("OTEL_EXPORTER_OTLP_{name}"))).map(PathBuf::from)
+    };
+    let trust = Trust { ca: file("CERTIFICATE"), own: file("CLIENT_CERTIFICATE").zip(file("CLIENT_KEY")) };
+    let started = Traces::start(engine, &endpoint, protocol, &trust).map_err(anyhow::Error::msg);
     let traces = started.with_context(|| format!("traces cannot be sent to {endpoint}"))?;
     tracing::info!(endpoint, %protocol, "traces are sent");
     Ok(Some(traces))

@@ -93,7 +93,7 @@ macro_rules! mode_key {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 35] = [
+pub static SERVER_KEYS: [Key<Server>; 36] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -203,7 +203,7 @@ pub static SERVER_KEYS: [Key<Server>; 35] = [
         name: "rpc-metrics",
         placeholder: "true|false",
         rare: true,
-        help: "Count calls by method and code",
+        help: "Count and time calls by method",
         show: |server| Shown::Switch(server.grpc_limits.count_calls),
         set: |server, text| parse_switch(text).map(|value| server.grpc_limits.count_calls = value),
     },
@@ -261,6 +261,14 @@ pub static SERVER_KEYS: [Key<Server>; 35] = [
                'info,muster::events=warn' (every change of state is an event)",
         show: |server| text(&server.log),
         set: |server, text| log::check_filter(text).map(|()| server.log = text.into()),
+    },
+    Key {
+        name: "audit-lines",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many lines of the audit are kept in memory; older ones are only in --audit-file",
+        show: |server| Shown::Number(server.audit_lines as u64),
+        set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.audit_lines = value),
     },
     Key {
         name: "log-format",

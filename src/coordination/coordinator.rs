@@ -41,10 +41,10 @@ impl Coordinator {
     /// Takes one input at `now` and appends what follows from it to `effects`. Total: no input is an error.
     pub fn apply(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>) {
         match input {
-            Input::DeclareJob { job, name, settings, incarnation } => {
+            Input::DeclareJob { job, name, settings, incarnation, actor } => {
                 self.next_job = self.next_job.max(job.0.saturating_add(1));
                 self.names.insert(name.clone(), job);
-                let declared = Job::new(job, name, settings, incarnation, now, effects);
+                let declared = Job::new(job, name, settings, (incarnation, actor), now, effects);
                 self.jobs.insert(job, declared);
             }
             Input::SpareIncarnation { job, incarnation } => {

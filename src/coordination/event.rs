@@ -38,7 +38,9 @@ pub enum RunOutcome {
 }
 
 /// The kinds of failure of a task.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureClass {
     /// No heartbeat came in time.
@@ -82,11 +84,15 @@ impl FailureClass {
 }
 
 /// The kinds of change.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
 pub enum Change {
     /// A job exists.
-    JobDeclared,
+    JobDeclared {
+        /// Who asked for it; `None` if the service was configured so.
+        #[serde(default)]
+        actor: Option<Actor>,
+    },
     /// A run waits for its tasks to register.
     RunOpened,
     /// A task has come and waits for the others.
@@ -96,6 +102,7 @@ pub enum Change {
         /// Which life of it.
         incarnation: TaskIncarnation,
         /// From where.
+        #[schema(value_type = Option<String>)]
         peer: Option<SocketAddr>,
     },
     /// A task takes part.
@@ -114,10 +121,12 @@ pub enum Change {
         /// The life that lost.
         old: TaskIncarnation,
         /// Where that one was.
+        #[schema(value_type = Option<String>)]
         old_peer: Option<SocketAddr>,
         /// The life that holds it now.
         new: TaskIncarnation,
         /// Where that one is.
+        #[schema(value_type = Option<String>)]
         new_peer: Option<SocketAddr>,
     },
     /// A task's connection broke; it may still come back.
@@ -151,6 +160,7 @@ pub enum Change {
     /// The first arrival at a barrier.
     BarrierStarted {
         /// Its id.
+        #[schema(value_type = String)]
         barrier: Arc<str>,
         /// Which use of it.
         counter: i64,
@@ -158,6 +168,7 @@ pub enum Change {
     /// A barrier passed.
     BarrierPassed {
         /// Its id.
+        #[schema(value_type = String)]
         barrier: Arc<str>,
         /// Which use of it.
         counter: i64,
@@ -167,6 +178,7 @@ pub enum Change {
     /// A barrier failed for all who waited at it.
     BarrierFailed {
         /// Its id.
+        #[schema(value_type = String)]
         barrier: Arc<str>,
         /// Which use of it.
         counter: i64,
@@ -200,6 +212,7 @@ pub enum Change {
         /// The task that wanted to register.
         task: TaskId,
         /// From where.
+        #[schema(value_type = Option<String>)]
         peer: Option<SocketAddr>,
     },
     /// An operator asked for a coordinated save.
@@ -241,6 +254,7 @@ pub enum Change {
     /// Something in what is measured wants a look.
     FindingOpened {
         /// Which detector says so.
+        #[schema(value_type = String)]
         finding: Arc<str>,
         /// The tasks that it is about: a few of them.
         tasks: Vec<TaskId>,
@@ -248,6 +262,7 @@ pub enum Change {
     /// It wants a look no more.
     FindingClosed {
         /// Which detector says so.
+        #[schema(value_type = String)]
         finding: Arc<str>,
     },
     /// The run is over.

@@ -35,6 +35,27 @@ impl Target {
     }
 }
 
+/// As it stands in JSON; the derivation knows no addresses.
+impl utoipa::PartialSchema for Target {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder};
+        let of = |field: &str, value: utoipa::openapi::RefOr<utoipa::openapi::Schema>, what: &str| {
+            ObjectBuilder::new().property(field, value).required(field).description(Some(what))
+        };
+        let whole = OneOfBuilder::new()
+            .item(of("task", <TaskId as utoipa::PartialSchema>::schema(), "A task, wherever it runs."))
+            .item(of(
+                "host",
+                <String as utoipa::PartialSchema>::schema(),
+                "A host, by its IP address: whatever task registers from it.",
+            ))
+            .description(Some("Whom an exclusion is about."));
+        whole.into()
+    }
+}
+
+impl ToSchema for Target {}
+
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -54,7 +54,7 @@ impl fmt::Display for TaskId {
 }
 
 /// Identifies one life of a task: chosen at random by its client when it starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 pub struct TaskIncarnation(pub u64);
 
 impl fmt::Display for TaskIncarnation {

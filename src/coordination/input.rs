@@ -65,6 +65,8 @@ pub enum Input {
         settings: JobSettings,
         /// The identity of its first run.
         incarnation: ServiceIncarnation,
+        /// Who asked for it; `None` if the service was configured so.
+        actor: Option<Actor>,
     },
     /// An identity for the job's next run, in answer to [`Effect::WantIncarnation`].
     SpareIncarnation {

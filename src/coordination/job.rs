@@ -85,7 +85,7 @@ impl Job {
         id: JobId,
         name: JobName,
         settings: JobSettings,
-        incarnation: ServiceIncarnation,
+        (incarnation, actor): (ServiceIncarnation, Option<Actor>),
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) -> Self {
@@ -94,7 +94,8 @@ impl Job {
         let exclusions = Exclusions::default();
         let mut job = Self { id, name, settings, run, past, spare: None, connections, exclusions };
         within!(&mut job, now, effects, |_run, cx| {
-            cx.event(Change::JobDeclared, format!("a job of {} tasks", cx.settings.tasks));
+            let by = actor.as_ref().map_or_else(String::new, |actor| format!(", made by {actor}"));
+            cx.event(Change::JobDeclared { actor }, format!("a job of {} tasks{by}", cx.settings.tasks));
             cx.event(Change::RunOpened, "the job was declared");
         });
         effects.push(Effect::WantIncarnation(id));

@@ -125,6 +125,7 @@ impl Run {
             Use::Mismatch(known) => {
                 let text = mismatch(&name, counter, known);
                 if counter >= 0 && known >= 0 && self.barriers.instance(&key).is_some() {
+                    self.displace_own(cx, &key, id);
                     self.fail_instance(cx, &key, Code::Internal, text.clone());
                 }
                 refuse(cx, Code::Internal, text, known);
@@ -282,6 +283,18 @@ impl Run {
             }
         };
         cx.reply(old.call, Err(failure));
+    }
+
+    /// A call of the same task that is about to fail the instance: an older one that waits there is displaced all the same.
+    fn displace_own(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, id: TaskId) {
+        let Some(instance) = self.barriers.instance_mut(key) else { return };
+        let Some(Slot::Arrived(old)) = instance.slot(id) else { return };
+        let counter = instance.counter;
+        instance.put(id, Slot::Missing);
+        if key.is_named() {
+            self.own_mut(id).meetings -= 1;
+        }
+        self.displace(cx, key, counter, id, old);
     }
 
     fn pass_if_complete(&mut self, cx: &mut Cx<'_>, key: &BarrierKey) {

@@ -42,7 +42,6 @@ pub struct ExclusionView {
     pub id: ExclusionId,
     /// Whom it is about: a `task` or a `host`.
     #[serde(flatten)]
-    #[schema(value_type = Object)]
     pub target: Target,
     /// The tasks of the present run that are out by it; none once it is over.
     pub tasks: Vec<TaskId>,

@@ -123,7 +123,7 @@ pub(super) async fn greet(
         Err(_) if speaks_tls => server.entrance.too_slow(peer, within),
         Err(_) => tracing::debug!(%peer, "a connection that says nothing"),
     }
-    server.counts.strangers.add();
+    server.counts.mine().strangers.add();
     None
 }
 
@@ -213,6 +213,7 @@ impl<T: Transport> Future for Connection<T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
+        this.desk.begin_turn();
         loop {
             if let Some(ending) = this.read_notes() {
                 return this.end(ending, cx);

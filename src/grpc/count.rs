@@ -1,9 +1,8 @@
-//! How often which method ended how: one number for each pair, made beforehand, so that to count is one addition.
-
-use std::sync::atomic::{AtomicU64, Ordering};
+//! How often which method ended how, and how long it took: made beforehand, so that to count is an addition.
 
 use super::call::Dialect;
 use crate::coordination::{Code, Ending, Request};
+use crate::meter::{Count, Moment, Sharded, Timed, Times};
 
 /// How connections end, as they are counted.
 pub const ENDINGS: [&str; 4] = ["closed", "reset", "timed-out", "broken"];
@@ -100,56 +99,93 @@ pub struct CallCount {
     pub count: u64,
 }
 
-/// Every count.
-pub(super) struct CallCounts([[[AtomicU64; CODES]; METHODS.len()]; GENERATIONS.len()]);
-
-impl Default for CallCounts {
-    fn default() -> Self {
-        let zeros = || std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0)));
-        Self(std::array::from_fn(|_| zeros()))
-    }
+/// How long the calls of one method took, from the turn in which they were read to their answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallTimes {
+    /// The method.
+    pub method: &'static str,
+    /// The generation of the wire that it was called in: `a` or `c`.
+    pub generation: &'static str,
+    /// How long.
+    pub timed: Timed,
 }
 
+/// What is kept of one method in one generation.
+#[derive(Default)]
+struct Kept {
+    codes: [Count; CODES],
+    times: Times,
+}
+
+/// Every count.
+#[derive(Default)]
+pub(super) struct CallCounts([[Kept; METHODS.len()]; GENERATIONS.len()]);
+
 impl CallCounts {
-    /// A call is answered; without a code it has succeeded.
-    pub(super) fn add(&self, method: Method, dialect: Dialect, code: Option<Code>) {
+    /// A call that began at a moment is over at another; without a code it has succeeded.
+    pub(super) fn add(
+        &self,
+        method: Method,
+        dialect: Dialect,
+        code: Option<Code>,
+        (from, to): (Moment, Moment),
+    ) {
         let generation = usize::from(dialect == Dialect::Number);
         let code = code.map_or(0, |code| usize::try_from(code.number()).unwrap_or(2));
         // What gRPC does not know is sent as UNKNOWN.
         let code = if code < CODES { code } else { 2 };
-        self.0[generation][usize::from(method.0)][code].fetch_add(1, Ordering::Relaxed);
+        let kept = &self.0[generation][usize::from(method.0)];
+        kept.codes[code].add();
+        kept.times.add(from, to);
     }
 
-    /// Every count that is not zero.
-    pub(super) fn read(&self) -> Vec<CallCount> {
+    fn methods() -> impl Iterator<Item = (usize, usize)> {
+        (0..GENERATIONS.len())
+            .flat_map(|generation| (0..METHODS.len()).map(move |method| (generation, method)))
+    }
+
+    /// Every count that is not zero, over all threads.
+    pub(super) fn read(all: &Sharded<Self>) -> Vec<CallCount> {
         let mut counts = Vec::new();
-        for (methods, generation) in self.0.iter().zip(GENERATIONS) {
-            for (codes, method) in methods.iter().zip(METHODS) {
-                for (number, count) in codes.iter().enumerate() {
-                    let count = count.load(Ordering::Relaxed);
-                    if count > 0 {
-                        counts.push(CallCount { method, generation, code: code_name(number), count });
-                    }
+        for (generation, method) in Self::methods() {
+            for code in 0..CODES {
+                let count = all.all().map(|shard| shard.0[generation][method].codes[code].get()).sum();
+                if count > 0 {
+                    let (method, generation) = (METHODS[method], GENERATIONS[generation]);
+                    counts.push(CallCount { method, generation, code: code_name(code), count });
                 }
             }
         }
         counts
+    }
+
+    /// The times of every method that was called, over all threads.
+    pub(super) fn read_times(all: &Sharded<Self>) -> Vec<CallTimes> {
+        let times = Self::methods().map(|(generation, method)| {
+            let mut timed = Timed::default();
+            all.all().for_each(|shard| timed += &shard.0[generation][method].times.read());
+            CallTimes { method: METHODS[method], generation: GENERATIONS[generation], timed }
+        });
+        times.filter(|times| !times.timed.is_empty()).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
 
     #[test]
     fn calls_are_counted_by_what_they_were_and_how_they_ended() {
-        let counts = CallCounts::default();
+        let counts = Sharded::<CallCounts>::default();
         let method = Method::of(&Request::JobState);
-        counts.add(method, Dialect::Number, None);
-        counts.add(method, Dialect::Number, None);
-        counts.add(method, Dialect::Named, Some(Code::Internal));
-        counts.add(method, Dialect::Named, Some(Code::Other(99)));
-        let read: Vec<_> = counts.read().iter().map(|c| (c.method, c.generation, c.code, c.count)).collect();
+        let now = Moment::now(&Clock::start());
+        counts.mine().add(method, Dialect::Number, None, (now, now));
+        counts.mine().add(method, Dialect::Number, None, (now, now));
+        counts.mine().add(method, Dialect::Named, Some(Code::Internal), (now, now));
+        counts.mine().add(method, Dialect::Named, Some(Code::Other(99)), (now, now));
+        let read: Vec<_> =
+            CallCounts::read(&counts).iter().map(|c| (c.method, c.generation, c.code, c.count)).collect();
         assert_eq!(
             read,
             [
@@ -158,5 +194,8 @@ mod tests {
                 ("GetJobState", "c", "OK", 2)
             ]
         );
+        let times = CallCounts::read_times(&counts);
+        let read: Vec<_> = times.iter().map(|t| (t.method, t.generation, t.timed.counts[0])).collect();
+        assert_eq!(read, [("GetJobState", "a", 2), ("GetJobState", "c", 2)]);
     }
 }

@@ -24,6 +24,7 @@ use super::slots::Slots;
 use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, JobId, Outcome, TaskId};
 use crate::engine::{Called, Inbox};
 use crate::http2::{Sender, StreamId};
+use crate::meter::Moment;
 use crate::telemetry::traces::{CallEnd, CallTrace};
 
 /// A request that is looked at later: the peer has too many answers to take.
@@ -47,6 +48,7 @@ struct Arriving {
     waker: Waker,
     parked: bool,
     trace: Trace,
+    since: Moment,
 }
 
 /// A call that the state machine has not answered yet.
@@ -56,6 +58,7 @@ struct Waiting {
     form: Form,
     stream: StreamId,
     trace: Trace,
+    since: Moment,
 }
 
 enum Entry {
@@ -96,6 +99,8 @@ pub(super) struct Desk {
     /// Slots that are looked at when the peer has taken its answers.
     parked: VecDeque<u64>,
     ending: Option<Ending>,
+    /// When the present turn began, once somebody has asked.
+    turn: Option<Moment>,
 }
 
 impl Desk {
@@ -113,7 +118,29 @@ impl Desk {
         let wallet = Wallet::new(&server.budget, server.limits.message_bytes);
         let (slots, deadlines) = (Slots::default(), Deadlines::default());
         let parked = VecDeque::new();
-        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, parked, ending: None }
+        let (ending, turn) = (None, None);
+        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, parked, ending, turn }
+    }
+
+    /// A turn begins. Everything that comes in it has come at its beginning, as far as times are measured: one look at
+    /// the clock serves them all, and who waits behind others of its turn has waited.
+    pub(super) fn begin_turn(&mut self) {
+        self.turn = None;
+    }
+
+    fn turn(&mut self) -> Moment {
+        match self.turn {
+            Some(turn) => turn,
+            None => *self.turn.insert(self.now()),
+        }
+    }
+
+    fn now(&self) -> Moment {
+        match self.server.calls {
+            Some(_) => Moment::now(self.server.engine.clock()),
+            // Nobody wants to know.
+            None => Moment::default(),
+        }
     }
 
     /// Closes it, noting how the connection ended.
@@ -128,7 +155,7 @@ impl Desk {
 
     /// Counts bytes that came and went.
     pub(super) fn moved(&self, received: u64, sent: u64) {
-        let counts = &self.server.counts;
+        let counts = self.server.counts.mine();
         if received > 0 {
             counts.received.add_many(received);
         }
@@ -190,8 +217,8 @@ impl Desk {
             Ok(Target::Side) => return self.begin_side(sender, stream, head, bytes, ended),
             Err(refused) => {
                 sender.release(stream, bytes.len());
-                self.server.counts.calls.add();
-                self.server.counts.refused_calls.add();
+                self.server.counts.mine().calls.add();
+                self.server.counts.mine().refused_calls.add();
                 return match refused {
                     Refused::Http(status, why) => respond::refuse(sender, stream, *status, why),
                     Refused::Call(why) => respond::failure(sender, stream, why, Dialect::Number),
@@ -208,6 +235,7 @@ impl Desk {
         };
         let due = Due::After(head.timeout);
         let trace = self.begin_trace(head);
+        let since = self.turn();
         let mut body = Body::new(head.compresses);
         let pushed = body.push(bytes, ended, &self.wallet, &self.server.sets);
         // Nobody is woken for a body that is there.
@@ -219,13 +247,13 @@ impl Desk {
             Poll::Ready(result) => {
                 sender.release(stream, bytes.len());
                 match result {
-                    Ok(message) => self.ask(sender, job, reader, &message, stream, due, trace),
+                    Ok(message) => self.ask(sender, job, reader, &message, stream, due, trace, since),
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
             Poll::Pending => {
                 sender.release(stream, body.take_used());
-                self.wait_for_body(sender, body, reader, job, stream, due, trace);
+                self.wait_for_body(sender, body, reader, job, stream, due, trace, since);
             }
         }
     }
@@ -238,7 +266,7 @@ impl Desk {
         bytes: &[u8],
         ended: bool,
     ) {
-        self.server.counts.calls.add();
+        self.server.counts.mine().calls.add();
         sender.release(stream, bytes.len());
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         match self.side.begin(&self.server.services, &head.head, stream, waker) {
@@ -254,8 +282,8 @@ impl Desk {
 
     /// Answers a call that does not come before the state machine.
     fn refuse(&self, sender: &mut Sender, stream: StreamId, why: &Failure) {
-        self.server.counts.calls.add();
-        self.server.counts.refused_calls.add();
+        self.server.counts.mine().calls.add();
+        self.server.counts.mine().refused_calls.add();
         respond::failure(sender, stream, why, Dialect::Number);
     }
 
@@ -269,11 +297,13 @@ impl Desk {
         stream: StreamId,
         due: Due,
         trace: Trace,
+        since: Moment,
     ) {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.at();
         let stall = Instant::now() + self.server.limits.body_stall;
-        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked: false, trace });
+        let parked = false;
+        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked, trace, since });
         let slot = self.slots.insert(Entry::Arriving(arriving));
         sender.assign(stream, slot);
         self.deadlines.add(due.map_or(stall, |due| due.min(stall)), slot);
@@ -346,12 +376,13 @@ impl Desk {
         stream: StreamId,
         due: Due,
         mut trace: Trace,
+        since: Moment,
     ) {
         let call = match reader(message, &self.server.sets) {
             Ok(call) => call,
             Err(why) => return self.refuse(sender, stream, &why),
         };
-        self.server.counts.calls.add();
+        self.server.counts.mine().calls.add();
         let caller = Caller { connection: self.id, claim: call.claim };
         let slot = self.slots.next_key();
         if let Some(trace) = &mut trace {
@@ -361,9 +392,12 @@ impl Desk {
             Called::Now(outcome) => {
                 self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
                 self.send(sender, stream, &outcome, &call.form);
+                let now = self.now();
+                self.count(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
             }
             Called::Waiting(id) => {
-                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form: call.form, stream, trace }));
+                let form = call.form;
+                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form, stream, trace, since }));
                 sender.assign(stream, slot);
                 if let Some(due) = due.at() {
                     self.deadlines.add(due, slot);
@@ -373,7 +407,6 @@ impl Desk {
     }
 
     fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
-        self.count(form, outcome.as_ref().err().map(|failure| failure.code));
         respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
     }
 
@@ -395,10 +428,10 @@ impl Desk {
         traces.end(&trace.0, trace.1, &end);
     }
 
-    /// Counts a call that is over; without a code it has succeeded.
-    fn count(&self, form: &Form, code: Option<Code>) {
+    /// Counts a call that lasted from a moment to another; without a code it has succeeded.
+    fn count(&self, form: &Form, code: Option<Code>, times: (Moment, Moment)) {
         if let Some(calls) = &self.server.calls {
-            calls.add(form.method, form.dialect, code);
+            calls.mine().add(form.method, form.dialect, code, times);
         }
     }
 
@@ -408,6 +441,8 @@ impl Desk {
             let code = outcome.as_ref().err().map(|failure| failure.code);
             self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
             self.send(sender, waiting.stream, outcome, &waiting.form);
+            let now = self.turn();
+            self.count(&waiting.form, code, (waiting.since, now));
         }
     }
 
@@ -439,9 +474,11 @@ impl Desk {
                 sender.release(*stream, body.take_used());
                 let Poll::Ready(result) = polled else { return };
                 let Some(arriving) = self.drop_body(sender, slot) else { return };
-                let Arriving { reader, job, stream, due, trace, .. } = *arriving;
+                let Arriving { reader, job, stream, due, trace, since, .. } = *arriving;
                 match result {
-                    Ok(message) => self.ask(sender, job, reader, &message, stream, Due::At(due), trace),
+                    Ok(message) => {
+                        self.ask(sender, job, reader, &message, stream, Due::At(due), trace, since);
+                    }
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
@@ -469,7 +506,8 @@ impl Desk {
     fn hang_up(&mut self, slot: u64, code: Code) -> Option<(StreamId, Dialect)> {
         let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
         self.server.engine.hang_up(waiting.job, waiting.call);
-        self.count(&waiting.form, Some(code));
+        let now = self.turn();
+        self.count(&waiting.form, Some(code), (waiting.since, now));
         self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
         Some((waiting.stream, waiting.form.dialect))
     }
@@ -535,7 +573,7 @@ impl Drop for Desk {
                 .into(),
             )
         });
-        self.server.counts.endings[count::place_of(&ending)].add();
+        self.server.counts.mine().endings[count::place_of(&ending)].add();
         self.server.engine.connection_closed(self.id, ending, &calls);
     }
 }

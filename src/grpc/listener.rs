@@ -70,7 +70,7 @@ impl Room {
         let mailbox = Arc::new(Mailbox::default());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.present().insert(number, Arc::clone(&mailbox));
-        server.counts.opened.add();
+        server.counts.mine().opened.add();
         Place { mailbox, room: Arc::clone(self), server: Arc::clone(server), number }
     }
 
@@ -106,7 +106,7 @@ impl Drop for Place {
         present.remove(&self.number);
         let empty = present.is_empty();
         drop(present);
-        self.server.counts.connections.fetch_sub(1, Ordering::Relaxed);
+        self.server.connections.fetch_sub(1, Ordering::Relaxed);
         if empty {
             self.room.left.notify_one();
         }
@@ -136,10 +136,10 @@ impl Server {
             match accepted {
                 Ok((socket, peer)) => {
                     pause = PAUSE.0;
-                    self.welcome(&room, socket, peer, routing, stop.clone());
+                    self.welcome(&room, socket, peer, routing.clone(), stop.clone());
                 }
                 Err(error) => {
-                    self.counts.accept_errors.add();
+                    self.counts.mine().accept_errors.add();
                     if is_the_peers(&error) {
                         continue;
                     }
@@ -168,10 +168,10 @@ impl Server {
         routing: Routing,
         mut stop: watch::Receiver<bool>,
     ) {
-        let present = self.counts.connections.fetch_add(1, Ordering::Relaxed);
+        let present = self.connections.fetch_add(1, Ordering::Relaxed);
         if present >= self.limits.connections {
-            self.counts.connections.fetch_sub(1, Ordering::Relaxed);
-            self.counts.refused.add();
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+            self.counts.mine().refused.add();
             return tracing::debug!(%peer, present, "closed a connection: there are too many");
         }
         if let Err(error) = tune(&socket, self.limits.unacknowledged) {

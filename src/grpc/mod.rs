@@ -30,7 +30,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-pub use count::{CallCount, ENDINGS};
+pub use count::{CallCount, CallTimes, ENDINGS};
 pub use limits::Limits;
 pub use listener::bind;
 pub use route::Routing;

@@ -2,45 +2,69 @@
 
 use std::net::IpAddr;
 
-use crate::coordination::{Code, Coordinator, Failure, JobId};
+use crate::coordination::{Code, Coordinator, Failure, JobId, JobName};
 use crate::engine::Engine;
 
 /// Which job the calls to a listener are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Routing {
-    /// The listener belongs to this job.
-    Own(JobId),
+    /// The listener belongs to the job of this name. If there is none any more, calls are for the one that there was, and
+    /// are told that it is gone.
+    Own(JobName, JobId),
     /// The first label of the name that the client dialled (`NAME.host:port`) names the job, if there is one of that
     /// name; otherwise it is the default job, or else the one given: the only job that has no listener of its own.
-    ByAuthority(Option<JobId>),
+    ByAuthority(Option<JobName>),
+}
+
+/// The job that a connection was led to.
+struct Found {
+    /// Dialled by this name; `None` where that does not matter.
+    authority: Option<Box<str>>,
+    name: JobName,
+    job: JobId,
+    /// When the engine had made and deleted so many jobs.
+    changes: u64,
 }
 
 /// The routing of one connection, which remembers what it found: clients dial one name.
 pub(super) struct Route {
     routing: Routing,
-    found: Option<(Box<str>, JobId)>,
+    found: Option<Found>,
     /// It has been logged that this connection leads nowhere.
     lost: bool,
 }
 
 impl Route {
     pub(super) fn new(routing: Routing) -> Self {
-        Self { routing, found: None, lost: false }
+        let found = match &routing {
+            Routing::Own(name, job) => {
+                Some(Found { authority: None, name: name.clone(), job: *job, changes: u64::MAX })
+            }
+            Routing::ByAuthority(_) => None,
+        };
+        Self { routing, found, lost: false }
     }
 
-    /// The job for a call to `authority`. That there is none is not remembered: it may be declared later.
+    /// The job for a call to `authority`. That there is none is not remembered: it may be declared later. A job that was
+    /// deleted and made again is found again, by its name; until then its connections are told that it is gone.
     pub(super) fn job(&mut self, engine: &Engine, authority: &str) -> Result<JobId, Failure> {
-        let only = match self.routing {
-            Routing::Own(job) => return Ok(job),
-            Routing::ByAuthority(only) => only,
-        };
-        if let Some((known, job)) = &self.found
-            && **known == *authority
+        let changes = engine.job_changes();
+        if let Some(found) = &mut self.found
+            && found.authority.as_deref().is_none_or(|known| known == authority)
         {
-            return Ok(*job);
+            if found.changes != changes {
+                let present = engine.look(|core, _| core.job_named(found.name.as_str()));
+                (found.job, found.changes) = (present.unwrap_or(found.job), changes);
+            }
+            return Ok(found.job);
         }
+        let Routing::ByAuthority(only) = &self.routing else { return Err(no_job(authority)) };
         let named = label(authority);
-        let Some(job) = engine.look(|core, _| resolve(core, named)).or(only) else {
+        let found = engine.look(|core, _| {
+            let job = resolve(core, named, only.as_ref())?;
+            Some((job, core.job_name(job)?.clone()))
+        });
+        let Some((job, name)) = found else {
             let failure = no_job(authority);
             if !std::mem::replace(&mut self.lost, true) {
                 // Clients say nothing of it until they give up, minutes later.
@@ -48,13 +72,14 @@ impl Route {
             }
             return Err(failure);
         };
-        self.found = Some((authority.into(), job));
+        self.found = Some(Found { authority: Some(authority.into()), name, job, changes });
         Ok(job)
     }
 }
 
-fn resolve(core: &Coordinator, named: Option<&str>) -> Option<JobId> {
-    named.and_then(|name| core.job_named(name)).or_else(|| core.default_job())
+fn resolve(core: &Coordinator, named: Option<&str>, only: Option<&JobName>) -> Option<JobId> {
+    let named = named.and_then(|name| core.job_named(name));
+    named.or_else(|| core.default_job()).or_else(|| core.job_named(only?.as_str()))
 }
 
 fn no_job(authority: &str) -> Failure {
@@ -88,6 +113,7 @@ fn label(authority: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::clock::Clock;
+    use crate::coordination::{Act, Actor, JobSettings, Means, Reason};
 
     #[test]
     fn labels() {
@@ -114,6 +140,25 @@ mod tests {
         let failure = route.job(&engine, "train.x:1").expect_err("there are no jobs");
         assert!(failure.message.contains("declare a job named \"train\""), "{}", failure.message);
         assert_eq!(failure.service_error, None);
-        assert_eq!(Route::new(Routing::Own(JobId(3))).job(&engine, "x"), Ok(JobId(3)));
+    }
+
+    #[test]
+    fn a_job_that_was_deleted_and_made_again_is_found_again_by_its_name() {
+        let engine = Engine::new(Clock::start());
+        let declare = |name: &str| {
+            engine.declare(name.parse().expect("a name"), JobSettings::new(1)).expect("there is room")
+        };
+        let (train, eval) = (declare("train"), declare("eval"));
+        let mut own = Route::new(Routing::Own("train".parse().expect("a name"), train));
+        let mut shared = Route::new(Routing::ByAuthority(None));
+        let mut both = || [own.job(&engine, "10.0.0.1:1"), shared.job(&engine, "train.x:1")];
+        assert_eq!(both(), [Ok(train), Ok(train)]);
+        let actor = Actor { who: "alice".into(), address: None, means: Means::Api };
+        let why = Reason::try_from("why".to_owned()).expect("a reason");
+        engine.act(train, actor, why, Act::DeleteJob { force: false }).expect("it is deleted");
+        assert_eq!(both(), [Ok(train), Ok(train)], "it is not taken for another one");
+        let again = declare("train");
+        assert!(again != train && again != eval);
+        assert_eq!(both(), [Ok(again), Ok(again)]);
     }
 }

@@ -1,14 +1,15 @@
 //! What all listeners and connections of the wire edge share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::body::Budget;
-use super::count::{CallCount, CallCounts, ENDINGS};
+use super::count::{CallCount, CallCounts, CallTimes, ENDINGS};
 use super::limits::Limits;
 use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
+use crate::meter::{self, Count, Sharded};
 use crate::telemetry::traces::Traces;
 use crate::tls::{Entrance, Failures};
 
@@ -19,10 +20,12 @@ pub struct Server {
     pub(super) budget: Budget,
     pub(super) sets: TaskSets,
     pub(super) services: Services,
-    pub(super) counts: Counts,
+    pub(super) counts: Sharded<Counts>,
+    /// Connections now.
+    pub(super) connections: AtomicUsize,
     pub(super) entrance: Entrance,
-    /// `None`: calls are not counted one by one.
-    pub(super) calls: Option<Box<CallCounts>>,
+    /// `None`: calls are neither counted one by one nor timed.
+    pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
     pub(super) traces: Option<Arc<Traces>>,
 }
@@ -50,14 +53,15 @@ impl Server {
         traces: Option<Arc<Traces>>,
     ) -> Arc<Self> {
         let budget = Budget::new(limits.bodies_in_flight_bytes);
-        let calls = limits.count_calls.then(Box::default);
+        let calls = (meter::ON && limits.count_calls).then(Box::default);
         Arc::new(Self {
             engine,
             limits,
             budget,
             sets: TaskSets::default(),
             services: Services::new(),
-            counts: Counts::default(),
+            counts: Sharded::default(),
+            connections: AtomicUsize::new(0),
             entrance,
             calls,
             traces,
@@ -67,52 +71,39 @@ impl Server {
     /// What the edge has counted so far.
     #[must_use]
     pub fn figures(&self) -> Figures {
-        let counts = &self.counts;
+        let sum = |of: &dyn Fn(&Counts) -> &Count| self.counts.all().map(|counts| of(counts).get()).sum();
         Figures {
-            connections: counts.connections.load(Ordering::Relaxed),
-            connections_opened: counts.opened.get(),
-            connections_refused: counts.refused.get(),
-            accept_errors: counts.accept_errors.get(),
-            strangers: counts.strangers.get(),
-            calls: counts.calls.get(),
-            calls_refused: counts.refused_calls.get(),
+            connections: self.connections.load(Ordering::Relaxed),
+            connections_opened: sum(&|counts| &counts.opened),
+            connections_refused: sum(&|counts| &counts.refused),
+            accept_errors: sum(&|counts| &counts.accept_errors),
+            strangers: sum(&|counts| &counts.strangers),
+            calls: sum(&|counts| &counts.calls),
+            calls_refused: sum(&|counts| &counts.refused_calls),
             bodies_in_flight_bytes: self.budget.taken(),
             bodies_in_flight_bytes_max: self.limits.bodies_in_flight_bytes,
             connections_max: self.limits.connections,
-            endings: std::array::from_fn(|n| counts.endings[n].get()),
-            received_bytes: counts.received.get(),
-            sent_bytes: counts.sent.get(),
+            endings: std::array::from_fn(|n| sum(&|counts| &counts.endings[n])),
+            received_bytes: sum(&|counts| &counts.received),
+            sent_bytes: sum(&|counts| &counts.sent),
         }
     }
 
     /// How often each method ended how, as far as it did. Empty if calls are not counted.
     #[must_use]
     pub fn calls(&self) -> Vec<CallCount> {
-        self.calls.as_ref().map(|calls| calls.read()).unwrap_or_default()
-    }
-}
-
-/// A number that only grows.
-#[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
-
-impl Count {
-    pub(super) fn add(&self) {
-        self.add_many(1);
+        self.calls.as_ref().map(|calls| CallCounts::read(calls)).unwrap_or_default()
     }
 
-    pub(super) fn add_many(&self, many: u64) {
-        self.0.fetch_add(many, Ordering::Relaxed);
-    }
-
-    pub(super) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+    /// How long each method took, as far as it was called. Empty if calls are not counted.
+    #[must_use]
+    pub fn call_times(&self) -> Vec<CallTimes> {
+        self.calls.as_ref().map(|calls| CallCounts::read_times(calls)).unwrap_or_default()
     }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    pub(super) connections: AtomicUsize,
     pub(super) opened: Count,
     pub(super) refused: Count,
     pub(super) accept_errors: Count,

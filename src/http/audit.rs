@@ -1,13 +1,16 @@
 //! The audit: who did what, why, from where, and what came of it. Lines are only ever added.
 //!
-//! The last lines are kept in memory; with `--audit-file` every line is also written to a file, as JSON, and is on the
+//! Refusals of those who cannot be told apart are gathered (`gathered.rs`), so that whoever tries a thousand times fills
+//! no thousand lines. The last lines are kept in memory; with `--audit-file` every line is also written to a file, as JSON, and is on the
 //! disk before the act is answered.
+
+mod gathered;
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::Json;
 use axum::extract::State;
@@ -16,11 +19,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Params;
 use super::page::limit;
-use super::{Problem, Site};
+use super::{Problem, Role, Site};
 use crate::coordination::{Actor, JobName, Reason, Timestamp};
-
-/// How many lines are kept in memory.
-const LINES_KEPT: usize = 4096;
 
 /// What came of an act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -32,6 +32,17 @@ pub enum AuditOutcome {
     Refused,
 }
 
+impl AuditOutcome {
+    /// Its name, as in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Refused => "refused",
+        }
+    }
+}
+
 /// One act.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditLine {
@@ -41,6 +52,9 @@ pub struct AuditLine {
     pub at: Timestamp,
     /// Who, from where, by what means.
     pub actor: Actor,
+    /// What they may do; `None` for strangers, and for rules of the server.
+    #[serde(default)]
+    pub role: Option<Role>,
     /// In which job.
     pub job: Option<JobName>,
     /// What, in a word: `exclude`, `readmit`, `drain`, …
@@ -53,6 +67,13 @@ pub struct AuditLine {
     pub outcome: AuditOutcome,
     /// Why it was refused, or what there is now that was not before.
     pub detail: String,
+    /// How many refusals like this the line stands for: those of the same source since its last line.
+    #[serde(default = "once")]
+    pub times: u64,
+}
+
+fn once() -> u64 {
+    1
 }
 
 /// Some lines of the audit, oldest first.
@@ -67,8 +88,10 @@ pub struct AuditPage {
 }
 
 /// An act before it is numbered.
+#[derive(Debug)]
 pub(super) struct Deed {
     pub actor: Actor,
+    pub role: Option<Role>,
     pub job: Option<JobName>,
     pub act: &'static str,
     pub subject: String,
@@ -79,38 +102,96 @@ pub(super) struct Deed {
 struct Lines {
     kept: VecDeque<AuditLine>,
     last: u64,
+    /// By outcome.
+    counts: [u64; 2],
     file: Option<File>,
+    unwritten: u64,
 }
 
 /// The audit of a server.
-#[derive(Default)]
-pub struct Audit(Mutex<Lines>);
+pub struct Audit {
+    lines: Mutex<Lines>,
+    /// How many lines are kept in memory.
+    most: usize,
+    gathered: gathered::Sources,
+}
+
+impl Default for Audit {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT)
+    }
+}
+
+/// What the audit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Figures {
+    /// Lines, by outcome: done, refused.
+    pub lines: [u64; 2],
+    /// Lines in memory.
+    pub kept: usize,
+    /// How many are kept there at most.
+    pub kept_max: usize,
+    /// Lines that are there no more.
+    pub dropped: u64,
+    /// Lines that the file has not taken.
+    pub unwritten: u64,
+    /// Refusals that have no line of their own.
+    pub gathered: u64,
+}
 
 impl Audit {
-    /// An audit that also appends to a file.
+    /// How many lines are kept in memory unless a setting says otherwise.
+    pub const DEFAULT: usize = 4096;
+
+    /// An audit that keeps this many lines, in memory.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { lines: Mutex::default(), most: most.max(1), gathered: gathered::Sources::default() }
+    }
+
+    /// The same, which also appends to a file.
     ///
     /// # Errors
     /// If the file cannot be opened for that.
-    pub fn to_file(path: &Path) -> std::io::Result<Self> {
+    pub fn to_file(self, path: &Path) -> std::io::Result<Self> {
         let file = File::options().create(true).append(true).open(path)?;
-        Ok(Self(Mutex::new(Lines { file: Some(file), ..Lines::default() })))
+        self.lines().file = Some(file);
+        Ok(self)
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn figures(&self) -> Figures {
+        let (kept_max, gathered) = (self.most, self.gathered.count());
+        let lines = self.lines();
+        let (kept, unwritten) = (lines.kept.len(), lines.unwritten);
+        let dropped = lines.last.saturating_sub(kept as u64);
+        Figures { lines: lines.counts, kept, kept_max, dropped, unwritten, gathered }
     }
 
     pub(super) fn record(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String) {
-        let Deed { actor, job, act, subject, reason } = deed;
+        self.record_many(at, deed, outcome, detail, 1);
+    }
+
+    fn record_many(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String, times: u64) {
+        let Deed { actor, role, job, act, subject, reason } = deed;
         let (subject, detail) = (cut(subject), cut(detail));
-        let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.lines();
         lines.last += 1;
-        let number = lines.last;
-        let line =
-            AuditLine { number, at, actor, job, act: act.to_owned(), subject, reason, outcome, detail };
+        lines.counts[outcome as usize] += 1;
+        let (number, act) = (lines.last, act.to_owned());
+        let line = AuditLine { number, at, actor, role, job, act, subject, reason, outcome, detail, times };
         tracing::info!(
             target: "muster::audit",
             number,
             who = %line.actor,
+            role = line.role.map(tracing::field::display),
             job = line.job.as_ref().map(JobName::as_str),
-            act,
-            outcome = if outcome == AuditOutcome::Done { "done" } else { "refused" },
+            act = line.act,
+            outcome = outcome.name(),
+            times,
             "{}: {}",
             crate::text::one_line(&line.subject),
             crate::text::one_line(&line.detail)
@@ -118,23 +199,24 @@ impl Audit {
         if let Some(file) = &mut lines.file
             && let Err(error) = append(file, &line)
         {
+            lines.unwritten += 1;
             // The act stands: to undo it because it cannot be written down would help nobody.
             tracing::error!(%error, number, "an act cannot be written to the audit file");
         }
         lines.kept.push_back(line);
-        if lines.kept.len() > LINES_KEPT {
+        if lines.kept.len() > self.most {
             lines.kept.pop_front();
         }
     }
 
     /// The latest lines that are wanted, the latest first.
     pub(super) fn latest(&self, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> Vec<AuditLine> {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines();
         lines.kept.iter().rev().filter(|line| wanted(line)).take(limit).cloned().collect()
     }
 
     fn page(&self, after: u64, limit: usize, wanted: impl Fn(&AuditLine) -> bool) -> AuditPage {
-        let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = self.lines();
         let gap = lines.kept.front().is_some_and(|first| first.number > after.saturating_add(1));
         let mut page = AuditPage { lines: Vec::new(), next: after.max(lines.last), gap };
         for line in lines.kept.iter().filter(|line| line.number > after && wanted(line)) {
@@ -205,9 +287,11 @@ mod tests {
     fn lines_are_numbered_kept_within_bounds_and_appended_to_the_file() {
         let path = std::env::temp_dir().join(format!("muster-audit-{}", std::process::id()));
         std::fs::write(&path, "earlier\n").unwrap();
-        let audit = Audit::to_file(&path).unwrap();
+        const LINES_KEPT: usize = 8;
+        let audit = Audit::new(LINES_KEPT).to_file(&path).unwrap();
         let deed = |subject: &str| Deed {
             actor: Actor { who: "alice".into(), address: None, means: Means::Api },
+            role: Some(Role::Operator),
             job: None,
             act: "exclude",
             subject: subject.into(),
@@ -231,5 +315,8 @@ mod tests {
             audit.record(Timestamp(3), deed("x"), AuditOutcome::Done, String::new());
         }
         assert!(audit.page(0, 1, |_| true).gap);
+        let figures = audit.figures();
+        assert_eq!((figures.kept, figures.kept_max), (LINES_KEPT, LINES_KEPT));
+        assert_eq!((figures.lines, figures.dropped, figures.unwritten), ([10, 1], 3, 0));
     }
 }

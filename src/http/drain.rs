@@ -8,10 +8,10 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::actor::Acting;
+use super::actor::{Acting, Author};
 use super::extract::{Body, Job};
 use super::{Problem, Site};
-use crate::coordination::{Act, Actor, PreemptionView, Reason, RunNumber, TaskId};
+use crate::coordination::{Act, PreemptionView, Reason, RunNumber, TaskId};
 
 /// The longest notice: a day.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
@@ -54,21 +54,21 @@ pub struct DrainView {
 pub(super) async fn create(
     State(site): State<Site>,
     job: Job,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Body(new): Body<NewDrain>,
 ) -> Result<(StatusCode, Json<DrainView>), Problem> {
-    Ok((StatusCode::ACCEPTED, Json(ask(&site, &job, actor, new)?)))
+    Ok((StatusCode::ACCEPTED, Json(ask(&site, &job, &author, new)?)))
 }
 
 /// Asks for a coordinated save.
-pub(super) fn ask(site: &Site, job: &Job, actor: Actor, new: NewDrain) -> Result<DrainView, Problem> {
+pub(super) fn ask(site: &Site, job: &Job, author: &Author, new: NewDrain) -> Result<DrainView, Problem> {
     if new.in_seconds > SECONDS_MAX {
         return Err(Problem::unusable(format!("in_seconds can be {SECONDS_MAX} (a day) at most")));
     }
     let notice = Duration::from_secs(new.in_seconds);
     let at = (new.in_seconds > 0).then(|| site.engine.clock().now().after(notice));
     let subject = at.map_or_else(|| "at once".to_owned(), |at| format!("before {at}"));
-    site.act(job, actor, new.reason, "drain", subject, Act::Drain { at })?;
+    site.act(job, author, new.reason, "drain", subject, Act::Drain { at })?;
     view(site, job)
 }
 

@@ -37,7 +37,6 @@ pub struct EventLine {
     pub run: RunNumber,
     /// What changed.
     #[serde(flatten)]
-    #[schema(value_type = Object)]
     pub what: Change,
     /// Why.
     pub reason: String,
@@ -122,7 +121,7 @@ pub(super) struct EventsQuery {
 ///
 /// As JSON a page, oldest first. As `text/event-stream` what happens from `after` (or the header `Last-Event-ID`) on,
 /// without end: each event has its number as `id`, its kind as `event` and its JSON as `data`. An event `gap` says that
-/// some are no longer kept.
+/// some are no longer kept; it comes too if `after` is of a server before this one, and then everything that there is.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/events", operation_id = "events_list", tag = "events",
     params(("job" = String, Path, description = "The job's name"), EventsQuery),
     responses(
@@ -182,8 +181,11 @@ impl Follower {
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;
         let (id, name) = (job.id, job.name);
+        // Events that have not happened yet were seen on a server before this one: here everything is new.
+        let foreign = after > engine.figures().events;
+        let last = if foreign { 0 } else { after };
         let mut follower =
-            Self { engine, id, name, last: after, kept: Vec::new(), coming, gap: false, stop, _slot: slot };
+            Self { engine, id, name, last, kept: Vec::new(), coming, gap: foreign, stop, _slot: slot };
         follower.catch_up();
         Ok(follower)
     }

@@ -10,13 +10,11 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::actor::Acting;
+use super::actor::{Acting, Author};
 use super::extract::{Body, Item, Job, Params};
 use super::page::cut;
 use super::{Problem, Site};
-use crate::coordination::{
-    Act, Actor, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId,
-};
+use crate::coordination::{Act, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId};
 
 /// The longest that an exclusion with an end may last: a year.
 const SECONDS_MAX: u64 = 366 * 24 * 60 * 60;
@@ -137,13 +135,13 @@ pub(super) struct Because {
 pub(super) async fn create(
     State(site): State<Site>,
     job: Job,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Body(new): Body<NewExclusion>,
 ) -> Result<Response, Problem> {
     if new.dry_run {
-        return Ok(Json(preview(&site, &job, &actor, &new)?).into_response());
+        return Ok(Json(preview(&site, &job, &author, &new)?).into_response());
     }
-    let view = exclude(&site, &job, actor, new)?;
+    let view = exclude(&site, &job, &author, new)?;
     let place = [(header::LOCATION, format!("/api/v1/jobs/{}/exclusions/{}", job.name, view.id))];
     Ok((StatusCode::CREATED, place, Json(view)).into_response())
 }
@@ -152,24 +150,24 @@ pub(super) async fn create(
 pub(super) fn preview(
     site: &Site,
     job: &Job,
-    actor: &Actor,
+    author: &Author,
     new: &NewExclusion,
 ) -> Result<ExclusionPreview, Problem> {
     let target = new.target()?;
     new.expires_in()?;
-    Ok(site.engine.look(|core, now| core.would_exclude(now, job.id, actor, &new.reason, target))?)
+    Ok(site.engine.look(|core, now| core.would_exclude(now, job.id, &author.actor, &new.reason, target))?)
 }
 
 /// Excludes a task or a host.
 pub(super) fn exclude(
     site: &Site,
     job: &Job,
-    actor: Actor,
+    author: &Author,
     new: NewExclusion,
 ) -> Result<ExclusionView, Problem> {
     let (target, expires_in) = (new.target()?, new.expires_in()?);
     let act = Act::Exclude { target, expires_in, end_run: new.end_run };
-    let done = site.act(job, actor, new.reason, "exclude", target.to_string(), act)?;
+    let done = site.act(job, author, new.reason, "exclude", target.to_string(), act)?;
     let Done::Excluded(id) = done else { return Err(Problem::internal()) };
     find(site, job, id)
 }
@@ -221,9 +219,9 @@ pub(super) async fn lift(
     job: Job,
     Item(id): Item<u64>,
     Params(because): Params<Because>,
-    Acting(actor): Acting,
+    Acting(author): Acting,
 ) -> Result<Json<ExclusionView>, Problem> {
-    readmit(&site, &job, ExclusionId(id), actor, because.reason).map(Json)
+    readmit(&site, &job, ExclusionId(id), &author, because.reason).map(Json)
 }
 
 /// Lifts an exclusion.
@@ -231,13 +229,13 @@ pub(super) fn readmit(
     site: &Site,
     job: &Job,
     id: ExclusionId,
-    actor: Actor,
+    author: &Author,
     reason: Reason,
 ) -> Result<ExclusionView, Problem> {
     let before = find(site, job, id).ok();
     let target = before.map_or_else(String::new, |exclusion| format!(" ({})", exclusion.target));
     let subject = format!("exclusion {id}{target}");
-    site.act(job, actor, reason, "readmit", subject, Act::Readmit { exclusion: id })?;
+    site.act(job, author, reason, "readmit", subject, Act::Readmit { exclusion: id })?;
     find(site, job, id)
 }
 

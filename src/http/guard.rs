@@ -28,7 +28,7 @@ use std::time::Duration;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-pub(super) use pass::{Proof, pass};
+pub(super) use pass::{Gate, Proof, pass};
 pub use roles::{Need, Role};
 pub use tokens::{NewToken, TokenError, Tokens, append};
 

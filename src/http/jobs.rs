@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::actor::Acting;
-use super::audit::Deed;
 use super::extract::{Body, Job, Params};
 use super::page::cut;
 use super::{AuditOutcome, Problem, Site};
@@ -169,7 +168,7 @@ pub struct NewJob {
     ))]
 pub(super) async fn create(
     State(site): State<Site>,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Body(new): Body<NewJob>,
 ) -> Result<Response, Problem> {
     let Some(tasks) = new.settings.tasks else {
@@ -179,11 +178,11 @@ pub(super) async fn create(
     let change = new.settings.change(&defaults)?;
     let settings = change.applied_to(&defaults).map_err(Problem::unusable)?;
     let name = new.name;
-    let made = site.engine.declare(name.clone(), settings);
+    let made = site.engine.declare_for(name.clone(), settings, Some(author.actor.clone()));
     let outcome = if made.is_ok() { AuditOutcome::Done } else { AuditOutcome::Refused };
     let detail = made.as_ref().err().map_or_else(|| format!("{tasks} tasks"), ToString::to_string);
     let (job, subject, reason) = (Some(name.clone()), format!("job {name}"), Some(new.reason));
-    let deed = Deed { actor, job, act: "create-job", subject, reason };
+    let deed = author.deed(job, "create-job", subject, reason);
     site.audit.record(site.engine.clock().now(), deed, outcome, detail);
     let job = Job { id: made?, name };
     let summary = site.look(&job, |look| look.summary())?;
@@ -216,13 +215,13 @@ pub struct JobPatch {
 pub(super) async fn change(
     State(site): State<Site>,
     job: Job,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Body(patch): Body<JobPatch>,
 ) -> Result<Json<JobSettings>, Problem> {
     let present = site.look(&job, |look| look.settings().clone())?;
     let subject = serde_json::to_string(&patch.settings).unwrap_or_default();
     let change = Box::new(patch.settings.change(&present)?);
-    match site.act(&job, actor, patch.reason, "change-settings", subject, Act::Configure(change))? {
+    match site.act(&job, &author, patch.reason, "change-settings", subject, Act::Configure(change))? {
         Done::Configured(settings) => Ok(Json(*settings)),
         _ => Err(Problem::internal()),
     }
@@ -254,9 +253,9 @@ pub(super) async fn delete(
     State(site): State<Site>,
     job: Job,
     Params(how): Params<Deletion>,
-    Acting(actor): Acting,
+    Acting(author): Acting,
 ) -> Result<StatusCode, Problem> {
     let subject = format!("job {}{}", job.name, if how.force { " by force" } else { "" });
-    site.act(&job, actor, how.reason, "delete-job", subject, Act::DeleteJob { force: how.force })?;
+    site.act(&job, &author, how.reason, "delete-job", subject, Act::DeleteJob { force: how.force })?;
     Ok(StatusCode::NO_CONTENT)
 }

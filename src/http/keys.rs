@@ -228,7 +228,7 @@ pub(super) async fn put(
     State(site): State<Site>,
     job: Job,
     uri: Uri,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Body(new): Body<NewValue>,
 ) -> Result<StatusCode, Problem> {
     let key = key_in(uri.path());
@@ -242,7 +242,7 @@ pub(super) async fn put(
     };
     let subject = format!("key {}", text_of(&key).0);
     let act = Act::PutKey { key, value, overwrite: new.overwrite };
-    site.act(&job, actor, new.reason, "put-key", subject, act)?;
+    site.act(&job, &author, new.reason, "put-key", subject, act)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -256,11 +256,11 @@ pub(super) async fn remove(
     job: Job,
     uri: Uri,
     Params(because): Params<Because>,
-    Acting(actor): Acting,
+    Acting(author): Acting,
 ) -> Result<StatusCode, Problem> {
     let key = key_in(uri.path());
     let subject = format!("key {}", text_of(&key).0);
-    site.act(&job, actor, because.reason, "delete-key", subject, Act::DeleteKey { key })?;
+    site.act(&job, &author, because.reason, "delete-key", subject, Act::DeleteKey { key })?;
     Ok(StatusCode::NO_CONTENT)
 }
 

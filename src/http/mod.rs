@@ -50,7 +50,7 @@ mod runs;
 use std::sync::Arc;
 
 pub use about::{About, Listener, Version};
-pub use actor::{Acting, Channel, Peer};
+pub use actor::{Acting, Author, Channel, Peer};
 pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage};
 pub use drain::{DrainView, NewDrain};
 pub use events::{EventLine, EventsPage, Streams};
@@ -71,10 +71,13 @@ pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
 use crate::coordination::{Act, Actor, Done, JobLook, Means, Reason, Target};
 use crate::engine::Engine;
 use crate::findings::{Board, Remedy};
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Metrics, Shows};
+use crate::telemetry::traces::Traces;
 use crate::text::is_safe_to_show;
 use crate::tls::Failures;
-use audit::Deed;
+
+/// How long a request's body may be, in bytes.
+const BODY_BYTES_MAX: usize = 256 << 10;
 
 /// What the handlers look at.
 #[derive(Clone)]
@@ -101,13 +104,17 @@ pub struct Site {
     pub findings: Arc<Board>,
     /// The pages that follow what changes.
     pub live: Arc<Live>,
+    /// Where traces go, if somebody wants them.
+    pub traces: Option<Arc<Traces>>,
 }
 
 impl Site {
     /// A site that keeps its audit in memory, hides nothing, and measures what can be seen of the engine.
     #[must_use]
     pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<About>) -> Self {
-        let metrics = Arc::new(Metrics::of_engine(&engine, &readiness));
+        let (audit, streams) = (Arc::<Audit>::default(), Arc::<Streams>::default());
+        let own: Vec<Arc<dyn Shows>> = vec![readiness.clone(), audit.clone(), streams.clone()];
+        let metrics = Arc::new(Metrics::of_engine(&engine, own));
         Self {
             handshakes: Arc::new(Failures::new(*engine.clock())),
             guard: Arc::new(Guard::open(*engine.clock())),
@@ -117,8 +124,9 @@ impl Site {
             metrics,
             findings: Arc::default(),
             live: Arc::default(),
-            audit: Arc::default(),
-            streams: Arc::default(),
+            audit,
+            streams,
+            traces: None,
             redaction: Arc::default(),
         }
     }
@@ -137,26 +145,30 @@ impl Site {
         let act = Act::Exclude { target: Target::Task(task), expires_in: Some(expires_in), end_run: false };
         // A refusal is in the audit.
         let job = extract::Job { id: job, name };
-        let _ = self.act(&job, actor, reason, "exclude", format!("task {task}"), act);
+        let rule = Author::new(actor, None, None);
+        let _ = self.act(&job, &rule, reason, "exclude", format!("task {task}"), act);
     }
 
     /// Acts upon a job, and writes down what came of it.
     fn act(
         &self,
         job: &extract::Job,
-        actor: Actor,
+        by: &Author,
         reason: Reason,
         verb: &'static str,
         subject: String,
         act: Act,
     ) -> Result<Done, Problem> {
-        let done = self.engine.act(job.id, actor.clone(), reason.clone(), act);
+        let done = self.engine.act(job.id, by.actor.clone(), reason.clone(), act);
+        if let (Some(traces), Some(parent), Ok(Done::Excluded(id))) = (&self.traces, &by.parent, &done) {
+            traces.exclusion_is_part_of(job.id, *id, parent.clone());
+        }
         let (outcome, detail) = match &done {
             Ok(Done::Excluded(id)) => (AuditOutcome::Done, format!("exclusion {id}")),
             Ok(_) => (AuditOutcome::Done, String::new()),
             Err(refusal) => (AuditOutcome::Refused, refusal.to_string()),
         };
-        let deed = Deed { actor, job: Some(job.name.clone()), act: verb, subject, reason: Some(reason) };
+        let deed = by.deed(Some(job.name.clone()), verb, subject, Some(reason));
         self.audit.record(self.engine.clock().now(), deed, outcome, detail);
         Ok(done?)
     }

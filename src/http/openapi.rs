@@ -5,6 +5,7 @@ use axum::http::header;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use utoipa::OpenApi;
+use utoipa::openapi::schema::{Discriminator, Schema};
 use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 
 /// What the description says of the whole.
@@ -39,6 +40,7 @@ pub(super) struct Document(Bytes);
 impl Document {
     pub fn new(mut described: utoipa::openapi::OpenApi) -> Self {
         describe_problems(&mut described);
+        tell_kinds_apart(&mut described, "Change", "kind");
         // Axum writes a path's rest as `{*key}`, which no description knows.
         let text = described.to_json().unwrap_or_default();
         Self(text.replace("{*key}", "{key}").into())
@@ -67,6 +69,27 @@ fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
             }
         }
     }
+}
+
+/// Gives each of the objects that a schema may be a name of its own, and says which field tells them apart: without that,
+/// who reads the description gets one type for all of them.
+fn tell_kinds_apart(described: &mut utoipa::openapi::OpenApi, name: &str, field: &str) {
+    let Some(components) = &mut described.components else { return };
+    let Some(RefOr::T(Schema::OneOf(whole))) = components.schemas.get_mut(name) else { return };
+    let mut named = Vec::new();
+    for item in &mut whole.items {
+        // How a kind is told is easier to find in what is sent than in the types that describe it.
+        let json = serde_json::to_value(&*item).unwrap_or_default();
+        let kind = json.pointer(&format!("/properties/{field}/enum/0")).and_then(serde_json::Value::as_str);
+        let Some(kind) = kind.map(str::to_owned) else { continue };
+        let of_kind = format!("{name}.{kind}");
+        let schema = std::mem::replace(item, RefOr::Ref(Ref::from_schema_name(&of_kind)));
+        named.push((kind, of_kind, schema));
+    }
+    let path = |of_kind: &str| format!("#/components/schemas/{of_kind}");
+    let mapping = named.iter().map(|(kind, of_kind, _)| (kind.clone(), path(of_kind)));
+    whole.discriminator = Some(Discriminator::with_mapping(field, mapping));
+    components.schemas.extend(named.into_iter().map(|(_, of_kind, schema)| (of_kind, schema)));
 }
 
 /// This description

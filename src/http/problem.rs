@@ -100,6 +100,14 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-streams", "Too many streams", detail)
     }
 
+    /// This build measures nothing.
+    #[must_use]
+    pub(super) fn unmeasured() -> Self {
+        let detail =
+            "this server was built without metrics: build it with the feature metrics, as it is by default";
+        Self::new(StatusCode::NOT_IMPLEMENTED, "/problems/no-metrics", "No metrics", detail)
+    }
+
     /// Something that cannot be has been.
     #[must_use]
     pub(super) fn internal() -> Self {

@@ -14,12 +14,9 @@ use utoipa_axum::routes;
 use super::guard::{self, Need, Role, login};
 use super::openapi::{self, Document};
 use super::{
-    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
-    problem, runs,
+    BODY_BYTES_MAX, Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys,
+    metrics, pages, problem, runs,
 };
-
-/// How long a request's body may be, in bytes.
-pub(super) const BODY_BYTES_MAX: usize = 256 << 10;
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
 /// row and every row its route. A route without one, which there cannot be, is for admins if it changes something.
@@ -101,7 +98,7 @@ static NEEDS: &[(Need, &str, &[&str])] = &[
 ];
 
 /// What the route at this path asks of its callers.
-pub(super) fn need(method: &Method, path: Option<&str>) -> Need {
+fn need(method: &Method, path: Option<&str>) -> Need {
     let looks = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
     let method = if looks { "GET" } else { method.as_str() };
     let row =
@@ -154,7 +151,7 @@ pub fn router(site: Site) -> Router {
         .merge(pages)
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn_with_state(site.clone(), guard::pass))
+        .layer(middleware::from_fn_with_state(guard::Gate { site: site.clone(), need }, guard::pass))
         .layer(middleware::from_fn(problem::finish))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(site)
@@ -166,7 +163,7 @@ pub fn metrics_router(site: Site) -> Router {
         .route("/metrics", get(metrics::scrape))
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
-        .layer(middleware::from_fn_with_state(site.clone(), guard::pass))
+        .layer(middleware::from_fn_with_state(guard::Gate { site: site.clone(), need }, guard::pass))
         .layer(middleware::from_fn(problem::finish))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(site)

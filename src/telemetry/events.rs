@@ -114,7 +114,7 @@ fn level(what: &Change) -> Level {
         // A barrier that passed without somebody is a decision, not routine.
         Change::BarrierPassed { without, .. } if !without.is_empty() => Level::INFO,
         Change::TaskConnected { again: true, .. } => Level::INFO,
-        Change::JobDeclared
+        Change::JobDeclared { .. }
         | Change::RunOpened
         | Change::RunEnded { .. }
         | Change::FindingClosed { .. }
@@ -137,7 +137,7 @@ fn level(what: &Change) -> Level {
 #[must_use]
 pub fn kind(what: &Change) -> &'static str {
     match what {
-        Change::JobDeclared => "job-declared",
+        Change::JobDeclared { .. } => "job-declared",
         Change::RunOpened => "run-opened",
         Change::TaskRegistering { .. } => "task-registering",
         Change::TaskConnected { .. } => "task-connected",
@@ -201,7 +201,7 @@ fn about(what: &Change) -> About<'_> {
             ..About::default()
         },
         Change::FindingOpened { tasks, .. } => About { task: tasks.first().copied(), ..About::default() },
-        Change::JobDeclared
+        Change::JobDeclared { .. }
         | Change::RunOpened
         | Change::FindingClosed { .. }
         | Change::DrainRequested { .. }
@@ -223,7 +223,7 @@ mod tests {
         let task = TaskId(1);
         let barrier = Arc::<str>::from("b");
         for change in [
-            Change::JobDeclared,
+            Change::JobDeclared { actor: None },
             Change::RunOpened,
             Change::TaskSuspected { task },
             Change::TaskReturned { task },

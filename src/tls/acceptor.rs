@@ -21,9 +21,65 @@ pub type Stream<S> = tokio_rustls::server::TlsStream<Rewind<S>>;
 /// How often the files are looked at, at most. It happens when a client comes: nothing ticks for it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// The kinds of reasons for which handshakes fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The client speaks TLS, and the port does not.
+    NotHere,
+    /// The client speaks plaintext, and the port takes TLS only.
+    Plaintext,
+    /// The client did not finish in time.
+    TooSlow,
+    /// The client hung up, or its connection broke.
+    HungUp,
+    /// The client showed no certificate where one is asked for.
+    NoCertificate,
+    /// The client's certificate is refused.
+    BadCertificate,
+    /// The client refuses this server, mostly its certificate.
+    Distrusted,
+    /// They have no protocol or cipher in common.
+    Incompatible,
+    /// What came is no TLS, or something that nobody has thought of.
+    Other,
+}
+
+impl Fault {
+    /// Every kind.
+    pub const ALL: [Self; 9] = [
+        Self::NotHere,
+        Self::Plaintext,
+        Self::TooSlow,
+        Self::HungUp,
+        Self::NoCertificate,
+        Self::BadCertificate,
+        Self::Distrusted,
+        Self::Incompatible,
+        Self::Other,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotHere => "no-tls-here",
+            Self::Plaintext => "plaintext",
+            Self::TooSlow => "too-slow",
+            Self::HungUp => "hung-up",
+            Self::NoCertificate => "no-certificate",
+            Self::BadCertificate => "bad-certificate",
+            Self::Distrusted => "distrusted",
+            Self::Incompatible => "incompatible",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// Why a handshake failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failed {
+    /// The kind of reason.
+    pub fault: Fault,
     /// In words, with what to do where that is known.
     pub reason: String,
     /// The name that the client dialled, if it said so.
@@ -95,13 +151,16 @@ impl Acceptor {
         stream: Rewind<S>,
     ) -> Result<Stream<S>, Failed> {
         let hello = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream);
-        let started =
-            hello.await.map_err(|error| Failed { reason: explain(&error), name: None, shown: None })?;
+        let failed = |error: &io::Error, name, shown| {
+            let (fault, reason) = explain(error);
+            Failed { fault, reason, name, shown }
+        };
+        let started = hello.await.map_err(|error| failed(&error, None, None))?;
         let name = started.client_hello().server_name().map(|name| crate::text::one_line(name).into_owned());
         let shake = async {
             let shaken = started.into_stream(self.config()).await;
             let shown = SHOWN.with(|shown| shown.borrow_mut().take());
-            shaken.map_err(|error| Failed { reason: explain(&error), name, shown })
+            shaken.map_err(|error| failed(&error, name, shown))
         };
         SHOWN.scope(RefCell::new(None), shake).await
     }
@@ -116,17 +175,25 @@ fn stamps(files: &Files) -> Vec<Stamp> {
 }
 
 /// Why a handshake failed, in words for whoever has to make it succeed.
-fn explain(error: &io::Error) -> String {
+fn explain(error: &io::Error) -> (Fault, String) {
     let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
-        return match error.kind() {
+        let reason = match error.kind() {
             io::ErrorKind::UnexpectedEof => "the client hung up in the middle of the handshake: it gave up waiting, or \
                                              it does not trust this server's certificate and does not say so (for \
                                              JAX, JAX_MTLS_CA_FILE names the authority to trust)"
                 .into(),
             _ => format!("the connection broke in the middle of the handshake: {error}"),
         };
+        return (Fault::HungUp, reason);
     };
-    match error {
+    let fault = match error {
+        Error::NoCertificatesPresented => Fault::NoCertificate,
+        Error::InvalidCertificate(_) => Fault::BadCertificate,
+        Error::AlertReceived(_) => Fault::Distrusted,
+        Error::NoApplicationProtocol | Error::PeerIncompatible(_) => Fault::Incompatible,
+        _ => Fault::Other,
+    };
+    let reason = match error {
         Error::NoCertificatesPresented => {
             "the client showed no certificate, and this port asks for one: give it one (JAX_MTLS_CERT_FILE and \
              JAX_MTLS_KEY_FILE)"
@@ -146,7 +213,8 @@ fn explain(error: &io::Error) -> String {
             format!("what the client sent is no TLS: {error}")
         }
         other => other.to_string(),
-    }
+    };
+    (fault, reason)
 }
 
 fn refusal(wrong: &CertificateError) -> String {

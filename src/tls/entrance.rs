@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Acceptor, Failed, Failures, Files, Mode, Rewind, Stream, TlsError};
+use super::{Acceptor, Failed, Failures, Fault, Files, Mode, Rewind, Stream, TlsError};
 use crate::clock::Clock;
 
 /// The way into one edge.
@@ -56,6 +56,7 @@ impl Entrance {
         let Some(acceptor) = &self.acceptor else {
             self.turned_away(
                 peer,
+                Fault::NotHere,
                 "the client speaks TLS, and this port does not: give the port a certificate, or take the client's \
                  mTLS settings away",
             );
@@ -77,6 +78,7 @@ impl Entrance {
     pub fn refused_plain(&self, peer: SocketAddr) {
         self.turned_away(
             peer,
+            Fault::Plaintext,
             "the client speaks plaintext, and this port takes TLS only: give the client its mTLS settings \
              (JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE, JAX_MTLS_CA_FILE)",
         );
@@ -84,11 +86,12 @@ impl Entrance {
 
     /// A client began a handshake and did not end it in time.
     pub fn too_slow(&self, peer: SocketAddr, within: Duration) {
-        self.turned_away(peer, &format!("the client did not finish the handshake within {within:?}"));
+        let reason = format!("the client did not finish the handshake within {within:?}");
+        self.turned_away(peer, Fault::TooSlow, &reason);
     }
 
-    fn turned_away(&self, peer: SocketAddr, reason: &str) {
-        let failed = Failed { reason: reason.into(), name: None, shown: None };
+    fn turned_away(&self, peer: SocketAddr, fault: Fault, reason: &str) {
+        let failed = Failed { fault, reason: reason.into(), name: None, shown: None };
         self.failures.failed(self.listener, peer, failed);
     }
 }

@@ -7,9 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::Failed;
+use super::{Failed, Fault};
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
+
+/// The listeners, by the names under which their handshakes are counted.
+pub const LISTENERS: [&str; 2] = ["grpc", "http"];
 
 /// How many kinds of failure are kept; those that have been quiet for longest go first.
 const KEPT: usize = 256;
@@ -52,6 +55,8 @@ struct Kept {
     list: VecDeque<FailedHandshake>,
     failed: u64,
     succeeded: u64,
+    /// By listener and kind of reason.
+    faults: [[u64; Fault::ALL.len()]; LISTENERS.len()],
 }
 
 /// What became of the handshakes of all listeners.
@@ -81,13 +86,18 @@ impl Failures {
         let now = self.clock.now();
         let mut kept = self.kept();
         kept.failed += 1;
+        for (known, faults) in LISTENERS.iter().zip(&mut kept.faults) {
+            for (fault, count) in Fault::ALL.iter().zip(faults) {
+                *count += u64::from(*known == listener && *fault == failed.fault);
+            }
+        }
         let same = |old: &FailedHandshake| {
             old.listener == listener && old.peer.ip() == peer.ip() && old.reason == failed.reason
         };
         let place = kept.list.iter().position(same);
         let former = place.and_then(|place| kept.list.remove(place));
         let (times, first) = former.map_or((1, now), |former| (former.times + 1, former.first));
-        let Failed { reason, name, shown } = failed;
+        let Failed { reason, name, shown, .. } = failed;
         let listener = listener.to_owned();
         let entry = FailedHandshake { listener, peer, name, reason, shown, times, first, last: now };
         if times.is_power_of_two() {
@@ -103,6 +113,16 @@ impl Failures {
         }
         kept.list.push_front(entry);
         kept.list.truncate(KEPT);
+    }
+
+    /// How many have failed at each listener, for each kind of reason.
+    #[must_use]
+    pub fn faults(&self) -> Vec<(&'static str, Fault, u64)> {
+        let faults = self.kept().faults;
+        let of = |(listener, counts): (&'static str, [u64; Fault::ALL.len()])| {
+            Fault::ALL.into_iter().zip(counts).map(move |(fault, count)| (listener, fault, count))
+        };
+        LISTENERS.into_iter().zip(faults).flat_map(of).collect()
     }
 
     /// What is kept.
@@ -124,7 +144,7 @@ mod tests {
     #[test]
     fn equal_failures_are_counted_and_the_quietest_are_forgotten() {
         let failures = Failures::new(Clock::start());
-        let failed = |reason: String| Failed { reason, name: None, shown: None };
+        let failed = |reason: String| Failed { fault: Fault::HungUp, reason, name: None, shown: None };
         for port in 1..=5 {
             failures.failed("grpc", ([10, 0, 0, 1], port).into(), failed("no".into()));
         }
@@ -137,5 +157,7 @@ mod tests {
         let page = failures.page();
         assert_eq!((page.handshakes.len(), page.failed), (KEPT, 5 + KEPT as u64));
         assert!(page.handshakes.iter().all(|kept| kept.listener == "http"));
+        let counted: Vec<_> = failures.faults().into_iter().filter(|(.., count)| *count > 0).collect();
+        assert_eq!(counted, [("grpc", Fault::HungUp, 5), ("http", Fault::HungUp, KEPT as u64)]);
     }
 }

@@ -16,6 +16,16 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// How many bytes of requests may come with a resumed handshake: none, for they could be played again.
 const EARLY_DATA: u32 = 0;
 
+/// Where systems keep the authorities that they trust.
+const SYSTEM_CA: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// The file of the authorities that this system trusts, if there is one.
+#[must_use]
+pub fn system_authorities() -> Option<PathBuf> {
+    SYSTEM_CA.into_iter().map(PathBuf::from).find(|path| path.exists())
+}
+
 /// Where the certificates of a listener are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {

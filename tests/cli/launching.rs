@@ -261,3 +261,22 @@ fn a_server_that_runs_already_is_used() {
     refused(&["-n", "2", "--job", "a", "--heartbeat-timeout", "5s"], &["--heartbeat-timeout", "leave"]);
     refused(&["-n", "2", "--job", "a", "--recoverable"], &["recoverable = false"]);
 }
+
+#[test]
+fn a_launch_shows_a_server_the_token_that_it_asks_for() {
+    let folder = std::env::temp_dir().join(format!("muster-launch-token-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let (tokens, token) = (folder.join("tokens.toml"), folder.join("token"));
+    let [tokens, token] = [tokens, token].map(|path| path.display().to_string());
+    let made = run(&mut muster(["token", "new", "--name", "me", "--role", "operator", "--file", &tokens]));
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let shown = made.out.split_whitespace().find(|word| word.starts_with("muster_")).expect("a token");
+    std::fs::write(&token, shown).expect("it can be written");
+    let server = Server::start(&["--job", "a=1", "--tokens-file", &tokens]);
+    let url = server.url();
+    let ended = ran(&["-n", "1", "--server", &url, "--job", "a"], "true");
+    assert!(ended.code == Some(125) && ended.err.contains("--token-file"), "{ended:?}");
+    let ended = ran(&["-n", "1", "--server", &url, "--token-file", &token, "--job", "a"], "echo here");
+    assert_eq!((ended.code, ended.out.as_str()), (Some(0), "[0] here\n"), "{ended:?}");
+    std::fs::remove_dir_all(&folder).expect("it can be removed");
+}

@@ -312,3 +312,51 @@ fn long_lists_come_in_pages() {
     }
     assert_eq!(seen, 2500);
 }
+
+#[test]
+fn the_audit_is_kept_within_its_setting_and_what_is_dropped_is_counted() {
+    let server = Server::start(&["--tasks", "4", "--recoverable", "--audit-lines", "2"]);
+    for task in 0..3 {
+        let body = format!(r#"{{"task": {task}, "reason": "r"}}"#);
+        assert_eq!(server.send("POST", EXCLUSIONS, &body).status, 201);
+    }
+    problem(&server.send("POST", EXCLUSIONS, r#"{"task": 3}"#), 422, "bad-body");
+    let audit = server.get("/api/v1/audit").json();
+    let of =
+        |line: &Value| [&line["act"], &line["outcome"], &line["role"], &line["times"]].map(Value::to_string);
+    let lines: Vec<[String; 4]> = audit["lines"].as_array().expect("lines").iter().map(of).collect();
+    let line = |act: &str, outcome: &str| [act, outcome, "admin"].map(|word| format!("{word:?}"));
+    let [done, refused] = [line("exclude", "done"), line("change", "refused")];
+    let with_times = |[act, outcome, role]: [String; 3]| [act, outcome, role, "1".into()];
+    assert_eq!(lines, [with_times(done), with_times(refused)], "{audit}");
+    assert_eq!(audit["gap"], true);
+    assert!(audit["lines"][1]["detail"].as_str().is_some_and(|why| why.contains("reason")), "{audit}");
+    let metrics = server.get("/metrics").body;
+    for line in [
+        "muster_audit_lines_total{outcome=\"done\"} 3",
+        "muster_audit_lines_total{outcome=\"refused\"} 1",
+        "muster_audit_lines_kept 2",
+        "muster_audit_lines_limit 2",
+        "muster_audit_lines_dropped_total 2",
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "no {line} in:\n{metrics}");
+    }
+}
+
+#[test]
+fn a_job_that_is_made_again_has_its_own_listener_again() {
+    let mut server = Server::start(&["--tasks", "1", "--job", "eval=1@127.0.0.1:0"]);
+    let own = server.get("/api/v1/server").json()["grpc"][1]["address"].clone();
+    server.grpc = own.as_str().expect("an address").to_owned();
+    said(&server, &["job", "delete", "eval", "--reason", "x"]);
+    said(&server, &["job", "create", "eval", "--tasks", "1", "--reason", "again"]);
+    assert_eq!(server.get("/api/v1/server").json()["grpc"][1], json!({"address": own, "jobs": ["eval"]}));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    register(&server, &runtime, 0);
+    wait_until("the job is reached", || server.get("/api/v1/jobs/eval").json()["run"]["state"] == "running");
+    let events = server.get("/api/v1/jobs/eval/events").json();
+    let declared = &events["events"][0];
+    assert_eq!((&declared["kind"], &declared["actor"]["means"]), (&"job-declared".into(), &"cli".into()));
+    let configured = server.get("/api/v1/jobs/default/events").json();
+    assert_eq!(configured["events"][0]["actor"], Value::Null, "{configured}");
+}

@@ -96,3 +96,42 @@ fn the_command_line_follows() {
     server.send("DELETE", "/api/v1/jobs/default/exclusions/1?reason=r", "");
     watching.out_line("JOB default");
 }
+
+#[test]
+fn who_follows_goes_on_when_the_server_comes_back() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let address = server.http.clone();
+    let mut following = Running::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    exclude(&server, 1);
+    following.out_line("  excluded  ");
+    server.running.signal("TERM");
+    assert_eq!(server.running.end().code, Some(0));
+    following.err_line("trying again");
+    let again = ["serve", "--tasks", "2", "--recoverable", "--grpc", "127.0.0.1:0", "--http", &address];
+    let mut running = Running::start(&mut muster(again));
+    running.out_line("HTTP  ");
+    // It is another server, with events of its own: none of them is taken for one that was seen.
+    following.out_line("no longer kept");
+    following.out_line("  job-declared  ");
+    let server = Server { running, grpc: String::new(), http: address };
+    exclude(&server, 0);
+    following.out_line("task 0 is excluded");
+    // A job that is gone is a reason to end.
+    let gone = r#"/api/v1/jobs/default?reason=r&force=true"#;
+    assert_eq!(server.send("DELETE", gone, "").status, 204);
+    following.out_line("  job-deleted  ");
+    server.running.signal("TERM");
+    assert_eq!(server.running.end().code, Some(0));
+    let mut running = Running::start(&mut muster([
+        "serve",
+        "--job",
+        "other=1",
+        "--grpc",
+        "127.0.0.1:0",
+        "--http",
+        &server.http,
+    ]));
+    running.out_line("HTTP  ");
+    let ended = following.end();
+    assert!(ended.code == Some(1) && ended.err.contains("no job \"default\""), "{ended:?}");
+}

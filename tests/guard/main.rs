@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
+mod audit;
 mod house;
 mod login;
 #[allow(dead_code, unused_imports, reason = "shared with the tests of the command line")]

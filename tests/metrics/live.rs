@@ -109,10 +109,32 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
         "muster_task_metrics_omitted{muster_job=\"wide\"} 1",
         "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\"} 1",
         "muster_findings{muster_job=\"train\",finding=\"nearly-full-bounds\"} 0",
+        "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
+        "muster_tls_handshakes_failed_total{listener=\"http\",reason=\"plaintext\"} 0",
+        "muster_audit_lines_total{outcome=\"done\"} 1",
+        "muster_rpc_duration_seconds_count{method=\"ReportErrorToService\",generation=\"c\"} 1",
     ] {
         assert!(scrape.lines().any(|found| found == line), "no {line} in:\n{scrape}");
     }
     assert!(!scrape.contains("muster_task_up{muster_job=\"wide\""), "too many tasks to show each");
+    // Barriers wait for the last task, which comes 60 ms late; heartbeats wait for nobody.
+    let mean = |method: &str| {
+        let sample = |what: &str| {
+            let name = format!("muster_rpc_duration_seconds_{what}{{method=\"{method}\",generation=\"c\"}} ");
+            let line = scrape.lines().find_map(|line| line.strip_prefix(&name));
+            line.and_then(|value| value.parse::<f64>().ok())
+                .unwrap_or_else(|| panic!("no {name}in:\n{scrape}"))
+        };
+        sample("sum") / sample("count")
+    };
+    assert!(mean("Barrier") > 0.05 && mean("Heartbeat") < 0.01, "{} {}", mean("Barrier"), mean("Heartbeat"));
+    for (what, user) in [("wait", "input"), ("wait", "look"), ("held", "input"), ("held", "look")] {
+        let none = format!("muster_engine_lock_{what}_seconds_count{{use=\"{user}\"}} 0");
+        assert!(
+            scrape.contains(none.trim_end_matches(" 0")) && !scrape.contains(&format!("{none}\n")),
+            "{none}"
+        );
+    }
     assert!(
         !scrape.contains("the-id-of") && !scrape.contains("nobody writes"),
         "no ids of barriers, no keys"

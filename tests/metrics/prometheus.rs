@@ -143,9 +143,19 @@ fn configuration(target: SocketAddr) -> String {
 
 /// One GET on a connection of its own: the status, and the body.
 pub fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
+    send(address, "GET", path, "")
+}
+
+/// The answer to a request with a body of JSON.
+pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
+    let length = body.len();
     // HTTP/1.0, so that no answer comes in pieces.
-    write!(stream, "GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n")?;
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));

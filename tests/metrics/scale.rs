@@ -12,6 +12,7 @@ use muster::engine::{Called, Engine, Inbox, Observer};
 use muster::findings::{self, Board};
 use muster::grpc;
 use muster::telemetry::metrics::{Metrics, Sources, Tally};
+use muster::tls::Failures;
 
 const TASKS: u32 = 10_000;
 /// How long a scrape may take. Without optimisation it may take longer.
@@ -71,8 +72,8 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
             edge: Arc::clone(&edge),
             tally: Arc::clone(&tally),
             board: Arc::clone(&board),
-            readiness: Arc::default(),
-            streams: Arc::default(),
+            handshakes: Arc::new(Failures::new(*engine.clock())),
+            others: Vec::new(),
         };
         Metrics::new(sources, tasks_max)
     };
@@ -92,10 +93,20 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
         assert!(best < LIMIT, "{what} takes {best:?}");
     };
     timed("a scrape at 10,000 tasks", &|| {
-        assert!(usual.scrape().contains("muster_live_tasks{muster_job=\"default\"} 10000\n"));
+        assert!(
+            usual
+                .scrape()
+                .expect("it is measured")
+                .contains("muster_live_tasks{muster_job=\"default\"} 10000\n")
+        );
     });
     timed("the same with metrics of each task", &|| {
-        assert!(every_task.scrape().contains("muster_task_up{muster_job=\"default\",task=\"9999\"} 1\n"));
+        assert!(
+            every_task
+                .scrape()
+                .expect("it is measured")
+                .contains("muster_task_up{muster_job=\"default\",task=\"9999\"} 1\n")
+        );
     });
     timed("the part of it under the lock", &|| {
         let _ = engine.look(|core, now| core.observe(job, now));

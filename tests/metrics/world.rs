@@ -106,6 +106,13 @@ impl World {
         let back = Caller::new(1, 0xBBBB, flex.tasks[1].1.service.expect("it is registered"));
         assert!(register(&again, back).within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
 
+        // Somebody speaks TLS where nobody does, and an operator acts.
+        let mut stranger = std::net::TcpStream::connect(service).expect("it connects");
+        std::io::Write::write_all(&mut stranger, &[0x16, 3, 1, 0, 1, 0]).expect("it is sent");
+        let nobody = r#"{"host": "192.0.2.1", "reason": "r"}"#;
+        let excluded = crate::prometheus::send(server.http(), "POST", "/api/v1/jobs/flex/exclusions", nobody);
+        assert!(excluded.as_ref().is_ok_and(|(status, _)| *status == 201), "{excluded:?}");
+
         let late = Gang { service, job: "late".into(), tasks: Vec::new() };
         let waiting = vec![
             register(&late.client(0), Caller::new(0, 0xA000, 0)),
@@ -142,6 +149,7 @@ impl World {
             "muster_waiting_calls{muster_job=\"train\",waits_for=\"live-set\"} 1",
             "muster_waiting_calls{muster_job=\"wide\",waits_for=\"barrier\"} 1",
             "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
+            "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         ];
         for _ in 0..600 {
             let scrape = self.scrape();

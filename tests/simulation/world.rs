@@ -107,7 +107,13 @@ impl World {
             deleted: false,
         };
         let incarnation = world.fresh_service();
-        world.input(Input::DeclareJob { job: JOB, name: JobName::default(), settings, incarnation });
+        world.input(Input::DeclareJob {
+            job: JOB,
+            name: JobName::default(),
+            settings,
+            incarnation,
+            actor: None,
+        });
         world
     }
 

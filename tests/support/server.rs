@@ -134,8 +134,14 @@ impl Muster {
 
     /// Serves what these arguments declare.
     pub fn serve(arguments: &[&str]) -> Self {
+        Self::serve_with(arguments, &[])
+    }
+
+    /// The same, with these variables.
+    pub fn serve_with(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
         command.args(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]).args(arguments);
+        command.envs(variables.iter().copied());
         if !arguments.contains(&"--heartbeat-timeout") {
             // However slow the machine is, nobody fails who is not meant to.
             command.args(["--heartbeat-timeout", "1h"]);

@@ -1,11 +1,13 @@
 //! A collector of traces.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
+use muster::tls::make::{Authority, Purpose};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };
@@ -15,7 +17,12 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
-use tokio::net::TcpListener;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tonic::{Request, Response, Status};
 
 #[derive(Clone, Default)]
@@ -48,38 +55,92 @@ impl TraceService for Kept {
 pub struct Collector {
     kept: Kept,
     address: SocketAddr,
+    scheme: &'static str,
+}
+
+/// What a collector is known by.
+pub struct Identity {
+    /// The file with the authority that has signed it.
+    pub ca: PathBuf,
+    acceptor: TlsAcceptor,
+}
+
+impl Identity {
+    /// A new one, for a collector on this machine that speaks this protocol.
+    pub fn new(name: &str, protocol: &str) -> Self {
+        let authority = Authority::new(name).expect("there is entropy");
+        let made = authority.sign(Purpose::Server, &["localhost".into()], 2).expect("the name is one");
+        let ca = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.pem"));
+        std::fs::write(&ca, authority.cert()).expect("it can be written");
+        let certificate = CertificateDer::from_pem_slice(made.cert.as_bytes()).expect("it is PEM");
+        let key = PrivateKeyDer::from_pem_slice(made.key.as_bytes()).expect("it is PEM");
+        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let config =
+            config.with_safe_default_protocol_versions().expect("there are some").with_no_client_auth();
+        let mut config = config.with_single_cert(vec![certificate], key).expect("they belong together");
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+        Self { ca, acceptor: TlsAcceptor::from(Arc::new(config)) }
+    }
+}
+
+/// A listener that speaks TLS with whoever comes; who cannot is left alone.
+struct Secure(TcpListener, TlsAcceptor);
+
+impl axum::serve::Listener for Secure {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (stream, peer) = self.0.accept().await.expect("somebody comes");
+            if let Ok(stream) = self.1.accept(stream).await {
+                return (stream, peer);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
 }
 
 impl Collector {
     /// One that speaks gRPC.
-    pub async fn grpc() -> Self {
-        let (kept, listener, address) = Self::open().await;
+    pub async fn grpc(identity: Option<&Identity>) -> Self {
+        let kept = Kept::default();
         let service = TraceServiceServer::new(kept.clone());
-        let app = tonic::service::Routes::new(service).into_axum_router();
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { kept, address }
+        Self::open(kept, tonic::service::Routes::new(service).into_axum_router(), identity).await
     }
 
     /// One that speaks HTTP.
-    pub async fn http() -> Self {
-        let (kept, listener, address) = Self::open().await;
+    pub async fn http(identity: Option<&Identity>) -> Self {
+        let kept = Kept::default();
         let take = async |State(kept): State<Kept>, body: Bytes| {
             kept.take(ExportTraceServiceRequest::decode(body).expect("it is a request"));
             ExportTraceServiceResponse::default().encode_to_vec()
         };
         let app = axum::Router::new().route("/v1/traces", post(take)).with_state(kept.clone());
-        tokio::spawn(async move { axum::serve(listener, app).await });
-        Self { kept, address }
+        Self::open(kept, app, identity).await
     }
 
-    async fn open() -> (Kept, TcpListener, SocketAddr) {
+    async fn open(kept: Kept, app: axum::Router, identity: Option<&Identity>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        (Kept::default(), listener, address)
+        let scheme = if identity.is_some() { "https" } else { "http" };
+        match identity {
+            Some(identity) => {
+                let listener = Secure(listener, identity.acceptor.clone());
+                tokio::spawn(async move { axum::serve(listener, app).await });
+            }
+            None => {
+                tokio::spawn(async move { axum::serve(listener, app).await });
+            }
+        }
+        Self { kept, address, scheme }
     }
 
     pub fn endpoint(&self) -> String {
-        format!("http://{}", self.address)
+        format!("{}://localhost:{}", self.scheme, self.address.port())
     }
 
     /// What has come so far.

@@ -4,13 +4,15 @@ mod collector;
 #[path = "../support/mod.rs"]
 mod support;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use muster::proto::xla::coordination as pb;
 use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use opentelemetry_proto::tonic::trace::v1::Span;
 
-use collector::{Collector, text, whole};
+use collector::{Collector, Identity, text, whole};
 use support::{Body, Call, Caller, Client, Generation, Muster};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,17 +55,24 @@ async fn job(server: &Muster) {
     }
 }
 
-async fn spans_of_a_job(collector: &Collector, protocol: &str) -> Vec<Span> {
+/// What the variable for the authority of a collector is called.
+const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
+
+async fn spans_of_a_job(collector: &Collector, protocol: &str, variables: &[(&str, &str)]) -> Vec<Span> {
     let endpoint = collector.endpoint();
     let arguments = ["--tasks", "2", "--otlp-endpoint", &endpoint, "--otlp-protocol", protocol];
-    let mut server = Muster::serve(&arguments);
+    let mut server = Muster::serve_with(&arguments, variables);
     job(&server).await;
+    stop(&mut server).await;
+    collector.spans()
+}
+
+/// Stops a server; what is left is sent on the way out.
+async fn stop(server: &mut Muster) {
     server.terminate();
-    // What is left is sent on the way out.
     while server.is_running() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    collector.spans()
 }
 
 #[track_caller]
@@ -109,14 +118,116 @@ fn hex(bytes: &[u8]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_speaks_grpc_gets_every_span() {
-    let collector = Collector::grpc().await;
-    check(&spans_of_a_job(&collector, "grpc").await);
+    let collector = Collector::grpc(None).await;
+    check(&spans_of_a_job(&collector, "grpc", &[]).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_speaks_http_gets_every_span() {
-    let collector = Collector::http().await;
-    check(&spans_of_a_job(&collector, "http").await);
+    let collector = Collector::http(None).await;
+    check(&spans_of_a_job(&collector, "http", &[]).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_behind_tls_gets_every_span_if_its_authority_is_trusted() {
+    for (protocol, spoken) in [("grpc", "h2"), ("http", "http/1.1")] {
+        let identity = Identity::new(&format!("collector-{protocol}"), spoken);
+        let collector = match protocol {
+            "grpc" => Collector::grpc(Some(&identity)).await,
+            _ => Collector::http(Some(&identity)).await,
+        };
+        let ca = identity.ca.display().to_string();
+        check(&spans_of_a_job(&collector, protocol, &[(CERTIFICATE, &ca)]).await);
+
+        let stranger = Identity::new(&format!("another-{protocol}"), spoken).ca.display().to_string();
+        let before = collector.spans().len();
+        let spans = spans_of_a_job(&collector, protocol, &[(CERTIFICATE, &stranger)]).await;
+        assert_eq!(spans.len(), before, "a collector that is not trusted gets nothing");
+    }
+}
+
+/// What a server answers to a request.
+fn http(server: &Muster, method: &str, path: &str, headers: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(server.http()).expect("it connects");
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.0\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .expect("it is sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("it is answered");
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
+    let collector = Collector::grpc(None).await;
+    let endpoint = collector.endpoint();
+    let arguments = ["--tasks", "3", "--recoverable", "--otlp-endpoint", &endpoint];
+    let mut server = Muster::serve(&arguments);
+    let register = |task: i32, incarnation: u64| {
+        let client = Client::new(Generation::C, server.grpc());
+        let caller = Caller::new(task, incarnation, 0);
+        let call = Call::Register { incarnation, recoverable: true };
+        (client.start(caller, call, |_| {}), client)
+    };
+    let tasks: Vec<_> = (0..3).map(|task| register(task, 0xA0 + task.unsigned_abs() as u64)).collect();
+    for (registered, _) in &tasks {
+        assert!(registered.within(PATIENCE).await.is_some_and(|answer| answer.is_ok()));
+    }
+    let exclude = |headers: &str, body: &str| {
+        let answer = http(&server, "POST", "/api/v1/jobs/default/exclusions", headers, body);
+        assert!(answer.contains(" 201 "), "{answer}");
+    };
+    let parent = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n");
+    exclude(&parent, r#"{"task": 2, "reason": "flaky NIC"}"#);
+    let (refused, _client) = register(2, 0xB2);
+    assert!(refused.within(PATIENCE).await.is_some_and(|answer| !answer.is_ok()));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let lifted = http(&server, "DELETE", "/api/v1/jobs/default/exclusions/1?reason=replaced", "", "");
+    assert!(lifted.contains(" 200 "), "{lifted}");
+    exclude("", r#"{"host": "192.0.2.7", "reason": "short", "expires_in_seconds": 1}"#);
+    exclude("", r#"{"task": 1, "reason": "for good"}"#);
+    tokio::time::sleep(Duration::from_millis(1_300)).await;
+    stop(&mut server).await;
+
+    let spans = collector.spans();
+    let exclusion = |number: i64| {
+        let mut found = spans.iter().filter(|span| {
+            span.name == "exclusion" && whole(&span.attributes, "muster.exclusion.id") == number
+        });
+        let span = found.next().unwrap_or_else(|| panic!("no exclusion {number} in {spans:?}"));
+        assert!(found.next().is_none(), "exclusion {number} is there once");
+        span
+    };
+    let first = exclusion(1);
+    assert_eq!((hex(&first.trace_id).as_str(), hex(&first.parent_span_id).as_str()), (TRACE, PARENT));
+    for (key, value) in [
+        ("muster.job", "default"),
+        ("muster.actor", "anonymous"),
+        ("muster.exclusion.target", "task 2"),
+        ("muster.exclusion.end", "lifted"),
+        ("muster.exclusion.lifted_by", "anonymous"),
+    ] {
+        assert_eq!(text(first, key), value, "{key}");
+    }
+    assert!(text(first, "muster.exclusion.reason").contains("flaky NIC"));
+    assert!(text(first, "muster.exclusion.lift_reason").contains("replaced"));
+    let events: Vec<(&str, i64)> = first
+        .events
+        .iter()
+        .map(|event| (event.name.as_str(), whole(&event.attributes, "muster.task")))
+        .collect();
+    assert_eq!(events, [("taken out", 2), ("registration refused", 2)]);
+    assert!(first.end_time_unix_nano - first.start_time_unix_nano >= 50_000_000, "{first:?}");
+    let second = exclusion(2);
+    assert!(second.parent_span_id.is_empty(), "it stands alone");
+    assert_eq!((text(second, "muster.exclusion.end"), second.events.len()), ("expired".into(), 0));
+    let took = second.end_time_unix_nano - second.start_time_unix_nano;
+    assert!((1_000_000_000..60_000_000_000).contains(&took), "{took} ns");
+    assert_eq!(text(exclusion(3), "muster.exclusion.end"), "in-force");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::super::client::Client;
-use super::super::credentials::Credentials;
 use super::super::options::LaunchOptions;
 use super::super::server::Server;
 use super::Arguments;
@@ -52,7 +51,7 @@ impl Target {
                 "--{flag} is for the server to say, and --server names one that runs already: leave --{flag} out"
             );
         }
-        let client = Client::find(url, &Credentials::default()).await?;
+        let client = Client::find(url, &arguments.credentials).await?;
         let job = &arguments.job;
         let view = client.job(job).await?;
         let (tasks, asked) = (view.settings.tasks, arguments.processes);

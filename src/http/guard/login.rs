@@ -13,8 +13,7 @@ use super::pass::{Cookies, Proof, cookie, field, late};
 use super::rates::place;
 use super::tokens::Hash;
 use crate::coordination::{Actor, Means};
-use crate::http::actor::{Channel, Peer};
-use crate::http::audit::Deed;
+use crate::http::actor::{Author, Channel, Peer};
 use crate::http::{AuditOutcome, Problem, Site, pages};
 
 /// The page that asks for a token.
@@ -47,19 +46,21 @@ pub(in crate::http) async fn enter(State(site): State<Site>, request: Request) -
         return late(Problem::too_many_logins());
     }
     let holder = field(&form, "token").and_then(|token| tokens.holder(token.trim()));
-    let note = |who: &str, outcome, detail: &str| {
+    let deed = |who: &str, role| {
         let actor = Actor { who: who.into(), address: peer, means: Means::Page };
-        let deed = Deed { actor, job: None, act: "login", subject: "/login".into(), reason: None };
-        site.audit.record(now, deed, outcome, detail.into());
+        Author::new(actor, role, None).deed(None, "login", "/login".into(), None)
     };
     let Some(holder) = holder else {
-        note(Actor::ANONYMOUS, AuditOutcome::Refused, "there is no such token");
+        let source = peer.map_or_else(String::new, |peer| place(peer.ip()));
+        let detail = "there is no such token".to_owned();
+        site.audit.gather(guard.clock, source, deed(Actor::ANONYMOUS, None), detail);
         let cookies = Cookies::of(&channel);
         let visit = cookie(&head.headers, cookies.visit()).unwrap_or_default();
         let text = page(&guard.csrf.of(visit), next, "There is no such token.");
         return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
     };
-    note(&holder.name, AuditOutcome::Done, &format!("as {}", holder.role));
+    let detail = format!("as {}", holder.role);
+    site.audit.record(now, deed(&holder.name, Some(holder.role)), AuditOutcome::Done, detail);
     begin(&site, &channel, holder.hash, next)
 }
 

@@ -1,6 +1,6 @@
 //! The way of a request past the guard.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::body::{Body, to_bytes};
@@ -14,11 +14,10 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 use super::rates::place;
 use super::{Guard, How, Need, Role, Visitor, tokens};
 use crate::coordination::{Actor, Means};
-use crate::http::actor::{Channel, Peer, means};
-use crate::http::audit::Deed;
+use crate::http::actor::{Author, Channel, Peer, means};
 use crate::http::problem::wants_page;
-use crate::http::routes::{BODY_BYTES_MAX, need};
-use crate::http::{AuditOutcome, Problem, Site};
+use crate::http::{AuditOutcome, BODY_BYTES_MAX, Problem, Site};
+use crate::telemetry::traces::Parent;
 
 /// The header in which the scripts of a page show their proof.
 const PROOF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
@@ -80,8 +79,18 @@ struct Asked {
     cookies: Cookies,
 }
 
+/// What the guard needs to know.
+#[derive(Clone)]
+pub struct Gate {
+    /// What is guarded.
+    pub site: Site,
+    /// What the route of a method and a path asks of its callers.
+    pub need: fn(&Method, Option<&str>) -> Need,
+}
+
 /// Lets a request pass, or says why not.
-pub async fn pass(State(site): State<Site>, request: Request, next: Next) -> Response {
+pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+    let Gate { site, need } = gate;
     let guard = &site.guard;
     let extensions = request.extensions();
     let matched = extensions.get::<MatchedPath>().map(MatchedPath::as_str);
@@ -105,7 +114,7 @@ pub async fn pass(State(site): State<Site>, request: Request, next: Next) -> Res
     }
     let visitor = match identify(guard, &request, &asked, &channel) {
         Ok(visitor) => visitor,
-        Err(refused) => return unknown(guard, &asked, refused),
+        Err(refused) => return unknown(&site, &request, &asked, refused),
     };
     let seen = wants_page(&request).then(|| format!("/login?next={}", next_of(&request)));
     if let Err(problem) = judge(&request, &asked, visitor.as_ref()) {
@@ -115,26 +124,43 @@ pub async fn pass(State(site): State<Site>, request: Request, next: Next) -> Res
         {
             return Redirect::to(&login).into_response();
         }
-        return refuse(&site, &request, &asked, visitor, problem);
+        return refuse(&site, &request, &asked, visitor.as_ref(), problem);
     }
     let (request, proof) = match prove(guard, request, &asked, visitor.as_ref()).await {
         Ok(proven) => proven,
-        Err((request, problem)) => return refuse(&site, &request, &asked, visitor, problem),
+        Err((request, problem)) => return refuse(&site, &request, &asked, visitor.as_ref(), problem),
     };
     if asked.changes
         && let Some(visitor) = &visitor
         && !guard.changes.allow(guard.clock.now(), format!("{} {}", visitor.actor.who, from(asked.peer)))
     {
-        return late(Problem::too_many_changes());
+        let problem = Problem::too_many_changes();
+        write_down(&site, &Attempt::of(&request), &asked, Some(visitor), &problem.detail);
+        return late(problem);
     }
-    enter(request, next, visitor, proof, &channel).await
+    let attempt = (asked.changes && visitor.is_some()).then(|| Attempt::of(&request));
+    let author = visitor.as_ref().map(|visitor| {
+        let parent = Parent::of(request.headers());
+        Author::new(visitor.actor.clone(), Some(visitor.role), parent)
+    });
+    let response = enter(request, next, (visitor.clone(), author.clone()), proof, &channel).await;
+    // A change that its handler did not get to, or could not make sense of, was asked for all the same.
+    if let (Some(attempt), Some(author)) = (attempt, author)
+        && response.status().is_client_error()
+        && !author.is_written()
+    {
+        let problem = response.extensions().get::<Problem>().map(|problem| &*problem.detail);
+        let detail = problem.or(response.status().canonical_reason()).unwrap_or_default();
+        write_down(&site, &attempt, &asked, visitor.as_ref(), detail);
+    }
+    response
 }
 
 /// Lets it in, and sees to it that a browser has a cookie from which its proof follows.
 async fn enter(
     mut request: Request,
     next: Next,
-    visitor: Option<Visitor>,
+    (visitor, author): (Option<Visitor>, Option<Author>),
     visit: Option<(String, Arc<str>)>,
     channel: &Channel,
 ) -> Response {
@@ -147,8 +173,10 @@ async fn enter(
         if !visitor.csrf.is_empty() {
             request.extensions_mut().insert(Proof(Arc::clone(&visitor.csrf)));
         }
-        request.extensions_mut().insert(visitor.actor.clone());
         request.extensions_mut().insert(visitor);
+    }
+    if let Some(author) = author {
+        request.extensions_mut().insert(author);
     }
     let mut response = next.run(request).await;
     if let Some(set) = set {
@@ -315,7 +343,9 @@ async fn shown(request: Request) -> (Request, Option<String>) {
 }
 
 /// A token that is none.
-fn unknown(guard: &Guard, asked: &Asked, problem: Problem) -> Response {
+fn unknown(site: &Site, request: &Request, asked: &Asked, problem: Problem) -> Response {
+    let guard = &site.guard;
+    write_down(site, &Attempt::of(request), asked, None, &problem.detail);
     if !guard.logins.allow(guard.clock.now(), from(asked.peer)) {
         return late(Problem::too_many_logins());
     }
@@ -338,28 +368,64 @@ pub(super) fn late(problem: Problem) -> Response {
     response
 }
 
-/// Says no, and writes down that somebody was refused: those who are known, and browsers that were led here.
+/// What a request wants, in words for the audit.
+struct Attempt {
+    act: &'static str,
+    subject: String,
+    peer: Option<SocketAddr>,
+    agent: Means,
+}
+
+impl Attempt {
+    fn of(request: &Request) -> Self {
+        let mut subject = crate::text::one_line(request.uri().path()).into_owned();
+        subject.truncate(subject.floor_char_boundary(200));
+        let act = match *request.method() {
+            Method::GET | Method::HEAD | Method::OPTIONS => "look",
+            Method::DELETE => "delete",
+            _ => "change",
+        };
+        let agent = request.headers().get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
+        Self { act, subject, peer, agent: means(agent.unwrap_or_default()) }
+    }
+}
+
+/// Says no, and writes down that somebody was refused.
 fn refuse(
     site: &Site,
     request: &Request,
     asked: &Asked,
-    visitor: Option<Visitor>,
+    visitor: Option<&Visitor>,
     problem: Problem,
 ) -> Response {
+    write_down(site, &Attempt::of(request), asked, visitor, &problem.detail);
+    challenge(problem)
+}
+
+/// Writes down that somebody was refused. Those who are known have a line each time, up to a rate; strangers, and what is
+/// beyond the rate, are gathered by where they come from.
+fn write_down(site: &Site, attempt: &Attempt, asked: &Asked, visitor: Option<&Visitor>, detail: &str) {
     let guard = &site.guard;
     let now = guard.clock.now();
-    if let Some(visitor) = visitor
-        && guard.refusals.allow(now, from(asked.peer))
-    {
-        let mut subject = crate::text::one_line(request.uri().path()).into_owned();
-        subject.truncate(subject.floor_char_boundary(200));
-        let act = match *request.method() {
-            Method::GET | Method::HEAD => "look",
-            Method::DELETE => "delete",
-            _ => "change",
-        };
-        let deed = Deed { actor: visitor.actor, job: None, act, subject, reason: None };
-        site.audit.record(now, deed, AuditOutcome::Refused, problem.detail.to_string());
+    let source = from(asked.peer);
+    let author = match visitor {
+        Some(visitor) => Author::new(visitor.actor.clone(), Some(visitor.role), None),
+        None => Author::new(
+            Actor { who: Actor::ANONYMOUS.into(), address: attempt.peer, means: attempt.agent },
+            None,
+            None,
+        ),
+    };
+    let deed = author.deed(None, attempt.act, attempt.subject.clone(), None);
+    match visitor {
+        Some(_) if guard.refusals.allow(now, source.clone()) => {
+            site.audit.record(now, deed, AuditOutcome::Refused, detail.to_owned());
+        }
+        Some(visitor) => {
+            let source = format!("{} {source}", visitor.actor.who);
+            site.audit.gather(guard.clock, source, deed, detail.to_owned());
+        }
+        None => site.audit.gather(guard.clock, source, deed, detail.to_owned()),
     }
-    challenge(problem)
 }

@@ -110,13 +110,13 @@ pub(super) async fn ask(
     State(site): State<Site>,
     job: Job,
     guest: Guest,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Fields(form): Fields<Form>,
 ) -> Result<Response, Problem> {
     let reason = Reason::try_from(form.reason.clone()).map_err(|error| (422, error.to_string()));
     let asked = reason.and_then(|reason| {
         let in_seconds = form.seconds.parse().unwrap_or_default();
-        drain::ask(&site, &job, actor, NewDrain { reason, in_seconds })
+        drain::ask(&site, &job, &author, NewDrain { reason, in_seconds })
             .map_err(|problem| (problem.status, problem.detail.into_string()))
     });
     match asked {

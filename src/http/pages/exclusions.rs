@@ -174,7 +174,7 @@ pub(super) async fn exclude(
     State(site): State<Site>,
     job: Job,
     guest: Guest,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Fields(form): Fields<Form>,
 ) -> Result<Response, Problem> {
     let new = match form.read() {
@@ -182,7 +182,7 @@ pub(super) async fn exclude(
         Err(wrong) => return page(&site, &job, guest, &Did::default(), form, Some((422, wrong))),
     };
     let task = new.task;
-    let preview = match exclusions::preview(&site, &job, &actor, &new) {
+    let preview = match exclusions::preview(&site, &job, &author, &new) {
         Ok(preview) => preview,
         Err(problem) => {
             let wrong = (problem.status, problem.detail.into());
@@ -192,7 +192,7 @@ pub(super) async fn exclude(
     let wrong = if new.dry_run {
         None
     } else {
-        match exclusions::exclude(&site, &job, actor, new) {
+        match exclusions::exclude(&site, &job, &author, new) {
             Ok(view) => {
                 let place = match task {
                     Some(task) => links::task(&job.name, &TaskId(task)),
@@ -247,12 +247,12 @@ pub(super) async fn lift(
     job: Job,
     Item(id): Item<u64>,
     guest: Guest,
-    Acting(actor): Acting,
+    Acting(author): Acting,
     Fields(lifting): Fields<Lifting>,
 ) -> Result<Response, Problem> {
     let id = ExclusionId(id);
     let done = match Reason::try_from(lifting.reason) {
-        Ok(reason) => exclusions::readmit(&site, &job, id, actor, reason)
+        Ok(reason) => exclusions::readmit(&site, &job, id, &author, reason)
             .map_err(|problem| (problem.status, problem.detail.into_string())),
         Err(error) => Err((422, error.to_string())),
     };

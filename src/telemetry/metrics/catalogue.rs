@@ -153,6 +153,9 @@ catalogue! {
 
     /// Calls that were answered, or given up, by method, generation of the wire and code. Absent with rpc-metrics off.
     CALLS: Counter "muster_rpc_calls_total" ["method", "generation", "code"];
+    /// How long calls took, from the turn in which they were read to their answer, or until they were given up. Calls that
+    /// wait (barriers, polls, keys that nobody has written) take as long as they wait. Absent with rpc-metrics off.
+    CALL_DURATION: Histogram "muster_rpc_duration_seconds" ["method", "generation"];
     /// Calls received, of any kind.
     CALLS_RECEIVED: Counter "muster_rpc_received_total" [];
     /// Calls that the wire edge itself refused: unknown, unreadable, too large, too slow or for no job.
@@ -169,6 +172,8 @@ catalogue! {
     CONNECTIONS_REFUSED: Counter "muster_connections_refused_total" [];
     /// Connections that turned out to speak no HTTP/2.
     CONNECTIONS_STRANGE: Counter "muster_connections_strange_total" [];
+    /// TLS handshakes that failed, by listener and kind of reason; plaintext where only TLS is taken counts too.
+    HANDSHAKES_FAILED: Counter "muster_tls_handshakes_failed_total" ["listener", "reason"];
     /// Times that the system could not hand over a connection.
     ACCEPT_ERRORS: Counter "muster_accept_errors_total" [];
     /// Bytes read from client connections.
@@ -182,6 +187,11 @@ catalogue! {
 
     /// Inputs that were applied to the state machine.
     INPUTS: Counter "muster_engine_inputs_total" [];
+    /// How long the state machine was waited for: by inputs, of which one in 64 is timed, and by looks (pages, scrapes,
+    /// detectors), of which all are.
+    LOCK_WAIT: Histogram "muster_engine_lock_wait_seconds" ["use"];
+    /// How long the state machine was held, timed as the waiting is.
+    LOCK_HELD: Histogram "muster_engine_lock_held_seconds" ["use"];
     /// Times that the server found that it could not run for a while, and forgave everybody's silence.
     LAGS: Counter "muster_engine_lags_total" [];
     /// How much later than asked for a timer woke up. Sampled twice a second.
@@ -200,6 +210,18 @@ catalogue! {
     STREAMS: Gauge "muster_event_streams" [];
     /// How many there may be.
     STREAMS_LIMIT: Gauge "muster_event_streams_limit" [];
+    /// Lines of the audit, by what came of the act.
+    AUDIT_LINES: Counter "muster_audit_lines_total" ["outcome"];
+    /// Lines of the audit that are kept in memory.
+    AUDIT_KEPT: Gauge "muster_audit_lines_kept" [];
+    /// How many are kept at most.
+    AUDIT_LIMIT: Gauge "muster_audit_lines_limit" [];
+    /// Lines that are kept no more, since newer ones came. Those of an audit file stay there.
+    AUDIT_DROPPED: Counter "muster_audit_lines_dropped_total" [];
+    /// Lines that could not be written to the audit file.
+    AUDIT_LOST: Counter "muster_audit_write_failures_total" [];
+    /// Refusals of strangers that are in no line of their own, but in the count of one.
+    AUDIT_GATHERED: Counter "muster_audit_refusals_gathered_total" [];
     /// Scrapes before this one.
     SCRAPES: Counter "muster_scrapes_total" [];
     /// How long the scrape before this one took to put together.

@@ -16,14 +16,15 @@ use std::time::Duration;
 use prometheus::{core::Collector as _, process_collector::ProcessCollector};
 
 use self::catalogue as metric;
-use self::page::Page;
+pub use self::page::Page;
 pub use self::tally::Tally;
 use self::tally::seconds;
 use crate::coordination::{BarrierKind, Gaps, JobId, JobObservation, RunState, TaskStanding, Timestamp};
 use crate::engine::Engine;
 use crate::findings::{self, Board};
 use crate::grpc;
-use crate::http::{Readiness, Streams};
+use crate::meter::{self, Timed};
+use crate::tls::Failures;
 
 /// The media type of a scrape.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -48,6 +49,12 @@ const STANDINGS: [(TaskStanding, &str); 6] = [
     (TaskStanding::Failed, "failed"),
 ];
 
+/// Whoever has figures of their own to show in a scrape.
+pub trait Shows: Send + Sync {
+    /// Puts them on the page.
+    fn show(&self, page: &mut Page);
+}
+
 /// Where everything that is measured comes from.
 #[derive(Clone)]
 pub struct Sources {
@@ -59,10 +66,10 @@ pub struct Sources {
     pub tally: Arc<Tally>,
     /// What was found.
     pub board: Arc<Board>,
-    /// Whether the server is ready.
-    pub readiness: Arc<Readiness>,
-    /// The streams of events that are open.
-    pub streams: Arc<Streams>,
+    /// The handshakes that failed.
+    pub handshakes: Arc<Failures>,
+    /// Whoever else has something to show: the web edge.
+    pub others: Vec<Arc<dyn Shows>>,
 }
 
 /// Everything that is measured.
@@ -83,14 +90,14 @@ impl Metrics {
 
     /// Metrics of an engine alone, that nobody counts for.
     #[must_use]
-    pub fn of_engine(engine: &Arc<Engine>, readiness: &Arc<Readiness>) -> Self {
+    pub fn of_engine(engine: &Arc<Engine>, others: Vec<Arc<dyn Shows>>) -> Self {
         let sources = Sources {
             engine: Arc::clone(engine),
             edge: grpc::Server::new(Arc::clone(engine), grpc::Limits::default()),
             tally: Arc::default(),
             board: Arc::default(),
-            readiness: Arc::clone(readiness),
-            streams: Arc::default(),
+            handshakes: Arc::new(Failures::new(*engine.clock())),
+            others,
         };
         Self::new(sources, 0)
     }
@@ -104,9 +111,12 @@ impl Metrics {
         }
     }
 
-    /// Everything, in the text format. Costs a look at every task; a job's lock is held for that only.
+    /// Everything, in the text format; `None` in a build that measures nothing. Costs a look at every task; a job's lock is held for that only.
     #[must_use]
-    pub fn scrape(&self) -> String {
+    pub fn scrape(&self) -> Option<String> {
+        if !meter::ON {
+            return None;
+        }
         let began = self.sources.engine.clock().now();
         let mut page = Page::default();
         self.show_server(&mut page);
@@ -126,12 +136,12 @@ impl Metrics {
         let took = self.sources.engine.clock().now().since(began);
         self.scrape_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.scrapes.fetch_add(1, Ordering::Relaxed);
-        text
+        Some(text)
     }
 
     fn show_server(&self, page: &mut Page) {
         page.count(&metric::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
-        page.count(&metric::READY, &[], u64::from(self.sources.readiness.reason().is_none()));
+        self.sources.others.iter().for_each(|other| other.show(page));
         let figures = self.sources.engine.figures();
         page.count(&metric::INPUTS, &[], figures.inputs);
         page.count(&metric::LAGS, &[], figures.lags);
@@ -140,9 +150,14 @@ impl Metrics {
         page.size(&metric::EVENTS_LIMIT, &[], figures.events_kept_max);
         page.count(&metric::EVENTS_MISSED, &[], figures.events_missed);
         page.size(&metric::FOLLOWERS, &[], figures.followers);
-        let (open, most) = self.sources.streams.open();
-        page.size(&metric::STREAMS, &[], open);
-        page.size(&metric::STREAMS_LIMIT, &[], most);
+        let locks = self.sources.engine.locks();
+        for (user, lock) in [("input", &locks.inputs), ("look", &locks.looks)] {
+            show_times(&metric::LOCK_WAIT, &[user], &lock.waited.read(), page);
+            show_times(&metric::LOCK_HELD, &[user], &lock.held.read(), page);
+        }
+        for (listener, fault, count) in self.sources.handshakes.faults() {
+            page.count(&metric::HANDSHAKES_FAILED, &[listener, fault.name()], count);
+        }
         self.sources.tally.show_lag(page);
         page.put(&metric::FINDINGS_LOOKED, &[], at(self.sources.board.looked_at()));
         page.count(&metric::SCRAPES, &[], self.scrapes.load(Ordering::Relaxed));
@@ -153,6 +168,9 @@ impl Metrics {
         let figures = self.sources.edge.figures();
         for calls in self.sources.edge.calls() {
             page.count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
+        }
+        for calls in self.sources.edge.call_times() {
+            show_times(&metric::CALL_DURATION, &[calls.method, calls.generation], &calls.timed, page);
         }
         page.count(&metric::CALLS_RECEIVED, &[], figures.calls);
         page.count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
@@ -235,6 +253,13 @@ impl Metrics {
             }
         }
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
+fn show_times(metric: &'static metric::Metric, labels: &[&str], timed: &Timed, page: &mut Page) {
+    let in_seconds = |nanos: u64| nanos as f64 / 1e9;
+    let bounded = Timed::bounds_ns().map(in_seconds).zip(&timed.counts);
+    page.buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
 }
 
 fn show_gaps(job: &str, gaps: &Gaps, page: &mut Page) {

@@ -30,7 +30,7 @@ impl Histogram {
 
 /// The samples of one scrape.
 #[derive(Default)]
-pub(super) struct Page(HashMap<&'static str, Vec<proto::Metric>>);
+pub struct Page(HashMap<&'static str, Vec<proto::Metric>>);
 
 impl Page {
     /// Adds a sample of a counter or a gauge.
@@ -63,7 +63,7 @@ impl Page {
     }
 
     /// Adds a sample of a histogram.
-    pub fn histogram(&mut self, metric: &'static Metric, labels: &[&str], histogram: &Histogram) {
+    pub(super) fn histogram(&mut self, metric: &'static Metric, labels: &[&str], histogram: &Histogram) {
         let bounds = histogram.bounds.iter().copied();
         self.buckets(metric, labels, bounds.zip(&histogram.counts), &histogram.counts, histogram.sum);
     }

@@ -1,8 +1,12 @@
-//! How traces leave: by gRPC, or by HTTP over a small client of our own.
+//! How traces leave: by gRPC, or by HTTP over a small client of our own; in plain text, or by the TLS of the whole server.
 
 use std::fmt;
 use std::future::Future;
+use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,9 +15,17 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use opentelemetry_http::{HttpClient, HttpError};
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _, WithHttpConfig as _, WithTonicConfig as _};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
+use tokio_rustls::TlsConnector;
+use tonic::transport::Endpoint;
+use tower_service::Service;
+
+use crate::tls;
 
 /// How long one request may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -61,34 +73,111 @@ impl fmt::Display for Protocol {
 pub fn check_endpoint(text: &str) -> Result<(), String> {
     let uri: Uri = text.parse().map_err(|error| format!("{error}: write a URL such as http://HOST:4317"))?;
     match (uri.scheme_str(), uri.host()) {
-        (Some("http"), Some(_)) => Ok(()),
-        (Some("https"), _) => {
-            Err("traces are sent in plain text: write an http:// URL, of a collector nearby".into())
-        }
+        (Some("http" | "https"), Some(_)) => Ok(()),
         _ => Err("write a URL such as http://HOST:4317".into()),
     }
 }
 
+/// Whom a collector behind `https` must be known by, and what is shown to it.
+#[derive(Debug, Clone, Default)]
+pub struct Trust {
+    /// The authorities that its certificate may come from; `None`: those of the system.
+    pub ca: Option<PathBuf>,
+    /// A certificate to show, and its key.
+    pub own: Option<(PathBuf, PathBuf)>,
+}
+
+impl Trust {
+    /// What is needed to speak TLS with an endpoint; `None` if it speaks plain text.
+    fn tls(&self, endpoint: &Uri, protocol: &'static [u8]) -> Result<Option<Arc<ClientConfig>>, String> {
+        if endpoint.scheme_str() != Some("https") {
+            return Ok(None);
+        }
+        let ca =
+            self.ca.clone().or_else(tls::system_authorities).ok_or(
+                "this system has no file of authorities: name one with OTEL_EXPORTER_OTLP_CERTIFICATE",
+            )?;
+        let own = self.own.as_ref().map(|(cert, key)| (cert.as_path(), key.as_path()));
+        let mut config = tls::client(&ca, own).map_err(|error| error.to_string())?;
+        config.alpn_protocols = vec![protocol.to_vec()];
+        Ok(Some(Arc::new(config)))
+    }
+}
+
 /// What sends spans to `endpoint`.
-pub(super) fn exporter(endpoint: &str, protocol: Protocol) -> Result<SpanExporter, String> {
+pub(super) fn exporter(endpoint: &str, protocol: Protocol, trust: &Trust) -> Result<SpanExporter, String> {
     check_endpoint(endpoint)?;
+    let mut uri: Uri = endpoint.parse().map_err(|error| format!("{error}"))?;
     let built = match protocol {
-        Protocol::Grpc => SpanExporter::builder().with_tonic().with_endpoint(endpoint).build(),
+        Protocol::Grpc => {
+            let connector = Connector { tls: trust.tls(&uri, b"h2")? };
+            let channel = Endpoint::from(uri).timeout(PATIENCE).connect_timeout(PATIENCE);
+            let channel = channel.connect_with_connector_lazy(connector);
+            SpanExporter::builder().with_tonic().with_channel(channel).with_timeout(PATIENCE).build()
+        }
         Protocol::Http => {
-            let whole = match endpoint.parse::<Uri>() {
-                Ok(uri) if uri.path() == "/" => format!("{}{PLACE}", endpoint.trim_end_matches('/')),
-                _ => endpoint.to_owned(),
-            };
-            let client = Client(Handle::current());
-            SpanExporter::builder().with_http().with_http_client(client).with_endpoint(whole).build()
+            if uri.path() == "/" {
+                let whole = format!("{}{PLACE}", endpoint.trim_end_matches('/'));
+                uri = whole.parse().map_err(|error| format!("{error}"))?;
+            }
+            let connector = Connector { tls: trust.tls(&uri, b"http/1.1")? };
+            let client = Client { runtime: Handle::current(), connector };
+            SpanExporter::builder()
+                .with_http()
+                .with_http_client(client)
+                .with_endpoint(uri.to_string())
+                .build()
         }
     };
     built.map_err(|error| error.to_string())
 }
 
+/// A connection, under TLS or not.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+type Connected = TokioIo<Box<dyn Stream>>;
+
+/// Opens connections to a collector.
+#[derive(Debug, Clone)]
+struct Connector {
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Connector {
+    async fn connect(self, endpoint: Uri) -> io::Result<Connected> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+        let host = endpoint.host().ok_or_else(|| invalid("the endpoint names no host".to_owned()))?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = endpoint.port_u16().unwrap_or(if self.tls.is_some() { 443 } else { 80 });
+        let stream = TcpStream::connect((host, port)).await?;
+        let Some(tls) = self.tls else { return Ok(TokioIo::new(Box::new(stream))) };
+        let name = ServerName::try_from(host.to_owned()).map_err(|error| invalid(error.to_string()))?;
+        Ok(TokioIo::new(Box::new(TlsConnector::from(tls).connect(name, stream).await?)))
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = Connected;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Connected>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, endpoint: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(endpoint))
+    }
+}
+
 /// Sends requests from any thread, by tasks of the runtime.
 #[derive(Debug)]
-struct Client(Handle);
+struct Client {
+    runtime: Handle,
+    connector: Connector,
+}
 
 type Answered<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
 
@@ -98,17 +187,17 @@ impl HttpClient for Client {
         'a: 'b,
         Self: 'b,
     {
-        let sent = self.0.spawn(async move { tokio::time::timeout(PATIENCE, send(request)).await });
+        let connector = self.connector.clone();
+        let send = async move { tokio::time::timeout(PATIENCE, send(connector, request)).await };
+        let sent = self.runtime.spawn(send);
         Box::pin(async move { sent.await?? })
     }
 }
 
-async fn send(mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+async fn send(connector: Connector, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
     let uri = request.uri().clone();
-    let host = uri.host().ok_or("the endpoint names no host")?;
-    let address = (host.trim_start_matches('[').trim_end_matches(']'), uri.port_u16().unwrap_or(80));
-    let stream = TcpStream::connect(address).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let stream = connector.connect(uri.clone()).await?;
+    let (mut sender, connection) = http1::handshake(stream).await?;
     tokio::spawn(async move {
         // Its error is the request's, too.
         let _ = connection.await;
@@ -128,10 +217,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_plain_urls() {
-        assert_eq!(check_endpoint("http://collector:4317"), Ok(()));
-        assert_eq!(check_endpoint("http://[::1]:4318/v1/traces"), Ok(()));
-        assert!(check_endpoint("https://collector:4317").is_err_and(|wrong| wrong.contains("plain")));
+    fn endpoints_are_urls() {
+        for good in ["http://collector:4317", "http://[::1]:4318/v1/traces", "https://collector:4317"] {
+            assert_eq!(check_endpoint(good), Ok(()));
+        }
+        assert!(check_endpoint("ftp://collector:4317").is_err_and(|wrong| wrong.contains("http://HOST")));
         assert!(check_endpoint("collector:4317").is_err() && check_endpoint("").is_err());
     }
 }

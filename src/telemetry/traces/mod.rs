@@ -3,10 +3,13 @@
 //! - A call is a child of what the caller's `traceparent` names, or else stands alone.
 //! - A use of a barrier is a child of its run, with an event for each arrival.
 //! - A run lasts from its opening to its end.
+//! - An exclusion lasts from the act to its end, with an event for each task that it took out and for the first registration
+//!   that it turned away. It is a child of what the `traceparent` of the request named, or else stands alone.
 //!
 //! What the engine tells of is handed to a thread, so that nothing is put together under the engine's lock; what
 //! comes when very much is on its way already is left out and counted. Calls that come when tracing is off cost one look.
 
+mod exclusions;
 mod export;
 
 use std::collections::HashMap;
@@ -19,8 +22,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::HeaderMap;
 use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::{
-    Event as Happening, Span as _, SpanBuilder, SpanKind, Status, TraceContextExt as _, Tracer as _,
-    TracerProvider as _,
+    Event as Happening, Span as _, SpanBuilder, SpanContext, SpanKind, Status, TraceContextExt as _,
+    Tracer as _, TracerProvider as _,
 };
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_http::HeaderExtractor;
@@ -28,10 +31,12 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 
 use crate::coordination::{
-    BarrierEnding, BarrierOutcome, Change, Event, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp,
+    BarrierEnding, BarrierOutcome, Change, Event, ExclusionId, JobId, JobName, RunNumber, RunOutcome, TaskId,
+    Timestamp,
 };
 use crate::engine::{Engine, Observer};
-pub use export::{Protocol, check_endpoint};
+use exclusions::Exclusions;
+pub use export::{Protocol, Trust, check_endpoint};
 
 /// How much of what the engine tells of may be on its way.
 const QUEUE: usize = 1 << 12;
@@ -42,7 +47,30 @@ const ARRIVALS_MAX: u32 = 1 << 14;
 enum Told {
     Event(Box<Event>),
     Barrier(Box<BarrierEnding>),
+    Parent(JobId, ExclusionId, Parent),
     Stop,
+}
+
+/// What a request is a part of, as its caller says.
+#[derive(Debug, Clone)]
+pub struct Parent(SpanContext);
+
+impl Parent {
+    /// What the header `traceparent` says, if it says something that can be read.
+    #[must_use]
+    pub fn of(headers: &HeaderMap) -> Option<Self> {
+        let parent = context(headers).span().span_context().clone();
+        parent.is_valid().then_some(Self(parent))
+    }
+}
+
+/// What the header `traceparent` says; nothing if it says nothing.
+fn context(headers: &HeaderMap) -> Context {
+    let nothing = Context::new();
+    match headers.contains_key("traceparent") {
+        true => TraceContextPropagator::new().extract_with_context(&nothing, &HeaderExtractor(headers)),
+        false => nothing,
+    }
 }
 
 /// A call in progress.
@@ -99,12 +127,17 @@ impl Names {
 }
 
 impl Traces {
-    /// Traces that go to an endpoint. Must be called within a tokio runtime, which carries them there.
+    /// Traces that go to an endpoint, by TLS if it is one of `https`. Must be called within a tokio runtime, which carries them there.
     ///
     /// # Errors
-    /// If the endpoint is none.
-    pub fn start(engine: &Arc<Engine>, endpoint: &str, protocol: Protocol) -> Result<Arc<Self>, String> {
-        let exporter = export::exporter(endpoint, protocol)?;
+    /// If the endpoint is none, or what is trusted cannot be read.
+    pub fn start(
+        engine: &Arc<Engine>,
+        endpoint: &str,
+        protocol: Protocol,
+        trust: &Trust,
+    ) -> Result<Arc<Self>, String> {
+        let exporter = export::exporter(endpoint, protocol, trust)?;
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
             .with_max_events_per_span(ARRIVALS_MAX)
@@ -118,7 +151,9 @@ impl Traces {
         let tracer = provider.tracer("muster");
         let (told, coming) = sync_channel(QUEUE);
         let names = Arc::new(Names { engine: Arc::downgrade(engine), known: Mutex::default() });
-        let runs = Runs { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new() };
+        let exclusions = Exclusions::new(tracer.clone(), Arc::clone(&names));
+        let runs =
+            Runs { tracer: tracer.clone(), names: Arc::clone(&names), open: HashMap::new(), exclusions };
         let thread = std::thread::Builder::new()
             .name("muster-traces".into())
             .spawn(move || runs.follow(&coming))
@@ -136,12 +171,7 @@ impl Traces {
     /// A call begins.
     #[must_use]
     pub fn begin(&self, headers: &HeaderMap, now: Timestamp) -> CallTrace {
-        let nothing = Context::new();
-        let parent = match headers.contains_key("traceparent") {
-            true => TraceContextPropagator::new().extract_with_context(&nothing, &HeaderExtractor(headers)),
-            false => nothing,
-        };
-        CallTrace { parent, began: now }
+        CallTrace { parent: context(headers), began: now }
     }
 
     /// A call is over.
@@ -165,6 +195,11 @@ impl Traces {
             span.set_status(Status::error(""));
         }
         span.end_with_timestamp(time(at));
+    }
+
+    /// An exclusion was asked for by a request that is a part of something.
+    pub fn exclusion_is_part_of(&self, job: JobId, exclusion: ExclusionId, parent: Parent) {
+        self.tell(Told::Parent(job, exclusion, parent));
     }
 
     /// Sends what is left, and ends. Blocks until that is done.
@@ -193,7 +228,17 @@ impl Traces {
 
 impl Observer for Traces {
     fn event(&self, event: &Event) {
-        if matches!(event.what, Change::RunOpened | Change::RunEnded { .. } | Change::FirstCause { .. }) {
+        let told = matches!(
+            event.what,
+            Change::RunOpened
+                | Change::RunEnded { .. }
+                | Change::FirstCause { .. }
+                | Change::Excluded { .. }
+                | Change::Readmitted { .. }
+                | Change::RegistrationRefused { .. }
+                | Change::JobDeleted { .. }
+        );
+        if told {
             self.tell(Told::Event(Box::new(event.clone())));
         }
     }
@@ -208,18 +253,24 @@ struct Runs {
     tracer: SdkTracer,
     names: Arc<Names>,
     open: HashMap<JobId, (RunNumber, Span)>,
+    exclusions: Exclusions,
 }
 
 impl Runs {
     fn follow(mut self, coming: &Receiver<Told>) {
         for told in coming {
             match told {
-                Told::Event(event) => self.event(&event),
+                Told::Event(event) => {
+                    self.exclusions.event(&event);
+                    self.event(&event);
+                }
+                Told::Parent(job, exclusion, parent) => self.exclusions.is_part_of(job, exclusion, parent.0),
                 Told::Barrier(ending) => self.barrier(&ending),
                 Told::Stop => break,
             }
         }
         // Spans of runs that are still open end with the server; to drop one is to end it.
+        self.exclusions.end_all();
     }
 
     fn event(&mut self, event: &Event) {

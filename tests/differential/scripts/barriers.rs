@@ -12,6 +12,7 @@ pub fn scripts(_: Release) -> Vec<Script> {
         a_call_repeated_after_the_end_gets_the_same_answer(),
         a_call_repeated_while_it_waits_replaces_the_first(),
         a_wrong_counter_fails_the_instance_for_all(),
+        a_task_that_counts_on_while_it_waits_fails_the_instance_for_all(),
         a_wrong_counter_after_the_end_fails_what_comes_next(),
         some_must_come(),
         a_repeated_use_keeps_its_members(),
@@ -97,6 +98,26 @@ fn a_wrong_counter_fails_the_instance_for_all() -> Script {
         .all(&["0 next", "1 next"], &waits())
         .call(t(2), Call::barrier("b", 1), ok().counter(1))
         .all(&["0 next", "1 next"], &ok().counter(1))
+}
+
+fn a_task_that_counts_on_while_it_waits_fails_the_instance_for_all() -> Script {
+    let failed = || error(Code::Internal).of_barrier("b", 0).says("0-th instance");
+    script("a task that counts on while it waits fails the instance for all", 3)
+        .registered()
+        .start("0", t(0), Call::barrier("b", 0))
+        .start("1", t(1), Call::barrier("b", 0))
+        .call(t(0), Call::barrier("b", 1), failed())
+        // Its own earlier call is displaced, as by any newer one.
+        .then("0", plain_error(Code::Cancelled))
+        .then("1", failed())
+        .call(t(2), Call::barrier("b", 0), failed())
+        .start("0 alone", t(0), Call::barrier("alone", 0))
+        .call(t(0), Call::barrier("alone", 1), error(Code::Internal).of_barrier("alone", 0))
+        .then("0 alone", plain_error(Code::Cancelled))
+        .start("0 next", t(0), Call::barrier("b", 1))
+        .start("1 next", t(1), Call::barrier("b", 1))
+        .start("2 next", t(2), Call::barrier("b", 1))
+        .all(&["0 next", "1 next", "2 next"], &ok().counter(1))
 }
 
 fn a_wrong_counter_after_the_end_fails_what_comes_next() -> Script {

@@ -1,0 +1,50 @@
+//! What hot paths count and time of themselves.
+//!
+//! Without the feature `metrics` the types are empty and their methods do nothing, so that whoever counts need not ask
+//! whether somebody wants to know. Both halves have the same methods; `kept.rs` explains them.
+
+#[cfg(feature = "metrics")]
+mod kept;
+#[cfg(not(feature = "metrics"))]
+#[path = "meter/unkept.rs"]
+mod kept;
+
+use std::ops::AddAssign;
+
+pub use kept::{Count, Holding, Lock, Moment, ON, Sharded, Times, Waiting};
+
+/// How many bounds [`Timed`] has.
+pub const BOUNDS: usize = 18;
+/// The least bound, in nanoseconds; each further one is four times the one before. The last is an hour and twelve minutes.
+const LEAST_NS: u64 = 250;
+
+/// Times as they were read, counted by their size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Timed {
+    /// One for each bound, and one for what took longer.
+    pub counts: [u64; BOUNDS + 1],
+    /// All of them together, in nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl AddAssign<&Self> for Timed {
+    fn add_assign(&mut self, more: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(more.counts) {
+            *count += more;
+        }
+        self.sum_ns += more.sum_ns;
+    }
+}
+
+impl Timed {
+    /// The bounds, in nanoseconds.
+    pub fn bounds_ns() -> impl Iterator<Item = u64> {
+        (0..BOUNDS).map(|place| LEAST_NS << (2 * place))
+    }
+
+    /// Whether nothing has been timed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.counts.iter().all(|count| *count == 0)
+    }
+}

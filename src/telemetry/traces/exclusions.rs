@@ -1,0 +1,143 @@
+//! A span for each exclusion, made when it is over: by then it is known what it did, and what it is a part of.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use opentelemetry::trace::{
+    Event as Happening, Span as _, SpanBuilder, SpanContext, TraceContextExt as _, Tracer as _,
+};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_sdk::trace::SdkTracer;
+
+use super::{ARRIVALS_MAX, Names, number, time};
+use crate::coordination::{Actor, Change, Event, ExclusionId, JobId, Target, TaskId};
+
+/// How many exclusions are followed at once; each job bounds its own.
+const OPEN_MAX: usize = 1 << 16;
+
+/// An exclusion that holds.
+struct Open {
+    since: SystemTime,
+    attributes: Vec<KeyValue>,
+    events: Vec<Happening>,
+    parent: Option<SpanContext>,
+}
+
+/// The exclusions that hold, in all jobs.
+pub(super) struct Exclusions {
+    tracer: SdkTracer,
+    names: Arc<Names>,
+    open: HashMap<(JobId, ExclusionId), Open>,
+}
+
+impl Exclusions {
+    pub fn new(tracer: SdkTracer, names: Arc<Names>) -> Self {
+        Self { tracer, names, open: HashMap::new() }
+    }
+
+    pub fn event(&mut self, event: &Event) {
+        match &event.what {
+            Change::Excluded { exclusion, target, tasks, actor } if self.open.len() < OPEN_MAX => {
+                let open = self.began(event, *exclusion, *target, tasks, actor);
+                self.open.insert((event.job, *exclusion), open);
+            }
+            Change::RegistrationRefused { exclusion, task, peer } => {
+                if let Some(open) = self.open.get_mut(&(event.job, *exclusion)) {
+                    let mut about = vec![of_task(*task)];
+                    about.extend(
+                        peer.map(|peer| KeyValue::new("network.peer.address", peer.ip().to_string())),
+                    );
+                    open.events.push(Happening::new("registration refused", time(event.at), about, 0));
+                }
+            }
+            Change::Readmitted { exclusion, actor, .. } => {
+                let Some(open) = self.open.remove(&(event.job, *exclusion)) else { return };
+                let mut end = vec![KeyValue::new(
+                    "muster.exclusion.end",
+                    if actor.is_some() { "lifted" } else { "expired" },
+                )];
+                if let Some(actor) = actor {
+                    end.push(KeyValue::new("muster.exclusion.lifted_by", actor.who.to_string()));
+                    end.push(KeyValue::new("muster.exclusion.lift_reason", event.reason.clone()));
+                }
+                self.ended(open, end, time(event.at));
+            }
+            Change::JobDeleted { .. } => {
+                let of_job = self.open.extract_if(|(job, _), _| *job == event.job);
+                let of_job: Vec<Open> = of_job.map(|(_, open)| open).collect();
+                for open in of_job {
+                    self.ended(
+                        open,
+                        vec![KeyValue::new("muster.exclusion.end", "job-deleted")],
+                        time(event.at),
+                    );
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What the request that asked for an exclusion is a part of.
+    pub fn is_part_of(&mut self, job: JobId, exclusion: ExclusionId, parent: SpanContext) {
+        if let Some(open) = self.open.get_mut(&(job, exclusion)) {
+            open.parent = Some(parent);
+        }
+    }
+
+    /// The server stops: what holds still is told of as it stands.
+    pub fn end_all(&mut self) {
+        let open: Vec<Open> = self.open.drain().map(|(_, open)| open).collect();
+        for open in open {
+            let builder = open.builder(vec![KeyValue::new("muster.exclusion.end", "in-force")]);
+            // To drop a span is to end it now.
+            drop(self.tracer.build_with_context(builder.0, &builder.1));
+        }
+    }
+
+    fn began(
+        &self,
+        event: &Event,
+        exclusion: ExclusionId,
+        target: Target,
+        tasks: &[TaskId],
+        actor: &Actor,
+    ) -> Open {
+        let mut attributes = vec![
+            KeyValue::new("muster.job", self.names.of(event.job).to_string()),
+            KeyValue::new("muster.run", number(event.run.0)),
+            KeyValue::new("muster.exclusion.id", number(exclusion.0)),
+            KeyValue::new("muster.exclusion.target", target.to_string()),
+            KeyValue::new("muster.exclusion.reason", event.reason.clone()),
+            KeyValue::new("muster.exclusion.tasks", i64::try_from(tasks.len()).unwrap_or(i64::MAX)),
+            KeyValue::new("muster.actor", actor.who.to_string()),
+            KeyValue::new("muster.actor.means", actor.means.to_string()),
+        ];
+        attributes.extend(actor.address.map(|from| KeyValue::new("client.address", from.ip().to_string())));
+        let out = |task: &TaskId| Happening::new("taken out", time(event.at), vec![of_task(*task)], 0);
+        let events = tasks.iter().take(ARRIVALS_MAX as usize - 1).map(out).collect();
+        Open { since: time(event.at), attributes, events, parent: None }
+    }
+
+    fn ended(&self, open: Open, end: Vec<KeyValue>, at: SystemTime) {
+        let (builder, parent) = open.builder(end);
+        self.tracer.build_with_context(builder, &parent).end_with_timestamp(at);
+    }
+}
+
+impl Open {
+    fn builder(mut self, end: Vec<KeyValue>) -> (SpanBuilder, Context) {
+        self.attributes.extend(end);
+        let builder = SpanBuilder::from_name("exclusion")
+            .with_start_time(self.since)
+            .with_attributes(self.attributes)
+            .with_events(self.events);
+        let nothing = Context::new();
+        let parent = self.parent.map(|parent| nothing.with_remote_span_context(parent));
+        (builder, parent.unwrap_or(nothing))
+    }
+}
+
+fn of_task(task: TaskId) -> KeyValue {
+    KeyValue::new("muster.task", i64::from(task.0))
+}

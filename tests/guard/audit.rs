@@ -1,0 +1,97 @@
+//! What the audit says of those who were let in and of those who were not.
+
+use http::StatusCode;
+use muster::http::Role;
+use serde_json::{Value, json};
+
+use crate::house::{FORM, House, proof};
+
+async fn lines(house: &House) -> Vec<Value> {
+    let viewer = house.bearer(Role::Viewer);
+    let audit = house.ask("GET", "/api/v1/audit", &[("authorization", &viewer)], "").await.json();
+    audit["lines"].as_array().cloned().unwrap_or_else(|| panic!("{audit}"))
+}
+
+#[tokio::test]
+async fn a_stranger_who_tries_a_hundred_times_fills_one_line() {
+    let house = House::closed("audit-strangers");
+    for attempt in 0..100 {
+        let wrong = format!("Bearer muster_{attempt}");
+        let headers = [("authorization", wrong.as_str()), ("content-type", "application/json")];
+        let headers = if attempt % 2 == 0 { &headers[..] } else { &headers[1..] };
+        let answer = house.ask("POST", "/api/v1/jobs", headers, "{}").await;
+        assert!(matches!(answer.status.as_u16(), 401 | 429), "{answer:?}");
+    }
+    let page = house.ask("GET", "/login", &[("accept", "text/html")], "").await;
+    let headers = [("content-type", FORM), ("cookie", &*page.cookie().unwrap())];
+    let form = format!("csrf={}&token=x", proof(&page));
+    assert_ne!(house.ask("POST", "/login", &headers, &form).await.status, StatusCode::SEE_OTHER);
+    let lines = lines(&house).await;
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!(
+        [&line["actor"]["who"], &line["role"], &line["act"], &line["subject"], &line["outcome"]],
+        [&json!("anonymous"), &Value::Null, &json!("change"), &json!("/api/v1/jobs"), &json!("refused")]
+    );
+    assert_eq!(line["actor"]["address"], "10.0.0.5:40000");
+}
+
+#[tokio::test]
+async fn lines_say_by_which_role_and_changes_that_make_no_sense_have_one_too() {
+    let house = House::closed("audit-roles");
+    let (operator, admin) = (house.bearer(Role::Operator), house.bearer(Role::Admin));
+    let ask = async |token: &str, method: &str, path: &str, body: &str| {
+        let headers = [("authorization", token), ("content-type", "application/json")];
+        house.ask(method, path, &headers, body).await.status.as_u16()
+    };
+    let job = json!({"name": "b", "settings": {"tasks": 1}, "reason": "nightly"}).to_string();
+    assert_eq!(ask(&admin, "POST", "/api/v1/jobs", &job).await, 201);
+    assert_eq!(ask(&operator, "POST", "/api/v1/jobs", &job).await, 403);
+    let exclusions = "/api/v1/jobs/a/exclusions";
+    assert_eq!(ask(&operator, "POST", exclusions, "{\"task\": 0}").await, 422);
+    assert_eq!(ask(&operator, "POST", exclusions, "{\"task\": 9, \"reason\": \"r\"}").await, 422);
+    assert_eq!(ask(&operator, "DELETE", "/api/v1/jobs/a/exclusions/x?reason=r", "").await, 400);
+    assert_eq!(ask(&admin, "POST", "/api/v1/nothing", "{}").await, 404);
+    assert_eq!(
+        ask(&admin, "GET", "/api/v1/jobs/nobody", "").await,
+        404,
+        "who only looks is not written down"
+    );
+    let lines = lines(&house).await;
+    let of = |line: &Value| {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        [text(&line["actor"]["who"]), text(&line["role"]), text(&line["act"]), text(&line["outcome"])]
+    };
+    let found: Vec<[String; 4]> = lines.iter().map(of).collect();
+    let expected = [
+        ["a-admin", "admin", "create-job", "done"],
+        ["a-operator", "operator", "change", "refused"],
+        ["a-operator", "operator", "change", "refused"],
+        // What reached its handler stands there once, by its own name.
+        ["a-operator", "operator", "exclude", "refused"],
+        ["a-operator", "operator", "delete", "refused"],
+        ["a-admin", "admin", "change", "refused"],
+    ];
+    assert_eq!(found, expected.map(|line| line.map(str::to_owned)), "{lines:#?}");
+    assert!(
+        lines[2]["detail"].as_str().is_some_and(|why| why.contains("missing field `reason`")),
+        "{lines:#?}"
+    );
+    let events = house.ask("GET", "/api/v1/jobs/b/events", &[("authorization", &admin)], "").await.json();
+    assert_eq!(events["events"][0]["actor"]["who"], "a-admin", "{events}");
+}
+
+#[tokio::test]
+async fn the_form_of_a_page_is_written_down_once_whether_it_makes_sense_or_not() {
+    let house = House::closed("audit-forms");
+    let (cookie, proof) = house.log_in(Role::Operator).await;
+    let headers = [("cookie", &*cookie), ("content-type", FORM)];
+    for (place, form) in [("", "task=0"), ("/7/lift", "reason=r"), ("", "task=9&reason=r")] {
+        let (path, form) = (format!("/jobs/a/exclusions{place}"), format!("csrf={proof}&{form}"));
+        let answer = house.ask("POST", &path, &headers, &form).await;
+        assert!(answer.status.is_client_error(), "{form}: {answer:?}");
+    }
+    let lines = lines(&house).await;
+    let acts: Vec<&Value> = lines.iter().map(|line| &line["act"]).collect();
+    assert_eq!(acts, ["login", "change", "readmit", "change"], "{lines:#?}");
+    assert!(lines.iter().all(|line| line["role"] == "operator"), "{lines:#?}");
+}
