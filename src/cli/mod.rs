@@ -20,6 +20,7 @@ mod server;
 mod status;
 mod tls;
 mod token;
+mod transfer;
 mod worker;
 
 use std::io::{self, Write as _};
@@ -77,6 +78,7 @@ enum Command {
     Tls(tls::Arguments),
     Token(token::Arguments),
     Metrics(metrics::Arguments),
+    Transfer(transfer::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -102,6 +104,7 @@ pub fn main() -> ExitCode {
         Command::Tls(arguments) => tls::run(&arguments),
         Command::Token(arguments) => token::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
+        Command::Transfer(arguments) => transfer::run(&arguments),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };

@@ -22,6 +22,7 @@ use super::memory::Region;
 use super::memory::raw::{Mapping, Piece};
 use super::transport::TransportKind;
 use super::transport::lane::{Lane, LaneError};
+use super::transport::ring::{Given, Inbox, Outbox, Reader};
 use crate::clock;
 
 /// The most regions that a peer may share.
@@ -86,8 +87,14 @@ pub struct Connection {
     pid: Option<i32>,
     /// Regions that the peer was told of.
     offered: Mutex<HashMap<u32, Weak<Region>>>,
-    /// Regions that the peer told of.
-    shared: Mutex<HashMap<u32, Arc<Shared>>>,
+    /// Regions that the peer told of; none where one could not be mapped.
+    shared: Mutex<HashMap<u32, Option<Arc<Shared>>>>,
+    /// Where control frames come in once the peer has switched to it.
+    inbox: Option<Inbox>,
+    /// Where control frames go once this side has switched to it.
+    outbox: OnceLock<Outbox>,
+    /// A region whose descriptor comes by the socket, and which the ring has told of already: the ring waits for it.
+    awaited: Mutex<Option<u32>>,
     last_heard: AtomicU64,
     started: Instant,
     /// Bytes moved.
@@ -136,6 +143,9 @@ impl Connection {
             pid,
             offered: Mutex::default(),
             shared: Mutex::default(),
+            inbox: if kind == TransportKind::Unix { Inbox::new().ok() } else { None },
+            outbox: OnceLock::new(),
+            awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
             started: clock::monotonic(),
             counters: Counters::default(),
@@ -154,6 +164,10 @@ impl Connection {
         self.lanes.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lane));
         self.heard();
         core.reactor(lane.id).add(lane)?;
+        if lane.control && self.inbox.is_some() {
+            core.reactor(lane.id).add_bell(self)?;
+            lock(&self.link).offer_ring();
+        }
         if let Some(error) = self.over.get() {
             lane.close();
             tracing::debug!(%error, "a lane came to a connection that is over");
@@ -287,7 +301,8 @@ impl Connection {
     }
 
     /// Bytes left on a lane.
-    pub fn count_sent(&self, kind: TransportKind, bytes: u64) {
+    pub fn count_sent(&self, part: &Part, kind: TransportKind, bytes: u64) {
+        part.push_counted(bytes);
         self.counters.add(kind, false, bytes);
     }
 
@@ -296,45 +311,167 @@ impl Connection {
         self.counters.add(kind, true, bytes);
     }
 
-    /// A control frame came.
+    /// A control frame came by a lane, perhaps with descriptors.
     pub fn control_frame(
         self: &Arc<Self>,
         header: &Header,
         payload: Vec<u8>,
-        descriptor: Option<OwnedFd>,
+        descriptors: Vec<OwnedFd>,
     ) -> Result<(), Violation> {
-        if header.kind == Kind::Region
-            && let Some(shared) = descriptor.and_then(|file| Shared::of(&file, header.sequence))
-        {
-            let mut all = lock(&self.shared);
-            if all.len() >= REGIONS_MAX {
-                return Err(Violation("too much memory is shared"));
+        match header.kind {
+            Kind::Region | Kind::Descriptor => {
+                let shared = descriptors.first().and_then(|file| Shared::of(file, header.sequence));
+                let mut all = lock(&self.shared);
+                if all.len() >= REGIONS_MAX {
+                    return Err(Violation("too much memory is shared"));
+                }
+                all.insert(header.index, shared.map(Arc::new));
+                drop(all);
+                if lock(&self.awaited).take_if(|awaited| *awaited == header.index).is_some() {
+                    self.serve_ring()?;
+                }
             }
-            all.insert(header.index, Arc::new(shared));
+            Kind::Ring => {
+                if let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
+                    && let Some(outbox) = Outbox::of(&file, bell)
+                    && self.outbox.set(outbox).is_ok()
+                {
+                    lock(&self.link).switch();
+                }
+            }
+            _ => {}
         }
         lock(&self.link).receive(header, payload)?;
         self.settle();
         Ok(())
     }
 
-    /// Sends the beginning of a control frame with the descriptor of the region that it tells of.
-    pub fn send_descriptor(&self, socket: BorrowedFd<'_>, bytes: &[u8], region: u32) -> Result<usize, Errno> {
+    /// Its bell, if it has one.
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.inbox.as_ref().map(Inbox::bell)
+    }
+
+    /// The bell rang: there is something to read, or room to write.
+    pub fn bell_rang(self: &Arc<Self>) {
+        self.kick(0);
+        if let Err(violation) = self.serve_ring() {
+            let (transport, why) = (TransportKind::Shm, violation.to_string());
+            self.end(TransferError::Transport { transport, member: self.peer, why });
+        }
+    }
+
+    /// Takes the frames that are in the ring, unless somebody does so now.
+    fn serve_ring(self: &Arc<Self>) -> Result<(), Violation> {
+        let Some(inbox) = &self.inbox else { return Ok(()) };
+        loop {
+            let Some(reader) = inbox.read() else { return Ok(()) };
+            self.drain_ring(&reader)?;
+            reader.leave();
+            drop(reader);
+            // Whoever wrote while this thread had not quite left has rung the bell for nothing.
+            if inbox.is_empty() || lock(&self.awaited).is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn drain_ring(self: &Arc<Self>, reader: &Reader<'_>) -> Result<(), Violation> {
+        while lock(&self.awaited).is_none()
+            && let Some((bytes, payload)) = reader.next()?
+        {
+            self.heard();
+            let header = Header::decode(&bytes).map_err(|_| Violation("what is in its ring is no frame"))?;
+            if !self.is_between(&header) {
+                return Err(Violation("a frame of another incarnation is in its ring"));
+            }
+            if header.kind == Kind::Region {
+                // Both under the lock of the regions: either the descriptor is here, or its coming is awaited.
+                let all = lock(&self.shared);
+                if !all.contains_key(&header.index) {
+                    *lock(&self.awaited) = Some(header.index);
+                }
+            }
+            lock(&self.link).receive(&header, payload)?;
+            self.settle();
+        }
+        if reader.writer_waits()
+            && let Some(outbox) = self.outbox.get()
+        {
+            outbox.ring();
+        }
+        Ok(())
+    }
+
+    /// Reads the ring on this thread until `done`, if nobody else reads it: what is waited for comes without a change of
+    /// threads. Whether it is done.
+    pub fn follow(self: &Arc<Self>, until: Option<Instant>, done: impl Fn() -> bool) -> bool {
+        const LOOK_AGAIN: Duration = Duration::from_millis(50);
+        let Some(inbox) = &self.inbox else { return false };
+        let Some(reader) = inbox.read() else { return false };
+        let mut is_done = done();
+        while !is_done && self.over.get().is_none() {
+            if self.drain_ring(&reader).is_err() || lock(&self.awaited).is_some() {
+                break;
+            }
+            is_done = done();
+            if is_done {
+                break;
+            }
+            reader.prepare();
+            is_done = done();
+            let left = until.map_or(LOOK_AGAIN, |until| until.saturating_duration_since(clock::monotonic()));
+            if is_done || left.is_zero() {
+                break;
+            }
+            reader.wait(left.min(LOOK_AGAIN));
+        }
+        reader.leave();
+        drop(reader);
+        if !inbox.is_empty() {
+            self.bell_rang();
+        }
+        is_done
+    }
+
+    /// Something that a thread may wait for has happened elsewhere.
+    pub fn wake_follower(&self) {
+        if let Some(inbox) = &self.inbox {
+            inbox.wake();
+        }
+    }
+
+    /// Sends the beginning of a control frame with the descriptors that go with it.
+    pub fn send_descriptors(
+        &self,
+        socket: BorrowedFd<'_>,
+        bytes: &[u8],
+        kind: Kind,
+        region: u32,
+    ) -> Result<usize, Errno> {
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let slices = [std::io::IoSlice::new(bytes)];
         let region = lock(&self.offered).get(&region).and_then(Weak::upgrade);
-        let descriptors = region.as_ref().and_then(|region| region.shared()).map(|file| [file]);
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let descriptors: Vec<BorrowedFd<'_>> = match (kind, &self.inbox, &region) {
+            (Kind::Ring, Some(inbox), _) => inbox.descriptors().to_vec(),
+            (Kind::Region | Kind::Descriptor, _, Some(region)) => region.shared().into_iter().collect(),
+            _ => Vec::new(),
+        };
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if let Some(descriptors) = &descriptors {
-            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         }
         sendmsg(socket, &slices, &mut ancillary, flags)
     }
 
     /// A lane is over. The connection is, when it was the last or the one for control and cannot be made anew.
     pub fn lane_over(self: &Arc<Self>, lane: &Arc<Lane>, error: &LaneError) {
-        self.lanes.write().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, lane));
+        let asked = {
+            let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
+            lanes.retain(|other| !Arc::ptr_eq(other, lane));
+            lane.is_ended_for_peer()
+        };
         if self.over.get().is_some() {
             return;
         }
@@ -350,7 +487,13 @@ impl Connection {
             self.end(TransferError::PeerDead { member: self.peer, how });
             return;
         }
-        lock(&self.link).lane_lost(lane.id);
+        {
+            let mut link = lock(&self.link);
+            if asked {
+                link.lane_closed(lane.id);
+            }
+            link.lane_lost(lane.id);
+        }
         self.kick(0);
         core.lane_lost(self, lane, &how);
     }
@@ -396,7 +539,7 @@ impl Connection {
     /// Memory of the peer.
     pub fn shared(&self, source: Source) -> Option<Arc<Shared>> {
         match source {
-            Source::Region(id, _) => lock(&self.shared).get(&id).cloned(),
+            Source::Region(id, _) => lock(&self.shared).get(&id).cloned().flatten(),
             _ => None,
         }
     }
@@ -422,6 +565,10 @@ impl Connection {
             });
             bytes
         });
+        if inline.is_some() {
+            part.push_counted(total);
+            self.counters.add(self.kind, false, total);
+        }
         let token = Arc::clone(part);
         let launching =
             Launching { token, definition, channel, class, source: ready, destination: ready, inline };
@@ -540,7 +687,18 @@ impl Connection {
                     core.copiers.fetch(self, &part, &definition);
                 }
             }
-            Output::Sent(part) => part.sent(),
+            Output::Sent(part) => {
+                // What was neither pushed nor sent along was fetched from here.
+                let fetched = part.work.out.total().saturating_sub(part.pushed());
+                if fetched > 0
+                    && let Some(span) = part.work.out.spans.first()
+                {
+                    let arena = span.buffer().region().shared().is_some();
+                    let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
+                    self.counters.add(kind, false, fetched);
+                }
+                part.sent();
+            }
             Output::StoppedByPeer(part, why) => {
                 part.peer_is_quiet();
                 part.fail(TransferError::Cancelled { by: self.peer.task, reason: why });
@@ -562,14 +720,23 @@ impl Connection {
                 give_up(&part, TransferError::Integrity { chunk, member: self.peer });
             }
             Output::CloseLane(id) => {
-                if let Some(lane) = self.lanes().into_iter().find(|lane| lane.id == id) {
-                    lane.close();
-                    lane.drain();
+                // Its reactor says when nothing comes from it any more: this may be the very lane. Under the lock, so
+                // that a lane that is just ending is told before it is out of the list, or not found.
+                let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+                let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
+                drop(lanes);
+                if found.is_none() {
+                    lock(&self.link).lane_closed(id);
                 }
-                lock(&self.link).lane_closed(id);
             }
             Output::Unregion(id) => {
                 lock(&self.shared).remove(&id);
+            }
+            Output::Switched => {
+                if let Some(inbox) = &self.inbox {
+                    // Opening rings the bell: the reactor reads what is there already.
+                    inbox.open();
+                }
             }
             Output::Region(..) | Output::Pong => {}
         }
@@ -599,10 +766,21 @@ impl Connection {
 
     /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.
     fn kick(self: &Arc<Self>, sends: u64) {
-        let (control, chunks) = {
+        let (ring, control, chunks) = {
             let link = lock(&self.link);
-            (link.has_control(), link.has_chunks())
+            (link.has_for_ring(), link.has_control(), link.has_chunks())
         };
+        if ring && let Some(outbox) = self.outbox.get() {
+            outbox.write(|room| {
+                let (frame, more) = lock(&self.link).next_for_ring(room);
+                match frame {
+                    Some(frame) => Given::Frame(frame.header.encode(), frame.payload),
+                    None if more => Given::TooLong,
+                    None => Given::Nothing,
+                }
+            });
+        }
+        let control = control || ring && lock(&self.link).has_control();
         if !control && !chunks {
             return;
         }

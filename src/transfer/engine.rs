@@ -211,7 +211,7 @@ impl Core {
     }
 
     pub(super) fn lane_lost(self: &Arc<Self>, connection: &Arc<Connection>, lane: &Arc<Lane>, how: &str) {
-        meeting::mend(self, connection, lane.id, lane.control, how);
+        meeting::mend(self, connection, lane.control, how);
     }
 
     /// Has the keeper look after launches with these limits.

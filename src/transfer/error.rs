@@ -3,18 +3,8 @@
 use std::time::Duration;
 
 use super::identity::{DeviceId, Incarnation, Member, TaskId};
+pub use super::plan::TransferKey;
 use super::transport::TransportKind;
-
-/// Names one buffer's movement between two devices; both sides use the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(transparent)]
-pub struct TransferKey(pub u64);
-
-impl std::fmt::Display for TransferKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// What is wrong with a request. Nothing has moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

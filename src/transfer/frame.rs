@@ -72,6 +72,12 @@ pub enum Kind {
     Unregion = 16,
     /// What should have been fetched cannot be: send it.
     Push = 17,
+    /// A ring to write control frames to: its memory and its bell come with the frame.
+    Ring = 18,
+    /// The last control frame on the socket: those that follow are in the ring.
+    Switch = 19,
+    /// The descriptor of a region, on the socket, when its `Region` is in the ring.
+    Descriptor = 20,
 }
 
 impl Kind {
@@ -94,6 +100,9 @@ impl Kind {
             15 => Self::Region,
             16 => Self::Unregion,
             17 => Self::Push,
+            18 => Self::Ring,
+            19 => Self::Switch,
+            20 => Self::Descriptor,
             _ => return None,
         })
     }

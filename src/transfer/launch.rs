@@ -172,6 +172,8 @@ pub struct Part {
     reserved: Mutex<Vec<Option<Reservation>>>,
     matched: AtomicBool,
     moved: AtomicU64,
+    /// Bytes that this side wrote to a socket.
+    pushed: AtomicU64,
     /// When something last moved, in microseconds since the launch.
     progress: AtomicU64,
 }
@@ -212,6 +214,7 @@ impl Part {
             reserved: Mutex::new(reserved),
             matched: AtomicBool::new(false),
             moved: AtomicU64::new(0),
+            pushed: AtomicU64::new(0),
             progress: AtomicU64::new(0),
         })
     }
@@ -251,6 +254,16 @@ impl Part {
     pub fn progressed(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
         self.touch();
+    }
+
+    /// So many bytes were written to a socket.
+    pub fn push_counted(&self, bytes: u64) {
+        self.pushed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that were written to a socket; more than there are, if some were sent again.
+    pub fn pushed(&self) -> u64 {
+        self.pushed.load(Ordering::Relaxed)
     }
 
     /// The bytes `start..start + len` of what is received are in place.
@@ -475,6 +488,9 @@ impl Launch {
         });
         drop(watchers);
         self.changed.notify_all();
+        for part in self.parts() {
+            part.connection.wake_follower();
+        }
         woken.into_iter().for_each(Waker::wake);
     }
 
@@ -526,6 +542,13 @@ impl Launch {
             return Some(known);
         }
         self.watched.store(true, Ordering::SeqCst);
+        let unsettled = self.parts().iter().find(|part| !part.is_settled());
+        if let Some(part) = unsettled
+            && part.connection.follow(until, || state(self).is_some())
+            && let Some(known) = state(self)
+        {
+            return Some(known);
+        }
         let mut guard = lock(&self.watchers);
         loop {
             if let Some(known) = state(self) {

@@ -559,10 +559,10 @@ fn join(
 
 /// Makes a lost lane anew, on a thread of its own: the side that dialled dials again, the other one finds out whether
 /// there is still somebody. A peer that nobody listens for any more is dead.
-pub fn mend(core: &Arc<Core>, connection: &Arc<Connection>, lane: u16, control: bool, how: &str) {
+pub fn mend(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: &str) {
     let (mending, broken, how) = (Arc::clone(core), Arc::clone(connection), how.to_owned());
     let spawned = thread::Builder::new().name("muster-mend".to_owned()).spawn(move || {
-        mend_now(&mending, &broken, lane, control, &how);
+        mend_now(&mending, &broken, control, &how);
     });
     if spawned.is_err() {
         let how = "no thread to mend its connection on".to_owned();
@@ -570,7 +570,7 @@ pub fn mend(core: &Arc<Core>, connection: &Arc<Connection>, lane: u16, control: 
     }
 }
 
-fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, lane: u16, control: bool, how: &str) {
+fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: &str) {
     let peer = connection.peer;
     let until = clock::monotonic() + core.config.dial_timeout;
     let mut pause = Duration::from_millis(2);
@@ -587,7 +587,7 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, lane: u16, control: 
         if connection.dialled {
             // A lane that is made anew has a number of its own: what the old one carried is told apart by it.
             let number = core.next_lane();
-            match join(core, connection, &info.address, if control { lane } else { number }, control) {
+            match join(core, connection, &info.address, number, control) {
                 Ok(()) => {
                     core.counts.lanes_made.fetch_add(1, Ordering::Relaxed);
                     return;

@@ -11,6 +11,7 @@
 //! | group | what one launch moves between two tasks: the n-th launch of a channel on both sides |
 //! | clique | the lives that share connections: [`CliqueKey`] |
 //! | lane | one socket of a connection |
+//! | plan | which bytes move where so that an array becomes sharded in another way: [`plan`] |
 //! | chunk | the unit in which a group's bytes are cut, checked, sent again and interleaved |
 
 mod cliques;
@@ -26,6 +27,7 @@ mod layout;
 mod link;
 mod meeting;
 mod memory;
+pub mod plan;
 mod prepared;
 mod sys;
 mod transport;

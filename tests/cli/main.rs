@@ -8,4 +8,5 @@ mod serving;
 mod status;
 mod steering;
 mod streams;
+mod transfer;
 mod web;

@@ -22,6 +22,10 @@ pub struct Control {
     queue: VecDeque<Frame>,
     unacknowledged: VecDeque<Frame>,
     keeps: bool,
+    /// Everything further goes to the ring.
+    pub switched: bool,
+    /// Regions, and their lengths, whose descriptors have to go by the socket.
+    pub descriptors: VecDeque<(u32, u64)>,
     numbered: u32,
     heard: u32,
     told: u32,
@@ -42,6 +46,8 @@ impl Control {
             queue: VecDeque::new(),
             unacknowledged: VecDeque::new(),
             keeps,
+            switched: false,
+            descriptors: VecDeque::new(),
             numbered: 0,
             heard: 0,
             told: 0,

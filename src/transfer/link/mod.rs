@@ -88,6 +88,8 @@ pub enum Output<T> {
     Unregion(u32),
     /// The peer lives.
     Pong,
+    /// The peer's further control frames are in the ring.
+    Switched,
 }
 
 /// How the lists of the two sides differ.
@@ -304,6 +306,16 @@ impl<T: Clone> Link<T> {
     /// Tells the peer that the memory goes.
     pub fn unshare(&mut self, region: u32) {
         self.tell(Header { index: region, ..self.header(Kind::Unregion) }, Vec::new());
+    }
+
+    /// Offers the peer a ring for its control frames. The descriptors go with the frame.
+    pub fn offer_ring(&mut self) {
+        self.tell(self.header(Kind::Ring), Vec::new());
+    }
+
+    /// Moves to the ring that the peer offered.
+    pub fn switch(&mut self) {
+        self.tell(self.header(Kind::Switch), Vec::new());
     }
 
     /// Asks whether the peer lives.
@@ -536,7 +548,8 @@ impl<T: Clone> Link<T> {
             Kind::Pong => self.outputs.push(Output::Pong),
             Kind::Region => self.outputs.push(Output::Region(header.index, header.sequence)),
             Kind::Unregion => self.outputs.push(Output::Unregion(header.index)),
-            Kind::Ack => {}
+            Kind::Switch => self.outputs.push(Output::Switched),
+            Kind::Ack | Kind::Ring | Kind::Descriptor => {}
             Kind::Data => return Err(Violation("data among control frames")),
         }
         Ok(())

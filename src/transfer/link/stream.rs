@@ -121,16 +121,47 @@ impl<T: Clone> Link<T> {
 
     /// Whether there are control frames to be sent.
     pub fn has_control(&self) -> bool {
-        !self.control.is_empty()
+        !self.control.switched && !self.control.is_empty() || !self.control.descriptors.is_empty()
     }
 
-    /// The next control frame to be sent; one that brings a descriptor along only if that is `fine`.
+    /// Whether there are control frames for the ring.
+    pub fn has_for_ring(&self) -> bool {
+        self.control.switched && self.control.first().is_some()
+    }
+
+    /// The next control frame to be sent on the socket; one that brings descriptors along only if that is `fine`.
     pub fn next_control(&mut self, fine: bool) -> Option<super::Frame> {
-        if !fine && self.control.first().is_some_and(|frame| frame.header.kind == Kind::Region) {
+        if let Some((region, len)) = self.control.descriptors.front().copied() {
+            if !fine {
+                return None;
+            }
+            self.control.descriptors.pop_front();
+            let header = Header { index: region, sequence: len, ..self.header(Kind::Descriptor) };
+            return Some(super::Frame { header, payload: Vec::new() });
+        }
+        let brings = |frame: &super::Frame| matches!(frame.header.kind, Kind::Region | Kind::Ring);
+        if self.control.switched || !fine && self.control.first().is_some_and(brings) {
             return None;
         }
         let bare = self.header(Kind::Ack);
-        self.control.next(bare)
+        let frame = self.control.next(bare)?;
+        self.control.switched = frame.header.kind == Kind::Switch;
+        Some(frame)
+    }
+
+    /// The next control frame for the ring, if its payload fits into `room`; whether there is one at all.
+    pub fn next_for_ring(&mut self, room: usize) -> (Option<super::Frame>, bool) {
+        let Some(first) = self.control.first().filter(|_| self.control.switched) else {
+            return (None, false);
+        };
+        if first.payload.len() > room {
+            return (None, true);
+        }
+        if first.header.kind == Kind::Region {
+            self.control.descriptors.push_back((first.header.index, first.header.sequence));
+        }
+        let bare = self.header(Kind::Ack);
+        (self.control.next(bare), true)
     }
 
     /// Whether nothing is defined, on either side.

@@ -9,6 +9,7 @@
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -67,6 +68,20 @@ impl Mapping {
     /// Where it begins.
     pub const fn base(&self) -> Address {
         self.base
+    }
+
+    /// The word at `at`, which this process and others may change. `at` is a multiple of 8, within the mapping.
+    pub fn word64(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at + 8 <= self.len, "a word of the mapping");
+        // SAFETY: it is aligned and within the mapping, which is only ever used as atomic words there.
+        unsafe { AtomicU64::from_ptr(self.base.0.as_ptr().add(at).cast()) }
+    }
+
+    /// As [`word64`](Self::word64), of 32 bits.
+    pub fn word32(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at + 4 <= self.len, "a word of the mapping");
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.base.0.as_ptr().add(at).cast()) }
     }
 
     /// The bytes `start..start + len`, if they lie in it.

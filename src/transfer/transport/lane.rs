@@ -43,16 +43,13 @@ pub enum LaneError {
 /// What is being sent.
 enum Writing {
     Idle,
-    Control { bytes: Vec<u8>, sent: usize, descriptor: Option<u32> },
+    Control { bytes: Vec<u8>, sent: usize, descriptor: Option<(Kind, u32)> },
     Chunk { header: [u8; HEADER], part: Arc<Part>, start: u64, len: usize, sent: usize },
 }
 
 /// What is being received.
 enum Reading {
-    Header {
-        bytes: [u8; HEADER],
-        got: usize,
-    },
+    Header,
     Control {
         header: Header,
         bytes: Vec<u8>,
@@ -73,6 +70,44 @@ enum Reading {
     },
 }
 
+/// What is being received, and what was read ahead of it: a socket is read for frames, not for bytes.
+struct Input {
+    now: Reading,
+    ahead: Box<[u8]>,
+    /// What of `ahead` was read and not yet used.
+    from: usize,
+    to: usize,
+}
+
+impl Input {
+    fn ahead(&self) -> &[u8] {
+        &self.ahead[self.from..self.to]
+    }
+
+    fn take(&mut self, len: usize) {
+        self.from += len;
+    }
+
+    /// Room for more, after what is there.
+    fn room(&mut self) -> &mut [u8] {
+        if self.from == self.to {
+            (self.from, self.to) = (0, 0);
+        } else if self.from > 0 {
+            self.ahead.copy_within(self.from..self.to, 0);
+            (self.from, self.to) = (0, self.to - self.from);
+        }
+        &mut self.ahead[self.to..]
+    }
+}
+
+/// How a step of receiving went.
+enum Step {
+    /// On to the next.
+    Go,
+    /// The socket had no more than this when it was read.
+    Drained,
+}
+
 /// One socket of a connection.
 pub struct Lane {
     /// Its number on the connection; both sides know it by it.
@@ -84,10 +119,11 @@ pub struct Lane {
     socket: OwnedFd,
     connection: Arc<Connection>,
     writing: Mutex<Writing>,
-    reading: Mutex<Reading>,
+    reading: Mutex<Input>,
     again: AtomicBool,
     over: AtomicBool,
     held: AtomicBool,
+    told: AtomicBool,
     received: Mutex<Vec<OwnedFd>>,
     /// Bytes received and sent.
     pub bytes: AtomicU64,
@@ -97,7 +133,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const FRESH: Reading = Reading::Header { bytes: [0; HEADER], got: 0 };
+/// Read ahead on lanes of control frames: many come at once.
+const AHEAD_CONTROL: usize = 16 << 10;
+/// Read ahead on other lanes: the next header comes with the end of a chunk, and no byte of a chunk is copied twice.
+const AHEAD_BULK: usize = HEADER;
 
 impl Lane {
     /// A lane over a socket that does not block.
@@ -115,10 +154,16 @@ impl Lane {
             socket,
             connection: Arc::clone(connection),
             writing: Mutex::new(Writing::Idle),
-            reading: Mutex::new(FRESH),
+            reading: Mutex::new(Input {
+                now: Reading::Header,
+                ahead: vec![0; if control { AHEAD_CONTROL } else { AHEAD_BULK }].into_boxed_slice(),
+                from: 0,
+                to: 0,
+            }),
             again: AtomicBool::new(false),
             over: AtomicBool::new(false),
             held: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             received: Mutex::default(),
             bytes: AtomicU64::new(0),
         })
@@ -144,6 +189,17 @@ impl Lane {
         self.held.load(Ordering::SeqCst)
     }
 
+    /// Ends it because the peer has lost it, and waits to hear what came of it.
+    pub fn end_for_peer(&self) {
+        self.told.store(true, Ordering::SeqCst);
+        self.close();
+    }
+
+    /// Whether the peer waits to hear what came of it.
+    pub fn is_ended_for_peer(&self) -> bool {
+        self.told.load(Ordering::SeqCst)
+    }
+
     /// Ends it: nothing is sent or received on it after this returns. Whether it was alive.
     pub fn close(&self) -> bool {
         let first = !self.over.swap(true, Ordering::AcqRel);
@@ -153,7 +209,7 @@ impl Lane {
 
     /// Waits until nobody is in the middle of receiving on it, and lets go of what had begun.
     pub fn drain(&self) {
-        let reading = std::mem::replace(&mut *lock(&self.reading), FRESH);
+        let reading = std::mem::replace(&mut lock(&self.reading).now, Reading::Header);
         if let Reading::Chunk { header, .. } = reading {
             self.connection.let_fall(&header);
         }
@@ -213,8 +269,8 @@ impl Lane {
                 else {
                     break;
                 };
-                if frame.header.kind == Kind::Region {
-                    descriptor = Some(frame.header.index);
+                if matches!(frame.header.kind, Kind::Region | Kind::Ring | Kind::Descriptor) {
+                    descriptor = Some((frame.header.kind, frame.header.index));
                 }
                 encode(&frame, &mut bytes);
                 if descriptor.is_some() {
@@ -246,8 +302,8 @@ impl Lane {
             Writing::Idle => Ok(0),
             Writing::Control { bytes, sent, descriptor } => {
                 let now = match *descriptor {
-                    Some(region) if *sent == 0 => {
-                        self.connection.send_descriptor(self.socket(), bytes, region)?
+                    Some((kind, region)) if *sent == 0 => {
+                        self.connection.send_descriptors(self.socket(), bytes, kind, region)?
                     }
                     _ => sys::send(self.socket(), &[Piece::of(&bytes[*sent..])])?,
                 };
@@ -286,7 +342,7 @@ impl Lane {
                 drop(visit);
                 *sent += now;
                 if *sent == HEADER + *len {
-                    self.connection.count_sent(self.kind, *len as u64);
+                    self.connection.count_sent(part, self.kind, *len as u64);
                     *writing = Writing::Idle;
                 }
                 Ok(now)
@@ -296,27 +352,20 @@ impl Lane {
 
     /// Receives what is there. Whether there may be more.
     pub fn pump_input(&self) -> Result<bool, LaneError> {
-        let mut reading = lock(&self.reading);
+        let mut input = lock(&self.reading);
         let mut turn = 0;
         while turn < TURN {
             if self.is_over() {
                 return Err(LaneError::Closed);
             }
-            if let Reading::Held { header } = *reading {
-                match self.place(header) {
-                    Some(placed) => *reading = placed,
-                    None => return Ok(false),
-                }
+            if let Reading::Held { header } = input.now {
+                let Some(placed) = self.place(header) else { return Ok(false) };
+                input.now = placed;
+                self.use_ahead(&mut input, header.len as usize)?;
             }
-            let outcome = self.receive_some(&mut reading);
-            match outcome {
-                Ok(0) => return Err(LaneError::Closed),
-                Ok(got) => {
-                    turn += got;
-                    self.bytes.fetch_add(got as u64, Ordering::Relaxed);
-                    self.connection.heard();
-                }
-                Err(LaneError::Socket(Errno::AGAIN)) => return Ok(false),
+            match self.receive_some(&mut input, &mut turn) {
+                Ok(Step::Go) => {}
+                Ok(Step::Drained) | Err(LaneError::Socket(Errno::AGAIN)) => return Ok(false),
                 Err(LaneError::Socket(Errno::INTR)) => {}
                 Err(error) => return Err(error),
             }
@@ -324,59 +373,90 @@ impl Lane {
         Ok(true)
     }
 
-    fn receive_some(&self, reading: &mut Reading) -> Result<usize, LaneError> {
-        match reading {
-            Reading::Held { .. } => Err(LaneError::Socket(Errno::AGAIN)),
-            Reading::Header { bytes, got } => {
-                let now = if self.kind == TransportKind::Unix {
-                    self.receive_with_descriptors(&mut bytes[*got..])?
-                } else {
-                    sys::read(self.socket(), &[Piece::of_mut(&mut bytes[*got..])])
-                        .map_err(LaneError::Socket)?
-                };
-                *got += now;
-                if *got == HEADER {
-                    let header = Header::decode(bytes)?;
-                    *reading = self.begin(header)?;
+    /// So many bytes came of so many that there was room for. Fewer than that means that there are no more now, and an
+    /// edge will tell of the next.
+    fn came(&self, got: usize, room: usize, turn: &mut usize) -> Result<Step, LaneError> {
+        if got == 0 {
+            return Err(LaneError::Closed);
+        }
+        *turn += got;
+        self.bytes.fetch_add(got as u64, Ordering::Relaxed);
+        self.connection.heard();
+        Ok(if got < room { Step::Drained } else { Step::Go })
+    }
+
+    fn receive_some(&self, input: &mut Input, turn: &mut usize) -> Result<Step, LaneError> {
+        match &mut input.now {
+            Reading::Held { .. } => Ok(Step::Drained),
+            Reading::Header => {
+                if input.ahead().len() >= HEADER {
+                    return self.begin_all(input);
                 }
-                Ok(now)
+                let room = input.room();
+                let wanted = room.len();
+                let (got, step) = if self.kind == TransportKind::Unix {
+                    let (got, descriptors) = self.receive_with_descriptors(room)?;
+                    let step = self.came(got, wanted, turn)?;
+                    // A read ends where descriptors came, whatever follows.
+                    (got, if descriptors { Step::Go } else { step })
+                } else {
+                    let got = sys::read(self.socket(), &[Piece::of_mut(room)]).map_err(LaneError::Socket)?;
+                    (got, self.came(got, wanted, turn)?)
+                };
+                input.to += got;
+                self.begin_all(input)?;
+                // A body that was begun has to be asked for, unless its place is awaited.
+                Ok(if matches!(input.now, Reading::Header) && input.ahead().len() < HEADER {
+                    step
+                } else {
+                    Step::Go
+                })
             }
-            Reading::Control { header, bytes, got } => {
+            Reading::Control { bytes, got, .. } => {
                 let now = sys::read(self.socket(), &[Piece::of_mut(&mut bytes[*got..])])
                     .map_err(LaneError::Socket)?;
                 *got += now;
-                if *got == bytes.len() {
-                    let (header, payload) = (*header, std::mem::take(bytes));
-                    *reading = FRESH;
-                    self.control_frame(&header, payload)?;
+                self.came(now, now, turn)?;
+                if *got == bytes.len()
+                    && let Reading::Control { header, bytes, .. } =
+                        std::mem::replace(&mut input.now, Reading::Header)
+                {
+                    self.control_frame(&header, bytes)?;
                 }
-                Ok(now)
+                Ok(Step::Go)
             }
             Reading::Chunk { header, part, start, got } => {
+                let (header, part, start) = (*header, Arc::clone(part), *start);
                 let len = header.len as usize;
                 let Some(visit) = part.visit() else {
-                    self.connection.let_fall(header);
-                    *reading = Reading::Waste { left: len - *got };
-                    return self.receive_some(reading);
+                    self.connection.let_fall(&header);
+                    input.now = Reading::Waste { left: len - *got };
+                    return Ok(Step::Go);
                 };
+                let mut done = *got;
                 let mut pieces = Vec::with_capacity(8);
-                part.work.inbound.pieces(
-                    *start + *got as u64,
-                    (len - *got) as u64,
-                    sys::PIECES_MAX,
-                    &mut pieces,
-                );
+                let left = (len - done) as u64;
+                part.work.inbound.pieces(start + done as u64, left, sys::PIECES_MAX, &mut pieces);
+                let body: usize = pieces.iter().map(Piece::len).sum();
+                // The next header comes along; not where descriptors may, which this read would drop.
+                (input.from, input.to) = (0, 0);
+                if body as u64 == left && self.kind != TransportKind::Unix {
+                    pieces.push(Piece::of_mut(&mut input.ahead[..HEADER]));
+                }
+                let room = pieces.iter().map(Piece::len).sum();
                 let now = sys::read(self.socket(), &pieces).map_err(LaneError::Socket)?;
                 drop(pieces);
-                *got += now;
-                if *got == len {
-                    let intact = !header.has(flag::CHECKED)
-                        || checksum(&part.work.inbound, *start, len as u64) == header.payload_crc;
+                let step = self.came(now, room, turn)?;
+                done += now.min(body);
+                input.to = now.saturating_sub(body);
+                if done == len {
+                    self.chunk_is_here(&header, &part, start);
                     drop(visit);
-                    self.connection.chunk_came(self.kind, header, part, *start, intact);
-                    *reading = FRESH;
+                    input.now = Reading::Header;
+                } else if let Reading::Chunk { got, .. } = &mut input.now {
+                    *got = done;
                 }
-                Ok(now)
+                Ok(step)
             }
             Reading::Waste { left } => {
                 let now = if self.kind == TransportKind::Unix {
@@ -388,12 +468,77 @@ impl Lane {
                 }
                 .map_err(LaneError::Socket)?;
                 *left -= now;
-                if *left == 0 {
-                    *reading = FRESH;
+                let over = *left == 0;
+                self.came(now, now, turn)?;
+                if over {
+                    input.now = Reading::Header;
                 }
-                Ok(now)
+                Ok(Step::Go)
             }
         }
+    }
+
+    /// A chunk is in place: tells whether it is whole. The caller holds a visit.
+    fn chunk_is_here(&self, header: &Header, part: &Arc<Part>, start: u64) {
+        let intact = !header.has(flag::CHECKED)
+            || checksum(&part.work.inbound, start, u64::from(header.len)) == header.payload_crc;
+        self.connection.chunk_came(self.kind, header, part, start, intact);
+    }
+
+    /// Begins the frames whose headers were read ahead, and ends those that were read whole.
+    fn begin_all(&self, input: &mut Input) -> Result<Step, LaneError> {
+        while matches!(input.now, Reading::Header) && input.ahead().len() >= HEADER {
+            let mut bytes = [0; HEADER];
+            bytes.copy_from_slice(&input.ahead()[..HEADER]);
+            let header = Header::decode(&bytes)?;
+            input.take(HEADER);
+            let len = header.len as usize;
+            input.now = self.begin(header)?;
+            self.use_ahead(input, len)?;
+        }
+        Ok(Step::Go)
+    }
+
+    /// What was read ahead of a body is the beginning of it.
+    fn use_ahead(&self, input: &mut Input, len: usize) -> Result<(), LaneError> {
+        let there = input.ahead().len().min(len);
+        let (from, to) = (input.from, input.from + there);
+        match &mut input.now {
+            Reading::Header | Reading::Held { .. } => return Ok(()),
+            Reading::Control { bytes, got, .. } => {
+                bytes[..there].copy_from_slice(&input.ahead[from..to]);
+                *got = there;
+            }
+            Reading::Waste { left } => *left -= there,
+            Reading::Chunk { part, start, got, .. } => {
+                if let Some(_visit) = part.visit() {
+                    let mut pieces = Vec::new();
+                    part.work.inbound.pieces(*start, there as u64, usize::MAX, &mut pieces);
+                    let mut at = from;
+                    for piece in pieces {
+                        piece.copy_from(&Piece::of(&input.ahead[at..at + piece.len()]));
+                        at += piece.len();
+                    }
+                }
+                *got = there;
+            }
+        }
+        input.take(there);
+        if there < len {
+            return Ok(());
+        }
+        match std::mem::replace(&mut input.now, Reading::Header) {
+            Reading::Control { header, bytes, .. } => self.control_frame(&header, bytes)?,
+            Reading::Chunk { header, part, start, .. } => {
+                if let Some(_visit) = part.visit() {
+                    self.chunk_is_here(&header, &part, start);
+                } else {
+                    self.connection.let_fall(&header);
+                }
+            }
+            Reading::Header | Reading::Waste { .. } | Reading::Held { .. } => {}
+        }
+        Ok(())
     }
 
     fn begin(&self, header: Header) -> Result<Reading, LaneError> {
@@ -406,7 +551,7 @@ impl Lane {
         }
         if len == 0 {
             self.control_frame(&header, Vec::new())?;
-            return Ok(FRESH);
+            return Ok(Reading::Header);
         }
         Ok(Reading::Control { header, bytes: vec![0; len], got: 0 })
     }
@@ -425,7 +570,7 @@ impl Lane {
         self.held.store(false, Ordering::SeqCst);
         Some(match landing {
             Landing::At(part, start) => Reading::Chunk { header, part, start, got: 0 },
-            _ if header.len == 0 => FRESH,
+            _ if header.len == 0 => Reading::Header,
             _ => Reading::Waste { left: header.len as usize },
         })
     }
@@ -434,16 +579,20 @@ impl Lane {
         if header.has(flag::CHECKED) && crc(&payload) != header.payload_crc {
             return Err(LaneError::Frame(FrameError::Damaged));
         }
-        let descriptor = if header.kind == Kind::Region {
-            let mut received = lock(&self.received);
-            if received.is_empty() { None } else { Some(received.remove(0)) }
-        } else {
-            None
+        let wanted = match header.kind {
+            Kind::Ring => 2,
+            Kind::Region | Kind::Descriptor => 1,
+            _ => 0,
         };
-        Ok(self.connection.control_frame(header, payload, descriptor)?)
+        let mut received = lock(&self.received);
+        let there = received.len().min(wanted);
+        let descriptors = received.drain(..there).collect();
+        drop(received);
+        Ok(self.connection.control_frame(header, payload, descriptors)?)
     }
 
-    fn receive_with_descriptors(&self, into: &mut [u8]) -> Result<usize, LaneError> {
+    /// Whether descriptors came along as well.
+    fn receive_with_descriptors(&self, into: &mut [u8]) -> Result<(usize, bool), LaneError> {
         use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -451,6 +600,7 @@ impl Lane {
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let got = recvmsg(&self.socket, &mut slices, &mut ancillary, flags).map_err(LaneError::Socket)?;
         let mut received = lock(&self.received);
+        let before = received.len();
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 received.extend(descriptors);
@@ -459,7 +609,7 @@ impl Lane {
         if received.len() > 64 {
             return Err(LaneError::Violation(Violation("descriptors came that belong to nothing")));
         }
-        Ok(got.bytes)
+        Ok((got.bytes, received.len() > before))
     }
 }
 

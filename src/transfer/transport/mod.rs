@@ -3,6 +3,7 @@
 pub(super) mod copying;
 pub(super) mod lane;
 pub(super) mod reactor;
+pub(super) mod ring;
 
 use std::fmt;
 

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::lane::{Lane, LaneError};
+use crate::transfer::connection::Connection;
 
 /// Events taken in one call.
 const EVENTS: usize = 64;
@@ -28,6 +29,8 @@ pub struct Reactor {
 #[derive(Default)]
 struct Shared {
     lanes: HashMap<u64, Arc<Lane>>,
+    /// Connections whose bells ring here.
+    bells: HashMap<u64, Weak<Connection>>,
     /// Lanes with something to send that nobody is sending, or to read that could not be read before.
     eager: Vec<Arc<Lane>>,
 }
@@ -66,6 +69,17 @@ impl Reactor {
             shared.lanes.remove(&number);
         }
         Ok(added?)
+    }
+
+    /// Takes the bell of a connection in. It is never read: every ring is an edge.
+    pub fn add_bell(&self, connection: &Arc<Connection>) -> std::io::Result<()> {
+        let Some(bell) = connection.bell() else { return Ok(()) };
+        let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+        let mut shared = self.lock();
+        shared.bells.retain(|_, connection| connection.strong_count() > 0);
+        shared.bells.insert(number, Arc::downgrade(connection));
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, bell, epoll::EventData::new_u64(number), flags)?)
     }
 
     /// Has the thread send what the lane has to send.
@@ -109,7 +123,14 @@ impl Reactor {
                     self.woken.store(false, Ordering::SeqCst);
                     continue;
                 }
-                let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
+                let (lane, bell) = {
+                    let shared = self.lock();
+                    (shared.lanes.get(&number).cloned(), shared.bells.get(&number).and_then(Weak::upgrade))
+                };
+                if let Some(connection) = bell {
+                    connection.bell_rang();
+                }
+                let Some(lane) = lane else { continue };
                 if flags.contains(epoll::EventFlags::OUT)
                     && let Err(error) = lane.pump_output()
                 {

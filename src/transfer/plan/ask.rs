@@ -1,0 +1,126 @@
+//! The usual movements by name. Each is a source and a destination, planned by the same rules.
+
+use super::{
+    ArrayDescription, Axis, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, Placement, Plan,
+    PlanError, Sharding,
+};
+
+/// One device's array, whole to several devices.
+#[derive(Debug, Clone)]
+pub struct Broadcast {
+    /// The shape of the array.
+    pub shape: Vec<u64>,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Who has it.
+    pub from: DeviceId,
+    /// Who shall have it, in any order. The sender may be among them.
+    pub to: Vec<DeviceId>,
+    /// Whose the devices are.
+    pub placement: Placement,
+    /// What else the plan is made with.
+    pub options: Options,
+}
+
+/// A sharded array, made whole on the devices that hold its parts.
+#[derive(Debug, Clone)]
+pub struct AllGather {
+    /// The array.
+    pub array: ArrayDescription,
+    /// The axes of its mesh along which its parts are put together; `None` for all.
+    pub axes: Option<Vec<String>>,
+    /// Whose the devices are.
+    pub placement: Placement,
+    /// What else the plan is made with.
+    pub options: Options,
+}
+
+/// One device's array, in parts to several devices.
+#[derive(Debug, Clone)]
+pub struct Scatter {
+    /// The shape of the array.
+    pub shape: Vec<u64>,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Who has it.
+    pub from: DeviceId,
+    /// Who shall have which part.
+    pub to: Sharding,
+    /// Whose the devices are.
+    pub placement: Placement,
+    /// What else the plan is made with.
+    pub options: Options,
+}
+
+/// Any sharding into any other, on the same devices or on others.
+#[derive(Debug, Clone)]
+pub struct Reshard {
+    /// The array as it is.
+    pub source: ArrayDescription,
+    /// The array as it shall be.
+    pub destination: ArrayDescription,
+    /// Whose the devices are.
+    pub placement: Placement,
+    /// What else the plan is made with.
+    pub options: Options,
+}
+
+impl Plan {
+    /// Plans a broadcast.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn broadcast(ask: Broadcast) -> Result<Self, PlanError> {
+        let source = whole(ask.shape.clone(), ask.dtype, vec![ask.from]);
+        Self::new(source, whole(ask.shape, ask.dtype, ask.to), &ask.placement, ask.options)
+    }
+
+    /// Plans an all-gather: afterwards no dimension is divided along the axes that were asked for.
+    ///
+    /// # Errors
+    /// As [`Plan::new`]; [`PlanError::UnknownAxis`] if an axis is asked for that the mesh lacks.
+    pub fn all_gather(ask: AllGather) -> Result<Self, PlanError> {
+        // Names are known to be short, and few, once the description is checked.
+        ask.array.check()?;
+        let mut destination = ask.array.clone();
+        if let Some(axes) = &ask.axes {
+            let names = || destination.sharding.mesh.axes.iter().map(|axis| &axis.name);
+            if let Some(unknown) = axes.iter().find(|axis| !names().any(|name| name == *axis)) {
+                return Err(PlanError::UnknownAxis(unknown.chars().take(super::MAX_NAME / 4).collect()));
+            }
+        }
+        for entry in &mut destination.sharding.spec.0 {
+            let stays = |axis: &&String| ask.axes.as_ref().is_some_and(|gathered| !gathered.contains(axis));
+            *entry = Partition::Axes(entry.axes().iter().filter(stays).cloned().collect());
+        }
+        Self::new(ask.array, destination, &ask.placement, ask.options)
+    }
+
+    /// Plans a scatter.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn scatter(ask: Scatter) -> Result<Self, PlanError> {
+        let source = whole(ask.shape.clone(), ask.dtype, vec![ask.from]);
+        let destination = ArrayDescription { shape: ask.shape, dtype: ask.dtype, sharding: ask.to };
+        Self::new(source, destination, &ask.placement, ask.options)
+    }
+
+    /// Plans a change of sharding.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn reshard(ask: Reshard) -> Result<Self, PlanError> {
+        Self::new(ask.source, ask.destination, &ask.placement, ask.options)
+    }
+}
+
+/// An array that each of these devices has whole.
+fn whole(shape: Vec<u64>, dtype: Dtype, devices: Vec<DeviceId>) -> ArrayDescription {
+    let axes = vec![Axis { name: "device".to_owned(), size: devices.len() as u64 }];
+    ArrayDescription {
+        shape,
+        dtype,
+        sharding: Sharding { mesh: Mesh { axes, devices }, spec: PartitionSpec::default() },
+    }
+}

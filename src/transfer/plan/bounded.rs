@@ -1,0 +1,48 @@
+//! Lists from outside: read only as far as they may go, so that no text makes more of itself in memory than it is
+//! long.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+/// Reads a list of at most `N`; ends at the first one beyond.
+pub(super) fn at_most<'de, D, T, const N: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    deserializer.deserialize_seq(AtMost::<T, N>(PhantomData))
+}
+
+struct AtMost<T, const N: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMost<T, N> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {N}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<T>, A::Error> {
+        collect(list, N)
+    }
+}
+
+/// The rest of a list that may have so many.
+pub(super) fn collect<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
+    mut list: A,
+    limit: usize,
+) -> Result<Vec<T>, A::Error> {
+    let mut found = Vec::new();
+    while let Some(next) = list.next_element()? {
+        if found.len() == limit {
+            return Err(A::Error::custom(format_args!(
+                "a list has more than {limit} entries, the most that are taken"
+            )));
+        }
+        found.push(next);
+    }
+    Ok(found)
+}

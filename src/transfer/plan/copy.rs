@@ -1,0 +1,198 @@
+//! Copies of regions between byte slices, and a plan carried out inside one process.
+
+use std::collections::BTreeMap;
+
+use super::step::{byte_strides, fold};
+use super::{BufferRole, DeviceId, MAX_RANK, Plan, PlanError, Region, Runs};
+
+/// The shards of an array by device: dense, row-major, each of exactly its own size.
+pub type Shards = BTreeMap<DeviceId, Vec<u8>>;
+
+/// How often a loop is gone through, and how far apart its turns are, in bytes, on both sides.
+type Loop = (usize, [usize; 2]);
+
+/// Copies a box of elements from one dense, row-major buffer into another. What is contiguous on both sides is copied
+/// in one go.
+///
+/// # Errors
+/// [`PlanError::Region`] if the regions reach beyond their shapes, have different extents, or the buffers are not of
+/// the size of their shapes.
+pub fn copy_region(
+    source: &[u8],
+    source_shape: &[u64],
+    source_region: &Region,
+    destination: &mut [u8],
+    destination_shape: &[u64],
+    destination_region: &Region,
+    item: u64,
+) -> Result<(), PlanError> {
+    if source_region.extent != destination_region.extent {
+        return Err(misfit("a copy", "the regions have different extents"));
+    }
+    source_region.stretches(source_shape)?;
+    destination_region.stretches(destination_shape)?;
+    fits(source, source_shape, item, "the source buffer")?;
+    fits(destination, destination_shape, item, "the destination buffer")?;
+    if item == 0 || source_region.extent.contains(&0) {
+        return Ok(());
+    }
+    let (from, to) = (byte_strides(source_shape, item)?, byte_strides(destination_shape, item)?);
+    let begin = |region: &Region, strides: &[u64]| {
+        to_usize(region.start.iter().zip(strides).map(|(start, stride)| start * stride).sum())
+    };
+    let at = [begin(source_region, &from), begin(destination_region, &to)];
+    let (run, loops) = fold(&source_region.extent, [&from, &to], item);
+    let loops: Vec<Loop> =
+        loops.into_iter().map(|(count, strides)| (to_usize(count), strides.map(to_usize))).collect();
+    walk(source, destination, at, &loops, to_usize(run));
+    Ok(())
+}
+
+/// Gathers the runs of a buffer into one stretch, in order.
+///
+/// # Errors
+/// [`PlanError::Region`] if the runs reach beyond the buffer, or the stretch is not of their size.
+pub fn pack(buffer: &[u8], runs: &Runs, packed: &mut [u8]) -> Result<(), PlanError> {
+    let loops = checked(runs, buffer.len(), packed.len())?;
+    walk(buffer, packed, [to_usize(runs.offset), 0], &loops, to_usize(runs.run_bytes));
+    Ok(())
+}
+
+/// Puts one stretch into the runs of a buffer, in order: the reverse of [`pack`].
+///
+/// # Errors
+/// As [`pack`].
+pub fn unpack(packed: &[u8], runs: &Runs, buffer: &mut [u8]) -> Result<(), PlanError> {
+    let mut loops = checked(runs, buffer.len(), packed.len())?;
+    for (_, strides) in &mut loops {
+        strides.reverse();
+    }
+    walk(packed, buffer, [0, to_usize(runs.offset)], &loops, to_usize(runs.run_bytes));
+    Ok(())
+}
+
+impl Plan {
+    /// Carries out the whole plan inside this process, in the order of its steps.
+    ///
+    /// # Errors
+    /// [`PlanError::Buffer`] if a shard is missing or of another size. Nothing is copied then.
+    pub fn execute(&self, source: &Shards, destination: &mut Shards) -> Result<(), PlanError> {
+        for (role, array, shards) in [
+            (BufferRole::Source, &self.source, source),
+            (BufferRole::Destination, &self.destination, &*destination),
+        ] {
+            for &device in &array.sharding.mesh.devices {
+                let wanted = self.shard_bytes(role, device);
+                let found = shards.get(&device).map(|shard| shard.len() as u64);
+                if found != Some(wanted) {
+                    let found = found.unwrap_or(0);
+                    return Err(PlanError::Buffer { device, role: role.name(), wanted, found });
+                }
+            }
+        }
+        for step in self.steps() {
+            let missing = || misfit("a step", "its buffer is gone");
+            let (from, to) = (&step.source, &step.destination);
+            let mut into = std::mem::take(destination.get_mut(&to.device).ok_or_else(missing)?);
+            let shards = if from.buffer == BufferRole::Source { source } else { &*destination };
+            let shard = shards.get(&from.device).ok_or_else(missing)?;
+            let done =
+                copy_region(shard, &from.shape, &from.region, &mut into, &to.shape, &to.region, self.item);
+            destination.insert(to.device, into);
+            done?;
+        }
+        Ok(())
+    }
+}
+
+/// The loops of runs that are known to lie inside a buffer of this size, and to fill a stretch of that size.
+fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanError> {
+    let wrong = |why| misfit("the runs", why);
+    if runs.counts.len() != runs.strides.len() || runs.counts.len() > MAX_RANK {
+        return Err(wrong("there must be a stride for each count, and not too many"));
+    }
+    let empty = runs.run_bytes == 0 || runs.counts.contains(&0);
+    let total = runs.counts.iter().try_fold(runs.run_bytes, |total, &count| total.checked_mul(count));
+    match total {
+        _ if empty && packed == 0 => return Ok(vec![(0, [0, 0])]),
+        Some(total) if !empty && total == packed as u64 => {}
+        _ => return Err(wrong("the packed bytes are not as many as the runs have")),
+    }
+    let reach = runs.counts.iter().zip(&runs.strides).try_fold(runs.run_bytes, |reach, (&count, &stride)| {
+        (count - 1).checked_mul(stride).and_then(|far| reach.checked_add(far))
+    });
+    if reach.and_then(|reach| reach.checked_add(runs.offset)).is_none_or(|end| end > buffer as u64) {
+        return Err(wrong("they reach beyond the buffer"));
+    }
+    let mut apart = to_usize(runs.run_bytes);
+    let mut loops: Vec<Loop> = Vec::with_capacity(runs.counts.len());
+    for (&count, &stride) in runs.counts.iter().zip(&runs.strides).rev() {
+        loops.push((to_usize(count), [to_usize(stride), apart]));
+        // Together they are no more than the packed bytes.
+        apart *= to_usize(count);
+    }
+    loops.reverse();
+    Ok(loops)
+}
+
+/// Copies runs of `run` bytes, from and to where `at` says, and so for every turn of the loops. All of it is known to
+/// lie inside the buffers.
+fn walk(source: &[u8], destination: &mut [u8], at: [usize; 2], loops: &[Loop], run: usize) {
+    match loops {
+        [] => destination[at[1]..at[1] + run].copy_from_slice(&source[at[0]..at[0] + run]),
+        // Copying a few bytes through a call costs many times as much as copying a number.
+        &[(count, apart)] => match run {
+            1 => turns::<1>(source, destination, at, count, apart),
+            2 => turns::<2>(source, destination, at, count, apart),
+            4 => turns::<4>(source, destination, at, count, apart),
+            8 => turns::<8>(source, destination, at, count, apart),
+            16 => turns::<16>(source, destination, at, count, apart),
+            _ => {
+                for turn in 0..count {
+                    let [from, to] = [at[0] + turn * apart[0], at[1] + turn * apart[1]];
+                    destination[to..to + run].copy_from_slice(&source[from..from + run]);
+                }
+            }
+        },
+        [(count, apart), inner @ ..] => {
+            for turn in 0..*count {
+                walk(source, destination, [at[0] + turn * apart[0], at[1] + turn * apart[1]], inner, run);
+            }
+        }
+    }
+}
+
+/// The innermost loop, for runs of a size that is known when this is compiled.
+fn turns<const RUN: usize>(
+    source: &[u8],
+    destination: &mut [u8],
+    at: [usize; 2],
+    count: usize,
+    apart: [usize; 2],
+) {
+    let [mut from, mut to] = at;
+    for _ in 0..count {
+        destination[to..to + RUN].copy_from_slice(&source[from..from + RUN]);
+        from += apart[0];
+        to += apart[1];
+    }
+}
+
+fn fits(buffer: &[u8], shape: &[u64], item: u64, what: &'static str) -> Result<(), PlanError> {
+    let empty = shape.contains(&0);
+    let wanted =
+        if empty { Some(0) } else { shape.iter().try_fold(item, |bytes, &size| bytes.checked_mul(size)) };
+    if wanted == Some(buffer.len() as u64) {
+        return Ok(());
+    }
+    Err(misfit(what, &format!("it has {} bytes, and its shape {wanted:?}", buffer.len())))
+}
+
+fn misfit(what: &'static str, why: &str) -> PlanError {
+    PlanError::Region { what, why: why.to_owned() }
+}
+
+/// For what is known to lie inside a buffer in memory.
+fn to_usize(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,189 @@
+//! What identifies a layout, a plan and a step. All of it follows from the descriptions, so both sides of a transfer
+//! know it without asking.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ring::digest::{Context, SHA256};
+use serde::{Deserialize, Serialize};
+
+use super::PlanError;
+use super::tiles::Tiling;
+
+/// A digest: the first 128 bits of SHA-256. In text: 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Fingerprint(pub [u8; 16]);
+
+/// Names one step of a plan on both sides of it. Two steps of one plan never have the same key. In text: 16
+/// hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct TransferKey(pub u64);
+
+impl TransferKey {
+    /// The key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
+    /// fingerprint.
+    #[must_use]
+    pub fn of(plan: Fingerprint, step: u32) -> Self {
+        let [low, high] = halves(plan);
+        // Adding a constant, xor with a shift of itself and multiplying by an odd number can each be undone, so no
+        // two steps meet. The constants are those of the SplitMix64 generator.
+        let mut key = low.wrapping_add(u64::from(step).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        key = (key ^ (key >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Self(key ^ (key >> 31) ^ high)
+    }
+}
+
+fn halves(Fingerprint(bytes): Fingerprint) -> [u64; 2] {
+    let number = u128::from_le_bytes(bytes);
+    // Both casts keep exactly the half that is meant.
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of the number")]
+    [number as u64, (number >> 64) as u64]
+}
+
+/// Gathers what is to be digested; everything has a known length, or its length before it.
+pub(super) struct Digest {
+    context: Context,
+    // Digesting eight bytes at a time costs more than the digest.
+    pending: Vec<u8>,
+}
+
+impl Digest {
+    /// What is digested for one purpose never meets what is digested for another.
+    pub fn new(purpose: &str) -> Self {
+        let mut digest = Self { context: Context::new(&SHA256), pending: Vec::with_capacity(1 << 14) };
+        digest.text(purpose);
+        digest
+    }
+
+    pub fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.pending.extend_from_slice(text.as_bytes());
+    }
+
+    pub fn number(&mut self, number: u64) {
+        if self.pending.len() > (1 << 14) - 512 {
+            self.context.update(&self.pending);
+            self.pending.clear();
+        }
+        self.pending.extend_from_slice(&number.to_le_bytes());
+    }
+
+    pub fn end(mut self) -> Fingerprint {
+        self.context.update(&self.pending);
+        let digest = self.context.finish();
+        let mut fingerprint = [0; 16];
+        for (to, from) in fingerprint.iter_mut().zip(digest.as_ref()) {
+            *to = *from;
+        }
+        Fingerprint(fingerprint)
+    }
+}
+
+/// The fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the
+/// array lies on which device before and after. Two descriptions that place the same elements on the same devices are
+/// the same layout, however their axes are named and ordered.
+pub(super) fn layout(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
+    let mut digest = Digest::new("muster layout 1");
+    digest.text(dtype);
+    digest.number(source.cuts.len() as u64);
+    for cut in &source.cuts {
+        digest.number(cut.size);
+    }
+    let mut stretches = Vec::new();
+    for tiling in [source, destination] {
+        digest.number(tiling.devices.len() as u64);
+        for &(device, tile) in &tiling.devices {
+            digest.number(i64::from(device.0).cast_unsigned());
+            tiling.intervals(tile, &mut stretches);
+            for &(start, end) in &stretches {
+                digest.number(start);
+                digest.number(end);
+            }
+        }
+    }
+    digest.end()
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        Ok(Self(hexadecimal(text, 32, "a fingerprint")?.to_be_bytes()))
+    }
+}
+
+impl TryFrom<String> for Fingerprint {
+    type Error = PlanError;
+
+    fn try_from(text: String) -> Result<Self, PlanError> {
+        text.parse()
+    }
+}
+
+impl From<Fingerprint> for String {
+    fn from(fingerprint: Fingerprint) -> Self {
+        fingerprint.to_string()
+    }
+}
+
+impl fmt::Display for TransferKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for TransferKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for TransferKey {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        let key = hexadecimal(text, 16, "a key")?;
+        // Sixteen digits are 64 bits.
+        Ok(Self(u64::try_from(key).unwrap_or(u64::MAX)))
+    }
+}
+
+impl TryFrom<String> for TransferKey {
+    type Error = PlanError;
+
+    fn try_from(text: String) -> Result<Self, PlanError> {
+        text.parse()
+    }
+}
+
+impl From<TransferKey> for String {
+    fn from(key: TransferKey) -> Self {
+        key.to_string()
+    }
+}
+
+/// Exactly so many lower-case digits: one text for one value.
+fn hexadecimal(text: &str, digits: usize, what: &'static str) -> Result<u128, PlanError> {
+    let wrong = || PlanError::Json { what, why: format!("{digits} hexadecimal digits are wanted") };
+    if text.len() != digits
+        || !text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    {
+        return Err(wrong());
+    }
+    u128::from_str_radix(text, 16).map_err(|_| wrong())
+}

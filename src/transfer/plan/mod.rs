@@ -1,0 +1,80 @@
+//! Plans: which bytes of an array go from which device to which, when its sharding changes.
+//!
+//! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
+//! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
+//! description makes the same plan, with the same keys, so nobody has to send a plan to anybody.
+//!
+//! | file | its reason to exist |
+//! | --- | --- |
+//! | `describe.rs`, `dtype.rs` | what is asked for: meshes, partition specs, arrays, as JAX names them |
+//! | `bounded.rs`, `error.rs` | lists from outside, and why there is no plan |
+//! | `placement.rs` | which task and host owns a device |
+//! | `tiles.rs` | a sharding as arithmetic: which tile of the array a device holds |
+//! | `holders.rs` | who holds a tile, by host and task, and who of them is asked next |
+//! | `make.rs` | the rules that choose who copies what to whom |
+//! | `staging.rs` | room for what has to be packed on its way |
+//! | `plan.rs`, `step.rs` | the finished plan, and one copy of it with its regions and runs |
+//! | `ask.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
+//! | `cost.rs` | what a plan moves, and the least that could be moved |
+//! | `document.rs` | plans as JSON |
+//! | `copy.rs` | copies of regions between byte slices, and a plan carried out inside one process |
+//!
+//! # Shardings
+//! The semantics are those of JAX's `NamedSharding`: a mesh names its axes and lists its devices in row-major order
+//! (the last axis fastest); a partition spec has an entry for each leading dimension of the array, which is nothing,
+//! an axis, or several axes (the first one major); dimensions without an entry are whole, and devices that differ
+//! only in axes that no entry names hold copies of the same tile.
+//!
+//! JAX refuses arguments and results whose dimensions are not divisible by their number of shards. Here they are
+//! divided as GSPMD divides them inside a program: shards have the size of the quotient rounded up, so the last ones
+//! may be smaller, or empty. A shard's buffer is taken to be row-major, dense and of exactly its own size: padding is
+//! not part of it.
+mod ask;
+mod bounded;
+mod copy;
+mod cost;
+mod describe;
+mod document;
+mod dtype;
+mod error;
+mod fingerprint;
+mod holders;
+mod make;
+mod placement;
+#[expect(clippy::module_inception, reason = "the room is named for what it makes")]
+mod plan;
+mod staging;
+mod step;
+mod tiles;
+
+pub use ask::{AllGather, Broadcast, Reshard, Scatter};
+pub use copy::{Shards, copy_region, pack, unpack};
+pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};
+pub use describe::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};
+pub use document::PLAN_VERSION;
+pub use dtype::Dtype;
+pub use error::PlanError;
+pub use fingerprint::{Fingerprint, TransferKey};
+pub use super::identity::{DeviceId, TaskId};
+pub use placement::{HostName, PlacedDevice, Placement};
+pub use plan::{Options, Plan};
+pub use step::{BufferRole, Class, Region, Runs, Side, Staging, Step};
+
+/// The most dimensions of an array.
+pub const MAX_RANK: usize = 32;
+/// The most axes of a mesh.
+pub const MAX_AXES: usize = 32;
+/// The most devices of one mesh.
+pub const MAX_DEVICES: usize = 65_536;
+/// The most devices that a placement tells of.
+pub const MAX_PLACED: usize = 4 * MAX_DEVICES;
+/// The most bytes of the name of an axis or of a host.
+pub const MAX_NAME: usize = 256;
+/// The most steps of a plan. An all-to-all exchange among 2,048 devices has as many.
+pub const MAX_STEPS: u64 = 1 << 22;
+/// The most bytes that all destination shards have together, copies included.
+pub const MAX_BYTES: u64 = 1 << 62;
+/// The most bytes of a description as JSON.
+pub const MAX_DESCRIPTION_TEXT: usize = 64 << 20;
+/// The most bytes of a plan as JSON.
+pub const MAX_PLAN_TEXT: usize = 512 << 20;

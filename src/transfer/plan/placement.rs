@@ -1,0 +1,92 @@
+//! Which task and which host owns a device.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::bounded::at_most;
+use super::describe::check_name;
+use super::error::within;
+use super::{DeviceId, TaskId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError};
+
+/// What tells hosts apart: a name, or the id of one boot of its kernel. Only whether two are equal matters to a plan.
+pub type HostName = String;
+
+/// A device, and whose it is. Reads the entries of the device list of a job's REST API as well, by their names there.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PlacedDevice {
+    /// The device.
+    #[serde(alias = "global_id")]
+    pub device: DeviceId,
+    /// The task that owns it.
+    pub task: TaskId,
+    /// The host on which this task runs.
+    #[serde(alias = "boot_id")]
+    pub host: HostName,
+}
+
+/// Which task and which host owns each device. The order of its entries means nothing, nor do entries of devices that
+/// a plan does not use.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// The devices.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_PLACED>")]
+    pub devices: Vec<PlacedDevice>,
+}
+
+impl Placement {
+    /// Devices in blocks: each task owns `per_task` consecutive devices, each host runs `tasks_per_host` consecutive
+    /// tasks. Zero counts as one.
+    #[must_use]
+    pub fn blocks(devices: impl IntoIterator<Item = DeviceId>, per_task: u32, tasks_per_host: u32) -> Self {
+        let (per_task, tasks_per_host) = (i64::from(per_task.max(1)), i64::from(tasks_per_host.max(1)));
+        let place = |device: DeviceId| {
+            let task = i64::from(device.0).div_euclid(per_task);
+            let host = task.div_euclid(tasks_per_host);
+            // The quotient by a positive number is no larger than the id itself.
+            PlacedDevice {
+                device,
+                task: TaskId(u32::try_from(task).unwrap_or(device.0)),
+                host: format!("host-{host}"),
+            }
+        };
+        Self { devices: devices.into_iter().map(place).collect() }
+    }
+
+    /// Reads a placement from JSON.
+    ///
+    /// # Errors
+    /// [`PlanError::Json`] for a text that is none; otherwise as [`Placement::check`].
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        within("bytes of a placement", text.len(), MAX_DESCRIPTION_TEXT)?;
+        let found: Self =
+            serde_json::from_str(text).map_err(|error| PlanError::json("the placement", &error))?;
+        found.check()?;
+        Ok(found)
+    }
+
+    /// Checks that every device is placed once, and every task on one host.
+    ///
+    /// # Errors
+    /// The first thing that is wrong with it.
+    pub fn check(&self) -> Result<(), PlanError> {
+        self.index().map(|_| ())
+    }
+
+    /// The entries by device.
+    pub(super) fn index(&self) -> Result<BTreeMap<DeviceId, &PlacedDevice>, PlanError> {
+        within("placed devices", self.devices.len(), MAX_PLACED)?;
+        let mut tasks: BTreeMap<TaskId, &str> = BTreeMap::new();
+        let mut devices = BTreeMap::new();
+        for (number, placed) in self.devices.iter().enumerate() {
+            check_name("host of placed device", number, &placed.host)?;
+            if *tasks.entry(placed.task).or_insert(&placed.host) != placed.host {
+                return Err(PlanError::TaskOnTwoHosts(placed.task));
+            }
+            if devices.insert(placed.device, placed).is_some() {
+                return Err(PlanError::PlacedTwice(placed.device));
+            }
+        }
+        Ok(devices)
+    }
+}

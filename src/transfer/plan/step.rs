@@ -1,0 +1,254 @@
+//! One copy of a plan, with its regions and runs.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::bounded::at_most;
+use super::{DeviceId, HostName, MAX_RANK, PlanError, TaskId, TransferKey};
+
+/// How far the bytes of a step go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Nowhere: the device holds the same tile before and after, so the buffer itself can be handed on.
+    SameBuffer,
+    /// Within a task: on one device, or between two of them.
+    LocalCopy,
+    /// To another task on the same host.
+    SameHost,
+    /// To another host.
+    AcrossHosts,
+}
+
+impl Class {
+    /// All of them, the nearest first.
+    pub const ALL: [Self; 4] = [Self::SameBuffer, Self::LocalCopy, Self::SameHost, Self::AcrossHosts];
+
+    /// Whether a transport is needed, and not only a copy.
+    #[must_use]
+    pub const fn leaves_task(self) -> bool {
+        matches!(self, Self::SameHost | Self::AcrossHosts)
+    }
+
+    /// In words.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SameBuffer => "same buffer",
+            Self::LocalCopy => "local copy",
+            Self::SameHost => "same host",
+            Self::AcrossHosts => "across hosts",
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Which of a device's two buffers is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BufferRole {
+    /// The shard of the array as it is.
+    Source,
+    /// The shard of the array as it shall be.
+    Destination,
+}
+
+impl BufferRole {
+    /// In a word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+        }
+    }
+}
+
+/// A box of elements inside a shard's buffer, in elements.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Region {
+    /// Where it begins in each dimension, counted from the beginning of the shard.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    pub start: Vec<u64>,
+    /// How far it reaches in each dimension.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    pub extent: Vec<u64>,
+}
+
+/// The same box as the stretches of memory that it consists of: `run_bytes` at `offset`, and so for every combination
+/// of the loops. The runs are as long, and as few, as can be.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Runs {
+    /// Where the first one begins, in bytes from the beginning of the buffer.
+    pub offset: u64,
+    /// How long each is, in bytes.
+    pub run_bytes: u64,
+    /// How often each loop is gone through, the outermost first.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    pub counts: Vec<u64>,
+    /// How far apart two neighbours of that loop begin, in bytes.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    pub strides: Vec<u64>,
+}
+
+impl Runs {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        if self.run_bytes == 0 { 0 } else { self.counts.iter().product() }
+    }
+
+    /// How many bytes they have together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.count() * self.run_bytes
+    }
+}
+
+/// A place in a task's room for staging.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Staging {
+    /// Where it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// One end of a step.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Side {
+    /// The device.
+    pub device: DeviceId,
+    /// The task that owns it.
+    pub task: TaskId,
+    /// The host on which that task runs.
+    pub host: HostName,
+    /// Which of the device's buffers.
+    pub buffer: BufferRole,
+    /// The size of that shard in each dimension, in elements.
+    #[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")]
+    pub shape: Vec<u64>,
+    /// Which part of the shard.
+    pub region: Region,
+    /// The same as stretches of memory.
+    pub runs: Runs,
+    /// Where the task packs it, or finds it packed, if its runs are too short to be moved one by one.
+    pub staging: Option<Staging>,
+}
+
+/// One copy of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// Its number in the plan.
+    pub index: u32,
+    /// Its name on both sides.
+    pub key: TransferKey,
+    /// How far its bytes go.
+    pub class: Class,
+    /// How many bytes.
+    pub bytes: u64,
+    /// The step that must be done before, because it puts here what this step reads. Always one of a smaller number.
+    pub after: Option<u32>,
+    /// Where it is read.
+    pub source: Side,
+    /// Where it is written.
+    pub destination: Side,
+}
+
+impl Region {
+    /// The region as stretches of the memory of a dense, row-major buffer of `shape`, with elements of `item` bytes.
+    ///
+    /// # Errors
+    /// [`PlanError::Region`] if it reaches beyond the shape or has another rank, [`PlanError::TooLarge`] for a buffer
+    /// beyond 64 bits.
+    pub fn runs(&self, shape: &[u64], item: u64) -> Result<Runs, PlanError> {
+        self.stretches(shape)?;
+        byte_strides(shape, item)?;
+        Ok(runs(shape, self, item))
+    }
+
+    /// Where it begins and ends in each dimension, if that is inside the shape.
+    pub(super) fn stretches(&self, shape: &[u64]) -> Result<Vec<(u64, u64)>, PlanError> {
+        let wrong = |why: String| PlanError::Region { what: "the region", why };
+        if self.start.len() != shape.len() || self.extent.len() != shape.len() || shape.len() > MAX_RANK {
+            let ranks = (self.start.len(), self.extent.len(), shape.len());
+            return Err(wrong(format!(
+                "start, extent and buffer have {ranks:?} dimensions, of at most {MAX_RANK}"
+            )));
+        }
+        let ends = self.start.iter().zip(&self.extent).zip(shape).enumerate();
+        ends.map(|(dimension, ((&start, &extent), &size))| match start.checked_add(extent) {
+            Some(end) if end <= size => Ok((start, end)),
+            _ => {
+                Err(wrong(format!("{extent} elements from {start} on, of {size}, in dimension {dimension}")))
+            }
+        })
+        .collect()
+    }
+}
+
+/// The runs of a region that is known to lie inside the shape.
+pub(super) fn runs(shape: &[u64], region: &Region, item: u64) -> Runs {
+    let none = Runs { offset: 0, run_bytes: 0, counts: Vec::new(), strides: Vec::new() };
+    if item == 0 || region.extent.contains(&0) {
+        return none;
+    }
+    let Ok(strides) = byte_strides(shape, item) else { return none };
+    let offset = region.start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
+    let (run_bytes, loops) = fold(&region.extent, [&strides], item);
+    let (counts, strides) = loops.into_iter().map(|(count, [stride])| (count, stride)).unzip();
+    Runs { offset, run_bytes, counts, strides }
+}
+
+/// How far apart neighbours lie in each dimension of a dense, row-major buffer, in bytes.
+pub(super) fn byte_strides(shape: &[u64], item: u64) -> Result<Vec<u64>, PlanError> {
+    let mut strides = vec![item; shape.len()];
+    let mut bytes = item;
+    for (stride, &size) in strides.iter_mut().zip(shape).rev() {
+        *stride = bytes;
+        // A buffer without elements has no strides that anybody asks for; they must be numbers all the same.
+        bytes = bytes.checked_mul(size.max(1)).ok_or(PlanError::TooLarge { what: "a buffer" })?;
+    }
+    Ok(strides)
+}
+
+/// Folds a box into one run and the loops around it, in each of `N` buffers at once: dimensions that lie close
+/// together in all of them become one. Returns the bytes of the run, and the loops with their strides, the outermost
+/// first.
+pub(super) fn fold<const N: usize>(
+    extent: &[u64],
+    strides: [&[u64]; N],
+    item: u64,
+) -> (u64, Vec<(u64, [u64; N])>) {
+    let mut run = item;
+    // The innermost first.
+    let mut loops: Vec<(u64, [u64; N])> = Vec::new();
+    for (dimension, &count) in extent.iter().enumerate().rev() {
+        let here = strides.map(|strides| strides[dimension]);
+        if count == 1 {
+            continue;
+        }
+        match loops.last_mut() {
+            None if here.iter().all(|&stride| stride == run) => run *= count,
+            Some((inner, apart))
+                if here.iter().zip(apart.iter()).all(|(&stride, &apart)| stride == apart * *inner) =>
+            {
+                *inner *= count;
+            }
+            _ => loops.push((count, here)),
+        }
+    }
+    loops.reverse();
+    (run, loops)
+}

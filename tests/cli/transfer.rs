@@ -1,0 +1,115 @@
+//! `muster transfer plan`: what is shown of a plan, as text and as JSON.
+
+use std::path::PathBuf;
+
+use muster::transfer::plan::Plan;
+use serde_json::{Value, json};
+
+use crate::process::{Ended, muster, run};
+
+/// Two rows of devices, each of which holds every row of the matrix or every column.
+fn array(devices: &[i32], spec: &Value) -> String {
+    json!({
+        "shape": [1024, 512],
+        "dtype": "bfloat16",
+        "sharding": {"mesh": {"axes": [{"name": "x", "size": devices.len()}], "devices": devices}, "spec": spec},
+    })
+    .to_string()
+}
+
+fn plan(more: &[&str]) -> Ended {
+    let (source, destination) =
+        (array(&[0, 1, 2, 3], &json!(["x"])), array(&[4, 5, 6, 7], &json!([null, "x"])));
+    let arguments = ["transfer", "plan", "--source", &source, "--destination", &destination];
+    run(&mut muster(arguments.iter().chain(more)))
+}
+
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("transfer-{name}.json"));
+    std::fs::write(&path, text).expect("the file can be written");
+    path
+}
+
+#[test]
+fn the_cost_of_a_plan_and_who_sends_to_whom_are_shown() {
+    let shown = plan(&["--devices-per-task", "2"]);
+    assert_eq!((shown.code, shown.err.as_str()), (Some(0), ""));
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lines: Vec<String> = shown.out.lines().map(words).collect();
+    let has =
+        |wanted: &str| assert!(lines.iter().any(|line| line == wanted), "no {wanted:?} in:\n{}", shown.out);
+    has("bfloat16[1024, 512] (1.0 MiB)");
+    has("from P(x) over 4 devices, mesh x=4");
+    has("to P(None, x) over 4 devices, mesh x=4");
+    has("across hosts 16 1.0 MiB 1.0 MiB");
+    has("1.0 MiB are copied or sent; no plan could move less.");
+    has("Messages between tasks: 16. The longest chain of steps that wait for one another: 1.");
+    has("Most goes out of task 0, 512.0 KiB.");
+    has("1 3 across hosts 4 256.0 KiB");
+    let few = plan(&["--devices-per-task", "2", "--rows", "1"]).out;
+    assert!(few.ends_with("and 3 more pairs of tasks, with less; --rows N shows more\n"), "{few}");
+}
+
+#[test]
+fn the_steps_of_one_task_are_those_in_which_it_takes_part() {
+    let shown = plan(&["--devices-per-task", "2", "--tasks-per-host", "4", "--task", "1"]).out;
+    assert!(
+        shown.starts_with("Task 1 takes part in 8 of 16 steps; it needs 512.0 KiB to pack short runs.\n"),
+        "{shown}"
+    );
+    let steps: Vec<Vec<&str>> = shown.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(steps.len(), 8);
+    assert!(steps.iter().all(|step| step[2] == "1" && step[6..8] == ["same", "host"]), "{shown}");
+    let none = plan(&["--task", "9"]).out;
+    assert_eq!(none, "Task 9 takes part in 0 of 16 steps; it needs 0 B to pack short runs.\n");
+}
+
+#[test]
+fn the_plan_as_json_is_a_plan_that_can_be_read_again() {
+    let devices = json!({"devices": (0..8).map(|device| json!({
+        "platform": "cpu", "kind": "cpu", "global_id": device, "local_id": 0, "task": device / 4, "partition": null,
+        "boot_id": format!("boot-{}", device / 4),
+    })).collect::<Vec<_>>(), "next": null});
+    let placement = file("devices", &devices.to_string());
+    let placement = placement.to_str().expect("it is text");
+    let shown = plan(&["--placement", placement, "--timeout", "90s", "--fan-out", "3", "--json"]);
+    let read = Plan::from_json(shown.out.trim_end()).expect("it is a plan");
+    assert_eq!(read.len(), 16);
+    assert_eq!(read.timeout().map(|timeout| timeout.as_secs()), Some(90));
+    assert_eq!(read.tasks().len(), 2);
+    let shown: Value = serde_json::from_str(&shown.out).expect("it is JSON");
+    assert_eq!(shown["steps"][5]["source"]["host"], "boot-0");
+    assert_eq!(shown["fan_out"], 3);
+}
+
+#[test]
+fn what_is_wrong_is_said_with_the_argument_that_it_stands_in() {
+    let wrong = |arguments: &[&str]| {
+        let ended = run(&mut muster([&["transfer", "plan"], arguments].concat()));
+        assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+        ended.err
+    };
+    let good = array(&[0, 1], &json!(["x"]));
+    let twice = array(&[0, 0], &json!(["x"]));
+    assert_eq!(
+        wrong(&["--source", &good, "--destination", &twice]),
+        "muster: --destination: the mesh lists device 0 twice\n"
+    );
+    let forged = array(&[0, 1], &json!(["x\u{1b}[31m\u{202e}"]));
+    let said = wrong(&["--source", &forged, "--destination", &good]);
+    assert!(!said.trim_end().contains(char::is_control) && !said.contains('\u{202e}'), "{said:?}");
+    let path = file("damaged", "{\"shape\": [1,");
+    let path = path.to_str().expect("it is text");
+    let said = wrong(&["--source", path, "--destination", &good]);
+    assert!(
+        said.starts_with(&format!("muster: --source: {path}: the description of an array is not what")),
+        "{said}"
+    );
+    let said = wrong(&["--source", "/nowhere/at/all", "--destination", &good]);
+    assert!(said.starts_with("muster: --source: cannot read /nowhere/at/all: No such file"), "{said}");
+    let placed = json!({"devices": [{"device": 0, "task": 0, "host": "a"}]}).to_string();
+    assert_eq!(
+        wrong(&["--source", &good, "--destination", &good, "--placement", &placed]),
+        "muster: the placement does not say which task owns device 1\n"
+    );
+}

@@ -1,0 +1,291 @@
+//! What holds for every plan, over random ones.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use muster::transfer::plan::{
+    BufferRole, Class, DeviceId, Partition, PlacedDevice, Plan, Step, TaskId, pack, unpack,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::support::{Asked, Choices, asked, beginnings, blank, elements, truth};
+
+fn decisions() -> impl Strategy<Value = Vec<u8>> {
+    vec(any::<u8>(), 0..160)
+}
+
+fn planned(bytes: &[u8]) -> (Asked, Plan) {
+    let asked = asked(&mut Choices::of(bytes));
+    let plan = asked.plan();
+    (asked, plan)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn a_plan_carried_out_gives_what_gathering_and_cutting_again_gives(bytes in decisions()) {
+        let (asked, plan) = planned(&bytes);
+        let mut found = blank(&plan);
+        plan.execute(&truth(&asked.source), &mut found).expect("the shards fit");
+        prop_assert_eq!(found, truth(&asked.destination));
+    }
+
+    #[test]
+    fn packing_and_unpacking_every_step_gives_the_same(bytes in decisions()) {
+        let (asked, plan) = planned(&bytes);
+        let source = truth(&asked.source);
+        let mut found = blank(&plan);
+        for step in plan.steps() {
+            let mut packed = vec![0; step.bytes as usize];
+            let shards = if step.source.buffer == BufferRole::Source { &source } else { &found };
+            pack(&shards[&step.source.device], &step.source.runs, &mut packed).expect("the runs fit");
+            let shard = found.get_mut(&step.destination.device).expect("it has a shard");
+            unpack(&packed, &step.destination.runs, shard).expect("the runs fit");
+        }
+        prop_assert_eq!(found, truth(&asked.destination));
+    }
+
+    #[test]
+    fn every_byte_is_written_once_and_read_only_when_it_is_there(bytes in decisions()) {
+        let (_, plan) = planned(&bytes);
+        let mut written: BTreeMap<DeviceId, Vec<bool>> =
+            blank(&plan).into_iter().map(|(device, shard)| (device, vec![false; shard.len()])).collect();
+        let mut steps: Vec<Step> = Vec::new();
+        for step in plan.steps() {
+            let all = |runs| beginnings(runs).into_iter().flat_map(|at| at..at + runs.run_bytes);
+            prop_assert_eq!(step.bytes, all(&step.source.runs).count() as u64);
+            if step.source.buffer == BufferRole::Destination {
+                let before = &steps[step.after.expect("somebody must have written it") as usize];
+                prop_assert_eq!(before.destination.device, step.source.device);
+                prop_assert_eq!(&before.destination.region, &step.source.region);
+                prop_assert!(all(&step.source.runs).all(|at| written[&step.source.device][at as usize]));
+            } else {
+                prop_assert_eq!(step.after, None);
+            }
+            let shard = written.get_mut(&step.destination.device).expect("it has a shard");
+            for at in all(&step.destination.runs) {
+                prop_assert!(!std::mem::replace(&mut shard[at as usize], true), "byte {} is written twice", at);
+            }
+            steps.push(step);
+        }
+        prop_assert!(written.values().flatten().all(|&written| written), "a byte is never written");
+    }
+
+    #[test]
+    fn no_plan_could_move_less(bytes in decisions()) {
+        let (asked, plan) = planned(&bytes);
+        let cost = plan.cost();
+        let least = least(&asked);
+        let of = |class: Class| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").bytes;
+        let found = [Class::SameBuffer, Class::LocalCopy, Class::SameHost, Class::AcrossHosts].map(of);
+        prop_assert_eq!(found, least);
+        prop_assert_eq!(
+            [cost.minimum.local_copy, cost.minimum.same_host, cost.minimum.across_hosts],
+            [least[1], least[2], least[3]]
+        );
+        prop_assert_eq!(cost.over_minimum, 0);
+        prop_assert_eq!(cost.moved, least[1..].iter().sum::<u64>());
+    }
+
+    #[test]
+    fn steps_say_truly_who_how_far_and_in_which_order(bytes in decisions()) {
+        let (asked, plan) = planned(&bytes);
+        let owners: HashMap<DeviceId, &PlacedDevice> =
+            asked.placement.devices.iter().map(|placed| (placed.device, placed)).collect();
+        let mut keys = HashSet::new();
+        for (number, step) in plan.steps().enumerate() {
+            prop_assert_eq!(step.index as usize, number);
+            prop_assert!(step.after.is_none_or(|after| after < step.index));
+            prop_assert!(keys.insert(step.key), "two steps have one key");
+            for side in [&step.source, &step.destination] {
+                prop_assert_eq!((side.task, &side.host), (owners[&side.device].task, &owners[&side.device].host));
+                prop_assert_eq!(plan.shard_shape(side.buffer, side.device), Some(side.shape.clone()));
+            }
+            let same_device = step.source.device == step.destination.device;
+            let whole = step.source.shape == step.source.region.extent && step.destination.shape == step.source.region.extent;
+            let class = if same_device && whole {
+                Class::SameBuffer
+            } else if step.source.task == step.destination.task {
+                Class::LocalCopy
+            } else if step.source.host == step.destination.host {
+                Class::SameHost
+            } else {
+                Class::AcrossHosts
+            };
+            prop_assert_eq!(step.class, class);
+            prop_assert_eq!(plan.step(step.index), Some(step));
+        }
+        prop_assert_eq!(plan.step(plan.len() as u32), None);
+    }
+
+    #[test]
+    fn room_is_shared_only_by_steps_that_come_after_one_another(bytes in decisions()) {
+        let (_, plan) = planned(&bytes);
+        let mut used: BTreeMap<TaskId, Vec<(u64, u64, u32)>> = BTreeMap::new();
+        let steps: Vec<Step> = plan.steps().collect();
+        for step in &steps {
+            for side in [&step.source, &step.destination] {
+                if let Some(room) = side.staging {
+                    prop_assert!(step.class.leaves_task());
+                    prop_assert_eq!(room.bytes, step.bytes);
+                    prop_assert!(room.offset + room.bytes <= plan.staging_bytes(side.task));
+                    used.entry(side.task).or_default().push((room.offset, room.offset + room.bytes, step.index));
+                } else if step.class.leaves_task() {
+                    let long = side.runs.count() <= 1 || side.runs.run_bytes >= 4096;
+                    prop_assert!(long, "short runs without room: {:?}", side.runs);
+                }
+            }
+        }
+        let depends = |mut step: u32, on: u32| {
+            while let Some(after) = steps[step as usize].after {
+                if after == on {
+                    return true;
+                }
+                step = after;
+            }
+            false
+        };
+        for rooms in used.values() {
+            for (number, one) in rooms.iter().enumerate() {
+                for other in &rooms[..number] {
+                    let apart = one.1 <= other.0 || other.1 <= one.0;
+                    prop_assert!(apart || depends(one.2, other.2), "steps {} and {} share room", one.2, other.2);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn both_sides_make_the_same_plan_however_it_is_told_to_them(bytes in decisions(), order in vec(any::<u8>(), 64)) {
+        let (asked, plan) = planned(&bytes);
+        let told = told_otherwise(&asked, &mut Choices::of(&order));
+        let other = told.plan();
+        prop_assert_eq!(plan.layout(), other.layout());
+        prop_assert_eq!(plan.fingerprint(), other.fingerprint());
+        let (mine, theirs): (Vec<Step>, Vec<Step>) = (plan.steps().collect(), other.steps().map(unnamed).collect());
+        prop_assert_eq!(mine, theirs);
+        prop_assert_eq!(plan.cost(), other.cost());
+        // What a task sees of the plan is what it takes part in, and both ends of a step see it alike.
+        let mut seen: BTreeMap<u32, usize> = BTreeMap::new();
+        for &task in plan.tasks() {
+            for step in plan.for_task(task) {
+                prop_assert!(step.source.task == task || step.destination.task == task);
+                prop_assert_eq!(plan.step(step.index), Some(step.clone()));
+                *seen.entry(step.index).or_default() += 1;
+            }
+        }
+        for step in plan.steps() {
+            prop_assert_eq!(seen[&step.index], if step.source.task == step.destination.task { 1 } else { 2 });
+        }
+    }
+
+    #[test]
+    fn a_change_that_matters_changes_the_fingerprint(bytes in decisions()) {
+        let (asked, plan) = planned(&bytes);
+        let mut moved = asked.clone();
+        // Two devices that hold different parts change places.
+        let held = elements(&asked.destination);
+        let devices = &mut moved.destination.sharding.mesh.devices;
+        let other = devices.iter().position(|device| held[device] != held[&devices[0]]);
+        if let Some(other) = other {
+            devices.swap(0, other);
+            prop_assert_ne!(plan.layout(), moved.plan().layout());
+        }
+        let mut placed = asked.clone();
+        let used: BTreeSet<DeviceId> = plan.placement().devices.iter().map(|placed| placed.device).collect();
+        let one = placed.placement.devices.iter_mut().find(|device| used.contains(&device.device)).expect("one is used");
+        (one.task, one.host) = (TaskId(99), "elsewhere".to_owned());
+        prop_assert_eq!(plan.layout(), placed.plan().layout());
+        prop_assert_ne!(plan.fingerprint(), placed.plan().fingerprint());
+    }
+
+    #[test]
+    fn a_plan_read_from_its_text_is_the_same_plan(bytes in decisions()) {
+        let (_, plan) = planned(&bytes);
+        let text = plan.to_json().expect("it is short");
+        let read = Plan::from_json(&text).expect("it is a plan");
+        prop_assert_eq!(read.to_json().expect("it is short"), text);
+        prop_assert!(plan.steps().eq(read.steps()));
+        prop_assert_eq!(plan.fingerprint(), read.fingerprint());
+    }
+}
+
+/// The least bytes by class, found element by element: what stays, what is copied in a task, what comes from another
+/// task, from another host.
+fn least(asked: &Asked) -> [u64; 4] {
+    let item = asked.source.dtype.bytes().expect("whole bytes");
+    let owners: HashMap<DeviceId, (TaskId, &str)> = asked
+        .placement
+        .devices
+        .iter()
+        .map(|placed| (placed.device, (placed.task, placed.host.as_str())))
+        .collect();
+    let (source, destination) = (elements(&asked.source), elements(&asked.destination));
+    let (mut task_has, mut host_has) = (HashSet::new(), HashSet::new());
+    for (device, numbers) in &source {
+        for number in numbers {
+            task_has.insert((owners[device].0, number));
+            host_has.insert((owners[device].1, number));
+        }
+    }
+    let (mut task_wants, mut host_wants) = (HashSet::new(), HashSet::new());
+    let (mut all, mut stays) = (0, 0);
+    for (device, numbers) in &destination {
+        all += numbers.len();
+        if source.get(device) == Some(numbers) {
+            stays += numbers.len();
+        }
+        for number in numbers {
+            task_wants.insert((owners[device].0, number));
+            host_wants.insert((owners[device].1, number));
+        }
+    }
+    let across = host_wants.difference(&host_has).count();
+    let leaving = task_wants.difference(&task_has).count();
+    [stays, all - stays - leaving, leaving - across, across].map(|elements| elements as u64 * item)
+}
+
+/// The same in other words: mesh axes in another order and by other names, placement in another order, other names of
+/// hosts, devices that take no part, entries spelled otherwise.
+fn told_otherwise(asked: &Asked, choices: &mut Choices) -> Asked {
+    let mut told = asked.clone();
+    for array in [&mut told.source, &mut told.destination] {
+        let (mesh, spec) = (&mut array.sharding.mesh, &mut array.sharding.spec);
+        let turn = choices.below(mesh.axes.len().max(1));
+        // The last axes become the first ones: the grid of devices is transposed with them.
+        let (slow, fast): (u64, u64) = (
+            mesh.axes[..turn].iter().map(|axis| axis.size).product(),
+            mesh.axes[turn..].iter().map(|axis| axis.size).product(),
+        );
+        mesh.axes.rotate_left(turn);
+        let old = mesh.devices.clone();
+        mesh.devices =
+            (0..fast).flat_map(|f| (0..slow).map(move |s| s * fast + f)).map(|at| old[at as usize]).collect();
+        for axis in &mut mesh.axes {
+            axis.name.push('2');
+        }
+        for entry in &mut spec.0 {
+            *entry = Partition::Axes(entry.axes().iter().map(|axis| format!("{axis}2")).collect());
+        }
+        spec.0.resize(array.shape.len(), Partition::Whole);
+    }
+    for placed in &mut told.placement.devices {
+        placed.host = format!("other {}", placed.host);
+    }
+    let idle =
+        |device| PlacedDevice { device: DeviceId(device), task: TaskId(device), host: "idle".to_owned() };
+    told.placement.devices.extend((1000..1003).map(idle));
+    let at = choices.below(told.placement.devices.len());
+    told.placement.devices.rotate_left(at);
+    told.placement.devices.reverse();
+    told
+}
+
+/// With the names of hosts as they were.
+fn unnamed(mut step: Step) -> Step {
+    for side in [&mut step.source, &mut step.destination] {
+        side.host = side.host.trim_start_matches("other ").to_owned();
+    }
+    step
+}
