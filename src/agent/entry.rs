@@ -37,7 +37,9 @@ pub enum EntryError {
     #[error("it cannot be read: {0}")]
     Form(String),
     /// Another version of this program wrote it.
-    #[error("it is of version {0}, and this program reads version {VERSION}: run the same program everywhere")]
+    #[error(
+        "it is of version {0}, and this program reads version {VERSION}: run the same program everywhere"
+    )]
     Version(u32),
     /// It speaks of another life.
     #[error("it speaks of incarnation {0}")]
@@ -55,8 +57,7 @@ pub fn key(member: Member) -> String {
 
 /// What `member` publishes.
 pub fn write(incarnation: Incarnation, address: &Address, devices: &[DeviceId]) -> Result<Vec<u8>, String> {
-    let entry =
-        Entry { version: VERSION, incarnation, address: address.clone(), devices: devices.to_vec() };
+    let entry = Entry { version: VERSION, incarnation, address: address.clone(), devices: devices.to_vec() };
     serde_json::to_vec(&entry).map_err(|error| error.to_string())
 }
 
@@ -73,7 +74,8 @@ pub fn read(member: Member, bytes: &[u8]) -> Result<Peer, EntryError> {
     struct Versioned {
         version: u32,
     }
-    let form = |error: serde_json::Error| EntryError::Form(crate::text::one_line(&error.to_string()).into_owned());
+    let form =
+        |error: serde_json::Error| EntryError::Form(crate::text::one_line(&error.to_string()).into_owned());
     let Versioned { version } = serde_json::from_slice(bytes).map_err(form)?;
     if version != VERSION {
         return Err(EntryError::Version(version));
@@ -157,7 +159,10 @@ mod tests {
         assert_eq!(edited(|entry| entry["devices"] = many.clone().into()), Err(devices));
         let host = edited(|entry| entry["address"]["host"] = "x".repeat(HOST_MAX + 1).into());
         assert_eq!(host, Err(EntryError::Field("host")));
-        assert_eq!(edited(|entry| entry["address"]["local"] = "a\u{1b}[2J".into()), Err(EntryError::Field("socket")));
+        assert_eq!(
+            edited(|entry| entry["address"]["local"] = "a\u{1b}[2J".into()),
+            Err(EntryError::Field("socket"))
+        );
         for wrong in ["0.0.0.0:9", "10.0.0.1:0"] {
             let refused = edited(|entry| entry["address"]["tcp"] = vec![wrong].into());
             assert_eq!(refused, Err(EntryError::Field("address")), "{wrong}");

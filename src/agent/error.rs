@@ -49,7 +49,9 @@ pub enum AgentError {
         message: String,
     },
     /// Another service, or another run, answers now.
-    #[error("{call}: the run has another service incarnation now ({now:016x}, it was {was:016x}): register again")]
+    #[error(
+        "{call}: the run has another service incarnation now ({now:016x}, it was {was:016x}): register again"
+    )]
     OtherRun {
         /// Which call.
         call: &'static str,
@@ -83,7 +85,9 @@ pub enum AgentError {
         message: String,
     },
     /// A restarted task came with other devices than it had.
-    #[error("task {task} was here before with other devices ({key}): start it with the same, or let a new run begin")]
+    #[error(
+        "task {task} was here before with other devices ({key}): start it with the same, or let a new run begin"
+    )]
     OtherDevices {
         /// The task.
         task: u32,

@@ -79,9 +79,6 @@ impl Inner {
 
     /// This life is over, for this reason unless there was one before. Nothing moves any more.
     fn end(&self, error: AgentError) {
-        if self.is_leaving() {
-            return;
-        }
         let first = self.over.send_if_modified(|over| {
             let first = over.is_none();
             if first {
@@ -272,7 +269,12 @@ impl Agent {
     ///
     /// # Errors
     /// If the service does not take it.
-    pub async fn insert(&self, key: &str, value: impl Into<Bytes>, overwrite: bool) -> Result<(), AgentError> {
+    pub async fn insert(
+        &self,
+        key: &str,
+        value: impl Into<Bytes>,
+        overwrite: bool,
+    ) -> Result<(), AgentError> {
         let limit = self.inner.config.call_limit;
         self.unless_over(self.inner.service.insert(key, value, overwrite, limit)).await
     }
@@ -324,7 +326,8 @@ impl Agent {
     /// If the service does not let it go, or does not in time.
     pub async fn try_leave(&self, limit: Duration) -> Result<(), AgentError> {
         // Reported before, since what has left has nothing to report any more.
-        let _told = tokio::time::timeout(LAST_REPORT, reporting::once(&self.inner, self.channel.clone())).await;
+        let _told =
+            tokio::time::timeout(LAST_REPORT, reporting::once(&self.inner, self.channel.clone())).await;
         self.inner.leaving.store(true, Ordering::Release);
         let left = self.inner.service.shutdown(limit).await;
         if left.is_err() {
@@ -390,7 +393,9 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
     let own = entry::write(here.incarnation, engine.address(), &config.device_ids());
     let own = own.map_err(AgentError::Engine)?;
     entry::read(here, &own).map_err(|error| {
-        AgentError::Settings(format!("nobody could reach this engine ({error}): name the address that others dial with --advertise"))
+        AgentError::Settings(format!(
+            "nobody could reach this engine ({error}): name the address that others dial with --advertise"
+        ))
     })?;
     Ok(engine)
 }
@@ -421,7 +426,8 @@ async fn register(service: &mut Service, config: &Config) -> Result<(), AgentErr
 async fn publish(service: &Service, config: &Config, engine: &Engine) -> Result<(), AgentError> {
     let limit = config.call_limit;
     let here = engine.here();
-    let own = entry::write(here.incarnation, engine.address(), &config.device_ids()).map_err(AgentError::Engine)?;
+    let own =
+        entry::write(here.incarnation, engine.address(), &config.device_ids()).map_err(AgentError::Engine)?;
     service.insert(&entry::key(here), own, true, limit).await?;
     let key = topology::key(config.task);
     let devices = topology::write(config, &engine.address().host);

@@ -83,7 +83,9 @@ impl Tally {
             for (at, kind) in TransportKind::ALL.into_iter().enumerate() {
                 let (sent, received) = old[at];
                 // A connection that was made anew begins from nothing.
-                if new.is_none_or(|new| new[at].0 < sent || new[at].1 < received) && (sent > 0 || received > 0) {
+                if new.is_none_or(|new| new[at].0 < sent || new[at].1 < received)
+                    && (sent > 0 || received > 0)
+                {
                     let ended = self.ended.entry((member.task.0, kind)).or_default();
                     *ended = (ended.0.saturating_add(sent), ended.1.saturating_add(received));
                 }
@@ -109,12 +111,13 @@ impl Tally {
                 }
             }
         }
-        let pairs = totals.into_iter().take(PAIRS_MAX).map(|((peer, kind), (sent, received))| pb::PairTotals {
-            peer,
-            transport: kind.name().to_owned(),
-            sent_bytes: sent,
-            received_bytes: received,
-        });
+        let pairs =
+            totals.into_iter().take(PAIRS_MAX).map(|((peer, kind), (sent, received))| pb::PairTotals {
+                peer,
+                transport: kind.name().to_owned(),
+                sent_bytes: sent,
+                received_bytes: received,
+            });
         pairs.collect()
     }
 
@@ -133,7 +136,10 @@ impl Tally {
             outcomes: self
                 .outcomes
                 .iter()
-                .map(|(outcome, launches)| pb::OutcomeTotals { outcome: (*outcome).to_owned(), launches: *launches })
+                .map(|(outcome, launches)| pb::OutcomeTotals {
+                    outcome: (*outcome).to_owned(),
+                    launches: *launches,
+                })
                 .collect(),
             cliques: Some(pb::CliqueCache { size: size as u64, hits, misses, evictions }),
             totals: Some(pb::EngineTotals {

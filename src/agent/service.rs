@@ -94,13 +94,16 @@ impl Service {
     fn failure(&self, call: &'static str, status: &Status) -> Failure {
         let payloads = GrpcPayloadContainer::decode(status.details()).unwrap_or_default().payloads;
         let own = payloads.contains_key(SERVICE_ERROR);
-        let mismatch = payloads.get(MISMATCH_ERROR).and_then(|value| pb::ServiceMismatchError::decode(value.clone()).ok());
-        let barrier = payloads.get(BARRIER_ERROR).and_then(|value| pb::BarrierError::decode(value.clone()).ok());
+        let mismatch = payloads
+            .get(MISMATCH_ERROR)
+            .and_then(|value| pb::ServiceMismatchError::decode(value.clone()).ok());
+        let barrier =
+            payloads.get(BARRIER_ERROR).and_then(|value| pb::BarrierError::decode(value.clone()).ok());
         let message = crate::text::one_line(status.message()).into_owned();
         let error = if let Some(mismatch) = mismatch {
             AgentError::OtherRun { call, was: self.run, now: mismatch.service_incarnation }
         } else if !own && matches!(status.code(), Code::Unavailable | Code::Unknown) {
-            let why = std::error::Error::source(status).map_or(message, |source| deepest(source));
+            let why = std::error::Error::source(status).map_or(message, deepest);
             AgentError::Unreachable { service: self.address.clone(), call, why }
         } else {
             AgentError::Refused { call, code: status.code(), message }
@@ -112,8 +115,7 @@ impl Service {
     ///
     /// Clients ask again after whatever is not the service's own word, and after ABORTED and INTERNAL.
     pub async fn register(&mut self, limit: Duration) -> Result<Result<(), AgentError>, AgentError> {
-        let request =
-            pb::RegisterTaskRequest { incarnation: self.incarnation, source_task_id: self.task };
+        let request = pb::RegisterTaskRequest { incarnation: self.incarnation, source_task_id: self.task };
         let mut client = self.client.clone();
         match self.ask("registration", Some(limit), client.register_task(request)).await {
             Ok(answer) => {
@@ -166,7 +168,11 @@ impl Service {
     }
 
     /// The states of all tasks once they are newer than `version`, with their version.
-    pub async fn watch(&self, version: i64, limit: Option<Duration>) -> Result<(Vec<State>, i64), AgentError> {
+    pub async fn watch(
+        &self,
+        version: i64,
+        limit: Option<Duration>,
+    ) -> Result<(Vec<State>, i64), AgentError> {
         let request = pb::WatchTasksRequest { incarnations: self.claim(), version_number: version };
         let answer = self.ask("watch of tasks", limit, self.client.clone().watch_tasks(request)).await;
         let answer = answer.map_err(|failure| failure.error)?;
@@ -220,10 +226,13 @@ impl Service {
             counter,
             source_task_id: self.task,
         };
-        let asking = self.ask("end of a barrier", Some(limit), self.client.clone().cancel_barrier(request)).await;
+        let asking =
+            self.ask("end of a barrier", Some(limit), self.client.clone().cancel_barrier(request)).await;
         match asking {
             Ok(_) => Ok(true),
-            Err(Failure { error: AgentError::Refused { code: Code::FailedPrecondition, .. }, .. }) => Ok(false),
+            Err(Failure { error: AgentError::Refused { code: Code::FailedPrecondition, .. }, .. }) => {
+                Ok(false)
+            }
             Err(failure) => Err(failure.error),
         }
     }
@@ -290,11 +299,8 @@ impl Service {
 
     /// Deletes a key and all below it.
     pub async fn delete(&self, key: &str, limit: Duration) -> Result<(), AgentError> {
-        let request = pb::DeleteKeyValueRequest {
-            incarnations: self.claim(),
-            key: key.to_owned(),
-            is_directory: true,
-        };
+        let request =
+            pb::DeleteKeyValueRequest { incarnations: self.claim(), key: key.to_owned(), is_directory: true };
         let asking = self.ask("delete", Some(limit), self.client.clone().delete_key_value(request)).await;
         asking.map(|_| ()).map_err(|failure| failure.error)
     }
@@ -338,7 +344,8 @@ mod tests {
         assert_eq!(failure.counter, Some(7));
         assert!(failure.error.to_string().contains("stale | line"), "{}", failure.error);
         // Details of another shape are no reason to fail otherwise.
-        let failure = service.failure("x", &Status::with_details(Code::Internal, "m", Bytes::from_static(b"\xff\xff")));
+        let failure =
+            service.failure("x", &Status::with_details(Code::Internal, "m", Bytes::from_static(b"\xff\xff")));
         assert_eq!(failure.error.code(), Some(Code::Internal));
     }
 }

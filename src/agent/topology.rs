@@ -50,7 +50,8 @@ mod tests {
         let value = write(&config, "boot");
         let key = TopologyKey::parse(key(1).as_bytes()).unwrap();
         let devices = decode_devices([(&key, value.as_slice())]);
-        let told: Vec<_> = devices.iter().map(|d| (d.platform.as_str(), d.task.0, d.local_id, d.global_id)).collect();
+        let told: Vec<_> =
+            devices.iter().map(|d| (d.platform.as_str(), d.task.0, d.local_id, d.global_id)).collect();
         assert_eq!(told, [("cpu", 1, 0, 2048), ("cpu", 1, 1, 2049)]);
         assert!(same_devices(&value, &write(&config, "another boot")));
         assert!(!same_devices(&value, &write(&Config { devices: 1, ..config }, "boot")));

@@ -1,8 +1,9 @@
 //! `muster demo`: a service and four workers on this machine, losses and returns, until somebody has seen enough.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -19,7 +20,7 @@ use super::server::Server;
 use super::worker::{Seen, parse};
 use super::{limits, print};
 use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_duration};
-use crate::coordination::JobName;
+use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log;
 
 /// How many workers there are.
@@ -31,6 +32,8 @@ const TOGETHER: Duration = Duration::from_secs(4);
 const WITHOUT: Duration = Duration::from_secs(3);
 /// How long anything may take that should take a moment: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is looked whether somebody lifted an exclusion.
+const LOOK: Duration = Duration::from_millis(500);
 /// How long workers may take to leave.
 const LEAVING: Duration = Duration::from_secs(20);
 const STOP_WITHIN: Duration = Duration::from_secs(1);
@@ -42,7 +45,7 @@ const LINE_MAX: u64 = 4096;
 /// Starts a service with its pages, at the usual ports if they are free, and four workers of a recoverable job. They
 /// register, meet at barriers, move buffers to one another, and check every byte. Then one of them is killed; the
 /// others go on without it; it comes back. Again and again, until Ctrl-C or the time given by --for. It needs nothing but
-/// this program.
+/// this program. Whoever looks on may exclude workers, readmit them and drain the job: the demo goes along.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// End after about so long, and say whether all was right
@@ -56,7 +59,8 @@ pub struct Arguments {
 
 /// A duration, or a bare number of seconds.
 fn seconds(text: &str) -> Result<Duration, String> {
-    text.parse::<u32>().map_or_else(|_| parse_duration(text), |seconds| Ok(Duration::from_secs(seconds.into())))
+    text.parse::<u32>()
+        .map_or_else(|_| parse_duration(text), |seconds| Ok(Duration::from_secs(seconds.into())))
 }
 
 /// Runs the subcommand.
@@ -79,7 +83,7 @@ async fn serve() -> Result<Server> {
         ("grpc", address(grpc).to_string()),
         ("http", address(http).to_string()),
         ("recoverable", true.to_string()),
-            ]);
+    ]);
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
     let jobs = AskedJobs::Only { name, tasks: WORKERS };
     let config = load(&Asked { profile: Profile::Launch, file: None, flags, jobs }, &|_| None)?;
@@ -92,12 +96,19 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
     let server = serve().await?;
     let http = server.about().http;
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
-    let service = server.about().coordinator_address(&name, Some("127.0.0.1")).context("the job is not served")?;
+    let service =
+        server.about().coordinator_address(&name, Some("127.0.0.1")).context("the job is not served")?;
     say(&format!("Muster demo: a service, and {WORKERS} workers that move buffers to one another"))?;
     say(&format!("  look at  http://{http}/"))?;
     say(&format!("  or with  muster status --server http://{http} --watch"))?;
     say("  end with Ctrl-C")?;
-    let mut demo = Demo::new(service, arguments)?;
+    let engine = Arc::clone(server.engine());
+    let excluded = move |task: u32| {
+        let view = engine.look(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
+        let task = TaskId(task as i32);
+        view.is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
+    };
+    let mut demo = Demo::new(service, arguments, Box::new(excluded))?;
     let ended = tokio::select! {
         played = demo.play(arguments.length) => played.map(|()| None),
         _ = interrupt.recv() => Ok(Some(128 + 2)),
@@ -110,7 +121,9 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
         (Ok(code), _) => Ok(code),
     };
     let Demo { steps, checked, losses, .. } = &demo;
-    say(&format!("{steps} steps, {checked} buffers checked byte for byte, {losses} worker(s) lost and taken back"))?;
+    say(&format!(
+        "{steps} steps, {checked} buffers checked byte for byte, {losses} worker(s) lost and taken back"
+    ))?;
     match verdict {
         Ok(None) => {
             say("every content was right, and every step held")?;
@@ -140,6 +153,11 @@ struct Demo {
     pause: Duration,
     guard: Guard,
     workers: BTreeMap<u32, Worker>,
+    /// Whether somebody who looks on keeps a worker out.
+    excluded: Box<dyn Fn(u32) -> bool>,
+    /// The workers that are kept out.
+    out: BTreeSet<u32>,
+    ending: bool,
     coming: mpsc::Receiver<(u32, u64, News)>,
     tell: mpsc::Sender<(u32, u64, News)>,
     lives: u64,
@@ -151,11 +169,25 @@ struct Demo {
 }
 
 impl Demo {
-    fn new(service: String, arguments: &Arguments) -> Result<Self> {
+    fn new(service: String, arguments: &Arguments, excluded: Box<dyn Fn(u32) -> bool>) -> Result<Self> {
         let (tell, coming) = mpsc::channel(256);
         let guard = Guard::start().context("cannot start the guard of the workers")?;
-        let (workers, pause) = (BTreeMap::new(), arguments.pause);
-        Ok(Self { service, pause, guard, workers, coming, tell, lives: 0, told: 0, steps: 0, checked: 0, losses: 0 })
+        Ok(Self {
+            service,
+            pause: arguments.pause,
+            guard,
+            workers: BTreeMap::new(),
+            excluded,
+            out: BTreeSet::new(),
+            ending: false,
+            coming,
+            tell,
+            lives: 0,
+            told: 0,
+            steps: 0,
+            checked: 0,
+            losses: 0,
+        })
     }
 
     /// Rounds of work, loss and return.
@@ -169,7 +201,9 @@ impl Demo {
         say(&format!("all {WORKERS} workers step together"))?;
         for victim in (0..WORKERS).cycle().skip(2) {
             self.watch(TOGETHER).await?;
-            self.kill(victim)?;
+            if !self.kill(victim)? {
+                continue;
+            }
             let others: Vec<u32> = all.iter().copied().filter(|task| *task != victim).collect();
             self.until_step_of(&others).await?;
             say(&format!("the others step on without worker {victim}"))?;
@@ -215,12 +249,13 @@ impl Demo {
         Ok(())
     }
 
-    /// Kills a worker without a word.
-    fn kill(&mut self, task: u32) -> Result<()> {
-        let worker = self.workers.get_mut(&task).context("the worker is not there")?;
+    /// Kills a worker without a word, if it is there.
+    fn kill(&mut self, task: u32) -> Result<bool> {
+        let Some(worker) = self.workers.get_mut(&task) else { return Ok(false) };
         worker.expected = true;
         say(&format!("worker {task} (process {}) is killed: kill -9", worker.pid.as_raw_pid()))?;
-        kill_process(worker.pid, Signal::KILL).context("it cannot be killed")
+        kill_process(worker.pid, Signal::KILL).context("it cannot be killed")?;
+        Ok(true)
     }
 
     /// Watches for so long.
@@ -228,23 +263,46 @@ impl Demo {
         let until = Instant::now() + time;
         loop {
             tokio::select! {
-                () = sleep_until(until) => return Ok(()),
+                () = sleep_until(until) => return self.take_back(),
                 news = self.coming.recv() => drop(self.hear(news)?),
             }
         }
     }
 
-    /// Watches until exactly these tasks have made a whole step.
+    /// Watches until exactly these tasks, but for those that are kept out, have made a whole step.
     async fn until_step_of(&mut self, tasks: &[u32]) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
+        let mut until = Instant::now() + PATIENCE;
         loop {
-            let Ok(news) = timeout_at(until, self.coming.recv()).await else {
-                bail!("within {PATIENCE:?} the workers {tasks:?} made no step together");
+            let out = self.out.clone();
+            let news = timeout_at(Instant::now() + LOOK, self.coming.recv()).await;
+            let seen = match news {
+                Ok(news) => self.hear(news)?,
+                Err(_) => None,
             };
-            if self.hear(news)?.is_some_and(|seen| seen.tasks == tasks && seen.whole) {
+            self.take_back()?;
+            let wanted = tasks.iter().filter(|task| !self.out.contains(task));
+            if seen.is_some_and(|seen| seen.whole && seen.tasks.iter().eq(wanted)) {
                 return Ok(());
             }
+            if out != self.out {
+                until = Instant::now() + PATIENCE;
+            }
+            if Instant::now() > until {
+                bail!("within {PATIENCE:?} the workers {tasks:?} made no step together");
+            }
         }
+    }
+
+    /// Starts again who is not kept out any more.
+    fn take_back(&mut self) -> Result<()> {
+        for task in self.out.clone() {
+            if !(self.excluded)(task) {
+                say(&format!("the exclusion of worker {task} is lifted; it comes back"))?;
+                self.out.remove(&task);
+                self.start(task)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes what a worker says, tells it, and says whether it was a step.
@@ -271,16 +329,39 @@ impl Demo {
                 self.guard.remove(worker.pid);
                 let expected = worker.expected;
                 self.workers.remove(&task);
-                if expected || status.success() {
-                    return Ok(None);
+                if expected || self.ending {
+                    return match status.success() || expected {
+                        true => Ok(None),
+                        false => bail!("worker {task} found something wrong: {status}"),
+                    };
                 }
-                bail!("worker {task} ended by itself: {status}");
+                self.left(task, status).map(|()| None)
             }
         }
     }
 
+    /// A worker has ended that nobody here has ended: whoever looks on may have.
+    fn left(&mut self, task: u32, status: ExitStatus) -> Result<()> {
+        if (self.excluded)(task) {
+            self.out.insert(task);
+            return say(&format!("worker {task} was excluded; it comes back when that is lifted"));
+        }
+        if !status.success() {
+            bail!("worker {task} ended by itself: {status}");
+        }
+        if self.workers.is_empty() {
+            say("the job was drained: all workers ended at one step. Its next run begins")?;
+            self.told = 0;
+            for task in (0..WORKERS).filter(|task| !self.out.contains(task)).collect::<Vec<_>>() {
+                self.start(task)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Ends all workers: in good order, or else by force. An error if one of them found something wrong.
     async fn end(&mut self) -> Result<()> {
+        self.ending = true;
         for worker in self.workers.values() {
             // One that is gone already is just as well.
             let _ = kill_process(worker.pid, Signal::TERM);
@@ -290,7 +371,9 @@ impl Demo {
         while !self.workers.is_empty() {
             let Ok(news) = timeout_at(until, self.coming.recv()).await else {
                 let left: Vec<_> = self.workers.keys().collect();
-                wrong.get_or_insert_with(|| anyhow::anyhow!("the workers {left:?} did not end in {LEAVING:?}"));
+                wrong.get_or_insert_with(|| {
+                    anyhow::anyhow!("the workers {left:?} did not end in {LEAVING:?}")
+                });
                 for worker in self.workers.values() {
                     let _ = kill_process(worker.pid, Signal::KILL);
                 }
@@ -309,7 +392,18 @@ async fn follow(mut child: Child, task: u32, life: u64, tell: mpsc::Sender<(u32,
     let out = child.stdout.take().map(|stream| lines(stream, task, life, tell.clone()));
     let err = child.stderr.take().map(|stream| lines(stream, task, life, tell.clone()));
     let heard = async {
-        tokio::join!(async { if let Some(out) = out { out.await } }, async { if let Some(err) = err { err.await } })
+        tokio::join!(
+            async {
+                if let Some(out) = out {
+                    out.await
+                }
+            },
+            async {
+                if let Some(err) = err {
+                    err.await
+                }
+            }
+        )
     };
     heard.await;
     if let Ok(status) = child.wait().await {

@@ -88,7 +88,13 @@ pub struct Arguments {
     advertise: Vec<SocketAddr>,
 
     /// A file with a secret that all workers of the job share; others cannot connect to them
-    #[arg(long, value_name = "FILE", env = "MUSTER_TRANSFER_TOKEN_FILE", hide_env_values = true, help_heading = "Transfers")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_TRANSFER_TOKEN_FILE",
+        hide_env_values = true,
+        help_heading = "Transfers"
+    )]
     token_file: Option<PathBuf>,
 
     /// Listen beyond loopback without a shared secret
@@ -112,7 +118,14 @@ struct ServiceOptions {
     ca: Option<PathBuf>,
 
     /// The certificate to show
-    #[arg(long, value_name = "FILE", env = "JAX_MTLS_CERT_FILE", hide_env_values = true, requires = "ca", requires = "key")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "JAX_MTLS_CERT_FILE",
+        hide_env_values = true,
+        requires = "ca",
+        requires = "key"
+    )]
     cert: Option<PathBuf>,
 
     /// Its key
@@ -177,8 +190,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let variables: Variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect();
-    let asked =
-        Asked { task: arguments.task, tasks: arguments.tasks, service: arguments.service.clone() };
+    let asked = Asked { task: arguments.task, tasks: arguments.tasks, service: arguments.service.clone() };
     let place = Place::find(&asked, &variables)?;
     let config = arguments.config(&place)?;
     limits::raise_open_files();
@@ -197,7 +209,8 @@ impl Arguments {
             })?),
         };
         let token = self.token_file.as_ref().map(|path| {
-            let text = std::fs::read(path).with_context(|| format!("cannot read the secret in {}", path.display()))?;
+            let text = std::fs::read(path)
+                .with_context(|| format!("cannot read the secret in {}", path.display()))?;
             match text.trim_ascii() {
                 [] => bail!("{} holds no secret: put at least 16 random bytes into it", path.display()),
                 secret => Ok(secret.to_vec()),

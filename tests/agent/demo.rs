@@ -6,7 +6,13 @@ use crate::process::{Running, lives, muster, run, wait_until};
 fn the_demo_loses_a_worker_takes_it_back_and_finds_every_content_right() {
     let ended = run(&mut muster(["demo", "--for", "20", "--pause", "200ms"]));
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    for part in ["look at  http://", "kill -9", "step on without worker 2", "worker 2 takes part again", "every content"] {
+    for part in [
+        "look at  http://",
+        "kill -9",
+        "step on without worker 2",
+        "worker 2 takes part again",
+        "every content",
+    ] {
         assert!(ended.out.contains(part), "{part:?} is not in {ended:?}");
     }
 }

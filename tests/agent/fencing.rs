@@ -6,7 +6,9 @@ use muster::agent::{Agent, AgentError, Config};
 use muster::clock::monotonic;
 use muster::proto::xla::coordination as pb;
 use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
-use muster::transfer::{Arena, Buffer, DeviceId, Member, Options, Spec, TaskId, Transfer, TransferError, TransferKey};
+use muster::transfer::{
+    Arena, Buffer, DeviceId, Member, Options, Spec, TaskId, Transfer, TransferError, TransferKey,
+};
 
 use crate::process::Running;
 use crate::web::Server;
@@ -158,7 +160,8 @@ async fn a_second_life_of_a_task_ends_the_first() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn noise_in_the_place_of_an_engine_is_refused_by_name_and_hurts_nobody() {
     let server = Server::start(&["--tasks", "2", "--recoverable"]);
-    let channel = tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect_lazy();
+    let channel =
+        tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect_lazy();
     let mut stranger = CoordinationServiceClient::new(channel);
     let request = pb::RegisterTaskRequest { incarnation: 77, source_task_id: 1 };
     let (agent, registered) = tokio::join!(join(&server, 0), stranger.register_task(request));
@@ -168,11 +171,8 @@ async fn noise_in_the_place_of_an_engine_is_refused_by_name_and_hurts_nobody() {
         key: "muster/transfer/1/000000000000004d".to_owned(),
         value: vec![b'['; 100_000].into(),
     };
-    let insert = pb::InsertKeyValueRequest {
-        incarnations: Some(incarnations),
-        kv: Some(kv),
-        allow_overwrite: false,
-    };
+    let insert =
+        pb::InsertKeyValueRequest { incarnations: Some(incarnations), kv: Some(kv), allow_overwrite: false };
     stranger.insert_key_value(insert).await.unwrap();
     let mut roster = agent.roster();
     let refused = roster.wait_for(|roster| roster.unusable.contains_key(&TaskId(1)));

@@ -24,7 +24,11 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
     ];
     refused(&[], &ranks, &["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"]);
     let place = ["--task", "0", "--service", "127.0.0.1:9"];
-    refused(&[&place[..], &["--listen", "0.0.0.0:0"]].concat(), &[], &["--token-file", "--insecure-transfers"]);
+    refused(
+        &[&place[..], &["--listen", "0.0.0.0:0"]].concat(),
+        &[],
+        &["--token-file", "--insecure-transfers"],
+    );
     let open = ["--listen", "0.0.0.0:0", "--insecure-transfers"];
     refused(&[&place[..], &open].concat(), &[], &["--advertise"]);
     refused(&[&place[..], &["--register-timeout", "200ms"]].concat(), &[], &["127.0.0.1:9", "refused"]);

@@ -77,7 +77,8 @@ fn idle_workers_end_together_at_a_drain() {
         worker.out_line("engine ");
     }
     let devices = server.get("/api/v1/jobs/default/devices").json();
-    let ids: Vec<_> = devices["devices"].as_array().expect("a list").iter().map(|d| d["global_id"].clone()).collect();
+    let ids: Vec<_> =
+        devices["devices"].as_array().expect("a list").iter().map(|d| d["global_id"].clone()).collect();
     assert_eq!(ids, [0, 1, 2048, 2049], "{devices}");
     let drained = server.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
     assert!(drained.status < 300, "{drained:?}");

@@ -136,7 +136,11 @@ impl<'a> Exercise<'a> {
     ///
     /// # Errors
     /// If the system gives no memory.
-    pub fn new(agent: &'a Agent, options: Options, cut: watch::Receiver<bool>) -> Result<Self, ExerciseError> {
+    pub fn new(
+        agent: &'a Agent,
+        options: Options,
+        cut: watch::Receiver<bool>,
+    ) -> Result<Self, ExerciseError> {
         let buffers = Buffers::new(agent.inner.config.devices.min(plan::DEVICES_MAX), options.bytes_max)?;
         Ok(Self { agent, options, buffers, epoch: None, cut, last: 0 })
     }
@@ -214,7 +218,8 @@ impl<'a> Exercise<'a> {
                 let roster = roster.borrow_and_update();
                 let unknown = members.iter().find(|member| !roster.membership.has(**member)).copied();
                 let Some(member) = unknown else {
-                    let counts = members.iter().filter_map(|member| roster.membership.peers.get(&member.task));
+                    let counts =
+                        members.iter().filter_map(|member| roster.membership.peers.get(&member.task));
                     let devices = counts.map(|peer| peer.devices.len() as u32).min().unwrap_or(0);
                     return Ok(Ok(devices.min(plan::DEVICES_MAX)));
                 };

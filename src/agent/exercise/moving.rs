@@ -161,7 +161,9 @@ impl Exercise<'_> {
             },
         };
         for (part, span) in bundle.parts.iter().filter(|(part, _)| part.outgoing) {
-            span.buffer().write(|bytes| contents::fill(&mut bytes[..span.len()], plan::seed(step, epoch, part.of.key)))?;
+            span.buffer().write(|bytes| {
+                contents::fill(&mut bytes[..span.len()], plan::seed(step, epoch, part.of.key))
+            })?;
         }
         let transfer = bundle.prepared.launch(&[]);
         let outcome = match tokio::time::timeout(self.options.limit, transfer.clone()).await {

@@ -68,7 +68,13 @@ pub fn partners(count: usize, step: u64, number: u64, bytes_max: usize) -> Vec<M
         let drawn = hash(&[3, step, number, from as u64]);
         // As many small ones as large ones.
         let bytes = (drawn % (bytes_max as u64 + 1)) as usize >> (drawn >> 60);
-        Move { from, to: (from + further) % count, device: 0, bytes, key: TransferKey(hash(&[4, step, from as u64])) }
+        Move {
+            from,
+            to: (from + further) % count,
+            device: 0,
+            bytes,
+            key: TransferKey(hash(&[4, step, from as u64])),
+        }
     });
     moves.collect()
 }

@@ -1,6 +1,8 @@
 //! What was said: flags first, then variables of this project and of JAX.
 
-use super::{Found, PlaceError, Question, SERVICE, TASK, TASKS, Taken, Variables, disagree, task, tasks, text};
+use super::{
+    Found, PlaceError, Question, SERVICE, TASK, TASKS, Taken, Variables, disagree, task, tasks, text,
+};
 
 const TASK_VARIABLES: [&str; 2] = ["MUSTER_PROCESS_ID", "JAX_PROCESS_ID"];
 const TASKS_VARIABLES: [&str; 3] = ["MUSTER_NUM_PROCESSES", "JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"];
@@ -28,7 +30,9 @@ pub(super) fn find(asked: &Asked, variables: &Variables) -> Result<Found, PlaceE
             &SERVICE,
             asked.service.clone().map(|value| Taken { value, from: "--service".to_owned() }),
             &SERVICE_VARIABLES,
-            |name| Ok(text(variables, name).map(|text| Taken { value: text.to_owned(), from: name.to_owned() })),
+            |name| {
+                Ok(text(variables, name).map(|text| Taken { value: text.to_owned(), from: name.to_owned() }))
+            },
         )?,
         hint: None,
     })
@@ -78,11 +82,16 @@ mod tests {
 
     #[test]
     fn variables_that_disagree_are_not_chosen_between() {
-        let error = place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "2"), ("JAX_COORDINATOR_ADDRESS", "m")])
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("1 (from MUSTER_PROCESS_ID)") && error.contains("2 (from JAX_PROCESS_ID)"), "{error}");
-        let same = place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "1"), ("JAX_COORDINATOR_ADDRESS", "m")]);
+        let error =
+            place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "2"), ("JAX_COORDINATOR_ADDRESS", "m")])
+                .unwrap_err()
+                .to_string();
+        assert!(
+            error.contains("1 (from MUSTER_PROCESS_ID)") && error.contains("2 (from JAX_PROCESS_ID)"),
+            "{error}"
+        );
+        let same =
+            place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "1"), ("JAX_COORDINATOR_ADDRESS", "m")]);
         assert_eq!(same.unwrap().task.value, 1);
     }
 

@@ -15,8 +15,12 @@ pub(super) fn find(variables: &Variables) -> Result<Option<Found>, PlaceError> {
     let job = task(variables, "JOB_INDEX")?;
     let each = number(variables, "PROCESSES_IN_JOB", &TASK, TASKS_MAX)?;
     let index = task(variables, "JOB_COMPLETION_INDEX")?;
-    let mut found =
-        Found { system: "JobSet", service: kubernetes::service(variables), hint: Some(HINT), ..Found::default() };
+    let mut found = Found {
+        system: "JobSet",
+        service: kubernetes::service(variables),
+        hint: Some(HINT),
+        ..Found::default()
+    };
     let (Some(job), Some(each), Some(index)) = (job, each, index) else { return Ok(Some(found)) };
     let number = job.value.checked_mul(each.value).and_then(|before| before.checked_add(index.value));
     let Some(value) = number.filter(|number| *number < TASKS_MAX && index.value < each.value) else {
@@ -54,7 +58,8 @@ mod tests {
     #[test]
     fn a_half_description_is_refused_with_what_to_add() {
         for gone in 1..4 {
-            let rest: Vec<_> = POD.iter().enumerate().filter(|(n, _)| *n != gone).map(|(_, pair)| *pair).collect();
+            let rest: Vec<_> =
+                POD.iter().enumerate().filter(|(n, _)| *n != gone).map(|(_, pair)| *pair).collect();
             let error = place(&rest).unwrap_err().to_string();
             assert!(error.contains("PROCESSES_IN_JOB") && error.contains("job-global-index"), "{error}");
         }

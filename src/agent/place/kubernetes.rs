@@ -52,7 +52,8 @@ mod tests {
 
     #[test]
     fn a_pod_without_a_number_is_told_how_to_get_one() {
-        let error = place(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("JAX_COORDINATOR_ADDRESS", "m")]).unwrap_err();
+        let error =
+            place(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("JAX_COORDINATOR_ADDRESS", "m")]).unwrap_err();
         assert!(error.to_string().contains("completionMode: Indexed"), "{error}");
     }
 }

@@ -127,8 +127,11 @@ const TASK: Question =
     Question { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
 const TASKS: Question =
     Question { what: "how many tasks there are", flag: "--tasks", variable: "MUSTER_NUM_PROCESSES=N" };
-const SERVICE: Question =
-    Question { what: "where the service is", flag: "--service", variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT" };
+const SERVICE: Question = Question {
+    what: "where the service is",
+    flag: "--service",
+    variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
+};
 
 struct Question {
     what: &'static str,
@@ -147,10 +150,8 @@ impl Place {
         let known = said.task.is_some() && said.tasks.is_some() && said.service.is_some();
         // Who says everything need not have the rest of the environment in order.
         let detectors = if known { &[] } else { &detectors[..] };
-        let found = detectors
-            .iter()
-            .filter_map(|find| find(variables).transpose())
-            .collect::<Result<Vec<_>, _>>()?;
+        let found =
+            detectors.iter().filter_map(|find| find(variables).transpose()).collect::<Result<Vec<_>, _>>()?;
         let task = settle(&TASK, said.task, &found, |found| found.task.clone())?;
         let tasks = settle(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
         let service = settle(&SERVICE, said.service, &found, |found| found.service.clone())?;
@@ -203,7 +204,13 @@ fn missing(question: &Question, found: &[Found]) -> PlaceError {
         format!("detected: {}", found.iter().map(|found| found.system).collect::<Vec<_>>().join(", "))
     };
     let hint = found.iter().find_map(|found| found.hint).map_or_else(String::new, |hint| format!("; {hint}"));
-    PlaceError::Missing { what: question.what, looked, flag: question.flag, variable: question.variable, hint }
+    PlaceError::Missing {
+        what: question.what,
+        looked,
+        flag: question.flag,
+        variable: question.variable,
+        hint,
+    }
 }
 
 /// A variable as a number.
@@ -316,7 +323,10 @@ mod tests {
             ("JAX_COORDINATOR_ADDRESS", "m"),
         ])
         .unwrap_err();
-        assert!(matches!(error, PlaceError::Beyond { .. }) && error.to_string().contains("from 0"), "{error}");
+        assert!(
+            matches!(error, PlaceError::Beyond { .. }) && error.to_string().contains("from 0"),
+            "{error}"
+        );
     }
 
     #[test]

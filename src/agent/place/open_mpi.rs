@@ -4,7 +4,8 @@ use super::{Found, PlaceError, Variables, task, tasks, text};
 
 /// What Open MPI says. Where the service is, it does not know.
 pub(super) fn find(variables: &Variables) -> Result<Option<Found>, PlaceError> {
-    if text(variables, "OMPI_COMM_WORLD_RANK").is_none() && text(variables, "OMPI_COMM_WORLD_SIZE").is_none() {
+    if text(variables, "OMPI_COMM_WORLD_RANK").is_none() && text(variables, "OMPI_COMM_WORLD_SIZE").is_none()
+    {
         return Ok(None);
     }
     Ok(Some(Found {

@@ -69,7 +69,8 @@ mod tests {
 
     #[test]
     fn the_step_counts_and_not_the_job() {
-        let found = place(&[&STEP[..], &[("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_NODELIST", "b,c")]].concat());
+        let found =
+            place(&[&STEP[..], &[("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_STEP_NODELIST", "b,c")]].concat());
         let found = found.unwrap();
         assert_eq!((found.tasks.map(|tasks| tasks.value), found.service.value.as_str()), (Some(4), "b:8476"));
     }

@@ -211,7 +211,10 @@ async fn exercise(
         }
     };
     let Totals { steps, checked, received, faults } = totals;
-    say(&format!("{steps} steps: {checked} buffers checked, {} received, {faults} fault(s)", bytes(received)))?;
+    say(&format!(
+        "{steps} steps: {checked} buffers checked, {} received, {faults} fault(s)",
+        bytes(received)
+    ))?;
     Ok((end, faults))
 }
 
