@@ -76,9 +76,9 @@ pub enum AgentError {
         /// In the service's words.
         why: String,
     },
-    /// The error that ended the run.
-    #[error("the run has failed: {code:?}: {message}")]
-    RunFailed {
+    /// The error that ended the run, or this life of the task.
+    #[error("the service has ended this: {code:?}: {message}")]
+    Ended {
         /// The status.
         code: tonic::Code,
         /// In the service's words.
@@ -107,7 +107,7 @@ impl AgentError {
     #[must_use]
     pub const fn code(&self) -> Option<tonic::Code> {
         match self {
-            Self::Refused { code, .. } | Self::RunFailed { code, .. } => Some(*code),
+            Self::Refused { code, .. } | Self::Ended { code, .. } => Some(*code),
             _ => None,
         }
     }

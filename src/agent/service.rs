@@ -154,7 +154,7 @@ impl Service {
             }),
             Err(failure) => match failure.error {
                 AgentError::Refused { code: Code::Cancelled, .. } => Ok(()),
-                AgentError::Refused { code, message, .. } => Err(AgentError::RunFailed { code, message }),
+                AgentError::Refused { code, message, .. } => Err(AgentError::Ended { code, message }),
                 error => Err(error),
             },
         }
