@@ -128,6 +128,41 @@ mod tests {
     use super::*;
     use clap::CommandFactory as _;
 
+    /// The commands of a text for people: those of its shell blocks, and those within its sentences.
+    fn commands(text: &str) -> Vec<Vec<String>> {
+        let whole = text.replace("\\\n", " ");
+        let lines = whole.lines().filter(|line| line.starts_with("muster "));
+        let within = whole.split('`').filter(|code| code.starts_with("muster ") && !code.contains('\n'));
+        let words = |line: &str| {
+            // Quotes keep words together; what a shell would do with the rest is not for the command.
+            let line = line.replace("$SLURM_NTASKS", "8");
+            let parts = line.split('"').enumerate();
+            let parts = parts.flat_map(|(at, part)| match at % 2 {
+                0 => part.split_whitespace().map(str::to_owned).collect(),
+                _ => vec![part.to_owned()],
+            });
+            parts.take_while(|word| !["&", "#", ">"].contains(&word.as_str())).collect::<Vec<_>>()
+        };
+        lines.chain(within).map(words).collect()
+    }
+
+    #[test]
+    fn every_command_that_the_guide_gives_is_taken() {
+        let guide = [
+            include_str!("../../web/guide/start.md"),
+            include_str!("../../web/guide/night.md"),
+            include_str!("../../web/guide/acting.md"),
+            include_str!("../../web/guide/safe.md"),
+        ];
+        let all: Vec<_> = guide.into_iter().flat_map(commands).collect();
+        assert!(all.len() > 12, "{all:?}");
+        for command in all {
+            if let Err(error) = Arguments::try_parse_from(&command) {
+                panic!("{}: {error}", command.join(" "));
+            }
+        }
+    }
+
     #[test]
     fn the_arguments_are_well_formed() {
         Arguments::command().debug_assert();

@@ -130,6 +130,7 @@ impl Run {
         let started = self.started_at.is_some();
         for id in self.ids() {
             let task = self.own(id);
+            ensure!(task.pulse.is_within_bounds(), "too many gaps of task {id} are kept");
             ensure!(started || !task.is_connected(), "task {id} is connected before all have registered");
             ensure!(!(task.excused && task.is_connected()), "task {id} is excused and connected");
             ensure!(task.watched || !task.is_connected(), "nobody watches the heartbeats of task {id}");

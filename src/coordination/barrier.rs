@@ -1,7 +1,7 @@
 //! The table of barriers: instances in progress, and the results and counters of those that ended.
 //!
 //! This file knows members, slots and counters; what arriving, passing and failing mean for the tasks
-//! stands in `meeting.rs`.
+//! stands in `meeting.rs` and `parting.rs`.
 //!
 //! Invariants:
 //! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is none;

@@ -5,7 +5,7 @@
 //!   the service's own name: clients try again after ABORTED, INTERNAL and what the transport says, and after nothing
 //!   else, so that a process that is excluded ends at once and says why.
 //! - Nothing waits for it (it is *excused*), from its exclusion until it registers again: a member that will not come is
-//!   let go as one that came back too late is, by `meeting.rs`. So neither the exclusion nor its end ever stops the others.
+//!   let go as one that came back too late is, by `parting.rs`. So neither the exclusion nor its end ever stops the others.
 //!   Tasks whose failure ends the run are never excused: the run needs them all.
 //! - In a run that still forms, a task that is excluded by number is excused, and waited for again if the exclusion ends
 //!   before the run has started. One whose host is excluded may come from another host, and is waited for.

@@ -1,118 +1,18 @@
 //! Parts of a job as people see it: each made alone, so that who asks for one does not pay for all.
 
-use std::net::SocketAddr;
-
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::coordinator::Coordinator;
 use super::device_map::{self, DeviceMap};
 use super::devices::Device;
-use super::event::RunOutcome;
-use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
+use super::ids::{JobId, TaskId};
 use super::job::Job;
 use super::settings::JobSettings;
 use super::store::normalise;
 use super::view::{
-    BarrierView, ExclusionView, FirstCause, LiveSetView, PreemptionView, RunState, RunSummary, TaskView,
+    BarrierView, ExclusionView, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, PreemptionView, RunLine,
+    RunSummary, TaskView,
 };
-
-/// A job in short.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct JobSummary {
-    /// Its name.
-    pub name: JobName,
-    /// How many tasks it has.
-    pub tasks: u32,
-    /// Its tasks may fail and come back.
-    pub recoverable: bool,
-    /// Its present run.
-    pub run: RunNumber,
-    /// Where that stands.
-    pub state: RunState,
-    /// How many tasks are connected.
-    pub live: usize,
-    /// How many exclusions are in force.
-    #[serde(default)]
-    pub exclusions: usize,
-    /// The first error of the present run.
-    pub first_cause: Option<FirstCause>,
-}
-
-/// One run in short, the present one or an ended one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct RunLine {
-    /// Its number within the job.
-    pub number: RunNumber,
-    /// Its service incarnation, in hexadecimal.
-    pub incarnation: String,
-    /// Where it stands, or how it ended.
-    pub state: RunState,
-    /// When its registration opened.
-    pub opened_at: Timestamp,
-    /// When every task that it waited for had registered.
-    pub started_at: Option<Timestamp>,
-    /// When it ended.
-    pub ended_at: Option<Timestamp>,
-    /// Its first error.
-    pub first_cause: Option<FirstCause>,
-}
-
-/// A task of the live set.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LiveTask {
-    /// Which.
-    pub task: TaskId,
-    /// Its incarnation, in hexadecimal.
-    pub incarnation: String,
-    /// Where it registered from.
-    #[schema(value_type = Option<String>)]
-    pub peer: Option<SocketAddr>,
-}
-
-/// The live set, and the questions about it that are in progress.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LiveView {
-    /// In which run.
-    pub run: RunNumber,
-    /// Grows with every change of any task's state; what watchers wait for.
-    pub version: i64,
-    /// Who is alive: connected, and not excluded.
-    pub tasks: Vec<LiveTask>,
-    /// The questions in progress.
-    pub questions: Vec<LiveSetView>,
-}
-
-/// A key of the store, without its value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyLine {
-    /// The key, as it is stored; a directory, with a slash at its end.
-    pub key: Bytes,
-    /// Its value's length in bytes; `None` for a directory.
-    pub value_bytes: Option<usize>,
-    /// When the value was written last.
-    pub written_at: Option<Timestamp>,
-    /// Which task wrote it, where that is known.
-    pub written_by: Option<TaskId>,
-    /// How many keys lie below the directory.
-    pub keys_below: usize,
-    /// How many bytes the values of those have.
-    pub bytes_below: usize,
-}
-
-/// A value of the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeyValue {
-    /// The key, as it is stored.
-    pub key: Bytes,
-    /// The value.
-    pub value: Bytes,
-    /// When it was written last.
-    pub written_at: Timestamp,
-    /// Which task wrote it, where that is known.
-    pub written_by: Option<TaskId>,
-}
 
 /// A job to look at.
 #[derive(Clone, Copy)]
@@ -166,32 +66,20 @@ impl JobLook<'_> {
     /// Every run that is known, the present one first.
     #[must_use]
     pub fn runs(&self) -> Vec<RunLine> {
-        let run = &self.job.run;
-        let present = RunLine {
-            number: run.number,
-            incarnation: run.incarnation.to_string(),
-            state: run.state(),
-            opened_at: run.opened_at,
-            started_at: run.started_at,
-            ended_at: run.ended.map(|(_, at): (RunOutcome, Timestamp)| at),
-            first_cause: run.first_cause.clone(),
-        };
-        let past = self.job.history().map(|past: &RunSummary| RunLine {
-            number: past.number,
-            incarnation: past.incarnation.clone(),
-            state: RunState::ended(past.outcome),
-            opened_at: past.opened_at,
-            started_at: past.started_at,
-            ended_at: Some(past.ended_at),
-            first_cause: past.first_cause.clone(),
-        });
-        std::iter::once(present).chain(past).collect()
+        let past = self.job.history().map(RunSummary::line);
+        std::iter::once(self.job.run.line()).chain(past).collect()
     }
 
     /// Every task of the present run.
     #[must_use]
     pub fn tasks(&self) -> Vec<TaskView> {
         self.job.task_views()
+    }
+
+    /// One task of the present run, with its gaps over time.
+    #[must_use]
+    pub fn task(&self, task: TaskId) -> Option<TaskView> {
+        self.job.task_view(task)
     }
 
     /// The barriers in progress.

@@ -1,14 +1,8 @@
-//! Barriers: arriving, passing, failing, and the rules that keep restarted tasks from blocking the others.
+//! Barriers: how they are called upon, begin and fill. How they end stands in `parting.rs`.
 //!
 //! A barrier id is used again and again; each use is an instance with a counter. The members of the first instance are
 //! those of all later ones. The rules on counters are the C++ service's, since clients count along; where it lets
 //! one caller's mistake poison an id for others, only that caller is refused here.
-//!
-//! Excused tasks (those that an exclusion took out; see `excluding.rs`) are waited for by nothing.
-//!
-//! Restarted tasks (recoverable ones that registered again in this run):
-//! 1. an instance that began before a task's present registration does not wait for that task;
-//! 2. an instance whose only missing members are unsynced tasks that wait at another instance passes without them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +10,7 @@ use std::time::Duration;
 use super::barrier::{Arrival, BarrierKey, Instance, Members, Purpose, Slot};
 use super::call::{Reply, Shared, TaskSet};
 use super::context::Cx;
-use super::event::{Change, RunOutcome};
+use super::event::Change;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId};
 use super::leaving::shutdown_failure;
@@ -43,7 +37,7 @@ impl Run {
         Members::All(u32::try_from(self.tasks.len()).unwrap_or(u32::MAX))
     }
 
-    fn wire_id(&self, key: &BarrierKey) -> Arc<str> {
+    pub(super) fn wire_id(&self, key: &BarrierKey) -> Arc<str> {
         key.wire_id(self.incarnation.0)
     }
 
@@ -297,234 +291,6 @@ impl Run {
         self.displace(cx, key, counter, id, old);
     }
 
-    fn pass_if_complete(&mut self, cx: &mut Cx<'_>, key: &BarrierKey) {
-        if let Some(instance) = self.barriers.instance(key)
-            && instance.missing() == 0
-            && instance.arrived() > 0
-        {
-            let reason = if instance.arrived() == instance.members.len() {
-                "every member has come"
-            } else if instance.absent_tasks().any(|id| self.own(id).excused) {
-                "every member has come but those that are excluded, or were and have not registered since"
-            } else {
-                "every member has come but those that registered again after it began, and so missed it"
-            };
-            self.pass(cx, key, Ok(()), reason);
-        }
-    }
-
-    /// Rule 2. Looks at every instance, since one arrival may be what several others waited to see.
-    fn pass_without_unsynced(&mut self, cx: &mut Cx<'_>) {
-        if self.unsynced == 0 {
-            return;
-        }
-        let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
-        let keys: Vec<BarrierKey> = named.map(|(key, _)| key.clone()).collect();
-        for key in keys {
-            let Some(instance) = self.barriers.instance(&key) else { continue };
-            if instance.missing() > self.unsynced || instance.missing() == 0 {
-                continue;
-            }
-            let waits_elsewhere = |id: TaskId| {
-                let task = self.own(id);
-                task.unsynced && task.is_connected() && task.meetings > 0
-            };
-            if instance.missing_tasks().all(waits_elsewhere) {
-                let reason = "the members that are missing came back in this run and wait at another barrier: waiting for them \
-                     would be for ever";
-                self.pass(cx, &key, Ok(()), reason);
-            }
-        }
-    }
-
-    /// Rule 1: the task has registered again; what began before does not wait for it. The same holds, for every barrier,
-    /// once it is excused.
-    pub(super) fn release_from_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId) {
-        let every = self.own(id).excused;
-        let concerned = self.barriers.in_progress().filter(|(key, _)| every || key.is_named());
-        let keys: Vec<BarrierKey> = concerned
-            .filter(|(_, instance)| instance.slot(id) == Some(Slot::Missing))
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in keys {
-            if let Some(instance) = self.barriers.instance_mut(&key) {
-                instance.put(id, Slot::Released);
-            }
-            self.pass_if_complete(cx, &key);
-        }
-        self.pass_without_unsynced(cx);
-    }
-
-    /// An instance has ended: answers all who came to it and keeps the result.
-    fn pass(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, result: Result<(), Arc<Failure>>, reason: &str) {
-        let Some(instance) = self.barriers.dissolve(key) else { return };
-        self.timers.clear(instance.deadline, Timer::Barrier(key.clone()));
-        let counter = instance.counter;
-        let bound = cx.settings.bounds.barrier_memory_bytes;
-        self.barriers.end(key.clone(), &instance, result.clone(), bound);
-        let barrier = self.wire_id(key);
-        let id = Arc::clone(&barrier);
-        let change = match &result {
-            Ok(()) => Change::BarrierPassed { barrier, counter, without: instance.absent_tasks().collect() },
-            Err(_) => Change::BarrierFailed { barrier, counter },
-        };
-        cx.event(change, reason);
-        self.measure(cx, key, id, &instance, &result);
-        if *key == BarrierKey::Registration && result.is_ok() {
-            self.started_at = Some(cx.now);
-        }
-        let all_came = instance.arrived() == instance.members.len();
-        let devices = self.take_exchanged(key, &result);
-        for (id, arrival) in instance.arrivals() {
-            self.waiters.remove(arrival.call);
-            if key.is_named() {
-                let task = self.own_mut(id);
-                task.meetings -= 1;
-                if all_came && result.is_ok() && std::mem::take(&mut task.unsynced) {
-                    self.unsynced -= 1;
-                }
-            }
-            match arrival.purpose {
-                Purpose::Meet => {
-                    cx.reply(arrival.call, result.clone().map(|()| Reply::BarrierPassed(counter)));
-                }
-                Purpose::Register(incarnation) => {
-                    self.conclude_registration(cx, arrival.call, id, incarnation, &result);
-                }
-                Purpose::ShutDown => self.conclude_shutdown(cx, arrival.call, &result),
-                Purpose::ExchangeDevices => {
-                    let reply = Reply::Devices(self.incarnation, Arc::clone(&devices));
-                    cx.reply(arrival.call, result.clone().map(|()| reply));
-                }
-            }
-        }
-        match (key, &result) {
-            (BarrierKey::Shutdown, _) => self.after_shutdown(cx, &instance.members, &result),
-            (BarrierKey::Registration, Err(failure)) => self.registration_failed(cx, failure),
-            _ => {}
-        }
-    }
-
-    fn registration_failed(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>) {
-        let text = format!("Cluster registration failed with error: {failure}");
-        self.fail_all(cx, &Arc::new(Failure::service(Code::Internal, text)));
-        self.note_first_cause(cx, None, failure);
-        self.end(cx, RunOutcome::Failed, failure.to_string());
-    }
-
-    fn fail_instance(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, code: Code, text: String) {
-        let Some(counter) = self.barriers.instance(key).map(|instance| instance.counter) else { return };
-        let failure = Failure::service(code, text.clone()).of_barrier(&self.wire_id(key), counter);
-        self.pass(cx, key, Err(Arc::new(failure)), &text);
-    }
-
-    /// The deadline of an instance has come.
-    pub(super) fn time_out(&mut self, cx: &mut Cx<'_>, key: &BarrierKey) {
-        let Some(instance) = self.barriers.instance(key) else { return };
-        let text = format!(
-            "Barrier timed out. Id: {}::{}. This usually happens because a task triggered the barrier too early or too \
-             slowly. Please look at the task logs (both timed out and first task) to debug further.\n# of tasks that \
-             reached the barrier: {}/{}.\nThe first task at the barrier: {}. Some timed out task names:\n{}",
-            self.wire_id(key),
-            instance.counter,
-            instance.arrived(),
-            instance.members.len(),
-            self.describe(instance.first),
-            self.describe_all(instance.missing_tasks()),
-        );
-        self.fail_instance(cx, key, Code::DeadlineExceeded, text);
-    }
-
-    /// Takes part no more in anything that is in progress: a recoverable task is waited for again, without
-    /// another one nothing can complete.
-    pub(super) fn leave_all_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId, reason: &str) {
-        let keys: Vec<BarrierKey> = self
-            .barriers
-            .in_progress()
-            .filter(|(_, instance)| instance.members.position(id).is_some())
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in keys {
-            let barrier = self.wire_id(&key);
-            if !self.own(id).recoverable {
-                let text = format!(
-                    "Barrier failed because: {reason}. Barrier Id: {barrier}, Task: {}",
-                    self.describe(id)
-                );
-                self.fail_instance(cx, &key, Code::Internal, text);
-                continue;
-            }
-            let Some(instance) = self.barriers.instance(&key) else { continue };
-            let counter = instance.counter;
-            if let Some(Slot::Arrived(arrival)) = instance.slot(id) {
-                self.leave_barrier(cx, &key, id);
-                self.waiters.remove(arrival.call);
-                let text = format!(
-                    "Stale barrier invocation is cancelled because: {reason}. Barrier: {barrier}::{counter} Task {id}"
-                );
-                let failure = Failure::service(Code::Cancelled, text).of_barrier(&barrier, counter);
-                cx.reply(arrival.call, Err(Arc::new(failure)));
-            }
-        }
-    }
-
-    /// The task's arrival does not count any more; its call has been dealt with by the caller.
-    pub(super) fn leave_barrier(&mut self, _cx: &mut Cx<'_>, key: &BarrierKey, id: TaskId) {
-        let left = if self.own(id).excused { Slot::Released } else { Slot::Missing };
-        let Some(instance) = self.barriers.instance_mut(key) else { return };
-        if let Some(Slot::Arrived(_)) = instance.put(id, left)
-            && key.is_named()
-        {
-            self.own_mut(id).meetings -= 1;
-        }
-        self.dissolve_if_empty(key);
-    }
-
-    /// An instance that nobody waits at is as if it had never begun.
-    fn dissolve_if_empty(&mut self, key: &BarrierKey) {
-        if self.barriers.instance(key).is_some_and(|instance| instance.arrived() == 0)
-            && let Some(instance) = self.barriers.dissolve(key)
-        {
-            self.timers.clear(instance.deadline, Timer::Barrier(key.clone()));
-        }
-    }
-
-    pub(super) fn cancel_barrier(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: TaskId,
-        name: String,
-        counter: i64,
-    ) -> Result<(), Failure> {
-        let name: Arc<str> = name.into();
-        let key = BarrierKey::Named(Arc::clone(&name));
-        let refuse = |text: String, known| {
-            Err(Failure::service(Code::FailedPrecondition, text).of_barrier(&name, known))
-        };
-        if self.task(id).is_none() {
-            return Err(self.unknown("cancelled a barrier", id));
-        }
-        let running = self.barriers.instance(&key).map(|instance| instance.counter);
-        let ended = self.barriers.ended(&key).map(|ended| (ended.counter, ended.result.is_ok()));
-        match (running, ended) {
-            (Some(known), _) if known == counter => {
-                let text = format!("Barrier ({name}::{counter}) is cancelled by task: {}", self.describe(id));
-                self.fail_instance(cx, &key, Code::Cancelled, text);
-                Ok(())
-            }
-            (Some(known), _) => refuse(not_the_instance(&name, counter, known), known),
-            (None, Some((known, ok))) if known == counter => {
-                let how = if ok { "has passed" } else { "has failed" };
-                refuse(format!("Barrier ({name}::{counter}) has already been passed: it {how}."), known)
-            }
-            (None, Some((known, _))) => refuse(not_the_instance(&name, counter, known), known),
-            (None, None) => refuse(
-                format!("Barrier ({name}::{counter}) cannot be cancelled: nobody has begun it."),
-                counter,
-            ),
-        }
-    }
-
     pub(super) fn exchange_devices(
         &mut self,
         cx: &mut Cx<'_>,
@@ -568,16 +334,6 @@ impl Run {
             Arrival { call, purpose: Purpose::ExchangeDevices, at: cx.now },
         );
     }
-
-    fn take_exchanged(
-        &self,
-        key: &BarrierKey,
-        result: &Result<(), Arc<Failure>>,
-    ) -> Arc<Shared<Vec<bytes::Bytes>>> {
-        let wanted = *key == BarrierKey::Devices && result.is_ok();
-        let devices = self.exchanged.values().filter(|_| wanted).flatten().cloned();
-        Shared::new(devices.collect())
-    }
 }
 
 /// What is wrong with a caller's idea of who takes part, if anything is.
@@ -593,13 +349,6 @@ fn misuse(key: &BarrierKey, fixed: &Members, caller: TaskId, given: &Members) ->
         return Some(format!("A non-participating task ({caller}) called the barrier: {name}"));
     }
     None
-}
-
-fn not_the_instance(name: &str, counter: i64, known: i64) -> String {
-    format!(
-        "Barrier ({name}::{counter}) is cancelled by task, but the service thinks it is the {known}-th instance. This \
-         is likely due to a restart in the task or service."
-    )
 }
 
 fn mismatch(name: &str, counter: i64, known: i64) -> String {

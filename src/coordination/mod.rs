@@ -16,12 +16,12 @@
 //! | `actor.rs` | who they are and why they act |
 //! | `exclusion.rs`, `excluding.rs` | the table of exclusions; what they mean for the tasks |
 //! | `draining.rs`, `configuring.rs` | asking for a coordinated save; other settings |
-//! | `barrier.rs`, `meeting.rs` | the table of barriers; what happens at them |
+//! | `barrier.rs`, `meeting.rs`, `parting.rs` | the table of barriers; how they fill; how they end |
 //! | `live.rs` | the live-set question |
 //! | `store.rs` | the key-value store |
 //! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
 //! | `devices.rs` | devices out of the topology values |
-//! | `pulse.rs`, `straggling.rs` | what is measured: heartbeats; barriers and who is late to them |
+//! | `pulse.rs`, `course.rs`, `straggling.rs` | what is measured: heartbeats, also over time; barriers and who is late to them |
 //! | `observation.rs` | the state as instruments see it |
 //! | `looking.rs`, `store_listing.rs`, `keys.rs`, `device_map.rs` | parts of it, each made alone |
 //! | `view.rs`, `viewing.rs` | the state as people see it |
@@ -34,6 +34,7 @@ mod call;
 mod configuring;
 mod context;
 mod coordinator;
+mod course;
 mod device_map;
 mod devices;
 mod draining;
@@ -51,6 +52,7 @@ mod live;
 mod looking;
 mod meeting;
 mod observation;
+mod parting;
 mod pulse;
 mod registration;
 mod run;
@@ -68,6 +70,7 @@ mod waiters;
 pub use actor::*;
 pub use call::*;
 pub use coordinator::Coordinator;
+pub use course::GapAt;
 pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
 pub use devices::{Device, TopologyKey, decode as decode_devices};
 pub use draining::DrainRequest;
@@ -77,7 +80,7 @@ pub use failure::*;
 pub use ids::*;
 pub use input::*;
 pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
-pub use looking::{JobLook, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, RunLine};
+pub use looking::JobLook;
 pub use observation::*;
 pub use pulse::{GAP_CLASSES, Gaps, PulseView};
 pub use settings::*;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::course::{Course, GapAt};
 use super::ids::Timestamp;
 
 /// Into how many classes gaps are counted.
@@ -66,6 +67,7 @@ pub(super) struct Pulse {
     window_began: Timestamp,
     longest_us: u64,
     longest_before_us: u64,
+    course: Course,
 }
 
 impl Pulse {
@@ -87,6 +89,7 @@ impl Pulse {
             self.window_began = now;
         }
         self.longest_us = self.longest_us.max(gap_us);
+        self.course.add(now, gap_us);
     }
 
     /// What lies between the last heartbeat and the next is no gap of the task's.
@@ -102,6 +105,16 @@ impl Pulse {
             longest_recent_us: self.longest_us.max(self.longest_before_us),
             gaps: Gaps { counts, sum_us: self.sum_us },
         })
+    }
+
+    /// Whether what is kept of gaps is within its bound.
+    pub fn is_within_bounds(&self) -> bool {
+        self.course.is_within_bounds()
+    }
+
+    /// The gaps over time, the oldest first.
+    pub fn course(&self) -> Vec<GapAt> {
+        self.course.view()
     }
 
     /// The usual interval and the longest recent gap, in microseconds; 0 where there is none yet.

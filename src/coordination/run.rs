@@ -1,6 +1,6 @@
 //! One life of a job: its tasks, store, barriers and everything that waits, and the calls upon them.
 //!
-//! The rules stand by subject: registration in `registration.rs`, barriers in `meeting.rs`, failure and its
+//! The rules stand by subject: registration in `registration.rs`, barriers in `meeting.rs` and `parting.rs`, failure and its
 //! consequences in `failing.rs`, live sets in `live.rs`, leaving in `leaving.rs`.
 
 use std::collections::{BTreeMap, VecDeque};

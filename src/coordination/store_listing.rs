@@ -6,8 +6,8 @@ use std::ops::Bound;
 
 use bytes::Bytes;
 
-use super::looking::KeyLine;
 use super::store::{Store, normalise};
+use super::view::KeyLine;
 
 impl Store {
     /// What lies below a directory, in byte order, at most `limit` lines after the line `after`; the empty directory

@@ -4,10 +4,12 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
+use super::course::GapAt;
 use super::devices::Device;
 use super::draining::DrainRequest;
 use super::event::RunOutcome;
@@ -214,6 +216,11 @@ pub struct TaskView {
     /// How far apart its heartbeats come, from the second one on.
     #[serde(default)]
     pub pulse: Option<PulseView>,
+    /// Its gaps between heartbeats over time, the oldest first: one a heartbeat at first, later the longest of each step
+    /// of time, which grows up to 41 s. At most 64, which tell of the last half hour at least. Only where one task is
+    /// asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent_gaps: Vec<GapAt>,
     /// How late it comes to barriers, once it has come to one.
     #[serde(default)]
     pub straggling: Option<StragglingView>,
@@ -304,4 +311,115 @@ pub struct RunSummary {
     pub first_cause: Option<FirstCause>,
     /// The devices that its tasks had published.
     pub devices: Vec<Device>,
+}
+
+impl RunSummary {
+    /// The run in short.
+    pub(super) fn line(&self) -> RunLine {
+        RunLine {
+            number: self.number,
+            incarnation: self.incarnation.clone(),
+            state: RunState::ended(self.outcome),
+            opened_at: self.opened_at,
+            started_at: self.started_at,
+            ended_at: Some(self.ended_at),
+            first_cause: self.first_cause.clone(),
+        }
+    }
+}
+
+/// A job in short.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JobSummary {
+    /// Its name.
+    pub name: JobName,
+    /// How many tasks it has.
+    pub tasks: u32,
+    /// Its tasks may fail and come back.
+    pub recoverable: bool,
+    /// Its present run.
+    pub run: RunNumber,
+    /// Where that stands.
+    pub state: RunState,
+    /// How many tasks are connected.
+    pub live: usize,
+    /// How many exclusions are in force.
+    #[serde(default)]
+    pub exclusions: usize,
+    /// The first error of the present run.
+    pub first_cause: Option<FirstCause>,
+}
+
+/// One run in short, the present one or an ended one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RunLine {
+    /// Its number within the job.
+    pub number: RunNumber,
+    /// Its service incarnation, in hexadecimal.
+    pub incarnation: String,
+    /// Where it stands, or how it ended.
+    pub state: RunState,
+    /// When its registration opened.
+    pub opened_at: Timestamp,
+    /// When every task that it waited for had registered.
+    pub started_at: Option<Timestamp>,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// Its first error.
+    pub first_cause: Option<FirstCause>,
+}
+
+/// A task of the live set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LiveTask {
+    /// Which.
+    pub task: TaskId,
+    /// Its incarnation, in hexadecimal.
+    pub incarnation: String,
+    /// Where it registered from.
+    #[schema(value_type = Option<String>)]
+    pub peer: Option<SocketAddr>,
+}
+
+/// The live set, and the questions about it that are in progress.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LiveView {
+    /// In which run.
+    pub run: RunNumber,
+    /// Grows with every change of any task's state; what watchers wait for.
+    pub version: i64,
+    /// Who is alive: connected, and not excluded.
+    pub tasks: Vec<LiveTask>,
+    /// The questions in progress.
+    pub questions: Vec<LiveSetView>,
+}
+
+/// A key of the store, without its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyLine {
+    /// The key, as it is stored; a directory, with a slash at its end.
+    pub key: Bytes,
+    /// Its value's length in bytes; `None` for a directory.
+    pub value_bytes: Option<usize>,
+    /// When the value was written last.
+    pub written_at: Option<Timestamp>,
+    /// Which task wrote it, where that is known.
+    pub written_by: Option<TaskId>,
+    /// How many keys lie below the directory.
+    pub keys_below: usize,
+    /// How many bytes the values of those have.
+    pub bytes_below: usize,
+}
+
+/// A value of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyValue {
+    /// The key, as it is stored.
+    pub key: Bytes,
+    /// The value.
+    pub value: Bytes,
+    /// When it was written last.
+    pub written_at: Timestamp,
+    /// Which task wrote it, where that is known.
+    pub written_by: Option<TaskId>,
 }

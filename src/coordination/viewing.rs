@@ -12,12 +12,14 @@ use super::run::{PREEMPTION_NOTICE, Run};
 use super::straggling::ArrivalView;
 use super::task::{Standing, Task};
 use super::view::{
-    BarrierView, ExclusionView, LifeView, LiveSetView, PreemptionView, RunState, RunSummary, RunView,
-    TaskExclusion, TaskStanding, TaskView,
+    BarrierView, ExclusionView, LifeView, LiveSetView, PreemptionView, RunLine, RunState, RunSummary,
+    RunView, TaskExclusion, TaskStanding, TaskView,
 };
 
 /// How many arrivals at a barrier in progress are shown.
 const ARRIVALS_SHOWN: usize = 256;
+/// What a task waits at that has asked who is alive.
+const QUESTION: &str = "live-set question";
 /// The directory in which tasks leave the step that they were at when they learned of a preemption.
 const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
 /// The barrier at which they wait until all have.
@@ -36,6 +38,14 @@ impl Job {
         let mut tasks = self.run.task_views();
         self.mark_excluded(&mut tasks);
         tasks
+    }
+
+    /// One task of the present run, with its gaps over time.
+    pub(super) fn task_view(&self, id: TaskId) -> Option<TaskView> {
+        let recent_gaps = self.run.task(id)?.pulse.course();
+        let mut view = TaskView { recent_gaps, ..self.run.task_view(id, self.run.waits_of(id)) };
+        self.mark_excluded(std::slice::from_mut(&mut view));
+        Some(view)
     }
 
     fn mark_excluded(&self, tasks: &mut [TaskView]) {
@@ -103,6 +113,19 @@ impl Run {
         }
     }
 
+    /// The run in short.
+    pub(super) fn line(&self) -> RunLine {
+        RunLine {
+            number: self.number,
+            incarnation: self.incarnation.to_string(),
+            state: self.state(),
+            opened_at: self.opened_at,
+            started_at: self.started_at,
+            ended_at: self.ended.map(|(_, at)| at),
+            first_cause: self.first_cause.clone(),
+        }
+    }
+
     pub(super) fn summary(&self) -> RunSummary {
         let (outcome, ended_at) = self.ended.unwrap_or((RunOutcome::Abandoned, self.opened_at));
         RunSummary {
@@ -136,10 +159,20 @@ impl Run {
         }
         for question in self.questions.values() {
             for task in question.asked.keys() {
-                note(*task, "live-set question");
+                note(*task, QUESTION);
             }
         }
         self.ids().zip(waits).map(|(id, waits_at)| self.task_view(id, waits_at)).collect()
+    }
+
+    /// What one task waits at, in the order in which [`Run::task_views`] has it.
+    fn waits_of(&self, id: TaskId) -> Vec<String> {
+        let arrived =
+            |(_, instance): &(&BarrierKey, &Instance)| matches!(instance.slot(id), Some(Slot::Arrived(_)));
+        let barriers = self.barriers.in_progress().filter(arrived);
+        let asked = self.questions.values().filter(|question| question.asked.contains_key(&id));
+        let names = barriers.map(|(key, _)| key.wire_id(self.incarnation).as_ref().to_owned());
+        names.chain(asked.map(|_| QUESTION.to_owned())).collect()
     }
 
     fn task_view(&self, id: TaskId, waits_at: Vec<String>) -> TaskView {
@@ -168,6 +201,7 @@ impl Run {
             last_heartbeat: task.last_heartbeat,
             live_since: task.is_connected().then_some(task.since),
             pulse: task.pulse.view(),
+            recent_gaps: Vec::new(),
             straggling: task.straggling.view(),
             recoverable: task.recoverable,
             unsynced: task.unsynced,

@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Params;
@@ -114,6 +115,8 @@ pub struct Audit {
     /// How many lines are kept in memory.
     most: usize,
     gathered: gathered::Sources,
+    /// How many acts there have been, for who follows.
+    grown: watch::Sender<u64>,
 }
 
 impl Default for Audit {
@@ -146,7 +149,12 @@ impl Audit {
     /// An audit that keeps this many lines, in memory.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { lines: Mutex::default(), most: most.max(1), gathered: gathered::Sources::default() }
+        Self {
+            lines: Mutex::default(),
+            most: most.max(1),
+            gathered: gathered::Sources::default(),
+            grown: watch::Sender::default(),
+        }
     }
 
     /// The same, which also appends to a file.
@@ -207,6 +215,12 @@ impl Audit {
         if lines.kept.len() > self.most {
             lines.kept.pop_front();
         }
+        self.grown.send_replace(number);
+    }
+
+    /// Tells of further acts.
+    pub(super) fn follow(&self) -> watch::Receiver<u64> {
+        self.grown.subscribe()
     }
 
     /// The latest lines that are wanted, the latest first.

@@ -97,7 +97,7 @@ pub(super) async fn tasks(
     Ok(Json(TasksPage { tasks, next }))
 }
 
-/// One task
+/// One task, with its gaps between heartbeats over time
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/tasks/{task}", operation_id = "task", tag = "tasks",
     params(("job" = String, Path, description = "The job's name"), ("task" = i32, Path, description = "Its number")),
     responses((status = 200, body = TaskView, description = "The task"), (status = 404, description = "There is none")))]
@@ -106,13 +106,15 @@ pub(super) async fn task(
     job: Job,
     Item(number): Item<i32>,
 ) -> Result<Json<TaskView>, Problem> {
-    let tasks = site.look(&job, |look| look.tasks())?;
-    let last = tasks.len().saturating_sub(1);
-    let found = tasks.into_iter().find(|task| task.task == TaskId(number));
-    found.map(Json).ok_or_else(|| {
-        let text = format!("there is no task {number}: job {} has the tasks 0 to {last}", job.name);
-        Problem::not_found("no-such-task", text)
-    })
+    let (found, tasks) = site.look(&job, |look| (look.task(TaskId(number)), look.settings().tasks))?;
+    found.map(Json).ok_or_else(|| no_such_task(&job, number, tasks))
+}
+
+/// There is no task of that number in a job of so many.
+pub(super) fn no_such_task(job: &Job, number: i32, tasks: u32) -> Problem {
+    let last = tasks.saturating_sub(1);
+    let text = format!("there is no task {number}: job {} has the tasks 0 to {last}", job.name);
+    Problem::not_found("no-such-task", text)
 }
 
 /// Barriers in progress, in the order in which they began.

@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod measures;
 mod node;
 mod party;
 
@@ -17,7 +18,7 @@ use support::Muster;
 /// A job in the middle of its training, with one task that does not come to a barrier.
 async fn hang(muster: &Muster) -> (Party, Vec<support::Pending>) {
     let party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
-    party.beat();
+    party.beat(party::BEAT);
     party.train(20, 6).await;
     let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
     let waiting = waiting.collect();
@@ -89,7 +90,20 @@ async fn pictures() {
     party.lose(5);
     tokio::time::sleep(Duration::from_secs(35)).await;
     let mut script = Script::start("pictures.mjs", muster.http());
-    while script.wants().await.is_some() {
-        script.done().await;
-    }
+    assert_eq!(script.wants().await, None, "it asks for nothing");
+}
+
+/// Not a test either: ten thousand tasks of which three are sick.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "takes pictures: cargo test --test browser -- --ignored pictures"]
+async fn pictures_of_many() {
+    let muster = Muster::serve(&["--job", "train=10000", "--recoverable"]);
+    let mut party = Party::gather(muster.grpc(), "train", 0..10_000, 2).await;
+    // These two share a connection: its end is the end of both.
+    (6..8).for_each(|task| party.lose(task));
+    let well = party.all().filter(|member| member.number() != 4711);
+    let _waiting: Vec<_> = well.map(|member| member.arrive("train/step", 0)).collect();
+    tokio::time::sleep(Duration::from_secs(35)).await;
+    let mut script = Script::start("pictures.mjs", muster.http());
+    assert_eq!(script.wants().await, None, "it asks for nothing");
 }

@@ -71,4 +71,9 @@ impl Script {
     pub async fn done(&mut self) {
         self.tell.write_all(b"done\n").await.expect("it listens");
     }
+
+    /// Tells it that what it wanted was done at that moment, in milliseconds of the wall clock.
+    pub async fn done_at(&mut self, at_ms: u64) {
+        self.tell.write_all(format!("done {at_ms}\n").as_bytes()).await.expect("it listens");
+    }
 }

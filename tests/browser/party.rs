@@ -12,8 +12,8 @@ use crate::support::{Body, Call, Caller, Client, Generation, Pending};
 
 /// How long a call of the play may take: machines that build meanwhile are slow.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How far apart heartbeats come.
-const BEAT: Duration = Duration::from_secs(1);
+/// How far apart heartbeats usually come.
+pub const BEAT: Duration = Duration::from_secs(1);
 
 /// One task.
 pub struct Member {
@@ -29,6 +29,11 @@ impl Member {
         Caller::new(self.task, self.incarnation, self.service)
     }
 
+    /// Which task it is.
+    pub fn number(&self) -> i32 {
+        self.task
+    }
+
     /// Makes a call and waits for its answer.
     pub async fn ask(&self, call: Call) {
         let answer = tokio::time::timeout(LIMIT, self.client.ask(&self.caller(), &call)).await;
@@ -42,14 +47,14 @@ impl Member {
         self.client.start(self.caller(), call, |_| {})
     }
 
-    fn beat(&self) {
+    fn beat(&self, every: Duration) {
         let (client, caller) = (self.client.clone(), self.caller());
         let incarnation = self.incarnation;
         let beats = tokio::spawn(async move {
             loop {
                 // What comes of it is the server's affair.
                 let _ = client.ask(&caller, &Call::Heartbeat { incarnation }).await;
-                tokio::time::sleep(BEAT).await;
+                tokio::time::sleep(every).await;
             }
         });
         *self.beats.lock().expect("no holder panics") = Some(beats);
@@ -149,8 +154,8 @@ impl Party {
     }
 
     /// From now on their heartbeats come.
-    pub fn beat(&self) {
-        self.all().for_each(Member::beat);
+    pub fn beat(&self, every: Duration) {
+        self.all().for_each(|member| member.beat(every));
     }
 
     /// They publish their devices, and pass some barriers, at which `late` comes last.
@@ -190,7 +195,7 @@ impl Party {
         let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
         let Body::Service(service) = answer.body else { panic!("{answer:?}") };
         let member = Member { client, task: number, incarnation, service, beats: Mutex::default() };
-        member.beat();
+        member.beat(BEAT);
         self.members[task] = Some(member);
     }
 }

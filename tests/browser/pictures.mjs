@@ -5,7 +5,7 @@ import { finish, open, stage, url } from './stage.mjs';
 const out = process.env.MUSTER_PICTURES ?? '../../target/pictures';
 mkdirSync(out, { recursive: true });
 const browser = await stage();
-const wide = { width: 1440, height: 900 };
+const wide = { width: 1600, height: 1000 };
 const narrow = { width: 390, height: 844 };
 const take = async (name, path, options, full = true) => {
   const page = await open(browser, options);
@@ -15,16 +15,19 @@ const take = async (name, path, options, full = true) => {
   await page.screenshot({ path: `${out}/${name}.png`, fullPage: full });
   await page.context().close();
 };
-const pages = (process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
-const name = (path) => path.slice(1).replaceAll('/', '-') || 'overview';
+const [{ tasks }] = (await (await fetch(`${url}/api/v1/jobs`)).json()).jobs.filter(({ name }) => name === 'train');
+const many = tasks > 1000 ? 'many-' : '';
+const pages = (many ? '/ /jobs/train /jobs/train?state=trouble&sort=state /jobs/train/tasks/6 /jobs/train/barriers' : process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
+const name = (path) => many + (path.slice(1).replaceAll(/[/?&=]/g, '-') || 'overview');
 for (const path of pages) {
   await take(`${name(path)}-light`, path, { viewport: wide, colorScheme: 'light' });
 }
 for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6'].filter((path) => pages.includes(path))) {
   await take(`${name(path)}-dark`, path, { viewport: wide, colorScheme: 'dark' });
   await take(`${name(path)}-narrow`, path, { viewport: narrow, colorScheme: 'light' });
+  await take(`${name(path)}-narrow-dark`, path, { viewport: narrow, colorScheme: 'dark' });
 }
-if (process.env.MUSTER_README_PICTURES) {
+if (process.env.MUSTER_README_PICTURES && !many) {
   const out = '../../web/screenshots';
   mkdirSync(out, { recursive: true });
   const small = { viewport: { width: 1200, height: 820 } };

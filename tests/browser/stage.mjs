@@ -8,10 +8,11 @@ export const url = process.env.MUSTER_URL;
 const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-// Asks the play for something, and waits until it is done.
+// Asks the play for something, and waits until it is done; gives the moment at which it was done, where the play tells.
 export const ask = async (wanted) => {
   console.log(`! ${wanted}`);
-  await answers.next();
+  const { value } = await answers.next();
+  return Number(value.split(' ')[1]);
 };
 
 export const wrongs = [];

@@ -4,7 +4,7 @@ import { accessible, ask, finish, open, stage, url, wrong } from './stage.mjs';
 const browser = await stage();
 const pages = [
   '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/night', '/guide/states', '/guide/findings', '/guide/alerts',
-  '/guide/acting', '/guide/words', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
+  '/guide/acting', '/guide/safe', '/guide/words', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
   '/jobs/train/timeline?task=6', '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',
   '/jobs/train/keys/value?key=orbax/distributed_to_device_ids/3', '/jobs/train/keys/value?key=cuda%253Alocal_topology/cuda/2',
   '/jobs/train/exclusions', '/jobs/train/drain', '/jobs/train/tasks/6', '/jobs/train/tasks/0',
@@ -86,6 +86,59 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   await page.context().close();
 }
 
+// The gaps of a task over time: drawn, and as a table beside its timeout.
+{
+  const page = await open(browser);
+  await page.goto(`${url}/jobs/train/tasks/3`);
+  await page.waitForSelector('#course canvas');
+  const table = page.locator('#course-table');
+  const points = await table.locator('tbody tr').count();
+  if (points < 2) wrong(`the course of heartbeats has ${points} points`);
+  if ((await table.getAttribute('data-timeout')) !== '10000000') wrong('the course does not know the timeout');
+  const known = await page.locator('#course').evaluate((place) => place.drawn);
+  await page.waitForFunction((known) => document.querySelector('#course').drawn !== known, known, { timeout: 20000 });
+  const told = await (await fetch(`${url}/api/v1/jobs/train/tasks/3`)).json();
+  if (told.recent_gaps.length < points) wrong(`the REST API tells of ${told.recent_gaps.length} gaps, the page of ${points}`);
+  await page.context().close();
+}
+
+// Lists follow too: what somebody else does shows on the pages of exclusions, of the task, of the drain and of the audit.
+{
+  const pages = {};
+  for (const path of ['/jobs/eval/exclusions', '/jobs/eval/tasks/3', '/audit', '/jobs/train/drain']) {
+    pages[path] = await open(browser);
+    await pages[path].goto(url + path);
+    await pages[path].waitForSelector('.follow:not(.lost):has-text("live")');
+  }
+  const act = async (method, path, body) => {
+    const answer = await fetch(`${url}/api/v1/jobs/${path}`, { method, headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+    if (!answer.ok) wrong(`${method} ${path} answers ${answer.status} ${await answer.text()}`);
+    return answer.json();
+  };
+  const shows = (path, selector) => pages[path].waitForSelector(selector, { timeout: 10000 }).catch(() => wrong(`${path} does not come to show ${selector}`));
+  const half = '/jobs/eval/tasks/3';
+  await pages[half].fill('#exclude-form input[name=reason]', 'half a sentence');
+  const { id } = await act('POST', 'eval/exclusions', { host: '192.0.2.7', reason: 'another host' });
+  await shows('/jobs/eval/exclusions', '#exclusions article:has-text("192.0.2.7")');
+  await shows('/audit', '#audit tr:has-text("another host")');
+  if ((await pages[half].inputValue('#exclude-form input[name=reason]')) !== 'half a sentence') wrong('what was typed is lost');
+  const own = await act('POST', 'eval/exclusions', { task: 3, reason: 'a bad fan' });
+  await shows(half, '#exclude h2:has-text("Excluded")');
+  // The form that came by the stream is as good as one of a page.
+  await pages[half].fill('#exclude input[name=reason]', 'a new fan');
+  await pages[half].click('#exclude button');
+  await shows(half, '.notice:has-text("lifted")');
+  await shows('/jobs/eval/exclusions', '#exclusions table tr:has-text("a new fan")');
+  if (own.id === id) wrong('two exclusions have one number');
+  const list = pages['/jobs/eval/exclusions'];
+  await list.fill('#exclusions article:has-text("192.0.2.7") input[name=reason]', 'it was the wrong one');
+  await list.click('#exclusions article:has-text("192.0.2.7") button');
+  await shows('/audit', '#audit tr:has-text("it was the wrong one")');
+  await act('POST', 'train/drain', { reason: 'to see it', in_seconds: 0 });
+  await shows('/jobs/train/drain', '#ask:has-text("has been asked already")');
+  for (const page of Object.values(pages)) { await accessible(page); await page.context().close(); }
+}
+
 // How soon a change shows: the connection of a task breaks, and it comes back.
 {
   const page = await open(browser);
@@ -104,6 +157,19 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   waits.sort((a, b) => a - b);
   console.log(`changes are shown after ${waits.join(', ')} ms`);
   if (waits[Math.floor(waits.length / 2)] > 2500) wrong(`changes take ${waits} ms to show`);
+
+  // What came in pieces is what a new page says, but for times.
+  await page.waitForTimeout(2500);
+  const says = (one) => one.evaluate(() => ['head', 'needs', 'waits', 'grid', 'tasks'].map((id) => {
+    const part = document.getElementById(id).cloneNode(true);
+    part.querySelectorAll('time, .gap').forEach((time) => time.remove());
+    return part.textContent.replace(/\s+/g, ' ');
+  }).join('\n'));
+  const fresh = await open(browser);
+  await fresh.goto(`${url}/jobs/train`);
+  const [here, there] = [await says(page), await says(fresh)];
+  if (here !== there) wrong(`what was followed says ${here}, a new page ${there}`);
+  await fresh.context().close();
 
   // Nothing changes on a page merely because time passes, and what is focused stays so.
   await page.focus('a.cell[aria-label^="Task 3"]');

@@ -79,7 +79,17 @@ const morph = (from, to) => {
 
 const say = (text) => { const said = byId('said'); if (said && said.textContent !== text) said.textContent = text; };
 
-const change = ([id, tag, html]) => {
+// What the stream has said of each part. News are a whole text, or steps: lines of the former one to take over, and new lines.
+const told = new Map();
+const whole = (id, news) => {
+  if (typeof news === 'string') return news;
+  const lines = told.get(id).split('\n');
+  return news.flatMap((step) => (typeof step === 'string' ? step : lines.slice(step[0], step[0] + step[1]))).join('\n');
+};
+
+const change = ([id, tag, news]) => {
+  const html = whole(id, news);
+  told.set(id, html);
   const part = byId(id);
   if (!part) return;
   const template = document.createElement('template');
@@ -269,25 +279,71 @@ const plot = (place) => {
   const table = byId(place.dataset.plot);
   if (!table || typeof window.uPlot !== 'function') return;
   const rows = [...table.tBodies[0].rows];
-  const names = rows.map((row) => row.cells[0].textContent);
-  const counts = rows.map((row) => Number(row.cells[1].textContent));
-  const drawn = JSON.stringify([names, counts, place.clientWidth]);
+  const drawn = JSON.stringify([table.textContent, { ...table.dataset }, place.clientWidth]);
   if (place.drawn === drawn || !rows.length) return;
   place.drawn = drawn;
   const style = getComputedStyle(body);
   const colour = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: colour('--dim'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line') }, font: `12px ${style.fontFamily}` };
+  const width = Math.max(place.parentElement.clientWidth - 2, 240);
+  const { scales, axes, series, hooks, data } = (table.dataset.timeout ? course : counts)(rows, table, axis, colour);
   place.textContent = '';
-  new window.uPlot({
-    width: Math.max(place.parentElement.clientWidth - 2, 240), height: 190, legend: { show: false }, cursor: { show: false },
+  new window.uPlot({ width, height: place.classList.contains('low') ? 150 : 210, legend: { show: false }, cursor: { show: false }, scales, axes, series, hooks, tzDate: (at) => window.uPlot.tzDate(new Date(at * 1000), 'Etc/UTC') }, data, place);
+  place.setAttribute('aria-hidden', 'true');
+};
+
+// How many there are of each.
+const counts = (rows, _table, axis, colour) => {
+  const names = rows.map((row) => row.cells[0].textContent);
+  return {
     scales: { x: { time: false, range: [-0.6, names.length - 0.4] }, y: { range: (_, low, high) => [0, Math.max(high, 1)] } },
     axes: [
       { ...axis, grid: { show: false }, splits: () => names.map((_, at) => at), values: () => names.map((name, at) => (names.length > 9 && at % 2 ? '' : name)) },
-      { ...axis, size: 52, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] },
+      { ...axis, size: 52, label: 'heartbeats', labelSize: 18, labelFont: axis.font, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] },
     ],
     series: [{}, { fill: colour('--info'), stroke: colour('--info'), width: 0, points: { show: false }, paths: window.uPlot.paths.bars({ size: [0.7, 80] }) }],
-  }, [names.map((_, at) => at), counts], place);
-  place.setAttribute('aria-hidden', 'true');
+    data: [names.map((_, at) => at), rows.map((row) => Number(row.cells[1].textContent))],
+  };
+};
+
+// Gaps over time, beside the timeout and what is usual in the job.
+const course = (rows, table, axis, colour) => {
+  const gaps = rows.map((row) => [Number(row.dataset.at) / 1e6, Number(row.dataset.gap) / 1e6]).sort((a, b) => a[0] - b[0]);
+  const lines = [
+    ['timeout', Number(table.dataset.timeout) / 1e6, colour('--bad'), []],
+    ['usual in the job', Number(table.dataset.median) / 1e6, colour('--ok'), [5, 4]],
+  ];
+  const most = Math.max(...gaps.map(([, gap]) => gap), lines[0][1]);
+  const across = (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.font = axis.font.replace('12px', `${12 * devicePixelRatio}px`);
+    ctx.textAlign = 'left';
+    ctx.textBaseline = 'bottom';
+    for (const [name, at, stroke, dash] of lines) {
+      const y = plot.valToPos(at, 'y', true);
+      ctx.strokeStyle = ctx.fillStyle = stroke;
+      ctx.lineWidth = 1.5 * devicePixelRatio;
+      ctx.setLineDash(dash.map((long) => long * devicePixelRatio));
+      ctx.beginPath();
+      ctx.moveTo(bbox.left, y);
+      ctx.lineTo(bbox.left + bbox.width, y);
+      ctx.stroke();
+      ctx.fillText(name, bbox.left + 6 * devicePixelRatio, y - 2 * devicePixelRatio);
+    }
+    ctx.restore();
+  };
+  return {
+    // A single point has a place, too.
+    scales: { x: { time: true, range: (_, low, high) => [Math.min(low, high - 10), high] }, y: { range: [0, most * 1.15] } },
+    axes: [
+      { ...axis, space: 76, grid: { show: false }, values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]] },
+      { ...axis, size: 52, label: 'gap, seconds', labelSize: 18, labelFont: axis.font },
+    ],
+    series: [{}, { stroke: colour('--info'), width: 1.5, points: { show: true, size: 5, fill: colour('--info') } }],
+    hooks: { draw: [across] },
+    data: [gaps.map(([at]) => at), gaps.map(([, gap]) => gap)],
+  };
 };
 
 countOn(document);

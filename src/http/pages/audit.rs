@@ -5,6 +5,8 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::links::encoded;
+use super::part::Part;
 use super::shell::{Guest, Page, Place, answer};
 use super::times;
 use crate::coordination::JobName;
@@ -16,35 +18,43 @@ use crate::tls::FailedHandshake;
 const LINES: usize = 300;
 
 /// Which lines are wanted.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct Which {
-    job: String,
-    outcome: String,
+    pub job: String,
+    pub outcome: String,
 }
 
 #[derive(Template)]
 #[template(path = "audit.html")]
 struct AuditPage {
     page: Page,
-    lines: Vec<AuditLine>,
     jobs: Vec<JobName>,
     which: Which,
+}
+
+#[derive(Template)]
+#[template(path = "parts/audit.html")]
+struct Lines<'a> {
+    lines: Vec<AuditLine>,
+    which: &'a Which,
     full: bool,
+}
+
+#[derive(Template)]
+#[template(path = "parts/failed-handshakes.html")]
+struct Handshakes {
     handshakes: Vec<FailedHandshake>,
 }
 
-impl AuditPage {
+impl Lines<'_> {
     fn done(&self, line: &AuditLine) -> bool {
         line.outcome == AuditOutcome::Done
     }
 }
 
-pub(super) async fn show(
-    State(site): State<Site>,
-    guest: Guest,
-    Params(which): Params<Which>,
-) -> Result<Response, Problem> {
+/// The parts of the page.
+pub(super) fn parts(site: &Site, which: &Which) -> Result<Vec<Part>, Problem> {
     let lines = site.audit.latest(LINES, |line| {
         let outcome = match which.outcome.as_str() {
             "done" => line.outcome == AuditOutcome::Done,
@@ -54,10 +64,22 @@ pub(super) async fn show(
         let of_job = |job: &JobName| job.as_str() == which.job;
         outcome && (which.job.is_empty() || line.job.as_ref().is_some_and(of_job))
     });
+    let full = lines.len() == LINES;
+    let handshakes = site.handshakes.page().handshakes;
+    Ok(vec![
+        Part::new("audit", &Lines { lines, which, full })?,
+        Part::new("handshakes", &Handshakes { handshakes })?,
+    ])
+}
+
+pub(super) async fn show(
+    State(site): State<Site>,
+    guest: Guest,
+    Params(which): Params<Which>,
+) -> Result<Response, Problem> {
     let (jobs, now) =
         site.engine.look(|core, now| (core.jobs().map(|(_, name)| name.clone()).collect(), now));
-    let full = lines.len() == LINES;
-    let page = Page::new(guest, Place::Audit, "Audit", now);
-    let handshakes = site.handshakes.page().handshakes;
-    answer(&AuditPage { page, lines, jobs, which, full, handshakes }, now)
+    let live = format!("/live?page=audit&job={}&outcome={}", encoded(&which.job), encoded(&which.outcome));
+    let page = Page::new(guest, Place::Audit, "Audit", now).following(live, parts(&site, &which)?);
+    answer(&AuditPage { page, jobs, which }, now)
 }

@@ -7,7 +7,7 @@ use axum::response::Response;
 use super::job::{Waiting, head, waiting};
 use super::links::{self, Named};
 use super::look::barrier_name;
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{look, times};
@@ -108,14 +108,13 @@ pub(super) fn parts(scene: &Scene) -> Result<Vec<Part>, Problem> {
 #[template(path = "barriers.html")]
 struct BarriersPage {
     page: Page,
-    parts: Parts,
     job: JobName,
 }
 
 pub(super) async fn show(State(site): State<Site>, job: Job, guest: Guest) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
     let now = scene.now();
-    let page = Page::new(guest, Place::Barriers, format!("Barriers of {}", job.name), now);
-    let page = page.of_job(&job.name).live_at(format!("/jobs/{}/live?page=barriers", job.name));
-    answer(&BarriersPage { page, parts: Parts(parts(&scene)?), job: job.name }, now)
+    let title = format!("Barriers of {}", job.name);
+    let page = Page::of_scene(guest, Place::Barriers, title, &scene, "barriers", parts(&scene)?);
+    answer(&BarriersPage { page, job: job.name }, now)
 }

@@ -6,7 +6,6 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use super::job::head;
-use super::part::Parts;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{links, look};
@@ -33,7 +32,6 @@ pub(super) struct Which {
 #[template(path = "devices.html")]
 struct DevicesPage {
     page: Page,
-    parts: Parts,
     job: JobName,
     which: Which,
     total: usize,
@@ -113,12 +111,10 @@ pub(super) async fn show(
     let found: Vec<&Device> = all.iter().filter(|one| task.is_none_or(|task| one.task.0 == task)).collect();
     // Values of keys are not for everybody.
     let orbax = if guest.operator { orbax(&site, &job)? } else { Vec::new() };
-    let page = Page::new(guest, Place::Devices, format!("Devices of {}", job.name), now)
-        .of_job(&job.name)
-        .live_at(format!("/jobs/{}/live?page=head", job.name));
+    let title = format!("Devices of {}", job.name);
+    let page = Page::of_scene(guest, Place::Devices, title, &scene, "head", vec![head(&scene)?]);
     let page = DevicesPage {
         page,
-        parts: Parts(vec![head(&scene)?]),
         orbax,
         job: job.name,
         which,

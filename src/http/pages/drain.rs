@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::exclusions::Did;
 use super::job::head;
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer_with};
 use super::{links, times};
@@ -38,7 +38,7 @@ impl Stands<'_> {
 }
 
 /// How the drain of the present run stands.
-pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
+fn part(scene: &Scene) -> Result<Part, Problem> {
     let run = &scene.view.run;
     let preemption = run.preemption.as_ref();
     let told = |task: TaskId| {
@@ -59,15 +59,32 @@ pub(super) struct Form {
 }
 
 #[derive(Template)]
-#[template(path = "drain.html")]
-struct DrainPage {
-    page: Page,
-    parts: Parts,
-    job: JobName,
+#[template(path = "parts/ask.html")]
+struct Ask<'a> {
+    job: &'a JobName,
+    guest: &'a Guest,
     /// Why nobody can be asked now.
     closed: Option<String>,
     form: Form,
-    error: Option<String>,
+}
+
+/// The parts of the page, as this guest sees them.
+pub(super) fn parts(scene: &Scene, guest: &Guest, form: Form) -> Result<Vec<Part>, Problem> {
+    let run = &scene.view.run;
+    let closed = match run.state {
+        RunState::Running if run.preemption.is_some() => Some("This run has been asked already.".to_owned()),
+        RunState::Running => None,
+        state => Some(format!("Run {} is {state}: there is nobody to ask.", run.number)),
+    };
+    let ask = Ask { job: &scene.view.name, guest, closed, form };
+    Ok(vec![head(scene)?, part(scene)?, Part::new("ask", &ask)?])
+}
+
+#[derive(Template)]
+#[template(path = "drain.html")]
+struct DrainPage<'a> {
+    page: Page,
+    job: &'a JobName,
 }
 
 fn page(
@@ -79,20 +96,10 @@ fn page(
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(site, job)?;
-    let (now, run) = (scene.now(), &scene.view.run);
-    let closed = match run.state {
-        RunState::Running if run.preemption.is_some() => Some("This run has been asked already.".to_owned()),
-        RunState::Running => None,
-        state => Some(format!("Run {} is {state}: there is nobody to ask.", run.number)),
-    };
-    let parts = Parts(vec![head(&scene)?, part(&scene)?]);
-    let page = Page::new(guest, Place::Drain, format!("Drain {}", job.name), now)
-        .of_job(&job.name)
-        .live_at(format!("/jobs/{}/live?page=drain", job.name))
-        .saying(did.words());
-    let status = error.as_ref().map_or(200, |(status, _)| *status);
-    let error = error.map(|(_, text)| text);
-    answer_with(status, &DrainPage { page, parts, job: job.name.clone(), closed, form, error }, now)
+    let (title, parts) = (format!("Drain {}", job.name), parts(&scene, &guest, form)?);
+    let page = Page::of_scene(guest, Place::Drain, title, &scene, "drain", parts);
+    let page = page.saying(did.words()).failing(error);
+    answer_with(page.status(), &DrainPage { page, job: &job.name }, scene.now())
 }
 
 /// `GET /jobs/{job}/drain`

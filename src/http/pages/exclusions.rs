@@ -6,7 +6,7 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
 use super::job::head;
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer_with};
 use super::{links, look, times};
@@ -104,20 +104,26 @@ impl Did {
 #[template(path = "parts/exclusions.html")]
 struct List<'a> {
     job: &'a JobName,
-    exclusions: &'a [ExclusionView],
+    exclusions: Vec<ExclusionView>,
+    over: Vec<ExclusionView>,
     guest: &'a Guest,
+}
+
+/// The parts of the page, as this guest sees them.
+pub(super) fn parts(site: &Site, scene: &Scene, guest: &Guest) -> Result<Vec<Part>, Problem> {
+    let all = site.engine.look(|core, _| core.job(scene.id).map(|job| job.exclusions())).unwrap_or_default();
+    let (exclusions, over) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
+    let list = List { job: &scene.view.name, exclusions, over, guest };
+    Ok(vec![head(scene)?, Part::new("exclusions", &list)?])
 }
 
 #[derive(Template)]
 #[template(path = "exclusions.html")]
-struct ExclusionsPage {
+struct ExclusionsPage<'a> {
     page: Page,
-    parts: Parts,
-    job: JobName,
-    list: String,
-    over: Vec<ExclusionView>,
+    guest: Guest,
+    job: &'a JobName,
     form: Form,
-    error: Option<String>,
 }
 
 #[derive(Template)]
@@ -128,7 +134,6 @@ struct Confirm {
     form: Form,
     target: Target,
     preview: ExclusionPreview,
-    error: Option<String>,
     back: String,
 }
 
@@ -142,20 +147,11 @@ fn page(
     error: Option<(u16, String)>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(site, job)?;
-    let now = scene.now();
-    let all = site.look(job, |look| look.exclusions())?;
-    let (present, over): (Vec<_>, Vec<_>) = all.into_iter().partition(|exclusion| exclusion.ended.is_none());
-    let page = Page::new(guest, Place::Exclusions, format!("Exclusions of {}", job.name), now)
-        .of_job(&job.name)
-        .live_at(format!("/jobs/{}/live?page=head", job.name))
-        .saying(did.words());
-    let list = List { job: &job.name, exclusions: &present, guest: &page.guest };
-    let list = Part::new("exclusions", &list)?.html;
-    let parts = Parts(vec![head(&scene)?]);
-    let status = error.as_ref().map_or(200, |(status, _)| *status);
-    let error = error.map(|(_, text)| text);
-    let page = ExclusionsPage { page, parts, job: job.name.clone(), list, over, form, error };
-    answer_with(status, &page, now)
+    let (title, parts) = (format!("Exclusions of {}", job.name), parts(site, &scene, &guest)?);
+    let page = Page::of_scene(guest.clone(), Place::Exclusions, title, &scene, "exclusions", parts)
+        .saying(did.words())
+        .failing(error);
+    answer_with(page.status(), &ExclusionsPage { page, guest, job: &job.name, form }, scene.now())
 }
 
 /// `GET /jobs/{job}/exclusions`
@@ -225,11 +221,8 @@ fn confirm(
     };
     let now = site.engine.clock().now();
     let title = format!("Exclude {target} of {}?", job.name);
-    let page = Page::new(guest, Place::Exclusions, title, now).of_job(&job.name);
-    let status = wrong.as_ref().map_or(200, |(status, _)| *status);
-    let error = wrong.map(|(_, text)| text);
-    let page = Confirm { page, job: job.name.clone(), form, target, preview, error, back };
-    answer_with(status, &page, now)
+    let page = Page::new(guest, Place::Exclusions, title, now).of_job(&job.name).failing(wrong);
+    answer_with(page.status(), &Confirm { page, job: job.name.clone(), form, target, preview, back }, now)
 }
 
 /// Why an exclusion is lifted.

@@ -103,7 +103,8 @@ pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
     } else {
         let layer =
             |(look, _): &(Look, usize)| Layer { look: *look, path: path(&scene.looks, *look, columns) };
-        grid.layers = grid.counts.iter().map(layer).collect();
+        // What needs a person is drawn last, above the rest.
+        grid.layers = grid.counts.iter().rev().map(layer).collect();
     }
     Part::new("grid", &grid)
 }

@@ -18,13 +18,14 @@ use crate::http::{Problem, Site};
 type Chapter = (&'static str, &'static str, fn() -> String);
 
 /// Every page, in the order in which a newcomer reads them.
-static CHAPTERS: [Chapter; 7] = [
+static CHAPTERS: [Chapter; 8] = [
     ("start", "Point JAX at Muster", || include_str!("../../../web/guide/start.md").to_owned()),
     ("night", "Something is wrong", || include_str!("../../../web/guide/night.md").to_owned()),
     ("states", "What every state means", || include_str!("../../../web/guide/states.md").to_owned()),
     ("findings", "Findings", findings),
     ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),
     ("acting", "Exclude, re-admit, drain", || include_str!("../../../web/guide/acting.md").to_owned()),
+    ("safe", "Who may do what", || include_str!("../../../web/guide/safe.md").to_owned()),
     ("words", "Words", || include_str!("../../../web/guide/words.md").to_owned()),
 ];
 

@@ -6,7 +6,7 @@ use axum::response::Response;
 
 use super::links::Named;
 use super::look::{barrier_name, grouped};
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::table::{self, Listing};
@@ -139,7 +139,6 @@ fn calm(view: &JobView) -> String {
 #[template(path = "job.html")]
 struct JobPage {
     page: Page,
-    parts: Parts,
     view: JobView,
 }
 
@@ -157,10 +156,8 @@ pub(super) async fn show(
     Params(listing): Params<Listing>,
 ) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
-    let parts = Parts(parts(&scene, &listing)?);
     let now = scene.now();
-    let live = format!("/jobs/{}/live?page=job&{}", job.name, listing.followed());
-    let page = Page::new(guest, Place::Job, format!("Job {}", job.name), now);
-    let page = page.of_job(&job.name).live_at(live);
-    answer(&JobPage { page, parts, view: scene.view }, now)
+    let (title, query) = (format!("Job {}", job.name), format!("job&{}", listing.followed()));
+    let page = Page::of_scene(guest, Place::Job, title, &scene, &query, parts(&scene, &listing)?);
+    answer(&JobPage { page, view: scene.view }, now)
 }

@@ -8,7 +8,6 @@ use serde::Deserialize;
 
 use super::job::head;
 use super::links::{self, encoded};
-use super::part::Parts;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{look, times};
@@ -51,7 +50,6 @@ struct Crumb {
 #[template(path = "keys.html")]
 struct KeysPage {
     page: Page,
-    parts: Parts,
     job: JobName,
     crumbs: Vec<Crumb>,
     entries: Vec<Entry>,
@@ -104,12 +102,10 @@ pub(super) async fn show(
         let hidden = line.value_bytes.is_some() && site.redaction.hides(&line.key);
         Entry { name: String::from_utf8_lossy(name).into_owned(), address: coded(whole), hidden, line }
     });
-    let page = Page::new(guest, Place::Keys, format!("Keys of {}", job.name), now)
-        .of_job(&job.name)
-        .live_at(format!("/jobs/{}/live?page=head", job.name));
+    let title = format!("Keys of {}", job.name);
+    let page = Page::of_scene(guest, Place::Keys, title, &scene, "head", vec![head(&scene)?]);
     let page = KeysPage {
         page,
-        parts: Parts(vec![head(&scene)?]),
         crumbs: crumbs(&directory),
         entries: entries.collect(),
         next,
@@ -165,7 +161,6 @@ pub(super) struct WhichValue {
 #[template(path = "value.html")]
 struct ValuePage {
     page: Page,
-    parts: Parts,
     job: JobName,
     crumbs: Vec<Crumb>,
     value: KeyView,
@@ -192,11 +187,11 @@ pub(super) async fn value(
     };
     let scene = Scene::of(&site, &job)?;
     let now = scene.now();
-    let page = Page::new(guest, Place::Keys, format!("Key {} of {}", value.key, job.name), now);
-    let page = page.of_job(&job.name).live_at(format!("/jobs/{}/live?page=head", job.name));
+    let title = format!("Key {} of {}", value.key, job.name);
+    let page = Page::of_scene(guest, Place::Keys, title, &scene, "head", vec![head(&scene)?]);
     let rest = format!("/api/v1/jobs/{}/keys/{}", job.name, encoded(&value.key));
-    let (parts, crumbs, job) = (Parts(vec![head(&scene)?]), crumbs(&key), job.name);
-    answer(&ValuePage { page, parts, job, crumbs, value, devices, words, rest }, now)
+    let (crumbs, job) = (crumbs(&key), job.name);
+    answer(&ValuePage { page, job, crumbs, value, devices, words, rest }, now)
 }
 
 #[cfg(test)]

@@ -15,16 +15,18 @@ use axum::extract::State;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{self, Stream};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
 
 use super::overview::Survey;
 use super::part::Part;
+use super::patch::{Step, patch};
 use super::scene::Scene;
+use super::shell::Guest;
 use super::table::Listing;
 use super::timeline::Happened;
-use super::{barriers, drain, job, overview, task, timeline};
+use super::{audit, barriers, drain, exclusions, job, overview, task, timeline};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::Numbered;
 use crate::http::extract::{Job, Params};
@@ -47,12 +49,14 @@ const HAVE_MAX: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Subject {
     All,
+    Audit,
     Job(JobId),
 }
 
 /// What a hub saw.
 enum Seen {
     All(Box<Survey>, Mutex<Option<Arc<Vec<Part>>>>),
+    Audit,
     Job(Box<Scene>),
 }
 
@@ -61,17 +65,17 @@ struct Snapshot {
     seen: Seen,
 }
 
-type News = Option<Arc<Snapshot>>;
+type Sight = Option<Arc<Snapshot>>;
 
 /// The hubs that there are.
 #[derive(Default)]
 pub struct Live {
-    hubs: Mutex<HashMap<Subject, Arc<watch::Sender<News>>>>,
+    hubs: Mutex<HashMap<Subject, Arc<watch::Sender<Sight>>>>,
 }
 
 impl Live {
     /// Joins a hub; starts it if it is not there.
-    fn join(&self, site: &Site, subject: Subject) -> watch::Receiver<News> {
+    fn join(&self, site: &Site, subject: Subject) -> watch::Receiver<Sight> {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(hub) = hubs.get(&subject) {
             return hub.subscribe();
@@ -84,7 +88,7 @@ impl Live {
     }
 
     /// Takes a hub away if nobody looks any more.
-    fn part_with(&self, subject: Subject, news: &watch::Sender<News>) -> bool {
+    fn part_with(&self, subject: Subject, news: &watch::Sender<Sight>) -> bool {
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
         let left = news.receiver_count() == 0;
         if left {
@@ -97,16 +101,18 @@ impl Live {
 struct Hub {
     site: Site,
     subject: Subject,
-    news: Arc<watch::Sender<News>>,
+    news: Arc<watch::Sender<Sight>>,
     events: broadcast::Receiver<Numbered>,
+    acts: watch::Receiver<u64>,
     happened: Happened,
     version: u64,
 }
 
 impl Hub {
-    fn new(site: Site, subject: Subject, news: Arc<watch::Sender<News>>) -> Self {
+    fn new(site: Site, subject: Subject, news: Arc<watch::Sender<Sight>>) -> Self {
         let events = site.engine.follow(u64::MAX).1;
-        Self { site, subject, news, events, happened: Happened::default(), version: 0 }
+        let acts = site.audit.follow();
+        Self { site, subject, news, events, acts, happened: Happened::default(), version: 0 }
     }
 
     async fn run(mut self) {
@@ -138,12 +144,19 @@ impl Hub {
     fn look(&mut self) -> Option<Seen> {
         match self.subject {
             Subject::All => Some(Seen::All(Box::new(Survey::see(&self.site)), Mutex::default())),
+            Subject::Audit => Some(Seen::Audit),
             Subject::Job(job) => Some(Seen::Job(Box::new(Scene::see(&self.site, job, &mut self.happened)?))),
         }
     }
 
     /// Until something happens to what the hub looks at.
     async fn something(&mut self) {
+        if self.subject == Subject::Audit {
+            let grown = self.acts.changed().await;
+            return if grown.is_err() {
+                std::future::pending().await
+            };
+        }
         loop {
             match self.events.recv().await {
                 Ok(numbered) => match self.subject {
@@ -172,6 +185,8 @@ pub(super) struct Which {
     down: String,
     /// Which page of the table; a name of its own, since `page` is taken.
     rows: String,
+    job: String,
+    outcome: String,
 }
 
 impl Which {
@@ -180,9 +195,13 @@ impl Which {
         Listing { state, find, sort, down, page: rows }
     }
 
-    fn parts(&self, snapshot: &Snapshot) -> Result<Arc<Vec<Part>>, Problem> {
+    fn parts(&self, site: &Site, guest: &Guest, snapshot: &Snapshot) -> Result<Arc<Vec<Part>>, Problem> {
         let scene = match &snapshot.seen {
             Seen::Job(scene) => scene,
+            Seen::Audit => {
+                let which = audit::Which { job: self.job.clone(), outcome: self.outcome.clone() };
+                return audit::parts(site, &which).map(Arc::new);
+            }
             Seen::All(survey, made) => {
                 let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some(parts) = made.as_ref() {
@@ -199,13 +218,16 @@ impl Which {
                 scene.made(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
             }
             "barriers" => scene.made("barriers", || barriers::parts(scene)),
-            "drain" => scene.made("drain", || Ok(vec![job::head(scene)?, drain::part(scene)?])),
             "timeline" => scene.made(&format!("timeline/{task:?}"), || {
                 Ok(vec![job::head(scene)?, timeline::part(scene, true, task)?])
             }),
-            "task" => scene.made(&format!("task/{task:?}"), || {
-                Ok(task::parts(scene, task.unwrap_or(TaskId(-1)))?.unwrap_or_default())
-            }),
+            // Forms are made for one guest: these are shared with nobody.
+            "drain" => drain::parts(scene, guest, drain::Form::default()).map(Arc::new),
+            "exclusions" => exclusions::parts(site, scene, guest).map(Arc::new),
+            "task" => {
+                let parts = task::parts(site, scene, guest, task.unwrap_or(TaskId(-1)))?;
+                Ok(Arc::new(parts.unwrap_or_default()))
+            }
             _ => scene.made("head", || Ok(vec![job::head(scene)?])),
         }
     }
@@ -214,22 +236,25 @@ impl Which {
 /// One page that follows.
 struct Viewer {
     site: Site,
-    news: watch::Receiver<News>,
+    news: watch::Receiver<Sight>,
     which: Which,
+    guest: Guest,
     have: BTreeMap<String, String>,
+    /// The parts that it was sent by this stream, whose text it has.
+    sent: BTreeMap<&'static str, Part>,
     stop: watch::Receiver<bool>,
     _slot: OwnedSemaphorePermit,
 }
 
 impl Viewer {
-    fn new(site: &Site, subject: Subject, which: Which) -> Result<Self, Problem> {
+    fn new(site: &Site, subject: Subject, guest: Guest, which: Which) -> Result<Self, Problem> {
         let (slot, stop) = site.streams.enter()?;
         let mut news = site.live.join(site, subject);
         // What was seen already is news to whoever comes now.
         news.mark_changed();
         let pairs = which.have.split(',').take(HAVE_MAX).filter_map(|pair| pair.split_once(':'));
         let have = pairs.map(|(id, tag)| (id.to_owned(), tag.to_owned())).collect();
-        Ok(Self { site: site.clone(), news, which, have, stop, _slot: slot })
+        Ok(Self { site: site.clone(), news, which, guest, have, sent: BTreeMap::new(), stop, _slot: slot })
     }
 
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -251,24 +276,41 @@ impl Viewer {
             }
             let news = self.news.borrow_and_update().clone();
             let Some(snapshot) = news else { continue };
-            let parts = self.which.parts(&snapshot).ok()?;
+            let parts = self.which.parts(&self.site, &self.guest, &snapshot).ok()?;
             let fresh: Vec<&Part> =
                 parts.iter().filter(|part| self.have.get(part.id) != Some(&part.tag())).collect();
             if fresh.is_empty() {
                 continue;
             }
-            let event = tell(&self.site, "parts", &fresh).id(snapshot.version.to_string());
+            let news: Vec<_> = fresh.iter().map(|part| News::of(part, self.sent.get(part.id))).collect();
+            let event = tell(&self.site, "parts", &news).id(snapshot.version.to_string());
             for part in fresh {
                 self.have.insert(part.id.to_owned(), part.tag());
+                self.sent.insert(part.id, part.clone());
             }
             return Some(event);
         }
     }
 }
 
-fn tell(site: &Site, kind: &str, parts: &[&Part]) -> Event {
-    let parts: Vec<(&str, String, &str)> =
-        parts.iter().map(|part| (part.id, part.tag(), part.html.as_str())).collect();
+/// A part as it is told: its name, its digest, and its text or how that comes of the one before.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum News<'a> {
+    Whole(&'static str, String, &'a str),
+    Changed(&'static str, String, Vec<Step<'a>>),
+}
+
+impl<'a> News<'a> {
+    fn of(part: &'a Part, sent: Option<&Part>) -> Self {
+        match sent.and_then(|sent| patch(&sent.html, &part.html)) {
+            Some(steps) => Self::Changed(part.id, part.tag(), steps),
+            None => Self::Whole(part.id, part.tag(), &part.html),
+        }
+    }
+}
+
+fn tell(site: &Site, kind: &str, parts: &[News<'_>]) -> Event {
     let data = serde_json::json!({ "now": site.engine.clock().now().0, "parts": parts }).to_string();
     Event::default().event(kind).data(data)
 }
@@ -276,16 +318,19 @@ fn tell(site: &Site, kind: &str, parts: &[&Part]) -> Event {
 /// `GET /live`
 pub(super) async fn overview(
     State(site): State<Site>,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(Viewer::new(&site, Subject::All, which)?.stream()).into_response())
+    let subject = if which.page == "audit" { Subject::Audit } else { Subject::All };
+    Ok(Sse::new(Viewer::new(&site, subject, guest, which)?.stream()).into_response())
 }
 
 /// `GET /jobs/{job}/live`
 pub(super) async fn job(
     State(site): State<Site>,
     job: Job,
+    guest: Guest,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(Viewer::new(&site, Subject::Job(job.id), which)?.stream()).into_response())
+    Ok(Sse::new(Viewer::new(&site, Subject::Job(job.id), guest, which)?.stream()).into_response())
 }

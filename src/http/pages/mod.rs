@@ -10,7 +10,7 @@
 //! | `assets.rs` | the static files |
 //! | `scene.rs` | a job as its pages see it, made once for all who look |
 //! | `overview.rs`, `job.rs`, … | one file a page |
-//! | `live.rs` | pages that follow what changes |
+//! | `live.rs`, `patch.rs` | pages that follow what changes, and what they are sent |
 //!
 //! What a form does is what the REST API does: handlers call the same functions.
 
@@ -31,6 +31,7 @@ mod look;
 mod needs;
 mod overview;
 mod part;
+mod patch;
 mod scene;
 mod shell;
 mod table;

@@ -9,7 +9,7 @@ use axum::response::{Redirect, Response};
 use super::job::{Waiting, waiting};
 use super::look::Look;
 use super::needs::{self, Need};
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::timeline::Happened;
@@ -134,14 +134,13 @@ pub(super) fn parts(survey: &Survey) -> Result<Vec<Part>, Problem> {
 #[template(path = "overview.html")]
 struct Overview {
     page: Page,
-    parts: Parts,
 }
 
 pub(super) async fn show(State(site): State<Site>, guest: Guest) -> Result<Response, Problem> {
     let survey = Survey::see(&site);
-    let page =
-        Page::new(guest, Place::Overview, "Overview", survey.now).live_at("/live?page=overview".into());
-    answer(&Overview { page, parts: Parts(parts(&survey)?) }, survey.now)
+    let page = Page::new(guest, Place::Overview, "Overview", survey.now)
+        .following("/live?page=overview".into(), parts(&survey)?);
+    answer(&Overview { page }, survey.now)
 }
 
 /// `GET /jobs`

@@ -16,6 +16,7 @@ use crate::http::{Problem, Site};
 
 /// A job, as it was at one moment.
 pub(super) struct Scene {
+    pub id: JobId,
     pub view: JobView,
     pub open: Vec<Finding>,
     pub happened: Happened,
@@ -33,7 +34,7 @@ impl Scene {
         let view = site.engine.look(|core, now| core.job_view(id, now))?;
         happened.catch_up(&site.engine, id);
         let (open, _) = site.findings.of(id);
-        Some(Self::new(view, open, happened.clone()))
+        Some(Self::new(id, view, open, happened.clone()))
     }
 
     /// Looks at the job of a request.
@@ -42,7 +43,7 @@ impl Scene {
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
-    fn new(view: JobView, open: Vec<Finding>, happened: Happened) -> Self {
+    fn new(id: JobId, view: JobView, open: Vec<Finding>, happened: Happened) -> Self {
         let awaited = awaited(&view);
         let look = |task: &TaskView| Look::of(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
@@ -50,7 +51,7 @@ impl Scene {
         for device in &view.run.devices {
             *devices.entry(device.task).or_default() += 1;
         }
-        Self { view, open, happened, looks, devices, made: Mutex::default() }
+        Self { id, view, open, happened, looks, devices, made: Mutex::default() }
     }
 
     /// What was made of this scene under that name, or is made now.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::FromRequestParts;
 use axum::http::StatusCode;
-use axum::http::request::Parts;
+use axum::http::request;
 use axum::response::{Html, IntoResponse as _, Response};
 
 use super::assets::Asset;
+use super::part::{Part, Parts};
+use super::scene::Scene;
 use super::times::fill;
 use crate::coordination::{Actor, JobName, Timestamp};
 use crate::http::guard::Proof;
@@ -31,7 +33,7 @@ pub(super) struct Guest {
 impl<S: Sync> FromRequestParts<S> for Guest {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Infallible> {
         // The proof stands there for browsers that have their cookie from this very answer, too.
         let csrf = parts.extensions.get::<Proof>().map(|proof| Arc::clone(&proof.0)).unwrap_or_default();
         let Some(visitor) = parts.extensions.get::<Visitor>() else {
@@ -76,12 +78,31 @@ pub(super) struct Page {
     pub live: Option<String>,
     /// What has just been done.
     pub notice: Option<String>,
+    /// Why what was wanted could not be done: the status of the answer, and the words.
+    pub error: Option<(u16, String)>,
+    /// What it is made of and follows.
+    pub parts: Parts,
     pub now: Timestamp,
 }
 
 impl Page {
     pub fn new(guest: Guest, place: Place, title: impl Into<String>, now: Timestamp) -> Self {
-        Self { title: title.into(), place, job: None, guest, live: None, notice: None, now }
+        let (live, parts) = (None, Parts::default());
+        Self { title: title.into(), place, job: None, guest, live, notice: None, error: None, parts, now }
+    }
+
+    /// A page of a job, made of these parts; it follows them as what `query` names.
+    pub fn of_scene(
+        guest: Guest,
+        place: Place,
+        title: impl Into<String>,
+        scene: &Scene,
+        query: &str,
+        parts: Vec<Part>,
+    ) -> Self {
+        let job = &scene.view.name;
+        let live = format!("/jobs/{job}/live?page={query}");
+        Self::new(guest, place, title, scene.now()).of_job(job).following(live, parts)
     }
 
     pub fn of_job(mut self, job: &JobName) -> Self {
@@ -89,9 +110,9 @@ impl Page {
         self
     }
 
-    /// The page follows what changes, at this address.
-    pub fn live_at(mut self, address: String) -> Self {
-        self.live = Some(address);
+    /// The page is made of these parts, and follows them at this address.
+    pub fn following(mut self, address: String, parts: Vec<Part>) -> Self {
+        (self.live, self.parts) = (Some(address), Parts(parts));
         self
     }
 
@@ -101,14 +122,20 @@ impl Page {
         self
     }
 
+    /// The page says that something was not done.
+    pub fn failing(mut self, error: Option<(u16, String)>) -> Self {
+        self.error = error;
+        self
+    }
+
+    /// The status of the answer.
+    pub fn status(&self) -> u16 {
+        self.error.as_ref().map_or(200, |(status, _)| *status)
+    }
+
     /// Marks the entry of the navigation that one is at.
     pub fn at(&self, place: Place) -> &'static str {
         if self.place == place { "page" } else { "false" }
-    }
-
-    /// The name of the job that the page is about.
-    pub fn job_name(&self) -> &str {
-        self.job.as_ref().map_or("", JobName::as_str)
     }
 
     /// The address of a static file.

@@ -1,5 +1,8 @@
 //! `GET /jobs/{job}/tasks/{task}`: one task, its lives, its pulse, and what can be done about it.
 
+use std::net::IpAddr;
+use std::time::Duration;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -7,21 +10,25 @@ use axum::response::Response;
 use super::exclusions::{Did, Form};
 use super::job::head;
 use super::look::{Look, barrier_name};
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::{Scene, host};
 use super::shell::{Guest, Page, Place, answer};
 use super::table::gap_classes;
-use super::{look, timeline, times};
+use super::{links, look, timeline, times};
 use crate::coordination::{
-    BarrierOutcome, BarrierRecord, Device, ExclusionView, JobName, JobView, KeyLine, Target, TaskId, TaskView,
+    BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, GapAt, JobName, JobView, KeyLine,
+    Target, TaskId, TaskView, Timestamp,
 };
 use crate::http::extract::{Item, Job, Params};
+use crate::http::runs::no_such_task;
 use crate::http::{Problem, Site};
 
 /// Among how many keys those that the task wrote are looked for.
 const KEYS_SEARCHED: usize = 20_000;
 /// How many of them are shown.
 const KEYS_SHOWN: usize = 40;
+/// How many wide gaps in a row are no accident.
+const WIDE_MIN: usize = 3;
 /// How many recent barriers are shown.
 const MEETINGS_SHOWN: usize = 24;
 
@@ -41,8 +48,52 @@ struct State_<'a> {
 struct Pulse<'a> {
     task: &'a TaskView,
     classes: Vec<(String, u64)>,
-    timeout: String,
+    /// The same gaps over time.
+    course: Vec<GapAt>,
+    timeout: Duration,
+    /// What is usual in the job: the median of its tasks' usual intervals, in microseconds.
+    median_us: u64,
+    wide_since: Option<Timestamp>,
     score: String,
+}
+
+impl<'a> Pulse<'a> {
+    fn of(site: &Site, scene: &'a Scene, task: &'a TaskView) -> Self {
+        let now = |core: &Coordinator, _| core.job(scene.id).and_then(|job| job.task(task.task));
+        let course = site.engine.look(now).map(|task| task.recent_gaps).unwrap_or_default();
+        let pulses = scene.view.run.tasks.iter().filter_map(|task| task.pulse.as_ref());
+        let mut usual: Vec<u64> = pulses.map(|pulse| pulse.interval_us).collect();
+        let middle = usual.len() / 2;
+        let median_us = match usual.is_empty() {
+            true => 0,
+            false => *usual.select_nth_unstable(middle).1,
+        };
+        Self {
+            task,
+            classes: task.pulse.as_ref().map(gap_classes).unwrap_or_default(),
+            wide_since: wide_since(&course, median_us),
+            course,
+            timeout: scene.view.settings.heartbeat_timeout,
+            median_us,
+            score: task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default(),
+        }
+    }
+
+    fn timeout_us(&self) -> u128 {
+        self.timeout.as_micros()
+    }
+
+    /// How many of a thousand of the timeout a gap is.
+    fn part(&self, gap: &GapAt) -> u128 {
+        (u128::from(gap.gap_us) * 1000 / self.timeout_us().max(1)).min(1000)
+    }
+}
+
+/// Since when every gap has been wide beside what is usual in the job; nothing if the last ones are not.
+fn wide_since(course: &[GapAt], median_us: u64) -> Option<Timestamp> {
+    let wide = |gap: &&GapAt| gap.gap_us >= median_us + median_us / 2;
+    let last = course.iter().rev().take_while(wide).count();
+    (median_us > 0 && last >= WIDE_MIN).then(|| course[course.len() - last].at)
 }
 
 struct Meeting<'a> {
@@ -74,8 +125,42 @@ fn meeting<'a>(record: &'a BarrierRecord, task: TaskId) -> Meeting<'a> {
     Meeting { name: barrier_name(&record.id), came, late_us, passed, record }
 }
 
-/// The parts of the page; none if there is no such task.
-pub(super) fn parts(scene: &Scene, id: TaskId) -> Result<Option<Vec<Part>>, Problem> {
+/// Taking the task out, or letting it in again.
+#[derive(Template)]
+#[template(path = "parts/act.html")]
+struct Act<'a> {
+    job: &'a JobName,
+    guest: &'a Guest,
+    id: TaskId,
+    exclusion: Option<&'a ExclusionView>,
+    recoverable: bool,
+    form: Form,
+    host: Option<IpAddr>,
+}
+
+impl<'a> Act<'a> {
+    fn of(scene: &'a Scene, task: &TaskView, guest: &'a Guest) -> Self {
+        let id = task.task;
+        let peer = task.lives.iter().find_map(|life| life.peer);
+        let host = peer.map(|peer| peer.ip().to_canonical());
+        let covers = |exclusion: &&ExclusionView| match exclusion.target {
+            Target::Task(task) => task == id,
+            Target::Host(address) => Some(address) == host,
+        };
+        let (job, recoverable) = (&scene.view.name, scene.view.settings.recoverable);
+        let exclusion = scene.view.exclusions.iter().find(covers);
+        let form = Form { task: id.to_string(), ..Form::default() };
+        Self { job, guest, id, exclusion, recoverable, form, host }
+    }
+}
+
+/// The parts of the page, as this guest sees them; none if there is no such task.
+pub(super) fn parts(
+    site: &Site,
+    scene: &Scene,
+    guest: &Guest,
+    id: TaskId,
+) -> Result<Option<Vec<Part>>, Problem> {
     let Some(task) = scene.task(id) else { return Ok(None) };
     let (view, run) = (&scene.view, &scene.view.run);
     let waited_for = run.barriers.iter().filter(|barrier| barrier.missing.contains(&id));
@@ -87,17 +172,13 @@ pub(super) fn parts(scene: &Scene, id: TaskId) -> Result<Option<Vec<Part>>, Prob
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
     };
-    let pulse = Pulse {
-        task,
-        classes: task.pulse.as_ref().map(gap_classes).unwrap_or_default(),
-        timeout: times::span(&view.settings.heartbeat_timeout),
-        score: task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default(),
-    };
+    let pulse = Pulse::of(site, scene, task);
     let meetings =
         run.recent_barriers.iter().take(MEETINGS_SHOWN).map(|record| meeting(record, id)).collect();
     Ok(Some(vec![
         head(scene)?,
         Part::new("task", &state)?,
+        Part::new("act", &Act::of(scene, task, guest))?,
         Part::new("pulse", &pulse)?,
         Part::new("meetings", &Meetings { meetings })?,
         timeline::part(scene, false, Some(id))?,
@@ -108,15 +189,10 @@ pub(super) fn parts(scene: &Scene, id: TaskId) -> Result<Option<Vec<Part>>, Prob
 #[template(path = "task.html")]
 struct TaskPage {
     page: Page,
-    parts: Parts,
     view: JobView,
     id: TaskId,
     keys: Vec<(KeyLine, String)>,
     devices: Vec<Device>,
-    exclusion: Option<ExclusionView>,
-    form: Form,
-    error: Option<String>,
-    host: Option<std::net::IpAddr>,
 }
 
 impl TaskPage {
@@ -128,12 +204,8 @@ impl TaskPage {
 /// The page as it is after what was just done, or with an error in its form.
 pub(super) fn page(site: &Site, job: &Job, guest: Guest, id: TaskId, did: &Did) -> Result<Response, Problem> {
     let scene = Scene::of(site, job)?;
-    let missing = || {
-        let last = scene.tasks().saturating_sub(1);
-        let text = format!("there is no task {id}: job {} has the tasks 0 to {last}", job.name);
-        Problem::not_found("no-such-task", text)
-    };
-    let parts = Parts(parts(&scene, id)?.ok_or_else(missing)?);
+    let missing = || no_such_task(job, id.0, scene.view.settings.tasks);
+    let parts = parts(site, &scene, &guest, id)?.ok_or_else(missing)?;
     let now = scene.now();
     let lines = site.look(job, |look| look.keys(b"", b"", true, KEYS_SEARCHED))?;
     let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
@@ -142,24 +214,9 @@ pub(super) fn page(site: &Site, job: &Job, guest: Guest, id: TaskId, did: &Did) 
         .map(|(k, l)| (l, k))
         .collect();
     let devices = scene.view.run.devices.iter().filter(|device| device.task == id).cloned().collect();
-    let host = scene
-        .task(id)
-        .and_then(|task| task.lives.iter().find_map(|life| life.peer))
-        .map(|peer| peer.ip().to_canonical());
-    let covers = |exclusion: &&ExclusionView| match exclusion.target {
-        Target::Task(task) => task == id,
-        Target::Host(address) => Some(address) == host,
-    };
-    let exclusion = scene.view.exclusions.iter().find(covers).cloned();
-    let page = Page::new(guest, Place::Task, format!("Task {id} of {}", job.name), now)
-        .of_job(&job.name)
-        .live_at(format!("/jobs/{}/live?page=task&task={id}", job.name))
-        .saying(did.words());
-    let form = Form { task: id.to_string(), ..Form::default() };
-    answer(
-        &TaskPage { page, parts, view: scene.view, id, keys, devices, exclusion, form, error: None, host },
-        now,
-    )
+    let (title, query) = (format!("Task {id} of {}", job.name), format!("task&task={id}"));
+    let page = Page::of_scene(guest, Place::Task, title, &scene, &query, parts).saying(did.words());
+    answer(&TaskPage { page, view: scene.view, id, keys, devices }, now)
 }
 
 pub(super) async fn show(
@@ -170,4 +227,21 @@ pub(super) async fn show(
     Params(did): Params<Did>,
 ) -> Result<Response, Problem> {
     page(&site, &job, guest, TaskId(task), &did)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_wide_gap_is_an_accident_and_three_at_the_end_are_not() {
+        let course = |gaps: &[u64]| -> Vec<GapAt> {
+            (1..).zip(gaps).map(|(at, gap)| GapAt { at: Timestamp(at), gap_us: *gap }).collect()
+        };
+        assert_eq!(wide_since(&course(&[10, 10, 40, 10, 10]), 10), None);
+        assert_eq!(wide_since(&course(&[10, 10, 15, 20, 30]), 10), Some(Timestamp(3)));
+        assert_eq!(wide_since(&course(&[30, 30, 30, 10]), 10), None);
+        assert_eq!(wide_since(&[], 10), None);
+        assert_eq!(wide_since(&course(&[1, 1, 1]), 0), None);
+    }
 }

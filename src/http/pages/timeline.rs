@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use super::look::grouped;
-use super::part::{Part, Parts};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{links, times};
@@ -238,7 +238,6 @@ pub(super) fn part(scene: &Scene, whole: bool, only: Option<TaskId>) -> Result<P
 #[template(path = "timeline.html")]
 struct TimelinePage {
     page: Page,
-    parts: Parts,
     job: JobName,
     task: Option<i32>,
     tasks: usize,
@@ -263,11 +262,11 @@ pub(super) async fn show(
     let scene = Scene::of(&site, &job)?;
     let (now, tasks) = (scene.now(), scene.tasks());
     let query = task.map_or_else(String::new, |task| format!("&task={task}"));
-    let live = format!("/jobs/{}/live?page=timeline{query}", job.name);
-    let parts = Parts(vec![super::job::head(&scene)?, part(&scene, true, task.map(TaskId))?]);
+    let parts = vec![super::job::head(&scene)?, part(&scene, true, task.map(TaskId))?];
     let title = format!("Timeline of {}", job.name);
-    let page = Page::new(guest, Place::Timeline, title, now).of_job(&job.name).live_at(live);
-    answer(&TimelinePage { page, parts, job: job.name, task, tasks }, now)
+    let query = format!("timeline{query}");
+    let page = Page::of_scene(guest, Place::Timeline, title, &scene, &query, parts);
+    answer(&TimelinePage { page, job: job.name, task, tasks }, now)
 }
 
 #[cfg(test)]

@@ -44,6 +44,11 @@ pub(super) fn until(at: &Timestamp) -> When {
     When(*at, Form::In)
 }
 
+/// The time of day, to the second: `03:12:07`.
+pub(super) fn clock(at: &Timestamp) -> String {
+    at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
+}
+
 impl HtmlSafe for When {}
 
 impl fmt::Display for When {

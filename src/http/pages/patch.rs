@@ -1,0 +1,101 @@
+//! What changed in a part, as whoever has its former text can be told: which lines to take over, and new ones.
+
+use std::collections::HashMap;
+
+use serde::Serialize;
+
+/// One step of a patch; all of them in order make the new text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(super) enum Step<'a> {
+    /// So many lines of the former text, from this one on (counted from 0).
+    Take(usize, usize),
+    /// A new line.
+    Line(&'a str),
+}
+
+/// The steps from `old` to `new`; nothing if they would not spare half of it.
+pub(super) fn patch<'a>(old: &str, new: &'a str) -> Option<Vec<Step<'a>>> {
+    let lines: Vec<&str> = old.split('\n').collect();
+    // The last place of each; what stands between two others is found by following on from the one before.
+    let places: HashMap<&str, usize> = lines.iter().enumerate().map(|(at, line)| (*line, at)).collect();
+    let mut steps: Vec<Step<'a>> = Vec::new();
+    let (mut next, mut cost) = (0, 0);
+    for line in new.split('\n') {
+        let follows = lines.get(next) == Some(&line);
+        let found = if follows { Some(next) } else { places.get(line).copied() };
+        let Some(at) = found else {
+            steps.push(Step::Line(line));
+            cost += line.len() + 4;
+            // Most changes are of a line that stays where it is.
+            next += 1;
+            continue;
+        };
+        match steps.last_mut() {
+            Some(Step::Take(from, count)) if *from + *count == at => *count += 1,
+            _ => {
+                steps.push(Step::Take(at, 1));
+                cost += 10;
+            }
+        }
+        next = at + 1;
+    }
+    (cost < new.len() / 2).then_some(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(old: &str, steps: &[Step<'_>]) -> String {
+        let lines: Vec<&str> = old.split('\n').collect();
+        let made = steps.iter().flat_map(|step| match step {
+            Step::Take(from, count) => lines[*from..from + count].to_vec(),
+            Step::Line(line) => vec![*line],
+        });
+        made.collect::<Vec<_>>().join("\n")
+    }
+
+    /// A table of such rows.
+    fn table(rows: impl Iterator<Item = u32>) -> String {
+        let row = |at: u32| format!("<tr data-key=\"{at}\">\n<td>{at}</td>\n<td>passed</td>\n</tr>\n");
+        format!("<table>\n{}</table>", rows.map(row).collect::<String>())
+    }
+
+    #[test]
+    fn the_steps_make_the_new_text_and_are_few() {
+        let old = table(0..100);
+        let changed = old.replace("<td>70</td>", "<td>seventy</td>");
+        // A row comes, the last one goes; one changes; rows change their order; one goes.
+        let news = [
+            table((1000..1001).chain(0..99)),
+            changed,
+            table((0..100).rev()),
+            table((0..100).filter(|at| *at != 50)),
+        ];
+        let few: Vec<usize> = news
+            .iter()
+            .map(|new| {
+                let steps = patch(&old, new).expect("it spares something");
+                assert_eq!(applied(&old, &steps), *new);
+                serde_json::to_string(&steps).expect("it is data").len()
+            })
+            .collect();
+        assert!(few[0] < 100 && few[1] < 100 && few[3] < 100, "{few:?}");
+    }
+
+    #[test]
+    fn what_is_all_new_is_sent_whole() {
+        assert_eq!(patch(&table(0..10), "something else\nand more"), None);
+        assert_eq!(patch("", &table(0..10)), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_made_of_any_other(old in "[ab\n]{0,60}", new in "[ab\n]{0,60}") {
+            if let Some(steps) = patch(&old, &new) {
+                proptest::prop_assert_eq!(applied(&old, &steps), new);
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Not tests: what the pages cost and how soon they change, for `BENCHMARKS.md`.
+//!
+//!     cargo test --release --test browser -- --ignored --nocapture --test-threads 1 measured
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use muster::clock::Clock;
+
+use crate::node::Script;
+use crate::party::{BEAT, Party};
+use crate::support::{Body, Call, Caller, Client, Generation, Muster};
+
+/// For how long each figure is taken, and how often.
+const WINDOW: Duration = Duration::from_secs(10);
+const REPEAT: usize = 3;
+
+/// Somebody who looks at the page of a job: reads its stream and counts.
+struct Viewer {
+    bytes: Arc<AtomicU64>,
+    gone: Arc<AtomicBool>,
+}
+
+impl Viewer {
+    fn of(http: SocketAddr, page: &str) -> Self {
+        let mut stream = TcpStream::connect(http).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a socket has timeouts");
+        let request = format!(
+            "GET /jobs/train/live?page={page} HTTP/1.1\r\nhost: {http}\r\naccept: text/event-stream\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).expect("it reads");
+        let viewer = Self { bytes: Arc::default(), gone: Arc::default() };
+        let (bytes, gone) = (Arc::clone(&viewer.bytes), Arc::clone(&viewer.gone));
+        std::thread::spawn(move || {
+            let mut room = vec![0; 1 << 16];
+            while !gone.load(Ordering::Relaxed) {
+                // A silence is no end.
+                let read = stream.read(&mut room).unwrap_or_default();
+                bytes.fetch_add(read as u64, Ordering::Relaxed);
+            }
+        });
+        viewer
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The median of some figures, with their range.
+fn spread(mut figures: Vec<f64>) -> String {
+    figures.sort_by(f64::total_cmp);
+    let (low, high) = (figures[0], figures[figures.len() - 1]);
+    format!("{:.2} ({low:.2} to {high:.2})", figures[figures.len() / 2])
+}
+
+/// What so many viewers of a page cost beside none, in windows that alternate.
+async fn cost(muster: &Muster, what: &str, page: &str, viewers: usize) {
+    let (mut more, mut rates) = (Vec::new(), Vec::new());
+    for _ in 0..REPEAT {
+        let window = async || {
+            let before = muster.cpu();
+            tokio::time::sleep(WINDOW).await;
+            (muster.cpu() - before).as_secs_f64() / WINDOW.as_secs_f64() * 100.0
+        };
+        let alone = window().await;
+        let looking: Vec<Viewer> = (0..viewers).map(|_| Viewer::of(muster.http(), page)).collect();
+        // What they are sent to begin with is not what following costs.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before: u64 = looking.iter().map(Viewer::bytes).sum();
+        let watched = window().await;
+        let after: u64 = looking.iter().map(Viewer::bytes).sum();
+        more.push(watched - alone);
+        rates.push((after - before) as f64 / viewers as f64 / WINDOW.as_secs_f64() / 1024.0);
+    }
+    println!("| {what}, {viewers} on {page} | {} % of a core | {} KiB/s each |", spread(more), spread(rates));
+}
+
+/// Rounds of a barrier, until told to stop.
+async fn rounds(party: &Party, pause: Duration, stop: &AtomicBool) {
+    let mut next = tokio::time::interval(pause);
+    for counter in 0.. {
+        next.tick().await;
+        if stop.load(Ordering::Relaxed) {
+            return;
+        }
+        party.meet("train/round", counter, -1, Duration::ZERO).await;
+    }
+}
+
+async fn costs(tasks: i32, shared: usize, beat: Duration, round: Duration) {
+    let jobs = format!("train={tasks}");
+    let muster = Muster::serve(&["--job", &jobs, "--recoverable"]);
+    let party = Party::gather(muster.grpc(), "train", 0..tasks, shared).await;
+    party.beat(beat);
+    for page in ["job", "barriers", "task&task=3"] {
+        cost(&muster, &format!("{tasks} tasks at rest"), page, 1).await;
+    }
+    cost(&muster, &format!("{tasks} tasks at rest"), "job", 10).await;
+    let stop = AtomicBool::new(false);
+    let measured = async {
+        for page in ["job", "barriers"] {
+            cost(&muster, &format!("{tasks} tasks, a round every {round:?}"), page, 1).await;
+        }
+        cost(&muster, &format!("{tasks} tasks, a round every {round:?}"), "job", 10).await;
+        stop.store(true, Ordering::Relaxed);
+    };
+    tokio::join!(measured, rounds(&party, round, &stop));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures for some minutes"]
+async fn measured_costs_of_a_viewer_of_8_tasks() {
+    costs(8, 1, BEAT, Duration::from_millis(50)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures for some minutes"]
+async fn measured_costs_of_a_viewer_of_10_000_tasks() {
+    costs(10_000, 100, Duration::from_secs(10), Duration::from_secs(1)).await;
+}
+
+/// A task in a process of its own, which can be killed.
+struct Apart(Child);
+
+impl Apart {
+    fn start(grpc: SocketAddr, task: i32) -> Self {
+        let itself = std::env::current_exe().expect("it runs");
+        let mut command = Command::new(itself);
+        command.args(["--exact", "measures::a_task_in_a_process_of_its_own", "--ignored", "--nocapture"]);
+        command.env("MUSTER_TASK", format!("{grpc} {task}")).stdout(Stdio::null());
+        Self(command.spawn().expect("it can be run again"))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // Kill is `kill -9`; it may be dead already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+#[ignore = "is a part of another"]
+async fn a_task_in_a_process_of_its_own() {
+    let Ok(told) = std::env::var("MUSTER_TASK") else { return };
+    let (grpc, task) = told.split_once(' ').expect("an address and a number");
+    let (grpc, task): (SocketAddr, i32) =
+        (grpc.parse().expect("an address"), task.parse().expect("a number"));
+    let client = Client::to_authority(Generation::C, grpc, Some(&format!("train.localhost:{}", grpc.port())));
+    let incarnation = u64::from(std::process::id()) << 20 | 0xdead;
+    let caller = Caller { service: None, ..Caller::new(task, incarnation, 0) };
+    let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
+    let Body::Service(service) = answer.body else { panic!("{answer:?}") };
+    let caller = Caller::new(task, incarnation, service);
+    loop {
+        let _ = client.ask(&caller, &Call::Heartbeat { incarnation }).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "measures for some minutes"]
+async fn measured_time_until_changes_are_seen() {
+    let muster = Muster::serve(&["--job", "train=8", "--recoverable", "--heartbeat-timeout", "10s"]);
+    let mut killed = Apart::start(muster.grpc(), 7);
+    let mut party = Party::gather(muster.grpc(), "train", 0..7, 1).await;
+    party.beat(BEAT);
+    let mut script = Script::start("latency.mjs", muster.http());
+    // The wall clock, as the browser tells it too.
+    let clock = Clock::start();
+    let mut counter = 0;
+    while let Some(wanted) = script.wants().await {
+        let mut at = clock.now();
+        match wanted.as_str() {
+            "kill" => killed.0.kill().expect("it lives"),
+            "restart" => party.restart(6).await,
+            "start" => killed = Apart::start(muster.grpc(), 7),
+            "meet" => {
+                let first: Vec<_> =
+                    party.all().skip(1).map(|member| member.arrive("train/step", counter)).collect();
+                // The others wait for a while, each time another.
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(20..400))).await;
+                at = clock.now();
+                let last = party.member(0).arrive("train/step", counter);
+                for answer in first.iter().chain([&last]) {
+                    answer.within(Duration::from_secs(20)).await.expect("all are there");
+                }
+                counter += 1;
+            }
+            other => panic!("the script wants {other:?}"),
+        }
+        script.done_at(at.0 / 1000).await;
+    }
+}
