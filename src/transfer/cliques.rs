@@ -114,6 +114,20 @@ impl Cliques {
         matches!(self.slots.get(&key), Some(Slot::Pending { making, .. }) if *making == number)
     }
 
+    /// Whether anybody waits for this making; if not, it is given up.
+    pub fn is_awaited(&mut self, key: CliqueKey, number: u64) -> bool {
+        match self.slots.get(&key) {
+            Some(Slot::Pending { making, waiters }) if *making == number => {
+                let awaited = !waiters.is_empty();
+                if !awaited {
+                    self.slots.remove(&key);
+                }
+                awaited
+            }
+            _ => false,
+        }
+    }
+
     /// Waiters of a clique that is ready now. Called until it gives none; then the clique counts as ready, so those who
     /// came later are served after those who waited.
     pub fn settle(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> Vec<Waiter> {

@@ -79,6 +79,8 @@ pub struct Connection {
     pub dialled: bool,
     /// How its lanes are made.
     pub kind: TransportKind,
+    /// Whether receivers fetch from the memory of senders.
+    pub fetches: bool,
     core: Weak<Core>,
     link: Mutex<Link<Arc<Part>>>,
     lanes: RwLock<Vec<Arc<Lane>>>,
@@ -135,6 +137,7 @@ impl Connection {
             nonce,
             dialled,
             kind,
+            fetches: terms.fetch,
             core: Arc::downgrade(core),
             link: Mutex::new(Link::new(me, peer, terms)),
             lanes: RwLock::default(),
@@ -159,11 +162,22 @@ impl Connection {
     /// Takes a lane in. The control lane of a connection that had one before says how far the peer has heard.
     pub fn add_lane(self: &Arc<Self>, core: &Core, lane: &Arc<Lane>, peer_heard: u32) -> std::io::Result<()> {
         if lane.control {
+            // What the one before it still takes would be lost: from here on it takes nothing.
+            for before in self.lanes().iter().filter(|before| before.control) {
+                before.close();
+                before.stop_sending();
+            }
             lock(&self.link).control_again(peer_heard);
         }
         self.lanes.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lane));
         self.heard();
-        core.reactor(lane.id).add(lane)?;
+        if let Err(error) = core.reactor(lane.id).add(lane) {
+            self.lanes
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .retain(|other| !Arc::ptr_eq(other, lane));
+            return Err(error);
+        }
         if lane.control && self.inbox.is_some() {
             core.reactor(lane.id).add_bell(self)?;
             lock(&self.link).offer_ring();
@@ -332,7 +346,9 @@ impl Connection {
                 }
             }
             Kind::Ring => {
-                if let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
+                // Who has no ring of its own could not say that there is room in the other one.
+                if self.inbox.is_some()
+                    && let Ok([file, bell]) = <[OwnedFd; 2]>::try_from(descriptors)
                     && let Some(outbox) = Outbox::of(&file, bell)
                     && self.outbox.set(outbox).is_ok()
                 {
@@ -355,9 +371,13 @@ impl Connection {
     pub fn bell_rang(self: &Arc<Self>) {
         self.kick(0);
         if let Err(violation) = self.serve_ring() {
-            let (transport, why) = (TransportKind::Shm, violation.to_string());
-            self.end(TransferError::Transport { transport, member: self.peer, why });
+            self.ring_is_broken(&violation);
         }
+    }
+
+    fn ring_is_broken(self: &Arc<Self>, violation: &Violation) {
+        let (transport, why) = (TransportKind::Shm, violation.to_string());
+        self.end(TransferError::Transport { transport, member: self.peer, why });
     }
 
     /// Takes the frames that are in the ring, unless somebody does so now.
@@ -410,7 +430,10 @@ impl Connection {
         let Some(reader) = inbox.read() else { return false };
         let mut is_done = done();
         while !is_done && self.over.get().is_none() {
-            if self.drain_ring(&reader).is_err() || lock(&self.awaited).is_some() {
+            if let Err(violation) = self.drain_ring(&reader) {
+                self.ring_is_broken(&violation);
+            }
+            if lock(&self.awaited).is_some() {
                 break;
             }
             is_done = done();
@@ -558,6 +581,9 @@ impl Connection {
         if let Some(error) = self.over.get() {
             return Err(error.clone());
         }
+        // Given up a moment ago, its bytes are not read any more.
+        let visit = part.visit();
+        let ready = ready && visit.is_some();
         let inline = (ready && link.inlines(total)).then(|| {
             let mut bytes = Vec::with_capacity(total as usize);
             part.work.out.each(0, total, |at, from, len| {
@@ -579,6 +605,7 @@ impl Connection {
         // Under the lock: whatever the link says of the part comes after it knows its place.
         part.is_at((channel, sequence));
         drop(link);
+        drop(visit);
         self.settle();
         Ok(())
     }
@@ -620,9 +647,25 @@ impl Connection {
     pub fn stop(self: &Arc<Self>, at: GroupId, why: &str) -> bool {
         let stopped = self.over.get().is_none() && lock(&self.link).stop(at, why);
         if stopped {
-            self.kick(0);
+            self.wake_held();
         }
         stopped
+    }
+
+    /// Has the lanes look at what they are in the middle of.
+    pub fn hurry(&self) {
+        for lane in self.lanes() {
+            self.pump_elsewhere(&lane);
+        }
+    }
+
+    /// Has the lanes go on that wait to learn where a chunk belongs.
+    fn wake_held(&self) {
+        for lane in self.lanes() {
+            if lane.is_held() {
+                self.pump_elsewhere(&lane);
+            }
+        }
     }
 
     /// Nothing can land in a part any more.
@@ -674,11 +717,7 @@ impl Connection {
         match output {
             Output::Matched(part) => {
                 part.match_found();
-                for lane in self.lanes() {
-                    if lane.is_held() {
-                        self.pump_elsewhere(&lane);
-                    }
-                }
+                self.wake_held();
                 return part.work.out.total();
             }
             Output::Inline(part, bytes) => self.put(&part, &bytes),
@@ -702,6 +741,7 @@ impl Connection {
             Output::StoppedByPeer(part, why) => {
                 part.peer_is_quiet();
                 part.fail(TransferError::Cancelled { by: self.peer.task, reason: why });
+                self.wake_held();
             }
             Output::StopConfirmed(part) => part.peer_is_quiet(),
             Output::Differ(part, difference) => {
@@ -738,7 +778,8 @@ impl Connection {
                     inbox.open();
                 }
             }
-            Output::Region(..) | Output::Pong => {}
+            // Let go of outside of the lock: its memory may go with it.
+            Output::Over(_) | Output::Region(..) | Output::Pong => {}
         }
         0
     }

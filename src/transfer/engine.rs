@@ -126,6 +126,8 @@ pub struct Core {
     pub(super) counts: Counts,
     pub(super) closed: AtomicBool,
     pub(super) greeting: AtomicUsize,
+    /// Shut down when the engine is, to wake those who accept.
+    pub(super) listeners: Mutex<Vec<std::os::fd::OwnedFd>>,
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
 }
@@ -178,6 +180,14 @@ impl Core {
             for waiter in waiters {
                 waiter(Ok(Arc::clone(connection)));
             }
+        }
+        // The membership may have changed, or the engine ended, while it was being made and nobody could see it.
+        if self.closed.load(Ordering::Acquire) {
+            connection.end(TransferError::Closed);
+        } else if !self.membership.read().unwrap_or_else(PoisonError::into_inner).has(connection.peer) {
+            let member = connection.peer;
+            let current = self.membership().member(member.task).map(|member| member.incarnation);
+            connection.end(TransferError::StaleIncarnation { member, current });
         }
         if connection.over().is_some() {
             lock(&self.cliques).forget(connection);
@@ -331,6 +341,7 @@ impl Engine {
             counts: Counts::default(),
             closed: AtomicBool::new(false),
             greeting: AtomicUsize::new(0),
+            listeners: Mutex::default(),
             keeper: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
             config,

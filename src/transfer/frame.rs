@@ -46,7 +46,7 @@ pub enum Kind {
     Go = 3,
     /// More of a launch's buffers are ready.
     Ready = 4,
-    /// The group is given up; the payload says why.
+    /// The group is given up, and no byte of it can land here any more; the payload says why.
     Stop = 5,
     /// No byte of the group can land here any more.
     Stopped = 6,

@@ -6,8 +6,8 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -129,12 +129,41 @@ impl Pad {
     fn is_quiet(&self) -> bool {
         self.0.load(Ordering::Acquire) == CLOSED
     }
+
+    fn is_closed(&self) -> bool {
+        self.0.load(Ordering::Acquire) & CLOSED != 0
+    }
 }
 
 /// Leave to read or write the bytes of a part, until it is dropped.
 pub struct Visit<'a>(&'a Arc<Part>);
 
 impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        if self.0.pad.leave() {
+            self.0.quiet();
+        }
+    }
+}
+
+/// Leave to send a chunk, from its first byte to its last: a frame that has begun ends with the bytes that it began with,
+/// or the peer would take others for them. Once [`is_closing`](Sending::is_closing), what is left of the chunk is copied
+/// and this is let go.
+pub struct Sending(Arc<Part>);
+
+impl Sending {
+    /// The part.
+    pub const fn part(&self) -> &Arc<Part> {
+        &self.0
+    }
+
+    /// Whether somebody waits for the bytes to be left alone.
+    pub fn is_closing(&self) -> bool {
+        self.0.pad.is_closed()
+    }
+}
+
+impl Drop for Sending {
     fn drop(&mut self) {
         if self.0.pad.leave() {
             self.0.quiet();
@@ -234,6 +263,11 @@ impl Part {
         self.pad.enter().then(|| Visit(self))
     }
 
+    /// Leave to send a chunk of it; none once it has failed or was given up.
+    pub fn sending(self: &Arc<Self>) -> Option<Sending> {
+        self.pad.enter().then(|| Sending(Arc::clone(self)))
+    }
+
     /// Both sides have launched it.
     pub fn match_found(&self) {
         self.matched.store(true, Ordering::Release);
@@ -290,6 +324,14 @@ impl Part {
         }
     }
 
+    fn release_from(&self, at: usize) {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = at.min(reserved.len());
+        let released = reserved.split_off(kept);
+        drop(reserved);
+        drop(released);
+    }
+
     fn release(&self, at: usize) {
         let reserved =
             self.reserved.lock().unwrap_or_else(PoisonError::into_inner).get_mut(at).and_then(Option::take);
@@ -299,18 +341,37 @@ impl Part {
     /// Fails what is not complete, for this reason unless there was one before. Whether it is the first.
     pub fn fail(self: &Arc<Self>, error: TransferError) -> bool {
         let first = self.failure.set(error).is_ok();
-        if self.pad.close() && self.pad.is_quiet() {
-            self.quiet();
+        if self.pad.close() {
+            if self.pad.is_quiet() {
+                self.quiet();
+            } else {
+                // A lane that waits in the middle of a chunk has to let go of it.
+                self.connection.hurry();
+            }
         }
         first
     }
 
+    /// It has become a group. If it had failed by then, the group is given up.
+    pub fn has_begun(self: &Arc<Self>) {
+        // Here it is first known and then asked; in `give_up` it first fails and then asks. One of the two sees the other.
+        fence(Ordering::SeqCst);
+        let (Some(error), Some(at)) = (self.failure.get(), self.at()) else { return };
+        if !self.connection.stop(at, &error.to_string()) {
+            self.peer_is_quiet();
+        } else if self.resolved.load(Ordering::Acquire) {
+            self.connection.quiesced(at);
+        }
+    }
+
     /// Nothing can land any more: says so, once.
     fn quiet(self: &Arc<Self>) {
-        if !self.pad.is_quiet() || self.resolved.swap(true, Ordering::AcqRel) {
+        if !self.pad.is_quiet() || self.resolved.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // What a peer fetches it may still read, until it says otherwise.
+        let kept = if self.connection.fetches { self.work.out.spans.len() } else { 0 };
+        self.release_from(kept);
         let error = self.failure.get().cloned().unwrap_or(TransferError::Closed);
         self.launch
             .settle_failed(self.work.out.specs.iter().chain(&self.work.inbound.specs).copied(), &error);
@@ -322,14 +383,15 @@ impl Part {
 
     /// Nothing can land at the peer any more, or there is no peer.
     pub fn peer_is_quiet(&self) {
-        self.peer_quiet.store(true, Ordering::Release);
+        self.peer_quiet.store(true, Ordering::SeqCst);
         self.prove();
     }
 
     /// If nothing can land on either side, whoever cancelled is told.
     fn prove(&self) {
-        let quiet = self.resolved.load(Ordering::Acquire) && self.peer_quiet.load(Ordering::Acquire);
+        let quiet = self.resolved.load(Ordering::SeqCst) && self.peer_quiet.load(Ordering::SeqCst);
         if quiet && !self.proven.swap(true, Ordering::AcqRel) {
+            self.release_from(0);
             self.launch.part_proven();
         }
     }
@@ -362,6 +424,15 @@ impl Part {
     }
 }
 
+impl Drop for Part {
+    /// The link has forgotten it and nobody visits it: nothing can land.
+    fn drop(&mut self) {
+        if !*self.proven.get_mut() {
+            self.launch.part_proven();
+        }
+    }
+}
+
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
@@ -375,7 +446,8 @@ pub struct Launch {
     sent: u64,
     received: u64,
     failures: Mutex<Vec<(u32, TransferError)>>,
-    parts: OnceLock<Vec<Arc<Part>>>,
+    /// As long as they are under way; parts know their launch.
+    parts: OnceLock<Vec<Weak<Part>>>,
     unproven: AtomicUsize,
     given_up: Mutex<Option<(TaskId, String)>>,
     watched: AtomicBool,
@@ -426,16 +498,16 @@ impl Launch {
     }
 
     /// It consists of these parts. Returns who gave it up meanwhile, and why.
-    pub fn attach(&self, parts: Vec<Arc<Part>>) -> Option<(TaskId, String)> {
+    pub fn attach(&self, parts: &[Arc<Part>]) -> Option<(TaskId, String)> {
         let given_up = lock(&self.given_up);
         self.unproven.store(parts.len(), Ordering::Release);
-        let _once = self.parts.set(parts);
+        let _once = self.parts.set(parts.iter().map(Arc::downgrade).collect());
         given_up.clone()
     }
 
-    /// Its parts, once it has them.
-    pub fn parts(&self) -> &[Arc<Part>] {
-        self.parts.get().map_or(&[], Vec::as_slice)
+    /// Its parts that are under way.
+    fn parts(&self) -> Vec<Arc<Part>> {
+        self.parts.get().into_iter().flatten().filter_map(Weak::upgrade).collect()
     }
 
     /// It was over before it had parts.
@@ -542,7 +614,7 @@ impl Launch {
             return Some(known);
         }
         self.watched.store(true, Ordering::SeqCst);
-        let unsettled = self.parts().iter().find(|part| !part.is_settled());
+        let unsettled = self.parts().into_iter().find(|part| !part.is_settled());
         if let Some(part) = unsettled
             && part.connection.follow(until, || state(self).is_some())
             && let Some(known) = state(self)
@@ -639,7 +711,11 @@ impl Transfer {
         let parts = {
             let mut given_up = lock(&self.launch.given_up);
             given_up.get_or_insert_with(|| (self.here, reason.to_owned()));
-            self.launch.parts().to_vec()
+            if self.launch.parts.get().is_none() {
+                // Whatever it waits for, it will be launched only to be given up.
+                self.launch.fail_all(&TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
+            }
+            self.launch.parts()
         };
         for part in parts {
             give_up(&part, TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
@@ -650,12 +726,20 @@ impl Transfer {
 
 /// Fails a part and tells the peer.
 pub(super) fn give_up(part: &Arc<Part>, error: TransferError) {
-    let stopped = part.at().is_some_and(|at| part.connection.stop(at, &error.to_string()));
-    if !stopped {
-        // The peer has nothing under way for it.
-        part.peer_is_quiet();
+    match part.at() {
+        Some(at) => {
+            if !part.connection.stop(at, &error.to_string()) {
+                // The peer has nothing under way for it.
+                part.peer_is_quiet();
+            }
+            part.fail(error);
+        }
+        // It is being launched at this moment: whoever does so may have looked already.
+        None => {
+            part.fail(error);
+            part.has_begun();
+        }
     }
-    part.fail(error);
 }
 
 impl Future for Transfer {
@@ -680,6 +764,12 @@ impl Completion {
     /// If the transfer failed.
     pub fn wait(&self) -> Result<(), TransferError> {
         self.launch.block(None, |launch| launch.outcome(self.number)).unwrap_or(Err(TransferError::Closed))
+    }
+
+    /// Waits so long; none if it is not known by then.
+    #[must_use]
+    pub fn wait_for(&self, time: Duration) -> Option<Result<(), TransferError>> {
+        self.launch.block(Some(clock::monotonic() + time), |launch| launch.outcome(self.number))
     }
 }
 

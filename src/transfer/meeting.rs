@@ -10,7 +10,7 @@ use std::os::unix::net::{SocketAddr as LocalAddr, UnixListener, UnixStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::cliques::CliqueKey;
 use super::connection::{Connection, Making};
@@ -69,57 +69,39 @@ pub fn listen(config: &Config) -> io::Result<Listening> {
 /// Accepts until the engine ends.
 pub fn accept(core: &Arc<Core>, listening: Listening) -> io::Result<Vec<JoinHandle<()>>> {
     let mut threads = Vec::new();
-    if let Some(listener) = listening.local {
+    let mut start = |name: &str, handle: OwnedFd, mut next: Box<dyn FnMut() -> io::Result<Socket> + Send>| {
+        core.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
         let core = Arc::clone(core);
-        threads.push(thread::Builder::new().name("muster-accept-unix".to_owned()).spawn(move || {
-            while let Ok((socket, _)) = listener.accept() {
-                if core.closed.load(Ordering::Acquire) {
-                    return;
-                }
-                greet(&core, Socket::Local(socket));
-            }
-        })?);
-    }
-    if let Some(listener) = listening.tcp {
-        let core = Arc::clone(core);
-        threads.push(thread::Builder::new().name("muster-accept-tcp".to_owned()).spawn(move || {
+        threads.push(thread::Builder::new().name(name.to_owned()).spawn(move || {
             loop {
-                let accepted = listener.accept();
+                let accepted = next();
                 if core.closed.load(Ordering::Acquire) {
                     return;
                 }
                 match accepted {
-                    Ok((socket, _)) => greet(&core, Socket::Tcp(socket)),
+                    Ok(socket) => greet(&core, socket),
                     // Out of descriptors, or a connection that was gone again: neither is a reason to stop.
                     Err(_) => thread::sleep(Duration::from_millis(10)),
                 }
             }
         })?);
+        io::Result::Ok(())
+    };
+    if let Some(listener) = listening.local {
+        let handle = listener.try_clone()?.into();
+        start("muster-accept-unix", handle, Box::new(move || Ok(Socket::Local(listener.accept()?.0))))?;
+    }
+    if let Some(listener) = listening.tcp {
+        let handle = listener.try_clone()?.into();
+        start("muster-accept-tcp", handle, Box::new(move || Ok(Socket::Tcp(listener.accept()?.0))))?;
     }
     Ok(threads)
 }
 
 /// Wakes the listening threads of an engine that ends.
 pub fn stop(core: &Core) {
-    if let Ok(name) = LocalAddr::from_abstract_name(&core.address.local) {
-        let _woken = UnixStream::connect_addr(&name);
-    }
-    for address in &core.config.listen_addresses(&core.address) {
-        let _woken = TcpStream::connect_timeout(address, Duration::from_millis(200));
-    }
-}
-
-impl Config {
-    fn listen_addresses(&self, address: &Address) -> Vec<SocketAddr> {
-        // An address that all interfaces share is reached by any of them.
-        let port = address.tcp.first().map_or(0, SocketAddr::port);
-        self.listen
-            .map(|listen| {
-                let ip = if listen.ip().is_unspecified() { [127, 0, 0, 1].into() } else { listen.ip() };
-                SocketAddr::new(ip, if listen.port() == 0 { port } else { listen.port() })
-            })
-            .into_iter()
-            .collect()
+    for listener in core.listeners.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        let _woken = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
     }
 }
 
@@ -203,6 +185,37 @@ impl io::Write for Socket {
     }
 }
 
+/// A socket while a hello is said on it: all of it together has a time limit, however slowly it comes.
+struct Timed<'a>(&'a mut Socket, Instant);
+
+impl Timed<'_> {
+    fn limit(&self) -> io::Result<()> {
+        let left = self.1.saturating_duration_since(clock::monotonic());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.0.limit(Some(left))
+    }
+}
+
+impl io::Read for Timed<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.limit()?;
+        self.0.read(buf)
+    }
+}
+
+impl io::Write for Timed<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.limit()?;
+        self.0.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Hears a hello on a thread of its own, if not too many are heard already.
 fn greet(core: &Arc<Core>, socket: Socket) {
     if core.greeting.fetch_add(1, Ordering::AcqRel) >= GREETING_MAX {
@@ -225,39 +238,72 @@ fn hear(core: &Arc<Core>, mut socket: Socket) -> Result<(), HelloError> {
     if !socket.is_ours() {
         return Err(HelloError::Protocol);
     }
-    socket.limit(Some(HELLO_TIMEOUT))?;
     let token = core.config.token.as_deref();
     let mut joined = None;
     let mut expected = None;
-    let hello = hello::answer(&mut socket, token, clock::random_bytes(), |hello| {
+    let mut timed = Timed(&mut socket, clock::monotonic() + HELLO_TIMEOUT);
+    let hello = hello::answer(&mut timed, token, clock::random_bytes(), |hello| {
         let (verdict, connection) = judge(core, hello, &mut expected);
         let heard = connection.as_ref().map_or(0, |connection| connection.control_heard());
         joined = connection;
         (verdict, heard, probe(core))
     })
     .inspect_err(|error| {
-        if let Some((key, making)) = expected {
-            let member =
-                key.members().iter().copied().find(|member| *member != core.here()).unwrap_or(core.here());
-            let how = format!("it dialled, and did not keep it up: {error}");
-            core.clique_failed(key, Some(making), &TransferError::PeerDead { member, how });
+        if let Some((peer, making)) = expected {
+            dial_instead(core, peer, making);
         }
         if let HelloError::Refused(Verdict::NotMe(_) | Verdict::NotYou(_)) = error {
             core.counts.fenced.fetch_add(1, Ordering::Relaxed);
         }
     })?;
     socket.limit(None)?;
-    let connection = match joined {
-        Some(connection) => connection,
-        None => begin(core, &hello, &socket, hello.from, hello.probe, false),
-    };
-    let kind = socket.kind();
-    let lane = Lane::new(&connection, hello.lane, hello.control, kind, socket.into_lane()?);
-    connection.add_lane(core, &lane, hello.heard)?;
-    if hello.begins {
-        core.clique_ready(&connection);
+    if let Some(connection) = joined {
+        return add(core, &connection, &hello, socket, hello.heard);
     }
+    // Only now is it known that whoever dials is of the cluster.
+    let key = CliqueKey::new(core.here(), hello.from);
+    let old = core.cliques.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+    if let Some(old) = old {
+        let how = "it began a new connection".to_owned();
+        old.end(TransferError::PeerDead { member: hello.from, how });
+        let mut cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
+        expected = cliques.expect(key).map(|making| (hello.from, making));
+    }
+    let connection = begin(core, &hello, &socket, hello.from, hello.probe, false);
+    add(core, &connection, &hello, socket, hello.heard).inspect_err(|error| {
+        connection.end(cannot(&hello.from, error));
+        if let Some((peer, making)) = expected {
+            dial_instead(core, peer, making);
+        }
+    })?;
+    core.clique_ready(&connection);
     Ok(())
+}
+
+/// Gives a connection the lane that a hello was about.
+fn add(
+    core: &Arc<Core>,
+    connection: &Arc<Connection>,
+    hello: &Hello,
+    socket: Socket,
+    heard: u32,
+) -> Result<(), HelloError> {
+    let kind = socket.kind();
+    let lane = Lane::new(connection, hello.lane, hello.control, kind, socket.into_lane()?);
+    Ok(connection.add_lane(core, &lane, heard)?)
+}
+
+fn cannot(peer: &Member, error: &dyn std::fmt::Display) -> TransferError {
+    let why = error.to_string();
+    TransferError::Transport { transport: TransportKind::Tcp, member: *peer, why }
+}
+
+/// The connection that was expected of a peer does not come: this side makes it, if anybody waits for it.
+fn dial_instead(core: &Arc<Core>, peer: Member, making: u64) {
+    let key = CliqueKey::new(core.here(), peer);
+    if core.cliques.lock().unwrap_or_else(PoisonError::into_inner).is_awaited(key, making) {
+        make(core, peer, making);
+    }
 }
 
 /// Where this life's word lies.
@@ -270,7 +316,7 @@ fn probe(core: &Core) -> u64 {
 fn judge(
     core: &Arc<Core>,
     hello: &Hello,
-    expected: &mut Option<(CliqueKey, u64)>,
+    expected: &mut Option<(Member, u64)>,
 ) -> (Verdict, Option<Arc<Connection>>) {
     let here = core.here();
     if hello.to != here {
@@ -299,28 +345,19 @@ fn judge(
         return (Verdict::NoSuchLink, None);
     }
     let key = CliqueKey::new(here, hello.from);
-    let old = {
-        let mut cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
-        let (pending, old) = (cliques.is_pending(key), cliques.get(key).cloned());
-        // Both dial, or dialled a moment ago: the connection of the lower task counts. If the peer has lost that one,
-        // this side will know in a moment, and the peer asks again.
-        if (pending || old.is_some()) && here.task < hello.from.task {
-            return (Verdict::Busy, None);
+    let mut cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
+    let (pending, old) = (cliques.is_pending(key), cliques.get(key).is_some());
+    // Both dial, or dialled a moment ago: the connection of the lower task counts. If the peer has lost that one,
+    // this side will know in a moment, and the peer asks again.
+    if (pending || old) && here.task < hello.from.task {
+        return (Verdict::Busy, None);
+    }
+    if !pending && !old {
+        if cliques.len() >= core.config.cliques_max.saturating_mul(2) {
+            return (Verdict::Full, None);
         }
-        if !pending && old.is_none() {
-            if cliques.len() >= core.config.cliques_max.saturating_mul(2) {
-                return (Verdict::Full, None);
-            }
-            // At once, so that this side does not begin to dial as well.
-            *expected = cliques.expect(key).map(|making| (key, making));
-        }
-        old
-    };
-    if let Some(old) = old {
-        let how = "it began a new connection".to_owned();
-        old.end(TransferError::PeerDead { member: hello.from, how });
-        let mut cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
-        *expected = cliques.expect(key).map(|making| (key, making));
+        // At once, so that this side does not begin to dial as well.
+        *expected = cliques.expect(key).map(|making| (hello.from, making));
     }
     (Verdict::Welcome, None)
 }
@@ -346,6 +383,10 @@ fn begin(
     let making = Making { me: core.here(), peer, nonce: hello.nonce, dialled, kind, terms, checks, pid };
     let connection = Connection::new(core, making);
     core.connections.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&connection));
+    if core.closed.load(Ordering::Acquire) {
+        // Whoever shuts down may have looked at the connections already.
+        connection.end(TransferError::Closed);
+    }
     connection
 }
 
@@ -380,8 +421,11 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferE
     loop {
         let wanted = || {
             let cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
-            cliques.is_making(key, making) && !core.closed.load(Ordering::Acquire)
+            cliques.is_making(key, making)
         };
+        if core.closed.load(Ordering::Acquire) {
+            return Err(TransferError::Closed);
+        }
         if !wanted() {
             return Ok(());
         }
@@ -480,7 +524,6 @@ fn dial(core: &Core, peer: Member, way: &Way, joining: Option<Joining<'_>>) -> R
     if !socket.is_ours() {
         return Err(HelloError::Protocol);
     }
-    socket.limit(Some(HELLO_TIMEOUT))?;
     let hello = Hello {
         from: core.here(),
         to: peer,
@@ -496,7 +539,8 @@ fn dial(core: &Core, peer: Member, way: &Way, joining: Option<Joining<'_>>) -> R
         probe: probe(core),
         random: clock::random_bytes(),
     };
-    let answer = hello::dial(&mut socket, &hello, core.config.token.as_deref())?;
+    let mut timed = Timed(&mut socket, clock::monotonic() + HELLO_TIMEOUT);
+    let answer = hello::dial(&mut timed, &hello, core.config.token.as_deref())?;
     socket.limit(None)?;
     Ok(Dialled { socket, hello, heard: answer.heard, probe: answer.probe })
 }
@@ -509,19 +553,18 @@ fn establish(
     address: &Address,
     dialled: Dialled,
 ) -> Result<(), TransferError> {
-    let failed = |error: &dyn std::fmt::Display| {
-        let why = error.to_string();
-        TransferError::Transport { transport: TransportKind::Tcp, member: peer, why }
-    };
     let key = CliqueKey::new(core.here(), peer);
     if !core.cliques.lock().unwrap_or_else(PoisonError::into_inner).is_making(key, making) {
         return Ok(());
     }
-    let kind = dialled.socket.kind();
-    let connection = begin(core, &dialled.hello, &dialled.socket, peer, dialled.probe, true);
-    let socket = dialled.socket.into_lane().map_err(|error| failed(&error))?;
-    let lane = Lane::new(&connection, FIRST_LANE, true, kind, socket);
-    connection.add_lane(core, &lane, 0).map_err(|error| failed(&error))?;
+    let Dialled { socket, hello, probe, .. } = dialled;
+    let kind = socket.kind();
+    let connection = begin(core, &hello, &socket, peer, probe, true);
+    if let Err(error) = add(core, &connection, &hello, socket, 0) {
+        let error = cannot(&peer, &error);
+        connection.end(error.clone());
+        return Err(error);
+    }
     if kind == TransportKind::Tcp {
         for number in 1..=core.config.lanes as u16 {
             // One of them is enough to go on; the control lane serves where there is none.
@@ -579,6 +622,9 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: 
         if connection.over().is_some() || core.closed.load(Ordering::Acquire) {
             return;
         }
+        if control && connection.has_control_lane() {
+            return;
+        }
         let membership = core.membership();
         let Some(info) = membership.peers.get(&peer.task).filter(|info| info.incarnation == peer.incarnation)
         else {
@@ -614,7 +660,7 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: 
             if !tcp.is_empty() && tcp.iter().all(refused) {
                 return dead(format!("{how}; nobody listens at its address"));
             }
-            if !control || connection.has_control_lane() {
+            if !control {
                 return;
             }
             if clock::monotonic() >= until {

@@ -29,6 +29,7 @@ mod meeting;
 mod memory;
 pub mod plan;
 mod prepared;
+mod resharding;
 mod sys;
 mod transport;
 
@@ -42,4 +43,5 @@ pub use layout::{Fingerprint, Layout};
 pub use link::Class;
 pub use memory::{Arena, Buffer, Span};
 pub use prepared::{Options, Prepared, Spec};
+pub use resharding::{Moved, ReshardError, ShardBuffers};
 pub use transport::TransportKind;

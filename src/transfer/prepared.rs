@@ -145,7 +145,7 @@ impl Prepared {
             });
             parts.push(Part::new(&launch, &share.connection, &share.work, limits, reserved));
         }
-        let given_up = launch.attach(parts.clone());
+        let given_up = launch.attach(&parts);
         let refused =
             refused.or_else(|| given_up.map(|(by, reason)| TransferError::Cancelled { by, reason }));
         let waits: Vec<_> =
@@ -159,6 +159,8 @@ impl Prepared {
                 part.fail(error);
             } else if let Some(error) = &refused {
                 give_up(part, error.clone());
+            } else {
+                part.has_begun();
             }
         }
         self.core.watch(&limits);

@@ -13,8 +13,14 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Engines that know of each other. The device of task `n` is `n`.
 pub struct Cluster {
+    /// How many devices each task has.
+    each: u32,
     pub engines: Vec<Engine>,
     pub arenas: Vec<Arena>,
+}
+
+fn devices(task: u32, each: u32) -> Vec<DeviceId> {
+    (task * each..(task + 1) * each).map(DeviceId).collect()
 }
 
 pub fn device(task: usize) -> DeviceId {
@@ -34,9 +40,18 @@ impl Cluster {
     }
 
     pub fn with(count: usize, setting: impl Fn(&mut Config)) -> Self {
-        let engines: Vec<_> = (0..count).map(|task| start(task, 0, &setting)).collect();
+        Self::of_devices(count, 1, setting)
+    }
+
+    /// Engines with so many devices each: those of task `n` follow those of task `n - 1`.
+    pub fn of_devices(count: usize, each: u32, setting: impl Fn(&mut Config)) -> Self {
+        let setting = |config: &mut Config| {
+            config.devices = devices(config.here.task.0, each);
+            setting(config);
+        };
+        let engines: Vec<_> = (0..count).map(|task| start(task, 0, setting)).collect();
         let arenas = (0..count).map(|_| Arena::new(64 << 20).unwrap()).collect();
-        let cluster = Self { engines, arenas };
+        let cluster = Self { each, engines, arenas };
         cluster.announce();
         cluster
     }
@@ -48,7 +63,7 @@ impl Cluster {
             .map(|engine| {
                 let here = engine.here();
                 let address = engine.address().clone();
-                let devices = vec![DeviceId(here.task.0)];
+                let devices = devices(here.task.0, self.each);
                 (here.task, Peer { incarnation: here.incarnation, address, devices })
             })
             .collect();
@@ -118,8 +133,10 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
     let wanted = contents(buffer.len(), seed);
     buffer
         .read(|bytes| {
-            let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
-            assert_eq!(differs, None, "of {} bytes this one differs", wanted.len());
+            if bytes != wanted {
+                let differs = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
+                panic!("of {} bytes, {differs:?} is the first that differs", wanted.len());
+            }
         })
         .unwrap();
 }
@@ -127,4 +144,13 @@ pub fn assert_contents(buffer: &Buffer, seed: u64) {
 /// The outcome of a transfer that must have one.
 pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::transfer::TransferError> {
     transfer.wait_for(PATIENCE).expect("it has an outcome")
+}
+
+/// Waits until something is so that must become so.
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(std::time::Instant::now() < until, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }

@@ -2,5 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
+mod cancel;
 mod cluster;
 mod contents;
+
+mod deaths;
+mod hostile;
+mod network;
+mod requests;
+mod resharding;

@@ -15,7 +15,8 @@
 //! Invariants (checked by [`Link::audit`] after every step of the simulation in `tests.rs`):
 //! 1. A chunk is landing on one lane at most, and never after it has landed.
 //! 2. Nothing lands before both sides' lists were found equal and the receiver's buffers were free to be written.
-//! 3. `Stopped` is said only when nothing can land here any more; nothing is accepted for the group afterwards.
+//! 3. `Stop` and `Stopped` are said only when nothing can land here any more; nothing is accepted for the group
+//!    afterwards.
 //! 4. A group is forgotten only when neither side waits for anything of it.
 //! 5. Every table is within its bound.
 
@@ -72,12 +73,15 @@ pub enum Output<T> {
     Fetch(T, Arc<Definition>),
     /// The peer has all that was sent.
     Sent(T),
-    /// The peer gave the group up, for this reason. Let nothing land any more, then call [`Link::quiesced`].
+    /// The peer gave the group up, for this reason, and nothing can land there any more. Let nothing land here either,
+    /// then call [`Link::quiesced`].
     StoppedByPeer(T, String),
     /// Nothing can land at the peer any more.
     StopConfirmed(T),
     /// The lists differ; the group is over, and nothing has moved.
     Differ(T, Difference),
+    /// Nothing more will be said of it.
+    Over(T),
     /// The peer has lost this lane: close it, let nothing land from it any more, then call [`Link::lane_closed`].
     CloseLane(u16),
     /// A chunk came damaged for the second time: the group cannot be completed.
@@ -131,14 +135,14 @@ struct Remote {
 }
 
 /// A group that is being given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Stop {
-    /// Nothing can land here any more.
+    /// Why this side gave it up; none if the peer did, and waits for `Stopped`.
+    why: Option<String>,
+    /// Nothing can land here any more, and the peer was told.
     quiesced: bool,
-    /// The peer has said the same, or gave it up itself.
+    /// The peer has said the same.
     confirmed: bool,
-    /// The peer waits for `Stopped`.
-    owes: bool,
 }
 
 struct Group<T> {
@@ -162,6 +166,13 @@ impl<T> Group<T> {
             matched: false,
             out: Outbound::Waiting,
             inbound: Inbound::Waiting,
+        }
+    }
+
+    fn give_up(&mut self, stop: Stop) {
+        self.stop = Some(stop);
+        if let Some(remote) = &mut self.remote {
+            remote.inline = None;
         }
     }
 }
@@ -398,41 +409,32 @@ impl<T: Clone> Link<T> {
         self.tell_of(Kind::Push, at);
     }
 
-    /// Gives a group up. Whether it was under way: if so, let nothing land any more and call [`Link::quiesced`];
-    /// [`Output::StopConfirmed`] follows when nothing can land at the peer either.
+    /// Gives a group up. Whether it was under way, or is being given up already: if so, let nothing land any more and
+    /// call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land there
+    /// either.
     pub fn stop(&mut self, at: GroupId, why: &str) -> bool {
-        let Some(group) = self.groups.get_mut(&at) else { return false };
-        if group.local.is_none() || group.stop.is_some() {
+        let Some(group) = self.groups.get_mut(&at).filter(|group| group.local.is_some()) else {
             return false;
+        };
+        if group.stop.is_none() {
+            let cut = (0..=REASON_MAX.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
+            group.give_up(Stop { why: Some(why[..cut].to_owned()), quiesced: false, confirmed: false });
         }
-        group.stop = Some(Stop { quiesced: false, confirmed: false, owes: false });
-        let (channel, sequence) = at;
-        let mut why = why;
-        while why.len() > REASON_MAX {
-            let cut = (0..=REASON_MAX).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
-            why = &why[..cut];
-        }
-        self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why.as_bytes().to_vec());
         true
     }
 
-    /// Nothing can land in a group that is given up any more.
+    /// Nothing can land in a group that is given up any more: tells the peer, and forgets the group if the peer has said
+    /// the same.
     pub fn quiesced(&mut self, at: GroupId) {
         let Some(stop) = self.groups.get_mut(&at).and_then(|group| group.stop.as_mut()) else { return };
-        stop.quiesced = true;
-        self.settle_stop(at);
-    }
-
-    /// Says what is owed, and forgets the group when nobody waits for it.
-    fn settle_stop(&mut self, at: GroupId) {
-        let Some(stop) = self.groups.get_mut(&at).and_then(|group| group.stop.as_mut()) else { return };
-        if !stop.quiesced {
+        if std::mem::replace(&mut stop.quiesced, true) {
             return;
         }
-        let owed = std::mem::take(&mut stop.owes);
-        let over = stop.confirmed;
-        if owed {
-            self.tell_of(Kind::Stopped, at);
+        let (why, over) = (stop.why.take(), stop.confirmed);
+        let (channel, sequence) = at;
+        match why {
+            Some(why) => self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why.into_bytes()),
+            None => self.tell_of(Kind::Stopped, at),
         }
         if over {
             self.forget(at);
@@ -441,10 +443,11 @@ impl<T: Clone> Link<T> {
 
     fn forget(&mut self, at: GroupId) {
         if let Some(group) = self.groups.remove(&at)
-            && group.local.is_some()
+            && let Some(local) = group.local
         {
             self.launched -= 1;
             self.inline_pending -= usize::from(group.out == Outbound::Inline);
+            self.outputs.push(Output::Over(local.token));
         }
     }
 
@@ -621,11 +624,11 @@ impl<T: Clone> Link<T> {
         match self.groups.get_mut(&at) {
             None if passed => self.tell_of(Kind::Stopped, at),
             Some(group) if group.local.is_some() => {
-                if let Some(stop) = &mut group.stop {
-                    stop.owes = true;
-                    self.settle_stop(at);
+                if group.stop.is_some() {
+                    // Both gave it up: each hears of the other's quiescence by its `Stop`.
+                    self.on_stopped(at);
                 } else {
-                    group.stop = Some(Stop { quiesced: false, confirmed: true, owes: true });
+                    group.give_up(Stop { why: None, quiesced: false, confirmed: true });
                     if let Some(local) = &group.local {
                         self.outputs.push(Output::StoppedByPeer(local.token.clone(), why));
                     }
@@ -646,7 +649,9 @@ impl<T: Clone> Link<T> {
         let (Some(stop), Some(local)) = (&mut group.stop, &group.local) else { return };
         if !std::mem::replace(&mut stop.confirmed, true) {
             self.outputs.push(Output::StopConfirmed(local.token.clone()));
-            self.settle_stop(at);
+            if stop.quiesced {
+                self.forget(at);
+            }
         }
     }
 

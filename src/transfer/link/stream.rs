@@ -230,7 +230,7 @@ impl<T: Clone> Link<T> {
         let Some(group) = self.groups.get_mut(&(header.channel, header.sequence)) else {
             return Landing::Nowhere;
         };
-        let (Some(local), None) = (&group.local, group.stop) else { return Landing::Nowhere };
+        let (Some(local), None) = (&group.local, &group.stop) else { return Landing::Nowhere };
         let Inbound::Landing(chunks) = &mut group.inbound else {
             return if group.matched { Landing::Nowhere } else { Landing::Early };
         };

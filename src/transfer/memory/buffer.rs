@@ -35,6 +35,18 @@ struct Inner {
 struct Usage {
     reads: Vec<(usize, usize)>,
     writes: Vec<(usize, usize)>,
+    /// How many have the whole buffer to themselves and their transfers.
+    claims: u32,
+}
+
+/// A buffer that belongs to whoever holds this, and to transfers: nobody else reaches its contents.
+#[derive(Debug)]
+pub struct Claim(Buffer);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.0.usage().claims -= 1;
+    }
 }
 
 /// What somebody does with a range.
@@ -94,7 +106,7 @@ impl Buffer {
     /// # Errors
     /// While a transfer writes any of it.
     pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
-        let span = self.span();
+        let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Read)?;
         Ok(span.piece().read(with))
     }
@@ -104,7 +116,7 @@ impl Buffer {
     /// # Errors
     /// While a transfer uses any of it.
     pub fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
-        let span = self.span();
+        let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Write)?;
         Ok(span.piece().write(with))
     }
@@ -115,6 +127,19 @@ impl Buffer {
     /// While a transfer uses any of it.
     pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
         self.write(|bytes| bytes.fill(byte))
+    }
+
+    fn unclaimed(&self) -> Result<Span, MemoryError> {
+        if self.usage().claims > 0 {
+            return Err(MemoryError::Busy { start: 0, end: self.len() });
+        }
+        Ok(self.span())
+    }
+
+    /// Keeps everybody but transfers from its contents.
+    pub(in crate::transfer) fn claim(&self) -> Claim {
+        self.usage().claims += 1;
+        Claim(self.clone())
     }
 
     pub(in crate::transfer) fn region(&self) -> &Arc<Region> {

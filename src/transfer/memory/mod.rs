@@ -16,7 +16,7 @@ pub(super) mod raw;
 
 pub use arena::Arena;
 pub use buffer::{Buffer, Span};
-pub(super) use buffer::{Reservation, Use};
+pub(super) use buffer::{Claim, Reservation, Use};
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};

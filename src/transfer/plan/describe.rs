@@ -10,9 +10,9 @@ use super::bounded::{self, at_most};
 use super::error::within;
 use super::tiles::Tiling;
 use super::{
-    DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError, Region,
+    DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError,
+    Region,
 };
-
 
 /// An axis of a mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -47,6 +47,7 @@ mod staging;
 mod step;
 mod tiles;
 
+pub use super::identity::{DeviceId, TaskId};
 pub use ask::{AllGather, Broadcast, Reshard, Scatter};
 pub use copy::{Shards, copy_region, pack, unpack};
 pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};
@@ -55,7 +56,6 @@ pub use document::PLAN_VERSION;
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use fingerprint::{Fingerprint, TransferKey};
-pub use super::identity::{DeviceId, TaskId};
 pub use placement::{HostName, PlacedDevice, Placement};
 pub use plan::{Options, Plan};
 pub use step::{BufferRole, Class, Region, Runs, Side, Staging, Step};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::bounded::at_most;
 use super::describe::check_name;
 use super::error::within;
-use super::{DeviceId, TaskId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError};
+use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError, TaskId};
 
 /// What tells hosts apart: a name, or the id of one boot of its kernel. Only whether two are equal matters to a plan.
 pub type HostName = String;

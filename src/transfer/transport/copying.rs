@@ -25,6 +25,7 @@ pub struct Fetch {
     shared: Vec<Option<Arc<Shared>>>,
     kind: TransportKind,
     total: u64,
+    /// Where the next step begins.
     next: AtomicU64,
     finished: AtomicU64,
     failed: AtomicBool,
@@ -51,16 +52,31 @@ impl Copiers {
     }
 
     /// Fetches what a part receives, from where the peer's definition says.
-    pub fn fetch(&self, connection: &Connection, part: &Arc<Part>, definition: &Definition) {
+    pub fn fetch(&self, connection: &Arc<Connection>, part: &Arc<Part>, definition: &Definition) {
         let sources: Vec<_> =
             definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source).collect();
-        let shared = sources.iter().map(|source| connection.shared(*source)).collect();
+        let shared: Vec<_> = sources.iter().map(|source| connection.shared(*source)).collect();
         let kind = if sources.iter().any(|source| matches!(source, Source::Address(_))) {
             TransportKind::Pvm
         } else {
             TransportKind::Shm
         };
-        let total = part.work.inbound.total();
+        // Whether all of it can be fetched is known before a byte is.
+        let inbound = &part.work.inbound;
+        for (at, span) in inbound.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
+            let fetched = match sources.get(at) {
+                Some(Source::Region(_, offset)) => {
+                    let memory = shared.get(at).and_then(Option::as_ref);
+                    memory.is_some_and(|memory| memory.piece(*offset, 0, span.len()).is_some())
+                }
+                Some(Source::Address(_)) => connection.pid().is_some(),
+                _ => false,
+            };
+            if !fetched {
+                return connection.fetch_failed(part, kind, Errno::INVAL, true);
+            }
+        }
+        let total = inbound.total();
         let fetch = Arc::new(Fetch {
             part: Arc::clone(part),
             sources,
@@ -138,7 +154,8 @@ impl Fetch {
                 Err(error) => {
                     drop(visit);
                     if !self.failed.swap(true, Ordering::AcqRel) {
-                        let nothing_yet = start == 0;
+                        // Nobody else has begun, and nobody will.
+                        let nothing_yet = start == 0 && self.next.swap(self.total, Ordering::Relaxed) == STEP;
                         connection.fetch_failed(&self.part, self.kind, error, nothing_yet);
                     }
                     return;

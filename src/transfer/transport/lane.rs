@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::TransportKind;
 use crate::transfer::connection::Connection;
 use crate::transfer::frame::{Checksum, FrameError, HEADER, Header, Kind, crc, flag};
-use crate::transfer::launch::Part;
+use crate::transfer::launch::{Part, Sending};
 use crate::transfer::link::{Frame, Landing, Violation};
 use crate::transfer::memory::raw::Piece;
 use crate::transfer::sys;
@@ -43,8 +43,19 @@ pub enum LaneError {
 /// What is being sent.
 enum Writing {
     Idle,
-    Control { bytes: Vec<u8>, sent: usize, descriptor: Option<(Kind, u32)> },
-    Chunk { header: [u8; HEADER], part: Arc<Part>, start: u64, len: usize, sent: usize },
+    /// Control frames, or what is left of a chunk whose buffers are not used any more.
+    Bytes {
+        bytes: Vec<u8>,
+        sent: usize,
+        descriptor: Option<(Kind, u32)>,
+    },
+    Chunk {
+        header: [u8; HEADER],
+        sending: Sending,
+        start: u64,
+        len: usize,
+        sent: usize,
+    },
 }
 
 /// What is being received.
@@ -124,6 +135,7 @@ pub struct Lane {
     over: AtomicBool,
     held: AtomicBool,
     told: AtomicBool,
+    ending: AtomicBool,
     received: Mutex<Vec<OwnedFd>>,
     /// Bytes received and sent.
     pub bytes: AtomicU64,
@@ -164,6 +176,7 @@ impl Lane {
             over: AtomicBool::new(false),
             held: AtomicBool::new(false),
             told: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             received: Mutex::default(),
             bytes: AtomicU64::new(0),
         })
@@ -213,7 +226,17 @@ impl Lane {
         if let Reading::Chunk { header, .. } = reading {
             self.connection.let_fall(&header);
         }
+        self.stop_sending();
+    }
+
+    /// It was closed: waits until nobody is in the middle of sending on it.
+    pub fn stop_sending(&self) {
         *lock(&self.writing) = Writing::Idle;
+    }
+
+    /// No more will come than what is there: its end is read as well.
+    pub fn hung_up(&self) {
+        self.ending.store(true, Ordering::SeqCst);
     }
 
     /// Sends what there is, until the socket takes no more.
@@ -234,24 +257,25 @@ impl Lane {
             self.again.store(false, Ordering::SeqCst);
             let outcome = self.send_all(&mut writing);
             drop(writing);
-            if outcome? || !self.again.load(Ordering::SeqCst) {
+            outcome?;
+            if !self.again.load(Ordering::SeqCst) {
                 return Ok(());
             }
         }
     }
 
-    /// Whether the socket is full (else there is nothing more to send).
-    fn send_all(&self, writing: &mut Writing) -> Result<bool, LaneError> {
+    /// Sends until the socket is full, or there is nothing more to send.
+    fn send_all(&self, writing: &mut Writing) -> Result<(), LaneError> {
         loop {
             if self.is_over() {
                 return Err(LaneError::Closed);
             }
             if matches!(writing, Writing::Idle) && !self.take_next(writing) {
-                return Ok(false);
+                return Ok(());
             }
             let sent = match self.send_some(writing) {
                 Ok(sent) => sent,
-                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(LaneError::Socket(error)),
             };
@@ -278,29 +302,30 @@ impl Lane {
                 }
             }
             if !bytes.is_empty() {
-                *writing = Writing::Control { bytes, sent: 0, descriptor };
+                *writing = Writing::Bytes { bytes, sent: 0, descriptor };
                 return true;
             }
         }
-        let Some(push) = self.connection.next_chunk(self) else { return false };
-        let mut header = push.header;
-        if self.connection.checks() {
-            // Read here, it is in the cache when the kernel copies it a moment later.
-            if let Some(_visit) = push.token.visit() {
+        loop {
+            let Some(push) = self.connection.next_chunk(self) else { return false };
+            // Given up since: it does not begin.
+            let Some(sending) = push.token.sending() else { continue };
+            let (mut header, start) = (push.header, push.start);
+            if self.connection.checks() {
+                // Read here, it is in the cache when the kernel copies it a moment later.
                 header.flags |= flag::CHECKED;
-                header.payload_crc = checksum(&push.token.work.out, push.start, u64::from(header.len));
+                header.payload_crc = checksum(&push.token.work.out, start, u64::from(header.len));
             }
+            let len = header.len as usize;
+            *writing = Writing::Chunk { header: header.encode(), sending, start, len, sent: 0 };
+            return true;
         }
-        let len = header.len as usize;
-        let start = push.start;
-        *writing = Writing::Chunk { header: header.encode(), part: push.token, start, len, sent: 0 };
-        true
     }
 
     fn send_some(&self, writing: &mut Writing) -> Result<usize, Errno> {
         match writing {
             Writing::Idle => Ok(0),
-            Writing::Control { bytes, sent, descriptor } => {
+            Writing::Bytes { bytes, sent, descriptor } => {
                 let now = match *descriptor {
                     Some((kind, region)) if *sent == 0 => {
                         self.connection.send_descriptors(self.socket(), bytes, kind, region)?
@@ -313,33 +338,35 @@ impl Lane {
                 }
                 Ok(now)
             }
-            Writing::Chunk { header, part, start, len, sent } => {
-                let zeros;
-                let visit = part.visit();
+            Writing::Chunk { header, sending, start, len, sent } => {
+                let part = sending.part();
+                let body = sent.saturating_sub(HEADER);
+                if sending.is_closing() {
+                    // Given up in the middle of a chunk: the frame ends with what it began with, out of a copy.
+                    let mut bytes = Vec::new();
+                    if *sent > 0 {
+                        bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
+                        part.work.out.each(*start + body as u64, (*len - body) as u64, |at, from, len| {
+                            let piece = part.work.out.spans[at].piece();
+                            piece.part(from, len).read(|some| bytes.extend_from_slice(some));
+                        });
+                    }
+                    *writing = if bytes.is_empty() {
+                        Writing::Idle
+                    } else {
+                        Writing::Bytes { bytes, sent: 0, descriptor: None }
+                    };
+                    return Ok(0);
+                }
                 let mut pieces = Vec::with_capacity(8);
                 if *sent < HEADER {
                     pieces.push(Piece::of(&header[*sent..]));
                 }
-                let body = sent.saturating_sub(HEADER);
-                if visit.is_some() {
-                    part.work.out.pieces(
-                        *start + body as u64,
-                        (*len - body) as u64,
-                        sys::PIECES_MAX,
-                        &mut pieces,
-                    );
-                } else {
-                    // The group was given up in the middle of a chunk: its bytes are not read any more, but the frame
-                    // has to end where it said.
-                    zeros = vec![0; (*len - body).min(64 << 10)];
-                    pieces.push(Piece::of(&zeros));
-                }
+                let left = (*len - body) as u64;
+                part.work.out.pieces(*start + body as u64, left, sys::PIECES_MAX, &mut pieces);
                 let now = sys::send(self.socket(), &pieces)?;
-                if visit.is_some() {
-                    part.progressed((now as u64).min((*len - body) as u64));
-                }
+                part.progressed((now as u64).min(left));
                 drop(pieces);
-                drop(visit);
                 *sent += now;
                 if *sent == HEADER + *len {
                     self.connection.count_sent(part, self.kind, *len as u64);
@@ -382,7 +409,7 @@ impl Lane {
         *turn += got;
         self.bytes.fetch_add(got as u64, Ordering::Relaxed);
         self.connection.heard();
-        Ok(if got < room { Step::Drained } else { Step::Go })
+        Ok(if got < room && !self.ending.load(Ordering::SeqCst) { Step::Drained } else { Step::Go })
     }
 
     fn receive_some(&self, input: &mut Input, turn: &mut usize) -> Result<Step, LaneError> {

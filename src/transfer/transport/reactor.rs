@@ -61,6 +61,9 @@ impl Reactor {
     pub fn add(&self, lane: &Arc<Lane>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
         let mut shared = self.lock();
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(std::io::ErrorKind::NotConnected.into());
+        }
         shared.lanes.insert(number, Arc::clone(lane));
         let flags =
             epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -131,6 +134,11 @@ impl Reactor {
                     connection.bell_rang();
                 }
                 let Some(lane) = lane else { continue };
+                if flags
+                    .intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR)
+                {
+                    lane.hung_up();
+                }
                 if flags.contains(epoll::EventFlags::OUT)
                     && let Err(error) = lane.pump_output()
                 {
@@ -170,6 +178,7 @@ impl Reactor {
         let lanes: Vec<_> = self.lock().lanes.drain().collect();
         for (_, lane) in lanes {
             lane.close();
+            lane.drain();
         }
     }
 

@@ -57,6 +57,9 @@ pub struct Outbox {
     writing: Mutex<()>,
 }
 
+/// A frame as it was in the ring: its header and its payload.
+type Taken = ([u8; HEADER], Vec<u8>);
+
 /// What there is to write.
 pub enum Given {
     /// A frame.
@@ -136,7 +139,7 @@ impl Inbox {
 
 impl Reader<'_> {
     /// The next frame, copied out of the ring.
-    pub fn next(&self) -> Result<Option<([u8; HEADER], Vec<u8>)>, Violation> {
+    pub fn next(&self) -> Result<Option<Taken>, Violation> {
         let memory = &self.0.memory;
         let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
         let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));

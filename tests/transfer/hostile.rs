@@ -1,0 +1,230 @@
+//! Whoever can reach an engine's sockets and is not of the cluster harms nobody.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use muster::transfer::{Choice, Options};
+
+use crate::cluster::{Cluster, assert_contents, done, eventually, start};
+use crate::network::through_proxies;
+
+fn held() -> (usize, usize) {
+    let count = |path: &str| std::fs::read_dir(path).unwrap().count();
+    (count("/proc/self/fd"), count("/proc/self/task"))
+}
+
+fn address(cluster: &Cluster) -> SocketAddr {
+    cluster.engines[1].address().tcp[0]
+}
+
+/// Transfers go on while something is done; returns how many did.
+fn while_transfers_go_on(cluster: &Cluster, harm: impl FnOnce()) -> u64 {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let moving = scope.spawn(|| {
+            let mut count = 0;
+            while !over.load(Ordering::SeqCst) || count < 3 {
+                let (source, target) = (cluster.filled(0, 300_000, count), cluster.empty(1, 300_000));
+                let (sent, received) = cluster.send(0, &source, 1, &target, count);
+                assert_eq!((done(&received).err(), done(&sent).err()), (None, None), "transfer {count}");
+                assert_contents(&target, count);
+                count += 1;
+            }
+            count
+        });
+        harm();
+        over.store(true, Ordering::SeqCst);
+        moving.join().unwrap()
+    })
+}
+
+#[test]
+#[ignore = "run by the test below, in a process of its own"]
+fn alone_ten_thousand() {
+    let cluster = Cluster::with(2, |config| {
+        config.transport = Choice::Tcp;
+        config.token = Some(b"known to all".to_vec());
+    });
+    while_transfers_go_on(&cluster, || ());
+    let before = held();
+    let mut most = 0;
+    let moved = while_transfers_go_on(&cluster, || {
+        let mut silent = Vec::new();
+        for n in 0..10_000 {
+            // Its end may be closed already, which is fine.
+            silent.extend(TcpStream::connect(address(&cluster)));
+            if n % 500 == 499 {
+                most = most.max(held().1);
+                // Only the listener's side is of interest: closed ones are given back.
+                silent.clear();
+            }
+        }
+    });
+    println!("{moved} transfers went on; at most {most} threads, {} before", before.1);
+    assert!(most < before.1 + 300);
+    let until = Instant::now() + Duration::from_secs(15);
+    while held() != before {
+        assert!(Instant::now() < until, "before {before:?}, after {:?}", held());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn ten_thousand_connections_that_say_nothing_leave_nothing_behind() {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "hostile::alone_ten_thousand", "--ignored", "--nocapture"])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+#[test]
+fn random_bytes_and_half_hellos_harm_nobody() {
+    for token in [None, Some(b"known to all".to_vec())] {
+        let cluster = Cluster::with(2, |config| {
+            config.transport = Choice::Tcp;
+            config.token = token.clone();
+        });
+        let mut random = fastrand::Rng::with_seed(9);
+        let moved = while_transfers_go_on(&cluster, || {
+            for round in 0..300 {
+                let Ok(mut socket) = TcpStream::connect(address(&cluster)) else { continue };
+                let mut bytes = vec![0; random.usize(0..400)];
+                random.fill(&mut bytes);
+                if round % 2 == 0 {
+                    bytes.splice(0..bytes.len().min(8), *b"MUSTERX1");
+                }
+                let _gone = socket.write_all(&bytes);
+                if round % 3 == 0 {
+                    let _gone = socket.set_read_timeout(Some(Duration::from_millis(5)));
+                    let _gone = socket.read(&mut [0; 100]);
+                }
+            }
+        });
+        assert!(moved > 2);
+    }
+}
+
+#[test]
+fn a_hello_that_is_played_back_without_the_token_harms_nobody() {
+    let (cluster, proxies) = through_proxies(|config| config.token = Some(b"known to all".to_vec()));
+    while_transfers_go_on(&cluster, || ());
+    let lost = |cluster: &Cluster| {
+        cluster.engines.iter().map(|engine| engine.counts().lanes_lost.load(Ordering::Relaxed)).sum::<u64>()
+    };
+    let cliques = |cluster: &Cluster| cluster.engines.iter().map(|engine| engine.cliques().2).sum::<u64>();
+    let before = (lost(&cluster), cliques(&cluster));
+    let moved = while_transfers_go_on(&cluster, || {
+        for _ in 0..10 {
+            for proxy in &proxies {
+                let hellos: Vec<Vec<u8>> = {
+                    let passing = proxy.faults.passing.lock().unwrap();
+                    passing.iter().map(|passing| passing.first.lock().unwrap().clone()).collect()
+                };
+                for hello in hellos {
+                    let mut socket = TcpStream::connect(proxy.address).unwrap();
+                    let _gone = socket.write_all(&hello[..hello.len().min(96)]);
+                    let _gone = socket.set_read_timeout(Some(Duration::from_millis(20)));
+                    let _gone = socket.read(&mut [0; 80]);
+                    let _gone = socket.write_all(&[7; 32]);
+                }
+            }
+        }
+    });
+    assert!(moved > 2);
+    assert_eq!((lost(&cluster), cliques(&cluster)), before, "lanes were lost, or connections made anew");
+}
+
+#[test]
+fn another_token_is_told_apart() {
+    let cluster = Cluster::with(2, |config| {
+        config.transport = Choice::Tcp;
+        config.dial_timeout = Duration::from_millis(300);
+        config.token = Some(vec![config.here.task.0 as u8]);
+    });
+    let (source, target) = (cluster.filled(0, 100, 0), cluster.empty(1, 100));
+    let (sent, _received) = cluster.send(0, &source, 1, &target, 0);
+    let error = done(&sent).unwrap_err().to_string();
+    assert!(error.contains("token"), "{error}");
+}
+
+/// Threads of this process that hear a hello.
+fn greeting() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "muster-hello").count()
+}
+
+#[test]
+fn strangers_who_speak_very_slowly_keep_nobody_out_for_long() {
+    let cluster = Cluster::with(2, |config| config.transport = Choice::Tcp);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let targets = cluster.engines.iter().map(|engine| engine.address().tcp[0]);
+            let mut slow: Vec<_> = targets
+                .flat_map(|target| (0..256).filter_map(move |_| TcpStream::connect(target).ok()))
+                .collect();
+            for byte in b"MUSTERX1".iter().chain(&[0; 80]) {
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                for socket in &mut slow {
+                    let _gone = socket.write_all(&[*byte]);
+                }
+                std::thread::sleep(Duration::from_millis(250));
+            }
+        });
+        eventually("all of them are heard", || greeting() >= 500);
+        let began = Instant::now();
+        let (source, target) = (cluster.filled(0, 100, 0), cluster.empty(1, 100));
+        let (sent, received) = cluster.send(0, &source, 1, &target, 0);
+        let outcomes = (done(&sent).err(), done(&received).err());
+        println!("kept out for {:?}", began.elapsed());
+        over.store(true, Ordering::SeqCst);
+        assert_eq!(outcomes, (None, None));
+    });
+}
+
+#[test]
+fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
+    for choice in [Choice::Tcp, Choice::Auto] {
+        let quick = |config: &mut muster::transfer::Config| {
+            config.transport = choice;
+            config.dial_timeout = Duration::from_millis(500);
+        };
+        let mut cluster = Cluster::with(2, quick);
+        let len = 24 << 20;
+        let (source, target) = (cluster.filled(1, len, 1), cluster.empty(0, len));
+        let (sent, received) = cluster.send(1, &source, 0, &target, 1);
+        eventually("some of it has come", || {
+            received.outcome().is_some()
+                || cluster.engines[0]
+                    .links()
+                    .iter()
+                    .any(|link| link.bytes.iter().any(|(_, (_, got))| *got > 0))
+        });
+        // The new life is announced to the others; the old one does not know, and goes on sending.
+        let fresh = start(1, 1, quick);
+        let old = std::mem::replace(&mut cluster.engines[1], fresh);
+        cluster.announce();
+        let (first, last) = (done(&received), done(&sent));
+        for (side, outcome) in [("receiver", &first), ("sender", &last)] {
+            match outcome {
+                Ok(_) => assert_contents(&target, 1),
+                Err(error) => println!("{choice:?}: the {side} of the old life heard: {error}"),
+            }
+        }
+        let again = old.transfer(&[], vec![crate::cluster::outgoing(&source, 1, 0, 2)], Options::default());
+        let error = done(&again).unwrap_err().to_string();
+        println!("{choice:?}: the old life heard: {error}");
+        assert!(error.contains("incarnation"), "{error}");
+        assert!(cluster.engines[0].counts().fenced.load(Ordering::Relaxed) > 0);
+        let (source, target) = (cluster.filled(1, 5000, 3), cluster.empty(0, 5000));
+        let (sent, received) = cluster.send(1, &source, 0, &target, 3);
+        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        assert_contents(&target, 3);
+    }
+}
