@@ -12,6 +12,7 @@
 //! | [`agent`] | the native worker: a task of a job that owns a transfer engine |
 //! | [`transfer`] | the transfer engine: moves buffers between tasks; a library of its own |
 //! | [`findings`] | what is concluded from what is measured |
+//! | [`reports`] | what native workers report of their transfers |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
 //! | [`meter`] | what hot paths count and time of themselves |
@@ -27,6 +28,7 @@ pub mod http;
 mod http2;
 pub mod meter;
 pub mod proto;
+pub mod reports;
 pub mod telemetry;
 pub mod text;
 pub mod tls;
