@@ -25,6 +25,10 @@ fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
     for worker in &mut workers {
         worker.out_line(": tasks 0 1 2;");
     }
+    wait_until("the service has heard of their transfers", || {
+        let transfers = server.get("/api/v1/jobs/default/transfers");
+        transfers.json()["reporting"] == 3 && transfers.body.contains("\"completed\"")
+    });
     let lost = workers.pop().expect("there are three");
     lost.signal("KILL");
     drop(lost.end());
