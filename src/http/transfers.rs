@@ -81,7 +81,7 @@ pub(super) async fn show(
         query.transport.is_none_or(|wanted| wanted == it.transport)
             && task.is_none_or(|wanted| wanted == it.from || wanted == it.to)
     });
-    let pairs = board.pairs(job.id, roster.run, task, query.transport);
+    let pairs = board.pairs(job.id, &roster, task, query.transport);
     let pairs_kept = pairs.len();
     let (pairs, next) = cut(pairs, query.after, query.limit, place);
     let mut connections = board.connections(job.id, &roster, task, query.transport);

@@ -108,7 +108,14 @@ fn what_a_task_counted_in_earlier_lives_stays_counted() {
     assert_eq!(say(100, 1500, 6), Ok(1000));
     assert_eq!(world.summary().totals.sent(), 1500);
 
+    let rates = || -> Vec<u64> {
+        let pairs = world.board.pairs(world.job, &world.roster(), None, None);
+        pairs.iter().map(|pair| pair.rate).collect()
+    };
+    assert!(rates()[0] > 0 && rates()[1] == 0, "{:?}", rates());
+
     world.register(0, 777);
+    assert_eq!(rates(), [0, 0], "a life that is over moves nothing");
     let view = world.summary();
     assert_eq!(
         (view.reporting, view.stale, view.in_flight()),
@@ -125,7 +132,7 @@ fn what_a_task_counted_in_earlier_lives_stays_counted() {
     assert_eq!((view.taken, view.refused), (3, 1));
     let of_task = world.board.task(world.job, &world.roster(), TaskId(0)).unwrap();
     assert_eq!((of_task.lives, of_task.cliques), (2, 2));
-    let pairs = world.board.pairs(world.job, view.run, None, None);
+    let pairs = world.board.pairs(world.job, &world.roster(), None, None);
     let moved: Vec<_> = pairs.iter().map(|pair| (pair.from.0, pair.to.0, pair.sent, pair.received)).collect();
     assert_eq!(moved, [(0, 1, Some(1520), None), (1, 0, None, Some(10))]);
 }
@@ -224,7 +231,7 @@ fn a_large_job_keeps_so_many_pairs_and_connections_of_each_task_and_the_sums_of_
     });
     assert_eq!(world.take(&report), Ok(20_000));
     let view = world.summary();
-    let pairs = world.board.pairs(world.job, view.run, None, None);
+    let pairs = world.board.pairs(world.job, &world.roster(), None, None);
     // Those that moved most.
     assert_eq!(pairs.iter().map(|pair| pair.to.0).collect::<Vec<_>>(), [9996, 9997, 9998, 9999]);
     assert_eq!(view.totals.sent(), 9999 * 10_000 / 2);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::board::{self, Board, OfJob, OfTask};
+use super::board::{self, Board, OfJob, OfTask, Row};
 use super::intake::{Links, Totals};
 use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
@@ -503,14 +503,22 @@ impl Board {
     pub fn pairs(
         &self,
         job: JobId,
-        run: RunNumber,
+        roster: &Roster,
         task: Option<TaskId>,
         transport: Option<Transport>,
     ) -> Vec<PairView> {
         let rows: Vec<_> = self
-            .with(job, run, |of_job| {
+            .with(job, roster.run, |of_job| {
                 let rows = of_job.tasks.iter().flat_map(|(one, of_task)| {
-                    of_task.rows.iter().map(|((peer, by), row)| (*one, *peer, *by, *row))
+                    // A life that is over moves nothing now.
+                    let stale = is_stale(*one, of_task, roster);
+                    of_task.rows.iter().map(move |((peer, by), row)| {
+                        let mut row: Row = *row;
+                        if stale {
+                            row.rate = [0; 2];
+                        }
+                        (*one, *peer, *by, row)
+                    })
                 });
                 let wanted = rows.filter(|(one, peer, by, _)| {
                     task.is_none_or(|task| task == *one || task == *peer)

@@ -371,7 +371,7 @@ const lines = (place) => {
   const axis = { stroke: colour('--dim'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line') }, font: `12px ${style.fontFamily}` };
   place.textContent = '';
   new window.uPlot({
-    width: Math.max(place.parentElement.clientWidth - 2, 240), height: 190, legend: { show: false }, cursor: { show: false },
+    width: Math.max(place.parentElement.clientWidth - 2, 240), height: 190, padding: [null, 36, null, null], legend: { show: false }, cursor: { show: false },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
     axes: [
       { ...axis, values: (_, ticks) => ticks.map((at) => when[at] ?? '') },

@@ -241,7 +241,7 @@ pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem
         return Ok(parts);
     }
     let chart = Chart::of(&board.throughput(job, &scene.roster, POINTS));
-    let mut pairs = board.pairs(job, scene.roster.run, choice.task(), choice.transport());
+    let mut pairs = board.pairs(job, &scene.roster, choice.task(), choice.transport());
     let matrix = matrix(&pairs, scene.roster.lives.len());
     let kept = pairs.len();
     pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
@@ -361,7 +361,7 @@ mod tests {
         let shown: Vec<_> = table.iter().flatten().map(|cell| (cell.bytes, cell.heat)).collect();
         assert_eq!(shown, [(0, 0), (200, 4), (1, 1), (0, 0)]);
         assert!(matrix(&pairs, MATRIX + 1).is_empty());
-        assert_eq!(amount::bytes(&(5 << 40)), "5.0 TiB");
-        assert_eq!(amount::rate(&2048), "2.0 KiB/s");
+        assert_eq!(amount::bytes(5 << 40), "5.0 TiB");
+        assert_eq!(amount::rate(2048), "2.0 KiB/s");
     }
 }
