@@ -146,30 +146,32 @@ pub(super) fn seconds(micros: u64) -> f64 {
 
 impl Observer for Tally {
     fn event(&self, event: &Event) {
-        let mut counts = self.lock();
-        let tally = counts.jobs.entry(event.job).or_default();
+        // Most events are not counted: those take no lock.
+        let count = |add: &dyn Fn(&mut JobTally)| add(self.lock().jobs.entry(event.job).or_default());
         match &event.what {
-            Change::RunEnded { outcome } => {
+            Change::RunEnded { outcome } => count(&|tally| {
                 for ((known, _), count) in OUTCOMES.iter().zip(&mut tally.runs) {
                     *count += u64::from(known == outcome);
                 }
-            }
-            Change::TaskConnected { again: false, .. } => tally.registrations += 1,
-            Change::TaskConnected { again: true, .. } => tally.registrations_again += 1,
-            Change::TaskFailed { class, .. } => {
+            }),
+            Change::TaskConnected { again: false, .. } => count(&|tally| tally.registrations += 1),
+            Change::TaskConnected { again: true, .. } => count(&|tally| tally.registrations_again += 1),
+            Change::TaskFailed { class, .. } => count(&|tally| {
                 for (known, count) in FailureClass::ALL.iter().zip(&mut tally.failures) {
                     *count += u64::from(known == class);
                 }
+            }),
+            Change::TaskDisconnected { .. } => count(&|tally| tally.departures += 1),
+            Change::TaskSuspected { .. } => count(&|tally| tally.suspicions += 1),
+            Change::TaskReturned { .. } => count(&|tally| tally.returns += 1),
+            Change::Fenced { .. } => count(&|tally| tally.fenced += 1),
+            Change::TaskSuperseded { .. } => count(&|tally| tally.superseded += 1),
+            Change::PreemptionNoticed => count(&|tally| tally.preemptions += 1),
+            Change::BarrierPassed { without, .. } if !without.is_empty() => {
+                count(&|tally| tally.without += 1)
             }
-            Change::TaskDisconnected { .. } => tally.departures += 1,
-            Change::TaskSuspected { .. } => tally.suspicions += 1,
-            Change::TaskReturned { .. } => tally.returns += 1,
-            Change::Fenced { .. } => tally.fenced += 1,
-            Change::TaskSuperseded { .. } => tally.superseded += 1,
-            Change::PreemptionNoticed => tally.preemptions += 1,
-            Change::BarrierPassed { without, .. } if !without.is_empty() => tally.without += 1,
             Change::FindingOpened { finding, .. } => {
-                *tally.findings.entry(Arc::clone(finding)).or_default() += 1;
+                count(&|tally| *tally.findings.entry(Arc::clone(finding)).or_default() += 1);
             }
             _ => {}
         }
