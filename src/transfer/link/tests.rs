@@ -712,6 +712,9 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
     assert!(violations > 1000);
 }
 
+/// The frames of one round.
+type Flood = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
+
 /// Sends frames of one kind until the link has had enough, or a million of them.
 fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
     let mut link: Link<usize> =
@@ -741,7 +744,7 @@ fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
     let small = Definition::new(vec![entry(1, 1, 4000, 1, 1)]).encode();
     let wide: Vec<u8> = Definition::new((0..1000).map(|key| entry(key, 1, 10, 1, 1)).collect()).encode();
     let of = |kind, header: Header| Header { kind, ..header };
-    let floods: [(&str, Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>); 6] = [
+    let floods: [(&str, Flood); 6] = [
         ("pings", Box::new(move |_, header| vec![(header, Vec::new()); 4])),
         (
             "definitions of nothing",
