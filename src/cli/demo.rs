@@ -1,7 +1,7 @@
 //! `muster demo`: a service and four workers on this machine, losses and returns, until somebody has seen enough.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,9 +76,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 /// The service: nothing of this process's environment counts, so that it is the same everywhere.
 async fn serve() -> Result<Server> {
+    match serve_at(PORTS).await {
+        Ok(server) => Ok(server),
+        // They are taken: any will do.
+        Err(_) => serve_at([0, 0]).await,
+    }
+}
+
+async fn serve_at([grpc, http]: [u16; 2]) -> Result<Server> {
     let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let free = PORTS.iter().all(|port| TcpListener::bind(address(*port)).is_ok());
-    let [grpc, http] = if free { PORTS } else { [0, 0] };
     let flags = BTreeMap::from([
         ("grpc", address(grpc).to_string()),
         ("http", address(http).to_string()),

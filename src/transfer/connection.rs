@@ -17,7 +17,9 @@ use super::frame::{Header, Kind};
 use super::identity::Member;
 use super::launch::{Part, give_up};
 use super::link::definition::{Definition, Source};
-use super::link::{Difference, Frame, GroupId, Landing, Launching, Link, Output, Push, Terms, Violation};
+use super::link::{
+    Difference, Frame, GroupId, Landing, Launching, Link, Numbers, Output, Push, Terms, Violation,
+};
 use super::memory::Region;
 use super::memory::raw::{Mapping, Piece};
 use super::transport::TransportKind;
@@ -83,6 +85,7 @@ pub struct Connection {
     pub fetches: bool,
     core: Weak<Core>,
     link: Mutex<Link<Arc<Part>>>,
+    numbers: Numbers,
     lanes: RwLock<Vec<Arc<Lane>>>,
     /// Lanes that the peer had lost before they were here. They do not come any more.
     lost: Mutex<HashSet<u16>>,
@@ -133,6 +136,7 @@ impl Connection {
     /// A connection without lanes.
     pub fn new(core: &Arc<Core>, making: Making) -> Arc<Self> {
         let Making { me, peer, nonce, dialled, kind, terms, checks, pid } = making;
+        let numbers = core.numbers(peer);
         Arc::new(Self {
             me,
             peer,
@@ -141,7 +145,8 @@ impl Connection {
             kind,
             fetches: terms.fetch,
             core: Arc::downgrade(core),
-            link: Mutex::new(Link::new(me, peer, terms)),
+            link: Mutex::new(Link::new(me, peer, terms, numbers.clone())),
+            numbers,
             lanes: RwLock::default(),
             lost: Mutex::default(),
             over: OnceLock::new(),
@@ -310,6 +315,8 @@ impl Connection {
         if intact {
             let counts = link.landed(header);
             drop(link);
+            // The peer hears first that all is here: whoever waits for it on this side may end the process at once.
+            self.settle();
             if counts {
                 self.counters.add(kind, true, u64::from(header.len));
                 part.arrived(start, u64::from(header.len));
@@ -320,8 +327,8 @@ impl Connection {
             if let Some(core) = self.core.upgrade() {
                 core.counts.damaged.fetch_add(1, Ordering::Relaxed);
             }
+            self.settle();
         }
-        self.settle();
     }
 
     /// Bytes left on a lane.
@@ -517,6 +524,10 @@ impl Connection {
         }
         core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
         if self.kind == TransportKind::Unix {
+            // What the peer said before it ended may still be in the ring.
+            if let Err(violation) = self.serve_ring() {
+                tracing::debug!(peer = %self.peer, %violation, "the last words of a peer");
+            }
             self.end(TransferError::PeerDead { member: self.peer, how });
             return;
         }
@@ -589,6 +600,7 @@ impl Connection {
         let total = part.work.out.total();
         let mut link = lock(&self.link);
         if let Some(error) = self.over.get() {
+            self.numbers.take(channel);
             return Err(error.clone());
         }
         // Given up a moment ago, its bytes are not read any more.
@@ -810,12 +822,13 @@ impl Connection {
                 done += len;
             }
         });
-        part.arrived(0, bytes.len() as u64);
-        drop(visit);
         self.counters.add(self.kind, true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);
+            self.kick(0);
         }
+        part.arrived(0, bytes.len() as u64);
+        drop(visit);
     }
 
     /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.

@@ -28,7 +28,7 @@ mod stream;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use control::Control;
 pub use control::Frame;
@@ -120,6 +120,30 @@ pub enum Difference {
         /// The keys of the other side.
         there: String,
     },
+}
+
+/// The next number of each channel between two lives. It outlives their connections: launches are counted, not those
+/// that came through, so the sides stay in step when a connection breaks between two launches.
+#[derive(Debug, Clone, Default)]
+pub struct Numbers(Arc<Mutex<HashMap<u32, u64>>>);
+
+impl Numbers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of a launch.
+    pub fn take(&self, channel: u32) -> u64 {
+        let mut numbers = self.lock();
+        let next = numbers.entry(channel).or_insert(0);
+        *next += 1;
+        *next - 1
+    }
+
+    /// Whether this side has launched it.
+    fn has_passed(&self, (channel, sequence): GroupId) -> bool {
+        self.lock().get(&channel).is_some_and(|next| sequence < *next)
+    }
 }
 
 /// What this side launched.
@@ -244,7 +268,7 @@ pub struct Link<T> {
     withdrawn: Vec<Arc<Definition>>,
     remote_entries: usize,
     partial: Option<(u32, Vec<u8>)>,
-    next: HashMap<u32, u64>,
+    numbers: Numbers,
     groups: BTreeMap<GroupId, Group<T>>,
     launched: usize,
     inline_pending: usize,
@@ -257,7 +281,7 @@ pub struct Link<T> {
 
 impl<T: Clone> Link<T> {
     /// A link of two members, as they agreed on it.
-    pub fn new(me: Member, peer: Member, terms: Terms) -> Self {
+    pub fn new(me: Member, peer: Member, terms: Terms, numbers: Numbers) -> Self {
         Self {
             me,
             peer,
@@ -268,7 +292,7 @@ impl<T: Clone> Link<T> {
             withdrawn: Vec::new(),
             remote_entries: 0,
             partial: None,
-            next: HashMap::new(),
+            numbers,
             groups: BTreeMap::new(),
             launched: 0,
             inline_pending: 0,
@@ -352,13 +376,17 @@ impl<T: Clone> Link<T> {
     pub fn launch(&mut self, launching: Launching<T>) -> Option<u64> {
         let Launching { token, definition: number, channel, class, source, destination, inline } = launching;
         let definition = Arc::clone(self.definitions.get(&number)?);
+        let sequence = self.numbers.take(channel);
+        let at = (channel, sequence);
         if self.launched >= LAUNCHES_MAX {
+            // It has its number all the same, and the peer is told that nothing comes of it.
+            if let Some(mut early) = self.groups.remove(&at) {
+                self.inline_held -= early.drop_inline();
+            }
+            let why = b"too many launches were under way on the other side".to_vec();
+            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
             return None;
         }
-        let next = self.next.entry(channel).or_insert(0);
-        let sequence = *next;
-        *next += 1;
-        let at = (channel, sequence);
         let group = self.groups.entry(at).or_insert_with(Group::new);
         if let Some(why) = group.given_up.take() {
             // It was over before it began; the peer knows, and does not wait for a `Go`.
@@ -614,8 +642,13 @@ impl<T: Clone> Link<T> {
 
     fn on_go(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), Violation> {
         let at = (header.channel, header.sequence);
-        let passed = self.next.get(&header.channel).is_some_and(|next| header.sequence < *next);
+        let passed = self.numbers.has_passed(at);
         if passed && !self.groups.contains_key(&at) {
+            // This side's launch of that number is over: it failed with an earlier connection between the two.
+            let (channel, sequence) = at;
+            let why =
+                b"the other side's launch of the same number failed with an earlier connection".to_vec();
+            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
             return Ok(());
         }
         let definition =
@@ -649,7 +682,7 @@ impl<T: Clone> Link<T> {
     }
 
     fn on_stop(&mut self, at: GroupId, why: &[u8]) -> Result<(), Violation> {
-        let passed = self.next.get(&at.0).is_some_and(|next| at.1 < *next);
+        let passed = self.numbers.has_passed(at);
         if !passed && self.groups.len() - self.launched >= EARLY_MAX {
             return Err(Violation("too many launches were given up before this side's"));
         }

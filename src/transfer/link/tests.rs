@@ -136,7 +136,12 @@ impl Story {
                 planned.entry(plan.channel).or_default().push_back(at);
             }
             Side {
-                link: Link::new(member(me), member(1 - me), Terms { chunk: CHUNK, fetch, lasting }),
+                link: Link::new(
+                    member(me),
+                    member(1 - me),
+                    Terms { chunk: CHUNK, fetch, lasting },
+                    Numbers::default(),
+                ),
                 launched: Vec::new(),
                 planned,
                 fetches: Vec::new(),
@@ -630,7 +635,7 @@ const KINDS: [Kind; 18] = [
 /// A link with a few launches, for a peer that knows no rules.
 fn victim(random: &mut fastrand::Rng) -> Link<usize> {
     let terms = Terms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
-    let mut link = Link::new(member(0), member(1), terms);
+    let mut link = Link::new(member(0), member(1), terms, Numbers::default());
     for token in 0..4 {
         let definition = link.define(Definition::new(vec![entry(1, 0, 90, 1, 0), entry(2, 1, 120, 2, 0)]));
         let (source, destination, class) = (true, random.bool(), Class::Normal);
@@ -718,7 +723,7 @@ type Flood = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
 /// Sends frames of one kind until the link has had enough, or a million of them.
 fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
     let mut link: Link<usize> =
-        Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting });
+        Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting }, Numbers::default());
     let mut control = 0;
     let mut most = 0;
     for round in 0..1_100_000 {
@@ -796,7 +801,7 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
     let terms = Terms { chunk: CHUNK, fetch: false, lasting: false };
     let total = 700_000 * u64::from(CHUNK);
     let mut sides = [0, 1].map(|me| {
-        let mut link: Link<usize> = Link::new(member(me), member(1 - me), terms);
+        let mut link: Link<usize> = Link::new(member(me), member(1 - me), terms, Numbers::default());
         let definition = link.define(Definition::new(vec![entry(1, 0, total, 1, me)]));
         let (source, destination, class) = (true, true, Class::Normal);
         let launching =
@@ -837,4 +842,61 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
         std::iter::from_fn(|| sides[0].next_chunk(5)).map(|push| push.header.index).collect();
     again.sort_unstable();
     assert_eq!(again, lost);
+}
+
+/// Passes control frames until neither side has any.
+fn talk(links: &mut [Link<u32>; 2]) {
+    let mut silent = 0;
+    for side in (0..2).cycle() {
+        match links[side].next_control(true) {
+            Some(frame) => {
+                links[1 - side].receive(&frame.header, frame.payload).expect("nobody breaks a rule");
+                silent = 0;
+            }
+            None if silent == 2 => return,
+            None => silent += 1,
+        }
+    }
+}
+
+#[test]
+fn sides_stay_in_step_when_their_connection_breaks_between_two_launches() {
+    let numbers = [Numbers::default(), Numbers::default()];
+    let terms = Terms { chunk: CHUNK, fetch: false, lasting: true };
+    let connect = || {
+        [0, 1].map(|me| {
+            let mut link = Link::new(member(me), member(1 - me), terms, numbers[me as usize].clone());
+            assert_eq!(link.define(Definition::new(vec![entry(1, 0, 10, 1, me)])), 1);
+            link
+        })
+    };
+    let launch = |link: &mut Link<u32>, token| {
+        let launching = Launching {
+            token,
+            definition: 1,
+            channel: 0,
+            class: Class::Normal,
+            source: true,
+            destination: true,
+            inline: None,
+        };
+        link.launch(launching)
+    };
+    let mut first = connect();
+    assert_eq!(launch(&mut first[0], 100), Some(0));
+    talk(&mut first);
+    assert_eq!(first[0].drain(), [100], "it fails with the connection");
+
+    let mut second = connect();
+    assert_eq!(launch(&mut second[1], 200), Some(0));
+    talk(&mut second);
+    assert!(matches!(&second[1].outputs()[..], [Output::StoppedByPeer(200, why)] if why.contains("earlier")));
+    second[1].quiesced((0, 0));
+    talk(&mut second);
+    for side in [0, 1] {
+        assert_eq!(launch(&mut second[side], 300), Some(1));
+    }
+    talk(&mut second);
+    assert!(second.iter_mut().all(|link| link.outputs().contains(&Output::Matched(300))));
+    second.iter().for_each(Link::audit);
 }
