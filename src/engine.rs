@@ -17,7 +17,7 @@ use tokio::sync::{Notify, broadcast};
 use crate::clock::{self, Clock};
 use crate::coordination::{
     Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input,
-    JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp,
+    JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp, TransferNote,
 };
 use crate::meter;
 
@@ -216,6 +216,11 @@ impl Engine {
     /// Puts what an observer has found into the order of events.
     pub fn note(&self, job: JobId, note: Note) {
         self.feed(self.lock(), Input::Noted { job, note });
+    }
+
+    /// Puts what a worker has reported of its transfers into the order of events.
+    pub fn note_transfer(&self, job: JobId, note: TransferNote) {
+        self.feed(self.lock(), Input::TransferFailed { job, note });
     }
 
     /// The engine's clock.

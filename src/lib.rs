@@ -9,12 +9,15 @@
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
 //! | [`tls`] | TLS for both edges, and why a handshake failed |
 //! | [`telemetry`] | what is told of all this: projections of effects |
+//! | [`agent`] | the native worker: a task of a job that owns a transfer engine |
 //! | [`transfer`] | the transfer engine: moves buffers between tasks; a library of its own |
 //! | [`doctor`] | what a host offers for fast transfers, and what it lacks |
 //! | [`findings`] | what is concluded from what is measured |
+//! | [`reports`] | what native workers report of their transfers |
 //! | [`proto`] | the wire messages |
 //! | [`clock`] | the only reader of clock and entropy |
 //! | [`meter`] | what hot paths count and time of themselves |
+pub mod agent;
 pub mod cli;
 pub mod clock;
 pub mod config;
@@ -27,6 +30,7 @@ pub mod http;
 mod http2;
 pub mod meter;
 pub mod proto;
+pub mod reports;
 pub mod telemetry;
 pub mod text;
 pub mod tls;

@@ -1,6 +1,6 @@
 //! `muster launch`: a job on this machine, with a server of its own or with one that runs already.
 
-mod children;
+pub(super) mod children;
 mod output;
 mod supervisor;
 mod target;

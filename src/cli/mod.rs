@@ -4,6 +4,7 @@ mod audit;
 mod client;
 mod config;
 mod credentials;
+mod demo;
 mod doctor;
 mod drain;
 mod events;
@@ -21,6 +22,7 @@ mod status;
 mod tls;
 mod token;
 mod transfer;
+mod worker;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -42,6 +44,9 @@ struct Arguments {
 
 const EXAMPLES: &str = "\
 Examples:
+  See it at work, with nothing but this program: a service, four workers, losses and returns:
+    muster demo
+
   Run two processes of a JAX program on this machine, with a server of their own:
     muster launch -n 2 -- python3 train.py
 
@@ -61,6 +66,8 @@ source. `muster help COMMAND` tells more.";
 enum Command {
     Serve(serve::Arguments),
     Launch(launch::Arguments),
+    Worker(Box<worker::Arguments>),
+    Demo(demo::Arguments),
     Status(status::Arguments),
     Events(events::Arguments),
     Exclude(exclude::Arguments),
@@ -86,6 +93,8 @@ pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Launch(arguments) => launch::run(&arguments),
+        Command::Worker(arguments) => worker::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Events(arguments) => events::run(&arguments),
         Command::Exclude(arguments) => exclude::run(&arguments),

@@ -18,6 +18,7 @@ use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Tokens, Version};
 use crate::meter;
+use crate::reports;
 use crate::telemetry::events::log_events;
 use crate::telemetry::metrics::{Metrics, Sources, Tally};
 use crate::telemetry::traces::{Protocol, Traces, Trust};
@@ -189,8 +190,10 @@ impl Server {
             redaction: Arc::new(config.server.redact_keys.clone()),
             metrics: Arc::new(metrics),
             findings: Arc::clone(&findings),
+            transfers: Arc::clone(edge.transfers()),
             ..Site::new(engine, readiness, Arc::clone(&self.about))
         };
+        self.timers.spawn(reports::watch(Arc::clone(&self.engine), Arc::clone(edge.transfers())));
         let acting = site.clone();
         self.timers
             .spawn(findings::watch(Arc::clone(&self.engine), findings, move |remedy| acting.apply(remedy)));

@@ -70,6 +70,9 @@ impl Coordinator {
             }
             Input::CallGone { job, call } => self.with(job, |job| job.call_gone(now, effects, call)),
             Input::Noted { job, note } => self.with(job, |job| job.note(now, effects, note)),
+            Input::TransferFailed { job, note } => {
+                self.with(job, |job| job.note_transfer(now, effects, note));
+            }
             Input::Act { job, actor, reason, act } => self.act(now, effects, job, actor, reason, act),
             Input::Tick => self.tick(now, effects),
             Input::Stop => {

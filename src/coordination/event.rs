@@ -265,6 +265,18 @@ pub enum Change {
         #[schema(value_type = String)]
         finding: Arc<str>,
     },
+    /// A worker reported transfers that failed. Many for one reason are told of together.
+    TransferFailed {
+        /// The task that reported it, or the last one.
+        task: TaskId,
+        /// The task at the other end.
+        with: TaskId,
+        /// Why: one of a fixed few words.
+        #[schema(value_type = String)]
+        error: Arc<str>,
+        /// How many failures this tells of.
+        count: u64,
+    },
     /// The run is over.
     RunEnded {
         /// How.

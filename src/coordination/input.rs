@@ -51,6 +51,21 @@ pub struct Note {
     pub reason: String,
 }
 
+/// What a worker has reported of a transfer that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TransferNote {
+    /// The task that reports it.
+    pub task: TaskId,
+    /// The task at the other end.
+    pub with: TaskId,
+    /// Why it failed: one of a fixed few words.
+    pub error: Arc<str>,
+    /// How many failures for this reason this tells of.
+    pub count: u64,
+    /// What it is, in a sentence.
+    pub reason: String,
+}
+
 /// Everything that can happen to the state machine. Applying the same inputs at the same times to
 /// the same state gives the same state and the same effects, bit for bit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +128,13 @@ pub enum Input {
         job: JobId,
         /// What was found.
         note: Note,
+    },
+    /// A worker reported transfers that failed, for the order of events: it changes nothing else.
+    TransferFailed {
+        /// The job of the worker.
+        job: JobId,
+        /// What it reported.
+        note: TransferNote,
     },
     /// An operator acts upon a job; answered with [`Effect::Acted`] at once.
     Act {

@@ -15,7 +15,7 @@ use super::failure::{Code, Failure};
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
-use super::input::{Effect, Ending, Note};
+use super::input::{Effect, Ending, Note, TransferNote};
 use super::run::Run;
 use super::settings::JobSettings;
 use super::view::RunSummary;
@@ -228,6 +228,13 @@ impl Job {
         let Note { finding, open, tasks, reason } = note;
         let change =
             if open { Change::FindingOpened { finding, tasks } } else { Change::FindingClosed { finding } };
+        within!(self, now, effects, |_run, cx| cx.event(change, reason));
+    }
+
+    /// A worker has reported transfers that failed.
+    pub fn note_transfer(&mut self, now: Timestamp, effects: &mut Vec<Effect>, note: TransferNote) {
+        let TransferNote { task, with, error, count, reason } = note;
+        let change = Change::TransferFailed { task, with, error, count };
         within!(self, now, effects, |_run, cx| cx.event(change, reason));
     }
 

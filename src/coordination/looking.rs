@@ -5,14 +5,45 @@ use bytes::Bytes;
 use super::coordinator::Coordinator;
 use super::device_map::{self, DeviceMap};
 use super::devices::Device;
-use super::ids::{JobId, TaskId};
+use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::job::Job;
 use super::settings::JobSettings;
 use super::store::normalise;
+use super::task::Task;
 use super::view::{
     BarrierView, ExclusionView, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, PreemptionView, RunLine,
     RunSummary, TaskView,
 };
+
+/// Which lives of a job's tasks count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roster {
+    /// In which run.
+    pub run: RunNumber,
+    /// By task: the life that is connected, if one is.
+    pub lives: Vec<Option<TaskIncarnation>>,
+}
+
+impl Roster {
+    /// The life of a task that counts.
+    #[must_use]
+    pub fn life(&self, task: TaskId) -> Option<TaskIncarnation> {
+        *self.lives.get(usize::try_from(task.0).ok()?)?
+    }
+}
+
+/// Which life of one task counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PresentLife {
+    /// In which run.
+    pub run: RunNumber,
+    /// When that opened.
+    pub opened_at: Timestamp,
+    /// How many tasks it has.
+    pub tasks: usize,
+    /// The life that is connected, if one is.
+    pub incarnation: Option<TaskIncarnation>,
+}
 
 /// A job to look at.
 #[derive(Clone, Copy)]
@@ -74,6 +105,32 @@ impl JobLook<'_> {
     #[must_use]
     pub fn tasks(&self) -> Vec<TaskView> {
         self.job.task_views()
+    }
+
+    /// Which lives of its tasks count.
+    #[must_use]
+    pub fn roster(&self) -> Roster {
+        let run = &self.job.run;
+        let connected = |task: &Task| task.incarnation.filter(|_| task.is_connected());
+        Roster { run: run.number, lives: run.tasks.iter().map(connected).collect() }
+    }
+
+    /// How many tasks the present run has.
+    #[must_use]
+    pub fn roster_len(&self) -> usize {
+        self.job.run.tasks.len()
+    }
+
+    /// Which life of a task counts.
+    #[must_use]
+    pub fn present_life(&self, task: TaskId) -> PresentLife {
+        let run = &self.job.run;
+        PresentLife {
+            run: run.number,
+            opened_at: run.opened_at,
+            tasks: run.tasks.len(),
+            incarnation: run.task(task).filter(|task| task.is_connected()).and_then(|task| task.incarnation),
+        }
     }
 
     /// One task of the present run, with its gaps over time.

@@ -80,7 +80,7 @@ pub use failure::*;
 pub use ids::*;
 pub use input::*;
 pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
-pub use looking::JobLook;
+pub use looking::{JobLook, PresentLife, Roster};
 pub use observation::*;
 pub use pulse::{GAP_CLASSES, Gaps, PulseView};
 pub use settings::*;

@@ -9,11 +9,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::body::{Body, Wallet};
-use super::call::{Dialect, Form, Reader};
+use super::call::{Dialect, Form};
 use super::count;
 use super::deadlines::Deadlines;
 use super::frame::Message;
-use super::head::{Heading, Refused, Target};
+use super::head::{Callee, Heading, Refused, Target};
 use super::mailbox::{Mailbox, slot_waker};
 use super::pool::Buffer;
 use super::respond;
@@ -25,6 +25,7 @@ use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, J
 use crate::engine::{Called, Inbox};
 use crate::http2::{Sender, StreamId};
 use crate::meter::Moment;
+use crate::proto::muster::v1::TransferReportAck;
 use crate::telemetry::traces::{CallEnd, CallTrace};
 
 /// A request that is looked at later: the peer has too many answers to take.
@@ -41,7 +42,7 @@ type Trace = Option<Box<(CallTrace, Option<TaskId>)>>;
 /// A request whose body is on its way.
 struct Arriving {
     body: Body,
-    reader: Reader,
+    callee: Callee,
     job: JobId,
     stream: StreamId,
     due: Option<Instant>,
@@ -212,8 +213,8 @@ impl Desk {
         bytes: &[u8],
         ended: bool,
     ) {
-        let reader = match &head.target {
-            Ok(Target::Coordination(reader)) => *reader,
+        let callee = match &head.target {
+            Ok(Target::Call(callee)) => *callee,
             Ok(Target::Side) => return self.begin_side(sender, stream, head, bytes, ended),
             Err(refused) => {
                 sender.release(stream, bytes.len());
@@ -234,7 +235,10 @@ impl Desk {
             }
         };
         let due = Due::After(head.timeout);
-        let trace = self.begin_trace(head);
+        let trace = match callee {
+            Callee::Coordination(_) => self.begin_trace(head),
+            Callee::Reports => None,
+        };
         let since = self.turn();
         let mut body = Body::new(head.compresses);
         let pushed = body.push(bytes, ended, &self.wallet, &self.server.sets);
@@ -247,13 +251,13 @@ impl Desk {
             Poll::Ready(result) => {
                 sender.release(stream, bytes.len());
                 match result {
-                    Ok(message) => self.ask(sender, job, reader, &message, stream, due, trace, since),
+                    Ok(message) => self.ask(sender, job, callee, &message, stream, due, trace, since),
                     Err(why) => self.refuse(sender, stream, &why),
                 }
             }
             Poll::Pending => {
                 sender.release(stream, body.take_used());
-                self.wait_for_body(sender, body, reader, job, stream, due, trace, since);
+                self.wait_for_body(sender, body, callee, job, stream, due, trace, since);
             }
         }
     }
@@ -292,7 +296,7 @@ impl Desk {
         &mut self,
         sender: &mut Sender,
         body: Body,
-        reader: Reader,
+        callee: Callee,
         job: JobId,
         stream: StreamId,
         due: Due,
@@ -303,7 +307,7 @@ impl Desk {
         let due = due.at();
         let stall = Instant::now() + self.server.limits.body_stall;
         let parked = false;
-        let arriving = Box::new(Arriving { body, reader, job, stream, due, waker, parked, trace, since });
+        let arriving = Box::new(Arriving { body, callee, job, stream, due, waker, parked, trace, since });
         let slot = self.slots.insert(Entry::Arriving(arriving));
         sender.assign(stream, slot);
         self.deadlines.add(due.map_or(stall, |due| due.min(stall)), slot);
@@ -365,19 +369,34 @@ impl Desk {
         Some(arriving)
     }
 
-    /// Puts a call to the state machine.
+    /// Takes what a worker reports. Answered at once: nothing waits for it.
+    fn take_report(&self, sender: &mut Sender, job: JobId, message: &Message, stream: StreamId) {
+        match self.server.transfers.take(&self.server.engine, job, &message.bytes()) {
+            Ok(interval_ms) => {
+                self.server.counts.mine().calls.add();
+                respond::message(sender, stream, &TransferReportAck { interval_ms });
+            }
+            Err(refusal) => self.refuse(sender, stream, &refusal.into()),
+        }
+    }
+
+    /// Puts a call to a job: to the state machine, but for reports.
     #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
     fn ask(
         &mut self,
         sender: &mut Sender,
         job: JobId,
-        reader: Reader,
+        callee: Callee,
         message: &Message,
         stream: StreamId,
         due: Due,
         mut trace: Trace,
         since: Moment,
     ) {
+        let reader = match callee {
+            Callee::Coordination(reader) => reader,
+            Callee::Reports => return self.take_report(sender, job, message, stream),
+        };
         let call = match reader(message, &self.server.sets) {
             Ok(call) => call,
             Err(why) => return self.refuse(sender, stream, &why),
@@ -474,10 +493,10 @@ impl Desk {
                 sender.release(*stream, body.take_used());
                 let Poll::Ready(result) = polled else { return };
                 let Some(arriving) = self.drop_body(sender, slot) else { return };
-                let Arriving { reader, job, stream, due, trace, since, .. } = *arriving;
+                let Arriving { callee, job, stream, due, trace, since, .. } = *arriving;
                 match result {
                     Ok(message) => {
-                        self.ask(sender, job, reader, &message, stream, Due::At(due), trace, since);
+                        self.ask(sender, job, callee, &message, stream, Due::At(due), trace, since);
                     }
                     Err(why) => self.refuse(sender, stream, &why),
                 }

@@ -6,7 +6,7 @@ use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap};
 
 use super::call::Reader;
-use super::{generation_a, generation_c};
+use super::{generation_a, generation_c, reports};
 use crate::coordination::{Code, Failure};
 use crate::http2::Head;
 
@@ -35,10 +35,19 @@ impl From<Head> for Heading {
 /// Where a request is to go.
 #[derive(Debug)]
 pub(super) enum Target {
-    /// A call to the coordination service, of either generation.
-    Coordination(Reader),
+    /// A call that the wire edge answers itself.
+    Call(Callee),
     /// A call to one of the other services.
     Side,
+}
+
+/// Who answers a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Callee {
+    /// The coordination service, of either generation.
+    Coordination(Reader),
+    /// The board of what workers report of their transfers.
+    Reports,
 }
 
 /// Why a request goes nowhere.
@@ -72,13 +81,14 @@ fn target(head: &Head) -> Result<Target, Refused> {
         return Ok(Target::Side);
     }
     let method = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-    let reader = match method {
-        Some((generation_a::SERVICE, method)) => generation_a::reader(method),
-        Some((generation_c::SERVICE, method)) => generation_c::reader(method),
+    let callee = match method {
+        Some((generation_a::SERVICE, method)) => generation_a::reader(method).map(Callee::Coordination),
+        Some((generation_c::SERVICE, method)) => generation_c::reader(method).map(Callee::Coordination),
+        Some((reports::SERVICE, reports::METHOD)) => Some(Callee::Reports),
         _ => None,
     };
-    if let Some(reader) = reader {
-        return encoding(&head.fields).map(|()| Target::Coordination(reader));
+    if let Some(callee) = callee {
+        return encoding(&head.fields).map(|()| Target::Call(callee));
     }
     let shown = path.get(..path.floor_char_boundary(200)).unwrap_or_default();
     Err(Refused::Call(Failure::plain(Code::Unimplemented, format!("this server has no method {shown}"))))
@@ -142,10 +152,13 @@ mod tests {
     #[test]
     fn both_generations_and_the_others() {
         let path = |path| target(&head("POST", path, &[TYPE]));
-        assert!(matches!(path("/tensorflow.CoordinationService/Heartbeat"), Ok(Target::Coordination(_))));
+        assert!(matches!(
+            path("/tensorflow.CoordinationService/Heartbeat"),
+            Ok(Target::Call(Callee::Coordination(_)))
+        ));
         assert!(matches!(
             path("/xla.coordination.CoordinationService/WatchTasks"),
-            Ok(Target::Coordination(_))
+            Ok(Target::Call(Callee::Coordination(_)))
         ));
         assert!(matches!(path("/grpc.health.v1.Health/Check"), Ok(Target::Side)));
         for unknown in [

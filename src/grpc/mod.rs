@@ -20,6 +20,7 @@ mod limits;
 mod listener;
 mod mailbox;
 mod pool;
+mod reports;
 mod respond;
 mod route;
 mod server;

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::answer::encode;
 use super::call::{Dialect, Form, Kind};
-use super::frame::{Parts, too_long};
+use super::frame::{Parts, framed, too_long};
 use super::status;
 use crate::coordination::{Code, Failure, Outcome, Reply};
 use crate::http2::{GRPC_ANSWER, GRPC_OK, Sender, StreamId, block};
@@ -31,6 +31,11 @@ fn success(sender: &mut Sender, stream: StreamId, reply: &Reply, form: &Form, mo
         Ok(Parts::Many(parts)) => answer(sender, stream, parts),
         Err(length) => failure(sender, stream, &too_long(length, most), form.dialect),
     }
+}
+
+/// Answers a call with a message.
+pub(super) fn message(sender: &mut Sender, stream: StreamId, message: &impl prost::Message) {
+    answer(sender, stream, [framed(message)]);
 }
 
 fn answer(sender: &mut Sender, stream: StreamId, parts: impl IntoIterator<Item = Bytes>) {

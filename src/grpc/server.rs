@@ -10,6 +10,7 @@ use super::sets::TaskSets;
 use super::side::Services;
 use crate::engine::Engine;
 use crate::meter::{self, Count, Sharded};
+use crate::reports::Board;
 use crate::telemetry::traces::Traces;
 use crate::tls::{Entrance, Failures};
 
@@ -24,6 +25,7 @@ pub struct Server {
     /// Connections now.
     pub(super) connections: AtomicUsize,
     pub(super) entrance: Entrance,
+    pub(super) transfers: Arc<Board>,
     /// `None`: calls are neither counted one by one nor timed.
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
     /// `None`: calls are not traced.
@@ -63,9 +65,16 @@ impl Server {
             counts: Sharded::default(),
             connections: AtomicUsize::new(0),
             entrance,
+            transfers: Arc::default(),
             calls,
             traces,
         })
+    }
+
+    /// What workers have reported of their transfers.
+    #[must_use]
+    pub fn transfers(&self) -> &Arc<Board> {
+        &self.transfers
     }
 
     /// What the edge has counted so far.

@@ -14,7 +14,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
-use super::{generation_a, generation_c};
+use super::{generation_a, generation_c, reports};
 use crate::coordination::{Code, Failure};
 use crate::http2::{Head, Reason, Sender, StreamId, block};
 use crate::proto::DESCRIPTORS;
@@ -26,7 +26,7 @@ pub(super) struct Services {
 }
 
 /// Every name that health is told of; the empty one is the server as a whole.
-const NAMES: [&str; 3] = ["", generation_a::SERVICE, generation_c::SERVICE];
+const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, reports::SERVICE];
 
 impl Services {
     pub(super) fn new() -> Self {

@@ -14,6 +14,7 @@
 //! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: who takes no part
 //! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
 //! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`, `/devices/map`
+//! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: what workers report of the bytes that they move
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
 //! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: what is found in what is measured
 //! - `GET /metrics`: metrics in the text format of Prometheus
@@ -46,6 +47,7 @@ mod problem;
 mod redaction;
 mod routes;
 mod runs;
+mod transfers;
 
 use std::sync::Arc;
 
@@ -67,10 +69,12 @@ pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
+pub use transfers::{TaskTransfersPage, TransfersPage};
 
 use crate::coordination::{Act, Actor, Done, JobLook, Means, Reason, Target};
 use crate::engine::Engine;
 use crate::findings::{Board, Remedy};
+use crate::reports;
 use crate::telemetry::metrics::{Metrics, Shows};
 use crate::telemetry::traces::Traces;
 use crate::text::is_safe_to_show;
@@ -102,6 +106,8 @@ pub struct Site {
     pub metrics: Arc<Metrics>,
     /// What was found in it.
     pub findings: Arc<Board>,
+    /// What workers report of their transfers.
+    pub transfers: Arc<reports::Board>,
     /// The pages that follow what changes.
     pub live: Arc<Live>,
     /// Where traces go, if somebody wants them.
@@ -123,6 +129,7 @@ impl Site {
             about,
             metrics,
             findings: Arc::default(),
+            transfers: Arc::default(),
             live: Arc::default(),
             audit,
             streams,

@@ -15,7 +15,7 @@ use super::guard::{self, Need, Role, login};
 use super::openapi::{self, Document};
 use super::{
     BODY_BYTES_MAX, Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys,
-    metrics, pages, problem, runs,
+    metrics, pages, problem, runs, transfers,
 };
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
@@ -52,6 +52,8 @@ static NEEDS: &[(Need, &str, &[&str])] = &[
             "/api/v1/jobs/{job}/live",
             "/api/v1/jobs/{job}/devices",
             "/api/v1/jobs/{job}/devices/map",
+            "/api/v1/jobs/{job}/transfers",
+            "/api/v1/jobs/{job}/transfers/tasks",
             "/api/v1/jobs/{job}/findings",
             "/api/v1/jobs/{job}/keys",
             "/",
@@ -63,6 +65,7 @@ static NEEDS: &[(Need, &str, &[&str])] = &[
             "/jobs/{job}/barriers",
             "/jobs/{job}/tasks/{task}",
             "/jobs/{job}/devices",
+            "/jobs/{job}/transfers",
             "/jobs/{job}/keys",
             "/jobs/{job}/drain",
             "/jobs/{job}/exclusions",
@@ -127,6 +130,8 @@ fn api() -> (Router<Site>, Document) {
         .routes(routes!(runs::live))
         .routes(routes!(runs::devices))
         .routes(routes!(runs::device_map))
+        .routes(routes!(transfers::show))
+        .routes(routes!(transfers::tasks))
         .routes(routes!(findings::of_job))
         .routes(routes!(findings::all))
         .routes(routes!(keys::list))

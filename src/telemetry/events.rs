@@ -106,6 +106,7 @@ fn level(what: &Change) -> Level {
         | Change::Fenced { .. }
         | Change::BarrierFailed { .. }
         | Change::FindingOpened { .. }
+        | Change::TransferFailed { .. }
         | Change::Excluded { .. }
         | Change::RegistrationRefused { .. }
         | Change::JobDeleted { .. }
@@ -160,6 +161,7 @@ pub fn kind(what: &Change) -> &'static str {
         Change::JobDeleted { .. } => "job-deleted",
         Change::PreemptionNoticed => "preemption-noticed",
         Change::FirstCause { .. } => "first-cause",
+        Change::TransferFailed { .. } => "transfer-failed",
         Change::FindingOpened { .. } => "finding-opened",
         Change::FindingClosed { .. } => "finding-closed",
         Change::RunEnded { .. } => "run-ended",
@@ -185,6 +187,7 @@ fn about(what: &Change) -> About<'_> {
         | Change::TaskSuspected { task }
         | Change::TaskReturned { task }
         | Change::TaskDisconnected { task }
+        | Change::TransferFailed { task, .. }
         | Change::TaskFailed { task, .. } => About { task: Some(*task), ..About::default() },
         Change::Fenced { task } | Change::FirstCause { task } => About { task: *task, ..About::default() },
         Change::BarrierStarted { barrier, counter }
@@ -236,6 +239,7 @@ mod tests {
             Change::PreemptionNoticed,
             Change::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
             Change::FindingClosed { finding: Arc::from("f") },
+            Change::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
             Change::FirstCause { task: None },
             Change::RunEnded { outcome: RunOutcome::Failed },
         ] {

@@ -3,7 +3,7 @@
 //! It performs what the [`Link`] decides, and tells the link what the lanes and the copying threads report. The link is
 //! behind one lock, held for table look-ups only: no system call and no copy happens under it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
@@ -17,7 +17,9 @@ use super::frame::{Header, Kind};
 use super::identity::Member;
 use super::launch::{Part, give_up};
 use super::link::definition::{Definition, Source};
-use super::link::{Difference, Frame, GroupId, Landing, Launching, Link, Output, Push, Terms, Violation};
+use super::link::{
+    Difference, Frame, GroupId, Landing, Launching, Link, Numbers, Output, Push, Terms, Violation,
+};
 use super::memory::Region;
 use super::memory::raw::{Mapping, Piece};
 use super::transport::TransportKind;
@@ -83,7 +85,10 @@ pub struct Connection {
     pub fetches: bool,
     core: Weak<Core>,
     link: Mutex<Link<Arc<Part>>>,
+    numbers: Numbers,
     lanes: RwLock<Vec<Arc<Lane>>>,
+    /// Lanes that the peer had lost before they were here. They do not come any more.
+    lost: Mutex<HashSet<u16>>,
     over: OnceLock<TransferError>,
     checks: bool,
     pid: Option<i32>,
@@ -131,6 +136,7 @@ impl Connection {
     /// A connection without lanes.
     pub fn new(core: &Arc<Core>, making: Making) -> Arc<Self> {
         let Making { me, peer, nonce, dialled, kind, terms, checks, pid } = making;
+        let numbers = core.numbers(peer);
         Arc::new(Self {
             me,
             peer,
@@ -139,8 +145,10 @@ impl Connection {
             kind,
             fetches: terms.fetch,
             core: Arc::downgrade(core),
-            link: Mutex::new(Link::new(me, peer, terms)),
+            link: Mutex::new(Link::new(me, peer, terms, numbers.clone())),
+            numbers,
             lanes: RwLock::default(),
+            lost: Mutex::default(),
             over: OnceLock::new(),
             checks,
             pid,
@@ -169,7 +177,14 @@ impl Connection {
             }
             lock(&self.link).control_again(peer_heard);
         }
-        self.lanes.write().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lane));
+        {
+            let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
+            if lock(&self.lost).contains(&lane.id) {
+                // The peer was told already that nothing comes from it.
+                return Err(std::io::ErrorKind::ConnectionReset.into());
+            }
+            lanes.push(Arc::clone(lane));
+        }
         self.heard();
         if let Err(error) = core.reactor(lane.id).add(lane) {
             self.lanes
@@ -300,6 +315,8 @@ impl Connection {
         if intact {
             let counts = link.landed(header);
             drop(link);
+            // The peer hears first that all is here: whoever waits for it on this side may end the process at once.
+            self.settle();
             if counts {
                 self.counters.add(kind, true, u64::from(header.len));
                 part.arrived(start, u64::from(header.len));
@@ -310,8 +327,8 @@ impl Connection {
             if let Some(core) = self.core.upgrade() {
                 core.counts.damaged.fetch_add(1, Ordering::Relaxed);
             }
+            self.settle();
         }
-        self.settle();
     }
 
     /// Bytes left on a lane.
@@ -507,6 +524,10 @@ impl Connection {
         }
         core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
         if self.kind == TransportKind::Unix {
+            // What the peer said before it ended may still be in the ring.
+            if let Err(violation) = self.serve_ring() {
+                tracing::debug!(peer = %self.peer, %violation, "the last words of a peer");
+            }
             self.end(TransferError::PeerDead { member: self.peer, how });
             return;
         }
@@ -579,6 +600,7 @@ impl Connection {
         let total = part.work.out.total();
         let mut link = lock(&self.link);
         if let Some(error) = self.over.get() {
+            self.numbers.take(channel);
             return Err(error.clone());
         }
         // Given up a moment ago, its bytes are not read any more.
@@ -764,6 +786,9 @@ impl Connection {
                 // that a lane that is just ending is told before it is out of the list, or not found.
                 let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
                 let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
+                if found.is_none() {
+                    lock(&self.lost).insert(id);
+                }
                 drop(lanes);
                 if found.is_none() {
                     lock(&self.link).lane_closed(id);
@@ -797,12 +822,13 @@ impl Connection {
                 done += len;
             }
         });
-        part.arrived(0, bytes.len() as u64);
-        drop(visit);
         self.counters.add(self.kind, true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);
+            self.kick(0);
         }
+        part.arrived(0, bytes.len() as u64);
+        drop(visit);
     }
 
     /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.

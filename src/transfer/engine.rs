@@ -15,6 +15,7 @@ use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
 use super::launch::{Launch, Limits, Stream, Transfer, Work, give_up};
 use super::layout::Layout;
+use super::link::Numbers;
 use super::link::definition::{Definition, ENTRIES_MAX, Entry, Source};
 use super::meeting;
 use super::memory::{Arena, Buffer, Region, Span};
@@ -130,6 +131,7 @@ pub struct Core {
     pub(super) listeners: Mutex<Vec<std::os::fd::OwnedFd>>,
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
+    numbers: Mutex<HashMap<Member, Numbers>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -143,6 +145,11 @@ impl Core {
 
     pub(super) fn reactor(&self, lane: u16) -> &Arc<Reactor> {
         &self.reactors[lane as usize % self.reactors.len()]
+    }
+
+    /// The numbers of launches with a life of a peer.
+    pub(super) fn numbers(&self, peer: Member) -> Numbers {
+        lock(&self.numbers).entry(peer).or_default().clone()
     }
 
     pub(super) fn membership(&self) -> Membership {
@@ -344,6 +351,7 @@ impl Engine {
             listeners: Mutex::default(),
             keeper: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
+            numbers: Mutex::default(),
             config,
         });
         threads.extend(meeting::accept(&core, listening)?);
@@ -375,6 +383,7 @@ impl Engine {
             core.changed.1.notify_all();
         }
         let gone = |member: Member| member != core.here() && !membership.has(member);
+        lock(&core.numbers).retain(|member, _| !gone(*member));
         let (connections, pending) = lock(&core.cliques).with(gone);
         let error = |member: Member| TransferError::StaleIncarnation {
             member,

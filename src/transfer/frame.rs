@@ -56,7 +56,7 @@ pub enum Kind {
     Damaged = 8,
     /// The sender has lost a lane.
     Lost = 9,
-    /// Which chunks of a group are here.
+    /// Which chunks of a group are here: a bit for each, from the one that is named on.
     Have = 10,
     /// Are you there?
     Ping = 11,

@@ -107,13 +107,11 @@ struct Pad(AtomicU32);
 const CLOSED: u32 = 1 << 31;
 
 impl Pad {
+    /// Begins a visit; whether it may go on. It is to be ended either way.
     fn enter(&self) -> bool {
-        // Counted first, then looked at: a closing that comes between sees the visit and waits for it.
-        if self.0.fetch_add(1, Ordering::AcqRel) & CLOSED == 0 {
-            return true;
-        }
-        self.0.fetch_sub(1, Ordering::AcqRel);
-        false
+        // Counted first, then looked at: a closing that comes between sees the visit and waits for it. So whoever is
+        // turned away has to leave like all others: they may be the last.
+        self.0.fetch_add(1, Ordering::AcqRel) & CLOSED == 0
     }
 
     /// Ends a visit. Whether it was the last one of a closed pad.
@@ -260,12 +258,16 @@ impl Part {
 
     /// Leave to use its bytes; none once it has failed or was given up.
     pub fn visit(self: &Arc<Self>) -> Option<Visit<'_>> {
-        self.pad.enter().then(|| Visit(self))
+        let visit = self.pad.enter();
+        let visitor = Visit(self);
+        visit.then_some(visitor)
     }
 
     /// Leave to send a chunk of it; none once it has failed or was given up.
     pub fn sending(self: &Arc<Self>) -> Option<Sending> {
-        self.pad.enter().then(|| Sending(Arc::clone(self)))
+        let visit = self.pad.enter();
+        let visitor = Sending(Arc::clone(self));
+        visit.then_some(visitor)
     }
 
     /// Both sides have launched it.
@@ -807,5 +809,21 @@ impl Future for Quiesced {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         self.launch.poll(Wanted::Proof, cx, Launch::proof)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_is_turned_away_may_be_the_last_to_leave() {
+        let pad = Pad::default();
+        assert!(pad.enter());
+        assert!(pad.close() && !pad.is_quiet());
+        // Turned away while the first is still there: one of the two is the last, whichever leaves first.
+        assert!(!pad.enter());
+        assert!(!pad.leave());
+        assert!(pad.leave() && pad.is_quiet());
     }
 }

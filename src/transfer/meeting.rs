@@ -246,14 +246,15 @@ fn hear(core: &Arc<Core>, mut socket: Socket) -> Result<(), HelloError> {
         let (verdict, connection) = judge(core, hello, &mut expected);
         let heard = connection.as_ref().map_or(0, |connection| connection.control_heard());
         joined = connection;
+        // Before it is told: whoever is turned away may look at the count at once.
+        if matches!(verdict, Verdict::NotMe(_) | Verdict::NotYou(_)) {
+            core.counts.fenced.fetch_add(1, Ordering::Relaxed);
+        }
         (verdict, heard, probe(core))
     })
-    .inspect_err(|error| {
+    .inspect_err(|_| {
         if let Some((peer, making)) = expected {
             dial_instead(core, peer, making);
-        }
-        if let HelloError::Refused(Verdict::NotMe(_) | Verdict::NotYou(_)) = error {
-            core.counts.fenced.fetch_add(1, Ordering::Relaxed);
         }
     })?;
     socket.limit(None)?;

@@ -146,8 +146,7 @@ impl Prepared {
             parts.push(Part::new(&launch, &share.connection, &share.work, limits, reserved));
         }
         let given_up = launch.attach(&parts);
-        let refused =
-            refused.or_else(|| given_up.map(|(by, reason)| TransferError::Cancelled { by, reason }));
+        let refused = given_up.map(|(by, reason)| TransferError::Cancelled { by, reason }).or(refused);
         let waits: Vec<_> =
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         let ready = refused.is_none() && waits.is_empty();

@@ -19,6 +19,7 @@ use support::Muster;
 async fn hang(muster: &Muster) -> (Party, Vec<support::Pending>) {
     let party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
     party.beat(party::BEAT);
+    party.report();
     party.train(20, 6).await;
     let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
     let waiting = waiting.collect();
@@ -73,6 +74,7 @@ async fn ten_thousand_tasks_are_seen_at_once() {
         match wanted.as_str() {
             "rest" => println!("the server has used {:.2} s of CPU", muster.cpu().as_secs_f64()),
             "lose" => (9_900..10_000).for_each(|task| party.lose(task)),
+            "report" => party.report_once(20).await,
             other => panic!("the script wants {other:?}"),
         }
         script.done().await;

@@ -55,4 +55,16 @@ for (const path of ['/', '/jobs/train/barriers', '/jobs/train/timeline', '/jobs/
   await page.goto(url + path, { waitUntil: 'load' });
   await accessible(page);
 }
+// A hundred thousand pairs are a list of those that have moved most, and sums.
+await ask('report');
+await page.goto(`${url}/jobs/train/transfers`, { waitUntil: 'load' });
+const moves = await page.evaluate(() => performance.getEntriesByType('navigation')[0].toJSON());
+console.log(`the transfers of 9,900 tasks: loaded after ${Math.round(moves.loadEventEnd)} ms, ${moves.transferSize} bytes`);
+if (moves.loadEventEnd > 5000) wrong(`the transfers take ${moves.loadEventEnd} ms to load`);
+if (await page.locator('.matrix').count()) wrong('ten thousand tasks are a table of all with all');
+const listed = await page.locator('#pairs tr[data-key]').count();
+const first = await page.locator('#movers tbody th').first().innerText();
+if (listed !== 40 || first !== '9899') wrong(`${listed} pairs are listed, and the first task is ${first}`);
+if (!(await page.locator('#moves').innerText()).replace(/\u202f/g, '').includes('9900 of 10000')) wrong('it does not say how many report');
+await accessible(page);
 await finish(browser);

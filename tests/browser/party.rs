@@ -8,7 +8,7 @@ use muster::proto::xla::{DeviceProto, LocalTopologyProto};
 use prost::Message as _;
 use tokio::task::JoinHandle;
 
-use crate::support::{Body, Call, Caller, Client, Generation, Pending};
+use crate::support::{Body, Call, Caller, Client, Generation, Pending, Reporter};
 
 /// How long a call of the play may take: machines that build meanwhile are slow.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -22,6 +22,7 @@ pub struct Member {
     incarnation: u64,
     service: u64,
     beats: Mutex<Option<JoinHandle<()>>>,
+    reports: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Member {
@@ -45,6 +46,40 @@ impl Member {
     pub fn arrive(&self, barrier: &str, counter: i64) -> Pending {
         let call = Call::barrier(barrier, counter).within_ms(3_600_000);
         self.client.start(self.caller(), call, |_| {})
+    }
+
+    /// Reports transfers, as a worker would that sends to its right and receives from its left; nothing moves.
+    fn report(&self, tasks: u32) {
+        let task = u32::try_from(self.task).expect("tasks are not negative");
+        let (right, left) = ((task + 1) % tasks, (task + tasks - 1) % tasks);
+        let mut reporter = Reporter::new(&self.client, task, self.incarnation);
+        reporter.connect(right, "unix", 4, 2);
+        reporter.connect(left, "tcp", 8, 1);
+        let reports = tokio::spawn(async move {
+            for round in 0.. {
+                // It swings, so that there is something to see.
+                let by = |task: u32| 1_u64 << (20 + (round + u64::from(task)) % 5);
+                reporter.move_bytes(right, "shm", 3 * by(task), 0);
+                reporter.move_bytes(left, "shm", 0, 3 * by(left));
+                reporter.move_bytes(left, "tcp", by(task), 0);
+                reporter.move_bytes(right, "tcp", 0, by(right));
+                reporter.end("completed", 4);
+                reporter.count(round, 0);
+                if task == 3 && round % 4 == 1 {
+                    reporter.fail(left, "peer_dead", "its connection was reset", 0);
+                    reporter.fail(
+                        right,
+                        "stalled",
+                        "nothing moved for 5 s after 1048576 of 3145728 bytes",
+                        0,
+                    );
+                }
+                // What comes of it is the server's affair.
+                let _ = reporter.say().await;
+                tokio::time::sleep(BEAT).await;
+            }
+        });
+        self.reports.lock().expect("no holder panics").replace(reports);
     }
 
     fn beat(&self, every: Duration) {
@@ -87,8 +122,10 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         // Its connection ends with the last who holds it.
-        if let Some(beats) = self.beats.lock().expect("no holder panics").take() {
-            beats.abort();
+        for going in [&self.beats, &self.reports] {
+            if let Some(going) = going.lock().expect("no holder panics").take() {
+                going.abort();
+            }
         }
     }
 }
@@ -126,7 +163,14 @@ impl Party {
         for (client, task, incarnation, answer) in coming {
             let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
             let Body::Service(service) = answer.body else { panic!("task {task}: {answer:?}") };
-            let member = Member { client, task, incarnation, service, beats: Mutex::default() };
+            let member = Member {
+                client,
+                task,
+                incarnation,
+                service,
+                beats: Mutex::default(),
+                reports: Mutex::default(),
+            };
             party.members.push(Some(member));
         }
         party
@@ -156,6 +200,25 @@ impl Party {
     /// From now on their heartbeats come.
     pub fn beat(&self, every: Duration) {
         self.all().for_each(|member| member.beat(every));
+    }
+
+    /// From now on they report transfers.
+    pub fn report(&self) {
+        let tasks = u32::try_from(self.members.len()).expect("there are few");
+        self.all().for_each(|member| member.report(tasks));
+    }
+
+    /// Each reports once that it has sent to so many others.
+    pub async fn report_once(&self, peers: u32) {
+        let tasks = u32::try_from(self.members.len()).expect("tasks have 32 bits");
+        for member in self.all() {
+            let task = u32::try_from(member.task).expect("tasks are not negative");
+            let mut reporter = Reporter::new(&member.client, task, member.incarnation);
+            for step in 1..=peers {
+                reporter.move_bytes((task + step) % tasks, "tcp", u64::from(task * step), 0);
+            }
+            reporter.say().await.expect("the report is taken");
+        }
     }
 
     /// They publish their devices, and pass some barriers, at which `late` comes last.
@@ -194,7 +257,14 @@ impl Party {
         let caller = Caller { service: None, ..Caller::new(number, incarnation, 0) };
         let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
         let Body::Service(service) = answer.body else { panic!("{answer:?}") };
-        let member = Member { client, task: number, incarnation, service, beats: Mutex::default() };
+        let member = Member {
+            client,
+            task: number,
+            incarnation,
+            service,
+            beats: Mutex::default(),
+            reports: Mutex::default(),
+        };
         member.beat(BEAT);
         self.members[task] = Some(member);
     }

@@ -17,12 +17,12 @@ const take = async (name, path, options, full = true) => {
 };
 const [{ tasks }] = (await (await fetch(`${url}/api/v1/jobs`)).json()).jobs.filter(({ name }) => name === 'train');
 const many = tasks > 1000 ? 'many-' : '';
-const pages = (many ? '/ /jobs/train /jobs/train?state=trouble&sort=state /jobs/train/tasks/6 /jobs/train/barriers' : process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
+const pages = (many ? '/ /jobs/train /jobs/train?state=trouble&sort=state /jobs/train/tasks/6 /jobs/train/barriers' : process.env.MUSTER_PAGES ?? '/ /jobs/train /jobs/eval /jobs/train/barriers /jobs/train/tasks/6 /jobs/train/tasks/5 /jobs/train/timeline /jobs/train/devices /jobs/train/transfers /jobs/idle/transfers /jobs/train/keys /jobs/train/exclusions /jobs/train/drain /audit /api /guide/start /guide/findings /transfers /jobs/nobody').split(' ');
 const name = (path) => many + (path.slice(1).replaceAll(/[/?&=]/g, '-') || 'overview');
 for (const path of pages) {
   await take(`${name(path)}-light`, path, { viewport: wide, colorScheme: 'light' });
 }
-for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6'].filter((path) => pages.includes(path))) {
+for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6', '/jobs/train/transfers'].filter((path) => pages.includes(path))) {
   await take(`${name(path)}-dark`, path, { viewport: wide, colorScheme: 'dark' });
   await take(`${name(path)}-narrow`, path, { viewport: narrow, colorScheme: 'light' });
   await take(`${name(path)}-narrow-dark`, path, { viewport: narrow, colorScheme: 'dark' });

@@ -5,7 +5,8 @@ const browser = await stage();
 const pages = [
   '/', '/transfers', '/audit', '/api', '/guide/start', '/guide/night', '/guide/states', '/guide/findings', '/guide/alerts',
   '/guide/acting', '/guide/safe', '/guide/words', '/jobs/train', '/jobs/eval', '/jobs/idle', '/jobs/train/barriers', '/jobs/train/timeline',
-  '/jobs/train/timeline?task=6', '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',
+  '/jobs/train/timeline?task=6', '/jobs/train/transfers', '/jobs/idle/transfers', '/jobs/train/transfers?task=3&transport=tcp',
+  '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/keys?prefix=orbax',
   '/jobs/train/keys/value?key=orbax/distributed_to_device_ids/3', '/jobs/train/keys/value?key=cuda%253Alocal_topology/cuda/2',
   '/jobs/train/exclusions', '/jobs/train/drain', '/jobs/train/tasks/6', '/jobs/train/tasks/0',
   '/jobs/train?state=awaited&sort=score', '/jobs/train?find=%3Cscript%3E&sort=nothing&page=99',
@@ -60,6 +61,44 @@ console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`)
   await page.click('#exclude button');
   const said = await page.locator('.error').innerText().catch(() => '');
   if (!said.includes('reason')) wrong(`an empty reason is not explained in place: ${said}`);
+  await page.context().close();
+}
+
+// Transfers: whole without JavaScript; with it, followed. The first cause comes first, and who reports nothing is told why.
+{
+  const page = await open(browser, { javaScriptEnabled: false });
+  await page.goto(`${url}/jobs/train/transfers`);
+  const text = await page.locator('main').innerText();
+  for (const fact of ['8 of 8', 'first cause', 'peer_dead', 'stalled', 'shm', 'tcp', '8 unix', '8 tcp']) {
+    if (!text.includes(fact)) wrong(`without JavaScript the transfers do not say ${fact}`);
+  }
+  if ((await page.locator('.matrix tbody tr').count()) !== 8) wrong('eight tasks are not a table of all with all');
+  if (!(await page.locator('svg.chart path[class^=t-]').count())) wrong('without JavaScript there is no chart');
+  await page.fill('.filter input[name=task]', '3');
+  await page.selectOption('.filter select', 'tcp');
+  await page.click('.filter button');
+  if ((await page.locator('#pairs tr[data-key]').count()) !== 2) wrong('the pairs of task 3 by tcp are not two');
+  await page.goto(`${url}/jobs/idle/transfers`);
+  const empty = await page.locator('#moves .empty').innerText();
+  for (const fact of ['does not pass through Muster', 'muster worker']) {
+    if (!empty.includes(fact)) wrong(`who reports nothing is not told ${fact}`);
+  }
+  await page.goto(`${url}/transfers`);
+  if (!(await page.locator('main').innerText()).includes('8 / 8')) wrong('the list of jobs does not say who reports');
+  await page.goto(`${url}/jobs/train/tasks/3`);
+  if (!(await page.locator('#task-moves').innerText()).includes('stalled')) wrong('the page of a task does not say which of its transfers failed');
+  await page.context().close();
+}
+{
+  const page = await open(browser);
+  await page.goto(`${url}/jobs/train/transfers`);
+  await page.waitForSelector('.follow:not(.lost):has-text("live")');
+  const sent = () => page.locator('#moves dl').innerText();
+  const before = await sent();
+  await page.waitForFunction((old) => document.querySelector('#moves dl').innerText !== old, before, { timeout: 20000 });
+  await page.waitForSelector('#throughput .uplot canvas', { timeout: 30000 });
+  if (await page.locator('svg.chart').isVisible()) wrong('there are two charts');
+  await accessible(page);
   await page.context().close();
 }
 

@@ -62,7 +62,7 @@ fn body(method: &str, path: &str) -> String {
 }
 
 /// The pages, but for those that never end.
-const PAGES: [&str; 14] = [
+const PAGES: [&str; 15] = [
     "/",
     "/jobs/a",
     "/jobs/a/timeline",
@@ -73,6 +73,7 @@ const PAGES: [&str; 14] = [
     "/jobs/a/keys/value?key=k",
     "/jobs/a/drain",
     "/jobs/a/exclusions",
+    "/jobs/a/transfers",
     "/transfers",
     "/audit",
     "/api",

@@ -74,6 +74,13 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
     }
     assert_eq!(used, catalogue(), "what is used is exported, and what is exported is used");
 
+    let moved = "rate(muster_transfer_bytes_total{muster_job=\"train\", transport=\"shm\", direction=\"sent\"}[20s]) > 0";
+    assert!(!prometheus.query(moved).expect("it answers").is_empty(), "bytes move");
+    let failing = "ALERTS{alertname=\"MusterTransfersFailing\", outcome=\"stalled\", alertstate=\"pending\"}";
+    assert!(
+        !prometheus.query(failing).expect("it answers").is_empty(),
+        "an alert sees transfers that keep failing"
+    );
     let firing = "ALERTS{alertname=\"MusterBoundNearlyFull\", muster_job=\"full\", alertstate=\"pending\"}";
     assert!(!prometheus.query(firing).expect("it answers").is_empty(), "an alert sees its cause");
 }
@@ -109,6 +116,11 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
         "muster_task_metrics_omitted{muster_job=\"wide\"} 1",
         "muster_findings{muster_job=\"full\",finding=\"nearly-full-bounds\"} 1",
         "muster_findings{muster_job=\"train\",finding=\"nearly-full-bounds\"} 0",
+        "muster_transfer_connections{muster_job=\"train\",transport=\"unix\"} 1",
+        "muster_transfer_launches_in_flight{muster_job=\"train\"} 2",
+        "muster_transfer_launches_total{muster_job=\"train\",outcome=\"peer_dead\"} 0",
+        "muster_transfer_bytes_total{muster_job=\"train\",transport=\"tcp\",direction=\"sent\"} 0",
+        "muster_transfer_damaged_chunks_total{muster_job=\"train\"} 1",
         "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         "muster_tls_handshakes_failed_total{listener=\"http\",reason=\"plaintext\"} 0",
         "muster_audit_lines_total{outcome=\"done\"} 1",
@@ -117,6 +129,7 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
         assert!(scrape.lines().any(|found| found == line), "no {line} in:\n{scrape}");
     }
     assert!(!scrape.contains("muster_task_up{muster_job=\"wide\""), "too many tasks to show each");
+    assert!(!scrape.contains("muster_transfer_reports_total{muster_job=\"flex\""), "nobody reports there");
     // Barriers wait for the last task, which comes 60 ms late; heartbeats wait for nobody.
     let mean = |method: &str| {
         let sample = |what: &str| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster, Pending};
+use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster, Pending, Reporter};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -54,6 +54,12 @@ impl Gang {
         let call = Call::Heartbeat { incarnation: self.tasks[task].1.incarnation };
         let answer = self.ask(task, &call).await;
         assert!(answer.is_ok(), "{answer:?}");
+    }
+
+    /// Somebody who reports transfers as a task.
+    fn reporter(&self, task: u32) -> Reporter {
+        let (client, caller) = &self.tasks[task as usize];
+        Reporter::new(client, task, caller.incarnation)
     }
 
     /// All meet; the last task comes late.
@@ -121,12 +127,20 @@ impl World {
             train.start(2, Call::alive(&[0, 1, 2, 3])),
             wide.start(0, Call::barrier("the-id-of-a-barrier", 0)),
         ];
+        let mut reporter = train.reporter(0);
+        reporter.connect(1, "unix", 4, 2);
         let working = tokio::spawn(async move {
             for counter in 0.. {
                 train.round(counter).await;
                 for task in 0..4 {
                     train.beat(task).await;
                 }
+                let hits = u64::try_from(counter).unwrap_or_default();
+                reporter.move_bytes(1, "shm", 1 << 20, 1 << 10);
+                reporter.end("completed", 3);
+                reporter.fail(1, "stalled", "nothing moved for 5 s", 0);
+                reporter.count(hits, hits);
+                reporter.say().await.expect("the report is taken");
                 train.ask(0, &Call::overwrite("step", counter.to_string())).await;
                 train.ask(0, &Call::try_get("nothing")).await;
             }
@@ -149,6 +163,7 @@ impl World {
             "muster_waiting_calls{muster_job=\"train\",waits_for=\"live-set\"} 1",
             "muster_waiting_calls{muster_job=\"wide\",waits_for=\"barrier\"} 1",
             "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
+            "muster_transfer_reporting_tasks{muster_job=\"train\"} 1",
             "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         ];
         for _ in 0..600 {

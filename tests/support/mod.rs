@@ -8,9 +8,11 @@ pub mod call;
 pub mod client;
 mod generation_a;
 mod generation_c;
+pub mod reporter;
 pub mod server;
 
 pub use answer::{Answer, Body, Payloads, TaskState};
 pub use call::{Call, Caller, Generation};
 pub use client::{Client, Pending};
+pub use reporter::Reporter;
 pub use server::{Cxx, JobOptions, Muster};

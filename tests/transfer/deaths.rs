@@ -88,9 +88,8 @@ impl Task {
         panic!("the child never said {what}");
     }
 
-    fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
     }
 }
 
@@ -135,7 +134,7 @@ fn child() {
     let arena = muster::transfer::Arena::new(4 * LEN).unwrap();
     let (source, target) = (arena.allocate(LEN).unwrap(), arena.allocate(LEN).unwrap());
     source.write(|bytes| bytes.copy_from_slice(&contents(LEN, task as u64))).unwrap();
-    let [mut out, mut back] = streams(&engine, 0, task, &target, &source);
+    let [mut out, mut back] = streams(&engine, task, &target, &source);
     if role == "late" {
         say("ready");
         std::thread::sleep(PATIENCE);
@@ -154,12 +153,10 @@ fn child() {
 /// What moves between task 0 and another: a buffer each way, on channels of their own.
 fn streams(
     engine: &Engine,
-    here: usize,
     task: usize,
     first: &muster::transfer::Buffer,
     second: &muster::transfer::Buffer,
 ) -> [muster::transfer::Prepared; 2] {
-    let _shape = here;
     let near = engine.here().task.0 as usize == 0;
     let (out, back) = if near {
         (crate::cluster::outgoing(first, 0, task, 1), crate::cluster::incoming(second, task, 0, 2))
@@ -175,7 +172,7 @@ fn streams(
 /// Moves with a task until `until` says so; returns what was under way then.
 fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> [Transfer; 2] {
     let (source, target) = (cluster.filled(0, LEN, 9), cluster.empty(0, LEN));
-    let [mut out, mut back] = streams(&cluster.engines[0], 0, task, &source, &target);
+    let [mut out, mut back] = streams(&cluster.engines[0], task, &source, &target);
     for round in 0.. {
         let (sent, received) = (out.launch(&[]), back.launch(&[]));
         if until(round) {
@@ -199,21 +196,31 @@ fn a_peer_that_is_killed_is_told_of_at_once_and_others_lose_nothing() {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let mut rounds = 0;
-                let last = flow(&cluster, 2, |round| {
-                    let _counted = round;
-                    over.load(std::sync::atomic::Ordering::SeqCst)
-                });
+                let last = flow(&cluster, 2, |_| over.load(std::sync::atomic::Ordering::SeqCst));
                 for transfer in last {
                     transfer.wait_for(PATIENCE).unwrap().unwrap();
                     rounds += 1;
                 }
                 rounds
             });
-            let under_way = flow(&cluster, 1, |round| round == 20);
-            tasks[0].signal("-KILL");
-            let began = Instant::now();
+            // One that the peer has not launched waits in any case.
+            let (unmet, target) = (cluster.empty(0, 100), cluster.empty(0, 100));
+            let unmet =
+                vec![crate::cluster::outgoing(&unmet, 0, 1, 5), crate::cluster::incoming(&target, 1, 0, 6)];
+            let options = Options { channel: 9, ..Options::default() };
+            let mut unmet = cluster.engines[0].prepare(unmet, options).wait().unwrap();
+            let unmet = unmet.launch(&[]);
+            let killed = std::cell::Cell::new(Instant::now());
+            let under_way = flow(&cluster, 1, |round| {
+                if round == 20 {
+                    tasks[0].signal(rustix::process::Signal::KILL);
+                    killed.set(Instant::now());
+                }
+                round == 20
+            });
+            let began = killed.get();
             let mut slowest = Duration::ZERO;
-            for transfer in &under_way {
+            for transfer in under_way.iter().chain([&unmet]) {
                 match transfer.wait_for(PATIENCE).expect("it has an outcome") {
                     // It was over before the signal came.
                     Ok(_) => {}
@@ -229,6 +236,7 @@ fn a_peer_that_is_killed_is_told_of_at_once_and_others_lose_nothing() {
                 }
             }
             println!("{choice}: killed, told after {slowest:?}");
+            assert!(unmet.outcome().unwrap().is_err());
             assert!(slowest < Duration::from_secs(1), "{slowest:?}");
             std::thread::sleep(Duration::from_millis(100));
             over.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -242,8 +250,12 @@ fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
     for choice in ["auto", "tcp"] {
         let mut tasks = vec![Task::start(1, choice, "stream", None)];
         let cluster = with(choice, &mut tasks);
-        let under_way = flow(&cluster, 1, |round| round == 20);
-        tasks[0].signal("-STOP");
+        let under_way = flow(&cluster, 1, |round| {
+            if round == 20 {
+                tasks[0].signal(rustix::process::Signal::STOP);
+            }
+            round == 20
+        });
         let began = Instant::now();
         for transfer in &under_way {
             let outcome = transfer.wait_for(PATIENCE).expect("it has an outcome");
@@ -268,7 +280,7 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
         // It lives, and so it is waited for, longer than the limit.
         std::thread::sleep(Duration::from_millis(1500));
         assert!(patient.iter().all(|transfer| transfer.outcome().is_none()));
-        tasks[0].signal("-STOP");
+        tasks[0].signal(rustix::process::Signal::STOP);
         let began = Instant::now();
         for transfer in &patient {
             let error = transfer.wait_for(PATIENCE).expect("it has an outcome").unwrap_err();
@@ -336,7 +348,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself() {
     if !made {
         println!("skipped: no pair of interfaces may be made here");
     } else {
-        let mut tasks = vec![Task::start(1, "auto", "away", Some(&name))];
+        let mut tasks = [Task::start(1, "auto", "away", Some(&name))];
         let cluster = Cluster::with(1, |config| config.listen = Some("10.77.0.1:0".parse().unwrap()));
         let mut membership = cluster.membership();
         membership.peers.extend(tasks.iter().map(Task::peer));

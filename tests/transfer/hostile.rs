@@ -31,6 +31,7 @@ fn while_transfers_go_on(cluster: &Cluster, harm: impl FnOnce()) -> u64 {
                 assert_eq!((done(&received).err(), done(&sent).err()), (None, None), "transfer {count}");
                 assert_contents(&target, count);
                 count += 1;
+                std::thread::sleep(Duration::from_millis(2));
             }
             count
         });
@@ -65,7 +66,8 @@ fn alone_ten_thousand() {
     println!("{moved} transfers went on; at most {most} threads, {} before", before.1);
     assert!(most < before.1 + 300);
     let until = Instant::now() + Duration::from_secs(15);
-    while held() != before {
+    // Threads that looked after connections when it was counted may be gone.
+    while held().0 > before.0 || held().1 > before.1 {
         assert!(Instant::now() < until, "before {before:?}, after {:?}", held());
         std::thread::sleep(Duration::from_millis(20));
     }

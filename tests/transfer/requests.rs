@@ -56,7 +56,7 @@ fn every_wrong_request_has_its_own_error() {
     assert!(matches!(buffer.range(90..101), Err(MemoryError::OutOfRange { start: 90, end: 101, len: 100 })));
     assert!(Layout::array("f64", 8, &[u64::MAX, 2], "").is_none());
     assert_eq!(
-        cluster.engines[0].cross_host_send(&[low.clone()], &[far], &[]).map(|_| ()).unwrap_err(),
+        cluster.engines[0].cross_host_send(std::slice::from_ref(&low), &[far], &[]).map(|_| ()).unwrap_err(),
         PrepareError::Uneven { buffers: 1, devices: 1, keys: 0 }
     );
     let many = (0..=65_536).map(|key| Spec::send(buffer.range(0..0).unwrap(), near, far, TransferKey(key)));
@@ -122,16 +122,14 @@ fn different_layouts_and_different_orders_are_told_to_both_sides() {
                 cluster.engines[1].transfer(&[], vec![incoming(buffer, 0, 1, key)], Options::default())
             })
             .into();
-        for (transfer, mine, theirs) in [
-            (&sends[0], "21", "22"),
-            (&sends[1], "22", "21"),
-            (&receives[0], "22", "21"),
-            (&receives[1], "21", "22"),
-        ] {
+        for (transfer, mine, theirs) in
+            [(&sends[0], 21, 22), (&sends[1], 22, 21), (&receives[0], 22, 21), (&receives[1], 21, 22)]
+        {
             let Err(TransferError::OrderMismatch { here, there, .. }) = done(transfer) else {
                 panic!("{transfer:?}");
             };
-            assert!(here.contains(mine) && there.contains(theirs), "{here} {there}");
+            let [mine, theirs] = [mine, theirs].map(|key| TransferKey(key).to_string());
+            assert!(here.contains(&mine) && there.contains(&theirs), "{here} {there}");
         }
         for buffer in [&target, &c, &d] {
             buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();

@@ -14,6 +14,7 @@ mod flood;
 mod payloads;
 mod poisoning;
 mod raw;
+mod reports;
 mod routing;
 mod services;
 #[path = "../support/mod.rs"]

@@ -273,6 +273,7 @@ const draw = (within) => {
     map.setAttribute('aria-label', 'Tasks: arrow keys go from one to the next, Enter opens it');
   });
   within.querySelectorAll('[data-plot]').forEach(plot);
+  within.querySelectorAll('[data-lines]').forEach(lines);
 };
 
 const plot = (place) => {
@@ -344,6 +345,41 @@ const course = (rows, table, axis, colour) => {
     hooks: { draw: [across] },
     data: [gaps.map(([at]) => at), gaps.map(([, gap]) => gap)],
   };
+};
+
+// Lines over time, one for each column of the table; drawn in place of the picture that came with the page.
+const dashes = { pvm: [7, 3], unix: [2, 2], tcp: [10, 3, 2, 3], other: [1, 4] };
+const colours = { shm: '--ok', pvm: '--info', unix: '--warn-cell', tcp: '--link', other: '--dim' };
+const amount = (bytes) => {
+  const at = Math.min(Math.floor(Math.log2(Math.max(bytes, 1)) / 10), 4);
+  return `${Number((bytes / 1024 ** at).toPrecision(3))} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][at]}/s`;
+};
+
+const lines = (place) => {
+  const table = byId(place.dataset.lines);
+  if (!table || typeof window.uPlot !== 'function') return;
+  const rows = [...table.tBodies[0].rows];
+  const names = [...table.tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
+  const when = rows.map((row) => row.cells[0].textContent);
+  const rates = names.map((_, column) => rows.map((row) => Number(row.cells[column + 1].dataset.value)));
+  const drawn = JSON.stringify([names, when, rates, place.parentElement.clientWidth]);
+  if (place.drawn === drawn || !rows.length) return;
+  place.drawn = drawn;
+  document.documentElement.classList.add('drawn');
+  const style = getComputedStyle(body);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const axis = { stroke: colour('--dim'), grid: { stroke: colour('--line'), width: 1 }, ticks: { stroke: colour('--line') }, font: `12px ${style.fontFamily}` };
+  place.textContent = '';
+  new window.uPlot({
+    width: Math.max(place.parentElement.clientWidth - 2, 240), height: 190, padding: [null, 36, null, null], legend: { show: false }, cursor: { show: false },
+    scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, 1) * 1.05] } },
+    axes: [
+      { ...axis, values: (_, ticks) => ticks.map((at) => when[at] ?? '') },
+      { ...axis, size: 84, incrs: Array.from({ length: 50 }, (_, at) => 2 ** at), values: (_, ticks) => ticks.map(amount) },
+    ],
+    series: [{}, ...names.map((name) => ({ stroke: colour(colours[name] ?? '--dim'), width: 2, dash: dashes[name], points: { show: false } }))],
+  }, [when.map((_, at) => at), ...rates], place);
+  place.setAttribute('aria-hidden', 'true');
 };
 
 countOn(document);

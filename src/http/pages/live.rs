@@ -26,7 +26,7 @@ use super::scene::Scene;
 use super::shell::Guest;
 use super::table::Listing;
 use super::timeline::Happened;
-use super::{audit, barriers, drain, exclusions, job, overview, task, timeline};
+use super::{audit, barriers, drain, exclusions, job, overview, task, timeline, transfers};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::Numbered;
 use crate::http::extract::{Job, Params};
@@ -179,6 +179,7 @@ pub(super) struct Which {
     /// The digests of the parts that it has: `id:digest,…`.
     have: String,
     task: String,
+    transport: String,
     state: String,
     find: String,
     sort: String,
@@ -216,6 +217,10 @@ impl Which {
             "job" => {
                 let listing = self.listing();
                 scene.made(&format!("job?{}", listing.query()), || job::parts(scene, &listing))
+            }
+            "transfers" => {
+                let choice = transfers::Choice { task: self.task.clone(), transport: self.transport.clone() };
+                scene.made(&format!("transfers?{}", choice.query()), || transfers::parts(scene, &choice))
             }
             "barriers" => scene.made("barriers", || barriers::parts(scene)),
             "timeline" => scene.made(&format!("timeline/{task:?}"), || {

@@ -65,6 +65,7 @@ pub(super) fn router() -> Router<Site> {
         .route("/jobs/{job}/barriers", get(barriers::show))
         .route("/jobs/{job}/tasks/{task}", get(task::show))
         .route("/jobs/{job}/devices", get(devices::show))
+        .route("/jobs/{job}/transfers", get(transfers::of_job))
         .route("/jobs/{job}/keys", get(keys::show))
         .route("/jobs/{job}/keys/value", get(keys::value))
         .route("/jobs/{job}/drain", get(drain::show).post(drain::ask))

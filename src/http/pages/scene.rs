@@ -8,15 +8,20 @@ use super::look::{Look, barrier_name};
 use super::part::Part;
 use super::timeline::Happened;
 use crate::coordination::{
-    BarrierKind, BarrierView, JobId, JobView, TaskId, TaskStanding, TaskView, Timestamp,
+    BarrierKind, BarrierView, JobId, JobView, Roster, TaskId, TaskStanding, TaskView, Timestamp,
 };
 use crate::findings::Finding;
 use crate::http::extract::Job;
 use crate::http::{Problem, Site};
+use crate::reports::Board;
 
 /// A job, as it was at one moment.
 pub(super) struct Scene {
     pub id: JobId,
+    /// Which lives of the tasks count.
+    pub roster: Roster,
+    /// What the tasks report of their transfers: looked at by the pages that show it.
+    pub board: Arc<Board>,
     pub view: JobView,
     pub open: Vec<Finding>,
     pub happened: Happened,
@@ -31,10 +36,11 @@ pub(super) struct Scene {
 impl Scene {
     /// Looks at a job. `happened` is what is known of its past; it is brought up to date.
     pub fn see(site: &Site, id: JobId, happened: &mut Happened) -> Option<Self> {
-        let view = site.engine.look(|core, now| core.job_view(id, now))?;
+        let (view, roster) =
+            site.engine.look(|core, now| Some((core.job_view(id, now)?, core.job(id)?.roster())))?;
         happened.catch_up(&site.engine, id);
         let (open, _) = site.findings.of(id);
-        Some(Self::new(id, view, open, happened.clone()))
+        Some(Self::new(id, (view, roster), open, happened.clone(), Arc::clone(&site.transfers)))
     }
 
     /// Looks at the job of a request.
@@ -43,7 +49,13 @@ impl Scene {
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
-    fn new(id: JobId, view: JobView, open: Vec<Finding>, happened: Happened) -> Self {
+    fn new(
+        id: JobId,
+        (view, roster): (JobView, Roster),
+        open: Vec<Finding>,
+        happened: Happened,
+        board: Arc<Board>,
+    ) -> Self {
         let awaited = awaited(&view);
         let look = |task: &TaskView| Look::of(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
@@ -51,7 +63,7 @@ impl Scene {
         for device in &view.run.devices {
             *devices.entry(device.task).or_default() += 1;
         }
-        Self { id, view, open, happened, looks, devices, made: Mutex::default() }
+        Self { id, roster, board, view, open, happened, looks, devices, made: Mutex::default() }
     }
 
     /// What was made of this scene under that name, or is made now.

@@ -61,6 +61,7 @@ pub(super) enum Place {
     Keys,
     Drain,
     Exclusions,
+    Moves,
     Transfers,
     Audit,
     Api,

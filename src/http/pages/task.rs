@@ -14,7 +14,7 @@ use super::part::Part;
 use super::scene::{Scene, host};
 use super::shell::{Guest, Page, Place, answer};
 use super::table::gap_classes;
-use super::{links, look, timeline, times};
+use super::{links, look, timeline, times, transfers};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, GapAt, JobName, JobView, KeyLine,
     Target, TaskId, TaskView, Timestamp,
@@ -180,6 +180,7 @@ pub(super) fn parts(
         Part::new("task", &state)?,
         Part::new("act", &Act::of(scene, task, guest))?,
         Part::new("pulse", &pulse)?,
+        transfers::of_task(scene, id)?,
         Part::new("meetings", &Meetings { meetings })?,
         timeline::part(scene, false, Some(id))?,
     ]))

@@ -104,6 +104,7 @@ fn tone(what: &Change) -> Option<&'static str> {
         | Change::Excluded { .. }
         | Change::RegistrationRefused { .. }
         | Change::FindingOpened { .. }
+        | Change::TransferFailed { .. }
         | Change::JobDeleted { .. } => "warn",
         Change::DrainRequested { .. } | Change::PreemptionNoticed | Change::BarrierPassed { .. } => "info",
         _ => "calm",
@@ -132,6 +133,7 @@ fn tasks(what: &Change) -> Vec<TaskId> {
         | Change::TaskReturned { task }
         | Change::TaskDisconnected { task }
         | Change::TaskFailed { task, .. }
+        | Change::TransferFailed { task, .. }
         | Change::RegistrationRefused { task, .. } => vec![*task],
         Change::FirstCause { task } | Change::Fenced { task } => task.iter().copied().collect(),
         Change::Excluded { tasks, .. } | Change::FindingOpened { tasks, .. } => tasks.clone(),

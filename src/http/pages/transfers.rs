@@ -1,19 +1,367 @@
-//! `GET /transfers`: planned movements of bytes between devices.
+//! `GET /transfers` and `GET /jobs/{job}/transfers`: the bytes that workers move, as they report it.
+
+use std::fmt::Write as _;
 
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
+use serde::Deserialize;
 
+use super::job::head;
+use super::part::Part;
+use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
+use super::{links, look, times};
+use crate::coordination::{JobId, JobName, Roster, TaskId, Timestamp};
+use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
+use crate::reports::{
+    Outcome, POINTS, PairView, ReasonView, TaskTransfers, Throughput, TransfersView, Transport,
+};
+
+/// Up to so many tasks are shown as a table of all with all.
+const MATRIX: usize = 16;
+/// How many pairs and tasks are listed.
+const LISTED: usize = 40;
+/// How many reasons of failures are listed with what workers say.
+const SAID: usize = 3;
+/// How many seconds one point of the chart is.
+const STEP: usize = 10;
+/// How many points it has at least, where there are so many.
+const STEPS_MIN: usize = 12;
+/// The chart's measures.
+const WIDTH: usize = 600;
+const HEIGHT: usize = 140;
+
+/// Amounts for people.
+mod amount {
+    use std::borrow::Borrow;
+
+    use super::look;
+
+    /// Bytes, of numbers that may be as large as they like.
+    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    pub fn bytes(count: impl Borrow<u64>) -> String {
+        match *count.borrow() {
+            few @ 0..0x100_0000_0000 => look::bytes(&usize::try_from(few).unwrap_or(usize::MAX)),
+            many => format!("{:.1} TiB", many as f64 / (1_u64 << 40) as f64),
+        }
+    }
+
+    /// Bytes a second.
+    pub fn rate(count: impl Borrow<u64>) -> String {
+        format!("{}/s", bytes(count))
+    }
+
+    /// A number with its thousands parted.
+    pub fn grouped(count: impl Borrow<u64>) -> String {
+        look::grouped(&usize::try_from(*count.borrow()).unwrap_or(usize::MAX))
+    }
+}
+
+/// Which pairs a page shows.
+#[derive(Debug, Default, Clone, Deserialize)]
+#[serde(default)]
+pub(super) struct Choice {
+    pub task: String,
+    pub transport: String,
+}
+
+impl Choice {
+    fn task(&self) -> Option<TaskId> {
+        self.task.trim().parse().ok().map(TaskId)
+    }
+
+    fn transport(&self) -> Option<Transport> {
+        Transport::ALL.into_iter().find(|it| it.name() == self.transport)
+    }
+
+    pub fn query(&self) -> String {
+        format!("task={}&transport={}", links::encoded(&self.task), links::encoded(&self.transport))
+    }
+
+    fn is_any(&self) -> bool {
+        self.task().is_none() && self.transport().is_none()
+    }
+}
+
+#[derive(Template)]
+#[template(path = "parts/moves.html")]
+struct Moves<'a> {
+    view: &'a TransfersView,
+    silent: bool,
+}
+
+/// A line of the chart.
+struct Line {
+    transport: Transport,
+    path: String,
+    now: u64,
+}
+
+#[derive(Template)]
+#[template(path = "parts/throughput.html")]
+struct Chart {
+    lines: Vec<Line>,
+    most: u64,
+    /// The chart as a table: when each step began, and bytes a second of each transport.
+    steps: Vec<(String, Vec<u64>)>,
+}
+
+impl Chart {
+    fn of(throughput: &Throughput) -> Self {
+        let end = throughput.ends_at.0 / 1_000_000;
+        // Steps begin at whole tens of seconds, so that they do not change once they are over.
+        let spare = usize::try_from(end % STEP as u64).unwrap_or_default();
+        let steps_of = |sent: &[u64]| -> Vec<u64> {
+            let whole = sent.get(..sent.len().saturating_sub(spare)).unwrap_or_default();
+            let steps = whole.rchunks_exact(STEP);
+            let mut steps: Vec<u64> = steps
+                .map(|step| step.iter().fold(0, |sum: u64, it| sum.saturating_add(*it)) / STEP as u64)
+                .collect();
+            steps.reverse();
+            steps
+        };
+        let mut series: Vec<(Transport, Vec<u64>)> =
+            throughput.transports.iter().map(|it| (it.transport, steps_of(&it.sent))).collect();
+        // A run that is young is not shown as ten minutes of nothing.
+        let quiet = series.iter().map(|(_, steps)| steps.iter().take_while(|bytes| **bytes == 0).count());
+        let quiet = quiet.min().unwrap_or_default().saturating_sub(1);
+        for (_, steps) in &mut series {
+            steps.drain(..quiet.min(steps.len().saturating_sub(STEPS_MIN)));
+        }
+        let most = series.iter().flat_map(|(_, steps)| steps).copied().max().unwrap_or_default();
+        let count = series.first().map_or(0, |(_, steps)| steps.len());
+        let began = end - spare as u64 - (count * STEP) as u64;
+        let when = |at: usize| {
+            let moment = Timestamp((began + (at * STEP) as u64) * 1_000_000).to_string();
+            moment.split_once('T').map_or(String::new(), |(_, time)| time.trim_end_matches('Z').to_owned())
+        };
+        let steps = (0..count).map(|at| (when(at), series.iter().map(|(_, steps)| steps[at]).collect()));
+        let lines = series.iter().map(|(transport, steps)| Line {
+            transport: *transport,
+            path: path(steps, most),
+            now: steps.last().copied().unwrap_or_default(),
+        });
+        Self { lines: lines.collect(), most, steps: steps.collect() }
+    }
+}
+
+fn path(steps: &[u64], most: u64) -> String {
+    let mut path = String::new();
+    let columns = steps.len().saturating_sub(1).max(1);
+    for (at, bytes) in steps.iter().enumerate() {
+        let up = u128::from(*bytes) * HEIGHT as u128 / u128::from(most.max(1));
+        let y = HEIGHT - usize::try_from(up).unwrap_or(HEIGHT).min(HEIGHT);
+        // Writing to a string cannot fail.
+        let _ = write!(path, "{}{} {y}", if at == 0 { 'M' } else { 'L' }, at * WIDTH / columns);
+    }
+    path
+}
+
+/// A cell of the table of all with all.
+struct Cell {
+    bytes: u64,
+    heat: u64,
+}
+
+#[derive(Template)]
+#[template(path = "parts/pairs.html")]
+struct Pairs<'a> {
+    job: &'a JobName,
+    choice: &'a Choice,
+    pairs: Vec<PairView>,
+    kept: usize,
+    most: u64,
+    /// From each task to each, where there are few.
+    matrix: Vec<Vec<Cell>>,
+}
+
+impl Pairs<'_> {
+    /// How much of the most a pair has moved, of a hundred.
+    fn part(&self, pair: &PairView) -> u64 {
+        let part = u128::from(pair.bytes()) * 100 / u128::from(self.most.max(1));
+        u64::try_from(part).unwrap_or(100)
+    }
+}
+
+fn matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<Cell>> {
+    if tasks > MATRIX || pairs.is_empty() {
+        return Vec::new();
+    }
+    let mut sums = vec![vec![0_u64; tasks]; tasks];
+    for pair in pairs {
+        let [from, to] = [pair.from, pair.to].map(|task| usize::try_from(task.0).unwrap_or(usize::MAX));
+        if let Some(sum) = sums.get_mut(from).and_then(|row| row.get_mut(to)) {
+            *sum = sum.saturating_add(pair.bytes());
+        }
+    }
+    let most = sums.iter().flatten().copied().max().unwrap_or_default().max(1);
+    let heat = |bytes: u64| u64::try_from(u128::from(bytes) * 4 / u128::from(most)).unwrap_or(4);
+    let cell = |bytes: u64| Cell { bytes, heat: if bytes == 0 { 0 } else { heat(bytes).max(1) } };
+    sums.into_iter().map(|row| row.into_iter().map(cell).collect()).collect()
+}
+
+#[derive(Template)]
+#[template(path = "parts/movers.html")]
+struct Movers<'a> {
+    job: &'a JobName,
+    tasks: Vec<TaskTransfers>,
+    all: usize,
+    failing: usize,
+}
+
+#[derive(Template)]
+#[template(path = "parts/reasons.html")]
+struct Reasons<'a> {
+    job: &'a JobName,
+    reasons: &'a [ReasonView],
+}
+
+#[derive(Template)]
+#[template(path = "parts/no-transfers.html")]
+struct Nobody<'a> {
+    job: Option<&'a JobName>,
+}
+
+#[derive(Template)]
+#[template(source = "", ext = "html")]
+struct Nothing;
+
+/// The parts of the page.
+pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem> {
+    let (board, job, name) = (&scene.board, scene.id, &scene.view.name);
+    let view = board.summary(job, &scene.roster, scene.now());
+    if view.reporting == 0 && view.stale == 0 {
+        // The others say nothing; they may have, of the run before.
+        let mut parts = vec![head(scene)?, Part::new("moves", &Nobody { job: Some(name) })?];
+        for id in ["reasons", "throughput", "pairs", "movers"] {
+            parts.push(Part::new(id, &Nothing)?);
+        }
+        return Ok(parts);
+    }
+    let chart = Chart::of(&board.throughput(job, &scene.roster, POINTS));
+    let mut pairs = board.pairs(job, &scene.roster, choice.task(), choice.transport());
+    let matrix = matrix(&pairs, scene.roster.lives.len());
+    let kept = pairs.len();
+    pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.bytes()), pair.from, pair.to));
+    pairs.truncate(LISTED);
+    let most = pairs.first().map_or(0, PairView::bytes);
+    let mut tasks = board.tasks(job, &scene.roster);
+    let (all, failing) = (tasks.len(), tasks.iter().filter(|task| task.totals.failed() > 0).count());
+    let moved = |task: &TaskTransfers| task.totals.sent().saturating_add(task.totals.received());
+    tasks.sort_by_key(|task| (std::cmp::Reverse(moved(task)), task.task));
+    tasks.truncate(LISTED);
+    let late = u64::from(view.interval_ms) * 10_000;
+    let silent = view.reported_at.is_some_and(|at| scene.now().0.saturating_sub(at.0) > late);
+    Ok(vec![
+        head(scene)?,
+        Part::new("moves", &Moves { view: &view, silent })?,
+        Part::new("reasons", &Reasons { job: name, reasons: &view.failures })?,
+        Part::new("throughput", &chart)?,
+        Part::new("pairs", &Pairs { job: name, choice, pairs, kept, most, matrix })?,
+        Part::new("movers", &Movers { job: name, tasks, all, failing })?,
+    ])
+}
+
+#[derive(Template)]
+#[template(path = "parts/task-moves.html")]
+struct TaskMoves<'a> {
+    job: &'a JobName,
+    task: TaskId,
+    it: Option<TaskTransfers>,
+}
+
+/// What one task reports, for its page; it says nothing where nobody in the job reports.
+pub(super) fn of_task(scene: &Scene, task: TaskId) -> Result<Part, Problem> {
+    let it = scene.board.task(scene.id, &scene.roster, task);
+    Part::new("task-moves", &TaskMoves { job: &scene.view.name, task, it })
+}
+
+#[derive(Template)]
+#[template(path = "job-transfers.html")]
+struct JobTransfers {
+    page: Page,
+    job: JobName,
+}
+
+/// `GET /jobs/{job}/transfers`
+pub(super) async fn of_job(
+    State(site): State<Site>,
+    job: Job,
+    guest: Guest,
+    Params(choice): Params<Choice>,
+) -> Result<Response, Problem> {
+    let scene = Scene::of(&site, &job)?;
+    let (title, query) = (format!("Transfers of {}", job.name), format!("transfers&{}", choice.query()));
+    let page = Page::of_scene(guest, Place::Moves, title, &scene, &query, parts(&scene, &choice)?);
+    answer(&JobTransfers { page, job: job.name }, scene.now())
+}
 
 #[derive(Template)]
 #[template(path = "transfers.html")]
 struct TransfersPage {
     page: Page,
+    jobs: Vec<(JobName, TransfersView)>,
+    nobody: Nobody<'static>,
 }
 
+/// `GET /transfers`: every job whose tasks report.
 pub(super) async fn show(State(site): State<Site>, guest: Guest) -> Result<Response, Problem> {
     let now = site.engine.clock().now();
-    answer(&TransfersPage { page: Page::new(guest, Place::Transfers, "Transfers", now) }, now)
+    let all: Vec<(JobId, JobName, Roster)> = site.engine.look(|core, _| {
+        let jobs = core.jobs().filter(|(job, _)| site.transfers.knows(*job));
+        jobs.filter_map(|(job, name)| Some((job, name.clone(), core.job(job)?.roster()))).collect()
+    });
+    let jobs = all.into_iter().map(|(job, name, roster)| (name, site.transfers.summary(job, &roster, now)));
+    let jobs = jobs.filter(|(_, view)| view.reporting + view.stale > 0).collect();
+    let page = Page::new(guest, Place::Transfers, "Transfers", now);
+    answer(&TransfersPage { page, jobs, nobody: Nobody { job: None } }, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reports::Series;
+
+    #[test]
+    fn a_step_of_the_chart_stays_as_it_is_once_it_is_over() {
+        let throughput = |end: u64, sent: Vec<u64>| Throughput {
+            ends_at: Timestamp(end * 1_000_000),
+            seconds: sent.len(),
+            transports: vec![Series { transport: Transport::Shm, sent }],
+            pairs: vec![],
+            others: vec![],
+        };
+        let young = Chart::of(&throughput(86_400 + 600, [vec![0; 590], vec![10; 10]].concat()));
+        assert_eq!((young.steps.len(), young.steps[0].0.as_str()), (STEPS_MIN, "00:08:00"));
+        let sent: Vec<u64> = (0..30).map(|second| if second < 20 { 100 } else { 300 }).collect();
+        let chart = Chart::of(&throughput(86_400 + 30, sent.clone()));
+        let steps: Vec<_> = chart.steps.iter().map(|(when, rates)| (when.as_str(), rates[0])).collect();
+        assert_eq!(steps, [("00:00:00", 100), ("00:00:10", 100), ("00:00:20", 300)]);
+        assert_eq!((chart.most, chart.lines[0].now), (300, 300));
+        assert_eq!(chart.lines[0].path, "M0 94L300 94L600 0");
+        let later = Chart::of(&throughput(86_400 + 33, [&sent[3..], &[7, 7, 7]].concat()));
+        assert_eq!(later.steps, chart.steps[1..]);
+        assert!(Chart::of(&throughput(0, vec![])).steps.is_empty());
+    }
+
+    #[test]
+    fn few_tasks_are_a_table_of_all_with_all_and_many_are_not() {
+        let pair = |from, to, sent| PairView {
+            from: TaskId(from),
+            to: TaskId(to),
+            transport: Transport::Tcp,
+            sent: Some(sent),
+            received: Some(1),
+            rate: 0,
+        };
+        let pairs = [pair(0, 1, 100), pair(0, 1, 100), pair(1, 0, 1)];
+        let table = matrix(&pairs, 2);
+        let shown: Vec<_> = table.iter().flatten().map(|cell| (cell.bytes, cell.heat)).collect();
+        assert_eq!(shown, [(0, 0), (200, 4), (1, 1), (0, 0)]);
+        assert!(matrix(&pairs, MATRIX + 1).is_empty());
+        assert_eq!(amount::bytes(5 << 40), "5.0 TiB");
+        assert_eq!(amount::rate(2048), "2.0 KiB/s");
+    }
 }

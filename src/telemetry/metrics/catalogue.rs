@@ -134,6 +134,39 @@ catalogue! {
     /// Barriers that passed without some member, by the rules for restarted tasks.
     BARRIERS_WITHOUT: Counter "muster_barriers_passed_without_members_total" ["muster_job"];
 
+    /// Reports of transfers by native workers: taken, repeated (nothing new) or refused. Jobs without any have none of these.
+    TRANSFER_REPORTS: Counter "muster_transfer_reports_total" ["muster_job", "result"];
+    /// Tasks whose present life has reported transfers.
+    TRANSFER_TASKS: Gauge "muster_transfer_reporting_tasks" ["muster_job"];
+    /// Bytes that tasks have moved in the present run, by the transport and by which way.
+    TRANSFER_BYTES: Counter "muster_transfer_bytes_total" ["muster_job", "transport", "direction"];
+    /// The same of each task; absent in jobs of too many tasks.
+    TRANSFER_TASK_BYTES: Counter "muster_transfer_task_bytes_total" ["muster_job", "task", "transport", "direction"];
+    /// Launches of transfers that ended in the present run, by how.
+    TRANSFER_LAUNCHES: Counter "muster_transfer_launches_total" ["muster_job", "outcome"];
+    /// Launches of each task that did not complete; absent in jobs of too many tasks.
+    TRANSFER_TASK_FAILED: Counter "muster_transfer_task_failed_launches_total" ["muster_job", "task"];
+    /// Launches of transfers under way, as both their sides count them.
+    TRANSFER_IN_FLIGHT: Gauge "muster_transfer_launches_in_flight" ["muster_job"];
+    /// Ends of connections between transfer engines, by how their lanes are made.
+    TRANSFER_CONNECTIONS: Gauge "muster_transfer_connections" ["muster_job", "transport"];
+    /// Cliques in the caches of the tasks.
+    TRANSFER_CLIQUES: Gauge "muster_transfer_cliques" ["muster_job"];
+    /// What became of cliques in those caches: hit, miss or eviction.
+    TRANSFER_CACHE: Counter "muster_transfer_clique_cache_total" ["muster_job", "event"];
+    /// Frames of lives that are over, which transfer engines turned away.
+    TRANSFER_FENCED: Counter "muster_transfer_fenced_frames_total" ["muster_job"];
+    /// Chunks that came damaged, and were sent again.
+    TRANSFER_DAMAGED: Counter "muster_transfer_damaged_chunks_total" ["muster_job"];
+    /// Lanes of connections that were lost.
+    TRANSFER_LANES_LOST: Counter "muster_transfer_lanes_lost_total" ["muster_job"];
+    /// Lanes of connections that were made anew.
+    TRANSFER_LANES_MADE: Counter "muster_transfer_lanes_made_total" ["muster_job"];
+    /// Fetches that became pushes, because the memory of the other side could not be read.
+    TRANSFER_FALLBACKS: Counter "muster_transfer_fetch_fallbacks_total" ["muster_job"];
+    /// Memory that tasks have registered for transfers.
+    TRANSFER_REGISTERED: Gauge "muster_transfer_registered_bytes" ["muster_job"];
+
     /// Calls that wait for an answer, by what they wait for.
     WAITING_CALLS: Gauge "muster_waiting_calls" ["muster_job", "waits_for"];
     /// Keys in the store.

@@ -7,6 +7,7 @@
 pub mod catalogue;
 mod page;
 mod tally;
+mod transfers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -230,6 +231,24 @@ impl Metrics {
         show_gaps(job, &seen.gaps, page);
         show_barriers(job, seen, page);
         self.show_tasks(job, seen, page);
+        self.show_transfers(seen, page);
+    }
+
+    /// What workers report of their transfers. In jobs where nobody does it is left out: a series for every transport
+    /// and every outcome would be many that say nothing.
+    fn show_transfers(&self, seen: &JobObservation, page: &mut Page) {
+        let board = self.sources.edge.transfers();
+        if !board.has(seen.job, seen.run) {
+            return;
+        }
+        let roster = self.sources.engine.look(|core, _| core.job(seen.job).map(|look| look.roster()));
+        let Some(roster) = roster else { return };
+        let view = board.summary(seen.job, &roster, seen.seen_at);
+        let job = seen.name.as_str();
+        transfers::show(job, &view, page);
+        if seen.tasks.len() <= self.tasks_max {
+            transfers::show_tasks(job, &board.tasks(seen.job, &roster), page);
+        }
     }
 
     fn show_tasks(&self, job: &str, seen: &JobObservation, page: &mut Page) {

@@ -26,9 +26,15 @@ pub struct Control {
     pub switched: bool,
     /// Regions, and their lengths, whose descriptors have to go by the socket.
     pub descriptors: VecDeque<(u32, u64)>,
+    /// Bytes of all that was said and not yet taken or acknowledged.
+    unheard: usize,
     numbered: u32,
     heard: u32,
     told: u32,
+}
+
+fn size(frame: &Frame) -> usize {
+    size_of::<Frame>() + frame.payload.len()
 }
 
 /// Frames are numbered from 1 on; 0 is no number.
@@ -48,6 +54,7 @@ impl Control {
             keeps,
             switched: false,
             descriptors: VecDeque::new(),
+            unheard: 0,
             numbered: 0,
             heard: 0,
             told: 0,
@@ -57,6 +64,7 @@ impl Control {
     pub fn push(&mut self, mut frame: Frame) {
         self.numbered = following(self.numbered);
         frame.header.control = self.numbered;
+        self.unheard += size(&frame);
         self.queue.push_back(frame);
     }
 
@@ -71,8 +79,12 @@ impl Control {
         };
         self.told = self.heard;
         frame.header.ack = self.heard;
-        if self.keeps && frame.header.control != 0 {
-            self.unacknowledged.push_back(frame.clone());
+        if frame.header.control != 0 {
+            if self.keeps {
+                self.unacknowledged.push_back(frame.clone());
+            } else {
+                self.unheard -= size(&frame);
+            }
         }
         Some(frame)
     }
@@ -106,8 +118,14 @@ impl Control {
         while let Some(first) = self.unacknowledged.front()
             && number.wrapping_sub(first.header.control) < u32::MAX / 2
         {
+            self.unheard -= size(first);
             self.unacknowledged.pop_front();
         }
+    }
+
+    /// Bytes of all that was said and not yet heard, as far as is known.
+    pub const fn unheard(&self) -> usize {
+        self.unheard
     }
 
     /// The number of the last frame that was heard.

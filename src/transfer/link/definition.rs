@@ -167,7 +167,7 @@ mod tests {
         assert_eq!((here.sent, here.received), (there.received, there.sent));
         assert_eq!(Definition::new(vec![entry(2, true), entry(3, true), entry(1, false)]), here);
         assert_ne!(Definition::new(vec![entry(2, true), entry(3, true)]).digest, here.digest);
-        assert_eq!(here.keys(), "[1 (1→0), 2 (0→1), 3 (0→1)]");
+        assert_eq!(here.keys(), "[0000000000000001 (1→0), 0000000000000002 (0→1), 0000000000000003 (0→1)]");
     }
 
     #[test]

@@ -28,7 +28,7 @@ mod stream;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use control::Control;
 pub use control::Frame;
@@ -46,10 +46,15 @@ pub const LAUNCHES_MAX: usize = 4096;
 const EARLY_MAX: usize = 16 * LAUNCHES_MAX;
 /// The most transfers in all definitions of a peer.
 const REMOTE_ENTRIES_MAX: usize = 1 << 20;
+/// Withdrawn definitions are looked through when there are so many.
+const WITHDRAWN_MAX: usize = 1024;
 /// Groups that send no more than this send it with their `Go`.
 pub const INLINE_MAX: usize = 8 << 10;
 /// The most groups that were sent inline and not yet acknowledged: what a peer keeps for launches that have not come.
 const INLINE_PENDING_MAX: usize = 256;
+/// The most bytes that wait to be said when something comes that asks for more of them. A peer that asks and does not
+/// listen is not served on and on.
+const UNHEARD_MAX: usize = 256 << 20;
 /// The longest reason that is passed on.
 const REASON_MAX: usize = 1024;
 
@@ -117,6 +122,30 @@ pub enum Difference {
     },
 }
 
+/// The next number of each channel between two lives. It outlives their connections: launches are counted, not those
+/// that came through, so the sides stay in step when a connection breaks between two launches.
+#[derive(Debug, Clone, Default)]
+pub struct Numbers(Arc<Mutex<HashMap<u32, u64>>>);
+
+impl Numbers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of a launch.
+    pub fn take(&self, channel: u32) -> u64 {
+        let mut numbers = self.lock();
+        let next = numbers.entry(channel).or_insert(0);
+        *next += 1;
+        *next - 1
+    }
+
+    /// Whether this side has launched it.
+    fn has_passed(&self, (channel, sequence): GroupId) -> bool {
+        self.lock().get(&channel).is_some_and(|next| sequence < *next)
+    }
+}
+
 /// What this side launched.
 struct Local<T> {
     token: T,
@@ -169,11 +198,9 @@ impl<T> Group<T> {
         }
     }
 
-    fn give_up(&mut self, stop: Stop) {
-        self.stop = Some(stop);
-        if let Some(remote) = &mut self.remote {
-            remote.inline = None;
-        }
+    /// Lets go of what came inline; how many of such there were.
+    fn drop_inline(&mut self) -> usize {
+        usize::from(self.remote.as_mut().and_then(|remote| remote.inline.take()).is_some())
     }
 }
 
@@ -237,12 +264,16 @@ pub struct Link<T> {
     definitions: HashMap<u32, Arc<Definition>>,
     next_definition: u32,
     remote: HashMap<u32, Arc<Definition>>,
+    /// Definitions that the peer has withdrawn, as far as launches of them are still here.
+    withdrawn: Vec<Arc<Definition>>,
     remote_entries: usize,
     partial: Option<(u32, Vec<u8>)>,
-    next: HashMap<u32, u64>,
+    numbers: Numbers,
     groups: BTreeMap<GroupId, Group<T>>,
     launched: usize,
     inline_pending: usize,
+    /// Groups that the peer sent inline, and whose bytes are not yet in place.
+    inline_held: usize,
     schedule: Schedule,
     control: Control,
     outputs: Vec<Output<T>>,
@@ -250,7 +281,7 @@ pub struct Link<T> {
 
 impl<T: Clone> Link<T> {
     /// A link of two members, as they agreed on it.
-    pub fn new(me: Member, peer: Member, terms: Terms) -> Self {
+    pub fn new(me: Member, peer: Member, terms: Terms, numbers: Numbers) -> Self {
         Self {
             me,
             peer,
@@ -258,12 +289,14 @@ impl<T: Clone> Link<T> {
             definitions: HashMap::new(),
             next_definition: 1,
             remote: HashMap::new(),
+            withdrawn: Vec::new(),
             remote_entries: 0,
             partial: None,
-            next: HashMap::new(),
+            numbers,
             groups: BTreeMap::new(),
             launched: 0,
             inline_pending: 0,
+            inline_held: 0,
             schedule: Schedule::default(),
             control: Control::new(!terms.lasting),
             outputs: Vec::new(),
@@ -343,16 +376,21 @@ impl<T: Clone> Link<T> {
     pub fn launch(&mut self, launching: Launching<T>) -> Option<u64> {
         let Launching { token, definition: number, channel, class, source, destination, inline } = launching;
         let definition = Arc::clone(self.definitions.get(&number)?);
+        let sequence = self.numbers.take(channel);
+        let at = (channel, sequence);
         if self.launched >= LAUNCHES_MAX {
+            // It has its number all the same, and the peer is told that nothing comes of it.
+            if let Some(mut early) = self.groups.remove(&at) {
+                self.inline_held -= early.drop_inline();
+            }
+            let why = b"too many launches were under way on the other side".to_vec();
+            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
             return None;
         }
-        let next = self.next.entry(channel).or_insert(0);
-        let sequence = *next;
-        *next += 1;
-        let at = (channel, sequence);
         let group = self.groups.entry(at).or_insert_with(Group::new);
         if let Some(why) = group.given_up.take() {
             // It was over before it began; the peer knows, and does not wait for a `Go`.
+            self.inline_held -= group.drop_inline();
             self.groups.remove(&at);
             self.outputs.push(Output::StoppedByPeer(token, why));
             return Some(sequence);
@@ -418,7 +456,8 @@ impl<T: Clone> Link<T> {
         };
         if group.stop.is_none() {
             let cut = (0..=REASON_MAX.min(why.len())).rev().find(|at| why.is_char_boundary(*at)).unwrap_or(0);
-            group.give_up(Stop { why: Some(why[..cut].to_owned()), quiesced: false, confirmed: false });
+            self.inline_held -= group.drop_inline();
+            group.stop = Some(Stop { why: Some(why[..cut].to_owned()), quiesced: false, confirmed: false });
         }
         true
     }
@@ -442,10 +481,11 @@ impl<T: Clone> Link<T> {
     }
 
     fn forget(&mut self, at: GroupId) {
-        if let Some(group) = self.groups.remove(&at)
-            && let Some(local) = group.local
+        if let Some(mut group) = self.groups.remove(&at)
+            && let Some(local) = group.local.take()
         {
             self.launched -= 1;
+            self.inline_held -= group.drop_inline();
             self.inline_pending -= usize::from(group.out == Outbound::Inline);
             self.outputs.push(Output::Over(local.token));
         }
@@ -486,6 +526,7 @@ impl<T: Clone> Link<T> {
                 group.inbound = Inbound::Done;
             } else if local.destination {
                 if let Some(bytes) = remote.inline.take() {
+                    self.inline_held -= 1;
                     group.inbound = Inbound::Fetching;
                     self.outputs.push(Output::Inline(local.token.clone(), bytes));
                 } else if !self.terms.fetch {
@@ -517,12 +558,15 @@ impl<T: Clone> Link<T> {
         if !self.control.accept(header)? {
             return Ok(());
         }
+        if self.control.unheard() > UNHEARD_MAX {
+            return Err(Violation("it asks and does not listen"));
+        }
         let at = (header.channel, header.sequence);
         match header.kind {
             Kind::Define => self.on_define(header, payload)?,
             Kind::Undefine => {
                 if let Some(gone) = self.remote.remove(&header.index) {
-                    self.remote_entries -= gone.entries.len();
+                    self.withdrawn.push(gone);
                 }
             }
             Kind::Go => self.on_go(header, payload)?,
@@ -546,7 +590,7 @@ impl<T: Clone> Link<T> {
             }
             Kind::Damaged => self.on_damaged(at, header.index),
             Kind::Lost => self.outputs.push(Output::CloseLane(header.lane)),
-            Kind::Have => self.on_have(at, header.lane, &payload),
+            Kind::Have => self.on_have(at, header.lane, header.index, &payload),
             Kind::Ping => self.tell(self.header(Kind::Pong), Vec::new()),
             Kind::Pong => self.outputs.push(Output::Pong),
             Kind::Region => self.outputs.push(Output::Region(header.index, header.sequence)),
@@ -573,7 +617,10 @@ impl<T: Clone> Link<T> {
             return Ok(());
         }
         let definition = Definition::decode(&bytes).ok_or(Violation("a definition cannot be read"))?;
-        self.remote_entries += definition.entries.len();
+        self.remote_entries += weight(&definition);
+        if self.remote_entries > REMOTE_ENTRIES_MAX || self.withdrawn.len() >= WITHDRAWN_MAX {
+            self.forget_withdrawn();
+        }
         if self.remote_entries > REMOTE_ENTRIES_MAX {
             return Err(Violation("too many transfers are defined"));
         }
@@ -583,10 +630,25 @@ impl<T: Clone> Link<T> {
         }
     }
 
+    /// Forgets the withdrawn definitions of which no launch is left.
+    fn forget_withdrawn(&mut self) {
+        let entries = &mut self.remote_entries;
+        self.withdrawn.retain(|definition| {
+            let used = Arc::strong_count(definition) > 1;
+            *entries -= if used { 0 } else { weight(definition) };
+            used
+        });
+    }
+
     fn on_go(&mut self, header: &Header, payload: Vec<u8>) -> Result<(), Violation> {
         let at = (header.channel, header.sequence);
-        let passed = self.next.get(&header.channel).is_some_and(|next| header.sequence < *next);
+        let passed = self.numbers.has_passed(at);
         if passed && !self.groups.contains_key(&at) {
+            // This side's launch of that number is over: it failed with an earlier connection between the two.
+            let (channel, sequence) = at;
+            let why =
+                b"the other side's launch of the same number failed with an earlier connection".to_vec();
+            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
             return Ok(());
         }
         let definition =
@@ -607,6 +669,10 @@ impl<T: Clone> Link<T> {
         if !passed && self.groups.len() - self.launched >= EARLY_MAX {
             return Err(Violation("too many launches wait for this side's"));
         }
+        self.inline_held += usize::from(remote.inline.is_some());
+        if self.inline_held > INLINE_PENDING_MAX {
+            return Err(Violation("too many launches brought their bytes along"));
+        }
         let group = self.groups.entry(at).or_insert_with(Group::new);
         if group.remote.replace(remote).is_some() {
             return Err(Violation("a group was launched twice"));
@@ -616,7 +682,7 @@ impl<T: Clone> Link<T> {
     }
 
     fn on_stop(&mut self, at: GroupId, why: &[u8]) -> Result<(), Violation> {
-        let passed = self.next.get(&at.0).is_some_and(|next| at.1 < *next);
+        let passed = self.numbers.has_passed(at);
         if !passed && self.groups.len() - self.launched >= EARLY_MAX {
             return Err(Violation("too many launches were given up before this side's"));
         }
@@ -628,7 +694,8 @@ impl<T: Clone> Link<T> {
                     // Both gave it up: each hears of the other's quiescence by its `Stop`.
                     self.on_stopped(at);
                 } else {
-                    group.give_up(Stop { why: None, quiesced: false, confirmed: true });
+                    self.inline_held -= group.drop_inline();
+                    group.stop = Some(Stop { why: None, quiesced: false, confirmed: true });
                     if let Some(local) = &group.local {
                         self.outputs.push(Output::StoppedByPeer(local.token.clone(), why));
                     }
@@ -636,6 +703,7 @@ impl<T: Clone> Link<T> {
             }
             _ => {
                 let group = self.groups.entry(at).or_insert_with(Group::new);
+                self.inline_held -= group.drop_inline();
                 group.remote = None;
                 group.given_up = Some(why);
                 self.tell_of(Kind::Stopped, at);
@@ -677,6 +745,7 @@ impl<T: Clone> Link<T> {
         self.schedule = Schedule::default();
         let groups = std::mem::take(&mut self.groups);
         self.launched = 0;
+        self.inline_held = 0;
         groups.into_values().filter_map(|group| group.local.map(|local| local.token)).collect()
     }
 
@@ -684,6 +753,11 @@ impl<T: Clone> Link<T> {
     pub const fn launched(&self) -> usize {
         self.launched
     }
+}
+
+/// What a definition counts for among those of a peer: an empty one takes room too.
+fn weight(definition: &Definition) -> usize {
+    definition.entries.len() + 1
 }
 
 fn difference(here: &Definition, there: &Definition) -> Difference {

@@ -5,6 +5,8 @@ use crate::transfer::frame::{Header, Kind};
 
 /// No lane.
 const NONE: u16 = u16::MAX;
+/// Words of 64 chunks that one `Have` tells of.
+const HAVE_WORDS: usize = 4096;
 
 /// What this side sends in a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -295,10 +297,11 @@ impl<T: Clone> Link<T> {
         self.send_again(at, |chunk, _| chunk == index);
     }
 
-    pub(super) fn on_have(&mut self, at: GroupId, lane: u16, bitmap: &[u8]) {
-        let has =
-            |chunk: u32| bitmap.get(chunk as usize / 8).is_some_and(|byte| byte >> (chunk % 8) & 1 != 0);
-        self.send_again(at, |chunk, by| by == lane && !has(chunk));
+    pub(super) fn on_have(&mut self, at: GroupId, lane: u16, first: u32, bitmap: &[u8]) {
+        self.send_again(at, |chunk, by| {
+            let bit = chunk.checked_sub(first).filter(|_| by == lane);
+            bit.and_then(|bit| Some(bitmap.get(bit as usize / 8)? >> (bit % 8) & 1 == 0)).unwrap_or(false)
+        });
     }
 
     /// Sends those chunks again that were sent and are chosen.
@@ -330,12 +333,14 @@ impl<T: Clone> Link<T> {
             if let Inbound::Landing(chunks) = &group.inbound
                 && group.stop.is_none()
             {
-                let bitmap: Vec<u8> = chunks.landed.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-                told.push((*at, bitmap));
+                for (part, words) in chunks.landed.0.chunks(HAVE_WORDS).enumerate() {
+                    let bitmap: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                    told.push((*at, (part * HAVE_WORDS * 64) as u32, bitmap));
+                }
             }
         }
-        for ((channel, sequence), bitmap) in told {
-            self.tell(Header { channel, sequence, lane, ..self.header(Kind::Have) }, bitmap);
+        for ((channel, sequence), index, bitmap) in told {
+            self.tell(Header { channel, sequence, lane, index, ..self.header(Kind::Have) }, bitmap);
         }
     }
 
@@ -355,5 +360,7 @@ impl<T: Clone> Link<T> {
         assert_eq!(locals, self.launched, "launches are counted");
         let inline = self.groups.values().filter(|group| group.out == Outbound::Inline).count();
         assert_eq!(inline, self.inline_pending, "inline groups are counted");
+        let held = self.groups.values().filter_map(|group| group.remote.as_ref()?.inline.as_ref()).count();
+        assert_eq!(held, self.inline_held, "inline bytes are counted");
     }
 }

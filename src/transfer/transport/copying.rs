@@ -142,14 +142,15 @@ impl Fetch {
             let outcome = self.step(start, len);
             match outcome {
                 Ok(()) => {
-                    self.part.arrived(start, len);
-                    drop(visit);
                     connection.count_received(self.kind, len);
                     if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
                         && let Some(at) = self.part.at()
                     {
+                        // Before anybody here hears of it: they may end the process at once.
                         connection.fetched(at);
                     }
+                    self.part.arrived(start, len);
+                    drop(visit);
                 }
                 Err(error) => {
                     drop(visit);

@@ -1,0 +1,54 @@
+//! Bytes that a seed makes, and that look like no others.
+
+/// The next of a sequence of well-mixed numbers (SplitMix64).
+pub fn mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A number that all of `parts` have made.
+pub fn hash(parts: &[u64]) -> u64 {
+    parts.iter().fold(0, |hash: u64, part| mix(&mut (hash ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
+}
+
+/// Writes what `seed` makes.
+pub fn fill(bytes: &mut [u8], mut seed: u64) {
+    for chunk in bytes.chunks_mut(8) {
+        let made = mix(&mut seed).to_le_bytes();
+        chunk.copy_from_slice(&made[..chunk.len()]);
+    }
+}
+
+/// The first byte that is not what `seed` makes.
+pub fn wrong(bytes: &[u8], mut seed: u64) -> Option<usize> {
+    bytes.chunks(8).enumerate().find_map(|(n, chunk)| {
+        let made = mix(&mut seed).to_le_bytes();
+        (chunk != &made[..chunk.len()])
+            .then(|| n * 8 + chunk.iter().zip(made).position(|(a, b)| *a != b).unwrap_or(0))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_wrong_byte_is_found_wherever_it_is() {
+        for len in [1, 7, 8, 9, 100] {
+            let mut bytes = vec![0; len];
+            fill(&mut bytes, 5);
+            assert_eq!(wrong(&bytes, 5), None);
+            assert!(wrong(&bytes, 6).is_some(), "another seed makes others");
+            for at in 0..len {
+                bytes[at] ^= 1;
+                assert_eq!(wrong(&bytes, 5), Some(at));
+                bytes[at] ^= 1;
+            }
+        }
+        assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
+        assert_ne!(hash(&[0]), hash(&[0, 0]));
+    }
+}

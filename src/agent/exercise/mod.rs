@@ -1,0 +1,313 @@
+//! A program that does what training does, without the training: all live tasks meet, then move buffers of changing size
+//! round the ring and to partners, and check every byte.
+//!
+//! One step:
+//! 1. The service is asked who lives; it answers when all of them have asked, and all get the same answer. Where that is
+//!    another set than before, an *epoch* begins: the set tells one another which step they are at.
+//! 2. They meet at a barrier whose id names the epoch, so its count is the same for all: the number of the step.
+//! 3. Each moves what the plan of that step says. Every transfer with one peer is a request of its own: what fails with one
+//!    does not touch what moves with others.
+//!
+//! When a member is lost while others wait for it, the barrier is called off by whoever hears of it; the service decides
+//! whether that was in time, so that either all of the set move or none.
+
+mod contents;
+mod moving;
+mod plan;
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tonic::Code;
+
+use super::{Agent, AgentError};
+use crate::transfer::{Member, MemoryError, TransferError};
+use moving::{Buffers, Prepared};
+
+/// How it is exercised.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The largest buffer that is moved.
+    pub bytes_max: usize,
+    /// The longest that tasks wait for one another, or a transfer may take.
+    pub limit: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { bytes_max: 4 << 20, limit: Duration::from_secs(60) }
+    }
+}
+
+/// What one step did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Its number, the same for all who took part.
+    pub number: u64,
+    /// Who took part.
+    pub members: Vec<Member>,
+    /// Buffers whose contents arrived and were found right, byte for byte.
+    pub checked: usize,
+    /// Bytes sent.
+    pub sent: u64,
+    /// Bytes received.
+    pub received: u64,
+    /// How long the transfers took, from the first preparation to the last byte.
+    pub elapsed: Duration,
+    /// What failed, with whom.
+    pub failures: Vec<(Member, TransferError)>,
+}
+
+/// How a step went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was made.
+    Made(Step),
+    /// It was called off, for this reason; it may be tried again.
+    CalledOff(String),
+}
+
+/// Why the exercise cannot go on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExerciseError {
+    /// This task's life is over, or the service fails it.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// There is no memory for the buffers.
+    #[error("no memory to exercise with")]
+    Memory(#[from] MemoryError),
+    /// A task takes part that cannot be moved to.
+    #[error("task {task} lives but its engine is not known: {why}")]
+    NoEngine {
+        /// Which.
+        task: u32,
+        /// Why.
+        why: String,
+    },
+    /// Contents arrived that were not sent.
+    #[error("step {step}: of {len} bytes from {from}, byte {at} is wrong although the transfer succeeded")]
+    Damaged {
+        /// In which step.
+        step: u64,
+        /// From whom.
+        from: Member,
+        /// How many bytes arrived.
+        len: usize,
+        /// The first one that is wrong.
+        at: usize,
+    },
+}
+
+/// The exercise of one life.
+#[derive(Debug)]
+pub struct Exercise<'a> {
+    agent: &'a Agent,
+    options: Options,
+    buffers: Buffers,
+    epoch: Option<Epoch>,
+    /// Turns true when nobody is to be waited for any more.
+    cut: watch::Receiver<bool>,
+    /// The last step that was made.
+    last: u64,
+}
+
+/// What lasts as long as the same lives take part.
+#[derive(Debug)]
+struct Epoch {
+    members: Vec<Member>,
+    /// Names it: a barrier, and a directory of keys.
+    id: String,
+    number: u64,
+    /// Devices that each member has.
+    devices: u32,
+    /// The step of the barrier's first use after the one that begins the epoch.
+    base: u64,
+    rings: Prepared,
+}
+
+enum Met {
+    Passed(i64),
+    CalledOff(String),
+}
+
+impl<'a> Exercise<'a> {
+    /// Gets ready: takes the memory for all buffers. While `cut` says so, steps that wait for others are called off.
+    ///
+    /// # Errors
+    /// If the system gives no memory.
+    pub fn new(
+        agent: &'a Agent,
+        options: Options,
+        cut: watch::Receiver<bool>,
+    ) -> Result<Self, ExerciseError> {
+        let buffers = Buffers::new(agent.inner.config.devices.min(plan::DEVICES_MAX), options.bytes_max)?;
+        Ok(Self { agent, options, buffers, epoch: None, cut, last: 0 })
+    }
+
+    /// The number that the next step will have, as far as this task knows.
+    #[must_use]
+    pub const fn next(&self) -> u64 {
+        self.last + 1
+    }
+
+    /// Makes a step with all live tasks.
+    ///
+    /// # Errors
+    /// If it cannot go on at all; what fails with single peers stands in the step.
+    pub async fn step(&mut self) -> Result<Outcome, ExerciseError> {
+        let members = tokio::select! {
+            members = self.agent.live_set(self.options.limit) => members?,
+            () = cut(self.cut.clone()) => return Ok(Outcome::CalledOff(TOLD.to_owned())),
+        };
+        if self.epoch.as_ref().is_none_or(|epoch| epoch.members != members) {
+            // What was prepared with those who are gone goes with the epoch.
+            if let Some(old) = self.epoch.take() {
+                self.agent.forget_barrier(&old.id);
+            }
+            match self.begin(members).await? {
+                Ok(epoch) => self.epoch = Some(epoch),
+                Err(why) => return Ok(Outcome::CalledOff(why)),
+            }
+        }
+        let Some(mut epoch) = self.epoch.take() else {
+            return Ok(Outcome::CalledOff("there is no epoch".to_owned()));
+        };
+        let made = match self.meet(&epoch.id, &epoch.members).await {
+            Ok(Met::Passed(count)) => {
+                let number = epoch.base + u64::try_from(count).unwrap_or(0);
+                self.last = number;
+                self.make(&mut epoch, number).await.map(Outcome::Made)
+            }
+            Ok(Met::CalledOff(why)) => Ok(Outcome::CalledOff(why)),
+            Err(error) => Err(error),
+        };
+        self.epoch = Some(epoch);
+        made
+    }
+
+    /// Begins an epoch; or says why not.
+    async fn begin(&mut self, members: Vec<Member>) -> Result<Result<Epoch, String>, ExerciseError> {
+        let number = plan::number(&members);
+        let id = format!("muster/exercise/{number:016x}");
+        let devices = match self.devices(&members).await? {
+            Ok(devices) => devices,
+            Err(why) => return Ok(Err(why)),
+        };
+        let key = format!("{id}/{}", self.agent.here().task);
+        self.agent.insert(&key, self.last.to_string(), true).await?;
+        let count = match self.meet(&id, &members).await? {
+            Met::Passed(count) => count,
+            Met::CalledOff(why) => return Ok(Err(why)),
+        };
+        let steps = self.agent.list(&id).await?;
+        let step = |value: &[u8]| std::str::from_utf8(value).ok()?.parse::<u64>().ok();
+        let last = steps.iter().filter_map(|(_, value)| step(value)).max().unwrap_or(self.last);
+        // The use of the barrier that has just passed is the step that was made last.
+        let base = last.saturating_sub(u64::try_from(count).unwrap_or(0));
+        Ok(Ok(Epoch { members, id, number, devices, base, rings: Prepared::default() }))
+    }
+
+    /// How many devices each of them has that all have; or who was lost before that was known.
+    async fn devices(&self, members: &[Member]) -> Result<Result<u32, String>, ExerciseError> {
+        let mut roster = self.agent.roster();
+        let until = tokio::time::sleep(self.options.limit);
+        tokio::pin!(until);
+        loop {
+            let waits = {
+                let roster = roster.borrow_and_update();
+                let unknown = members.iter().find(|member| !roster.membership.has(**member)).copied();
+                let Some(member) = unknown else {
+                    let counts =
+                        members.iter().filter_map(|member| roster.membership.peers.get(&member.task));
+                    let devices = counts.map(|peer| peer.devices.len() as u32).min().unwrap_or(0);
+                    return Ok(Ok(devices.min(plan::DEVICES_MAX)));
+                };
+                if let Some(why) = roster.unusable.get(&member.task) {
+                    return Err(ExerciseError::NoEngine { task: member.task.0, why: why.clone() });
+                }
+                member
+            };
+            tokio::select! {
+                changed = roster.changed() => {
+                    if changed.is_err() || lost(&self.agent.roster().borrow(), &[waits]).is_some() {
+                        return Ok(Err(format!("{waits} was lost")));
+                    }
+                }
+                error = self.agent.over() => return Err(error.into()),
+                () = cut(self.cut.clone()) => return Ok(Err(TOLD.to_owned())),
+                () = &mut until => {
+                    let why = "it has published none: is it another program?".to_owned();
+                    return Err(ExerciseError::NoEngine { task: waits.task.0, why });
+                }
+            }
+        }
+    }
+
+    /// Meets all members at the barrier of the epoch, unless one of them is lost.
+    async fn meet(&self, id: &str, members: &[Member]) -> Result<Met, ExerciseError> {
+        let tasks: Vec<u32> = members.iter().map(|member| member.task.0).collect();
+        let waiting = self.agent.barrier(id, &tasks, self.options.limit);
+        tokio::pin!(waiting);
+        let mut roster = self.agent.roster();
+        let gone = async {
+            loop {
+                let gone = lost(&roster.borrow_and_update(), members);
+                if let Some(member) = gone {
+                    return member;
+                }
+                if roster.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let (answer, why) = tokio::select! {
+            biased;
+            answer = &mut waiting => (answer, "another task called the step off".to_owned()),
+            member = gone => {
+                let _in_time = self.agent.cancel_barrier(id).await?;
+                (waiting.await, format!("{member} was lost"))
+            }
+            () = cut(self.cut.clone()) => {
+                let _in_time = self.agent.cancel_barrier(id).await?;
+                (waiting.await, TOLD.to_owned())
+            }
+        };
+        match answer {
+            Ok(count) => Ok(Met::Passed(count)),
+            Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(Met::CalledOff(why)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+const TOLD: &str = "this worker was told to end";
+
+/// Resolves when nobody is to be waited for any more.
+async fn cut(mut told: watch::Receiver<bool>) {
+    if told.wait_for(|told| *told).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// One of `members` whose life does not count any more. Lives of others that are not known yet are not lost.
+fn lost(roster: &super::Roster, members: &[Member]) -> Option<Member> {
+    members.iter().copied().find(|member| roster.lives.get(&member.task) != Some(&member.incarnation))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{Incarnation, TaskId};
+
+    #[test]
+    fn whoever_has_another_life_is_lost() {
+        let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
+        let mut roster = super::super::Roster::default();
+        roster.lives.insert(TaskId(0), member(0, 1).incarnation);
+        roster.lives.insert(TaskId(1), member(1, 7).incarnation);
+        assert_eq!(lost(&roster, &[member(0, 1), member(1, 7)]), None);
+        assert_eq!(lost(&roster, &[member(0, 1), member(1, 8)]), Some(member(1, 8)));
+        assert_eq!(lost(&roster, &[member(2, 1)]), Some(member(2, 1)));
+    }
+}

@@ -1,0 +1,226 @@
+//! The transfers of a step.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::plan::{self, Move};
+use super::{Epoch, Exercise, ExerciseError, Step, contents};
+use crate::agent::DEVICES_MAX;
+use crate::clock;
+use crate::transfer::{
+    Arena, Buffer, DeviceId, Member, MemoryError, Options, PrepareError, Span, Spec, Stats, TransferError,
+};
+
+/// A transfer that has begun fails when nothing moves for so long.
+const STALL: Duration = Duration::from_secs(10);
+
+/// The buffers that a task exercises with, taken once: round the ring by direction, device and turn; to partners by
+/// direction.
+#[derive(Debug)]
+pub struct Buffers {
+    ring: HashMap<(bool, u32, usize), Buffer>,
+    partner: [Buffer; 2],
+}
+
+impl Buffers {
+    /// Buffers for so many devices.
+    pub fn new(devices: u32, bytes_max: usize) -> Result<Self, MemoryError> {
+        let arena = Arena::new(plan::memory(devices, bytes_max))?;
+        let mut ring = HashMap::new();
+        for turn in 0..plan::TURNS {
+            for device in 0..devices {
+                for outgoing in [false, true] {
+                    let buffer = arena.allocate(plan::ring_bytes(turn, device, bytes_max))?;
+                    ring.insert((outgoing, device, turn), buffer);
+                }
+            }
+        }
+        Ok(Self { ring, partner: [arena.allocate(bytes_max)?, arena.allocate(bytes_max)?] })
+    }
+
+    fn span(&self, part: &Part, turn: Option<usize>) -> Result<Span, MemoryError> {
+        let buffer = match turn {
+            Some(turn) => self.ring.get(&(part.outgoing, part.of.device, turn)),
+            None => Some(&self.partner[usize::from(part.outgoing)]),
+        };
+        let missing = MemoryError::OutOfRange { start: 0, end: part.of.bytes, len: 0 };
+        buffer.ok_or(missing)?.range(0..part.of.bytes)
+    }
+}
+
+/// What was prepared once and is launched again: by peer and turn.
+pub type Prepared = HashMap<(Member, usize), Bundle>;
+
+/// Transfers with one peer, and their buffers.
+#[derive(Debug)]
+pub struct Bundle {
+    prepared: crate::transfer::Prepared,
+    parts: Vec<(Part, Span)>,
+}
+
+/// One end of a move.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    outgoing: bool,
+    of: Move,
+}
+
+/// What came of a bundle in a step.
+struct Done {
+    peer: Member,
+    kept: Option<(usize, Bundle)>,
+    outcome: Result<Stats, TransferError>,
+    checked: usize,
+    damaged: Option<ExerciseError>,
+}
+
+impl Exercise<'_> {
+    /// Moves what the plan of step `number` says, and checks what arrived.
+    pub(super) async fn make(&self, epoch: &mut Epoch, number: u64) -> Result<Step, ExerciseError> {
+        let began = clock::monotonic();
+        let turn = plan::turn(number);
+        let (count, most) = (epoch.members.len(), self.options.bytes_max);
+        let rings = self.shares(&epoch.members, plan::ring(count, epoch.devices, turn, most));
+        let partners = self.shares(&epoch.members, plan::partners(count, number, epoch.number, most));
+        // Channels of their own: an epoch begins to count anew, and the two kinds do not wait for each other.
+        let channel = (epoch.number as u32) & !1;
+        let mut work = Vec::new();
+        for (peer, moves) in rings {
+            let known = epoch.rings.remove(&(peer, turn));
+            work.push(self.bundle(number, epoch.number, peer, moves, known, (channel, Some(turn))));
+        }
+        for (peer, moves) in partners {
+            work.push(self.bundle(number, epoch.number, peer, moves, None, (channel | 1, None)));
+        }
+        let mut step = Step {
+            number,
+            members: epoch.members.clone(),
+            checked: 0,
+            sent: 0,
+            received: 0,
+            elapsed: Duration::ZERO,
+            failures: Vec::new(),
+        };
+        for done in join_all(work).await {
+            let done = done?;
+            self.agent.count(done.peer.task, &done.outcome);
+            if let Some(damaged) = done.damaged {
+                return Err(damaged);
+            }
+            if let Some((turn, bundle)) = done.kept {
+                epoch.rings.insert((done.peer, turn), bundle);
+            }
+            step.checked += done.checked;
+            match done.outcome {
+                Ok(stats) => {
+                    step.sent += stats.sent;
+                    step.received += stats.received;
+                }
+                Err(error) => step.failures.push((done.peer, error)),
+            }
+        }
+        step.elapsed = clock::monotonic().saturating_duration_since(began);
+        Ok(step)
+    }
+
+    /// This task's part of the moves, by peer.
+    fn shares(&self, members: &[Member], moves: Vec<Move>) -> BTreeMap<Member, Vec<Part>> {
+        let here = self.agent.here();
+        let mut shares: BTreeMap<Member, Vec<Part>> = BTreeMap::new();
+        for of in moves {
+            let (from, to) = (members[of.from], members[of.to]);
+            if from == here {
+                shares.entry(to).or_default().push(Part { outgoing: true, of });
+            } else if to == here {
+                shares.entry(from).or_default().push(Part { outgoing: false, of });
+            }
+        }
+        shares
+    }
+
+    /// Moves one bundle.
+    async fn bundle(
+        &self,
+        step: u64,
+        epoch: u64,
+        peer: Member,
+        parts: Vec<Part>,
+        known: Option<Bundle>,
+        (channel, turn): (u32, Option<usize>),
+    ) -> Result<Done, ExerciseError> {
+        let failed = |error: TransferError| {
+            Ok(Done { peer, kept: None, outcome: Err(error), checked: 0, damaged: None })
+        };
+        let mut bundle = match known {
+            Some(bundle) => bundle,
+            None => match self.prepare(peer, parts, (channel, turn)).await? {
+                Ok(bundle) => bundle,
+                Err(error) => return failed(error.into()),
+            },
+        };
+        for (part, span) in bundle.parts.iter().filter(|(part, _)| part.outgoing) {
+            span.buffer().write(|bytes| {
+                contents::fill(&mut bytes[..span.len()], plan::seed(step, epoch, part.of.key))
+            })?;
+        }
+        let transfer = bundle.prepared.launch(&[]);
+        let outcome = match tokio::time::timeout(self.options.limit, transfer.clone()).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                transfer.cancel("the step took too long").await;
+                transfer.wait_for(Duration::ZERO).unwrap_or(Err(TransferError::Closed))
+            }
+        };
+        let (mut checked, mut damaged) = (0, None);
+        if outcome.is_ok() {
+            for (part, span) in bundle.parts.iter().filter(|(part, _)| !part.outgoing) {
+                let seed = plan::seed(step, epoch, part.of.key);
+                let wrong = span.buffer().read(|bytes| contents::wrong(&bytes[..span.len()], seed))?;
+                checked += usize::from(wrong.is_none());
+                if let Some(at) = wrong {
+                    damaged = Some(ExerciseError::Damaged { step, from: peer, len: span.len(), at });
+                }
+            }
+        }
+        let kept = turn.filter(|_| outcome.is_ok()).map(|turn| (turn, bundle));
+        Ok(Done { peer, kept, outcome, checked, damaged })
+    }
+
+    /// Finds the buffers for the moves with one peer, and does everything slow.
+    async fn prepare(
+        &self,
+        peer: Member,
+        wanted: Vec<Part>,
+        (channel, turn): (u32, Option<usize>),
+    ) -> Result<Result<Bundle, PrepareError>, ExerciseError> {
+        let here = self.agent.here();
+        let device = |member: Member, ordinal: u32| DeviceId(member.task.0 * DEVICES_MAX + ordinal);
+        let mut parts = Vec::with_capacity(wanted.len());
+        let mut specs = Vec::with_capacity(wanted.len());
+        for part in wanted {
+            let span = self.buffers.span(&part, turn)?;
+            let (near, far) = (device(here, part.of.device), device(peer, part.of.device));
+            specs.push(if part.outgoing {
+                Spec::send(span.clone(), near, far, part.of.key)
+            } else {
+                Spec::receive(span.clone(), far, near, part.of.key)
+            });
+            parts.push((part, span));
+        }
+        let options =
+            Options { channel, stall: STALL, deadline: Some(self.options.limit), ..Options::default() };
+        let preparing = self.agent.engine().prepare(specs, options);
+        let prepared = match tokio::time::timeout(self.options.limit, preparing).await {
+            Ok(prepared) => prepared,
+            Err(_) => {
+                let why = "it was not prepared in time".to_owned();
+                let transport = crate::transfer::TransportKind::Tcp;
+                let error = TransferError::Transport { transport, member: peer, why };
+                Err(PrepareError::Clique { member: peer, error })
+            }
+        };
+        Ok(prepared.map(|prepared| Bundle { prepared, parts }))
+    }
+}

@@ -1,0 +1,126 @@
+//! What moves in a step: all who take part work it out for themselves, and find the same.
+
+use super::contents::hash;
+use crate::transfer::{Member, TransferKey};
+
+/// The most devices of a task that are exercised.
+pub const DEVICES_MAX: u32 = 8;
+/// The sizes that go round the ring, unless they are beyond the largest.
+const SIZES: [usize; 6] = [1, 4096, 65_537, 256 << 10, 1 << 20, (3 << 20) + 5];
+/// How many turns there are.
+pub const TURNS: usize = SIZES.len();
+/// The memory of an arena comes in pieces of whole pages.
+const PIECE: usize = 64 << 10;
+
+/// One buffer's way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// Places of sender and receiver among the members.
+    pub from: usize,
+    /// See `from`.
+    pub to: usize,
+    /// The ordinal of the device on both sides.
+    pub device: u32,
+    /// How many bytes.
+    pub bytes: usize,
+    /// What both sides call it.
+    pub key: TransferKey,
+}
+
+/// Names a set of lives.
+pub fn number(members: &[Member]) -> u64 {
+    let parts: Vec<u64> =
+        members.iter().flat_map(|member| [u64::from(member.task.0), member.incarnation.get()]).collect();
+    hash(&parts)
+}
+
+/// Which of the ring's sizes is the one of a step.
+pub const fn turn(step: u64) -> usize {
+    (step % SIZES.len() as u64) as usize
+}
+
+/// What goes from a device round the ring.
+pub fn ring_bytes(turn: usize, device: u32, bytes_max: usize) -> usize {
+    SIZES[(turn + device as usize) % SIZES.len()].min(bytes_max)
+}
+
+/// The same every time that it is this turn, so that it is prepared once: each sends to the next, from each device.
+pub fn ring(count: usize, devices: u32, turn: usize, bytes_max: usize) -> Vec<Move> {
+    if count < 2 {
+        return Vec::new();
+    }
+    let all = (0..count).flat_map(|from| (0..devices).map(move |device| (from, device)));
+    let moves = all.map(|(from, device)| {
+        let bytes = ring_bytes(turn, device, bytes_max);
+        let key = TransferKey(hash(&[1, from as u64, u64::from(device), turn as u64]));
+        Move { from, to: (from + 1) % count, device, bytes, key }
+    });
+    moves.collect()
+}
+
+/// Another every step: each sends to a partner, so many places further on, a buffer of some size.
+pub fn partners(count: usize, step: u64, number: u64, bytes_max: usize) -> Vec<Move> {
+    if count < 2 {
+        return Vec::new();
+    }
+    let further = 1 + (hash(&[2, step, number]) % (count as u64 - 1)) as usize;
+    let moves = (0..count).map(|from| {
+        let drawn = hash(&[3, step, number, from as u64]);
+        // As many small ones as large ones.
+        let bytes = (drawn % (bytes_max as u64 + 1)) as usize >> (drawn >> 60);
+        Move {
+            from,
+            to: (from + further) % count,
+            device: 0,
+            bytes,
+            key: TransferKey(hash(&[4, step, from as u64])),
+        }
+    });
+    moves.collect()
+}
+
+/// The seed of what a move carries in a step.
+pub fn seed(step: u64, number: u64, key: TransferKey) -> u64 {
+    hash(&[5, step, number, key.0])
+}
+
+/// Memory for all that one task sends and receives: round the ring, and to partners.
+pub fn memory(devices: u32, bytes_max: usize) -> usize {
+    let piece = |bytes: usize| bytes.next_multiple_of(PIECE) + PIECE;
+    let all = (0..TURNS).flat_map(|turn| (0..devices).map(move |device| ring_bytes(turn, device, bytes_max)));
+    all.map(|bytes| 2 * piece(bytes)).sum::<usize>() + 2 * piece(bytes_max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_sends_once_and_receives_once_and_never_itself() {
+        for count in 2..9 {
+            for step in 0..50 {
+                for moves in [partners(count, step, 7, 1 << 20), ring(count, 1, turn(step), 1 << 20)] {
+                    let mut to: Vec<_> = moves.iter().map(|m| m.to).collect();
+                    to.sort_unstable();
+                    assert_eq!(to, (0..count).collect::<Vec<_>>());
+                    assert!(moves.iter().all(|m| m.from != m.to && m.bytes <= 1 << 20));
+                    let mut keys: Vec<_> = moves.iter().map(|m| m.key).collect();
+                    keys.sort_unstable();
+                    keys.dedup();
+                    assert_eq!(keys.len(), moves.len());
+                }
+            }
+        }
+        assert!(ring(1, 1, 0, 1).is_empty() && partners(1, 0, 0, 1).is_empty());
+    }
+
+    #[test]
+    fn sizes_change_from_step_to_step() {
+        let sizes: std::collections::BTreeSet<_> =
+            (0..20).map(|step| ring(2, 1, turn(step), 4 << 20)[0].bytes).collect();
+        assert_eq!(sizes.len(), SIZES.len());
+        let sizes: std::collections::BTreeSet<_> =
+            (0..20).map(|step| partners(2, step, 1, 4 << 20)[0].bytes).collect();
+        assert!(sizes.len() > 10, "{sizes:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Who lives, as the service tells it, made into what the transfer engine fences by.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::Inner;
+use super::entry;
+use super::error::AgentError;
+use super::patience::Patience;
+use super::service::State;
+use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId};
+
+/// Who takes part, at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Roster {
+    /// The tasks that the service counts as connected, with their lives.
+    pub lives: BTreeMap<TaskId, Incarnation>,
+    /// Those of them whose engines are known: what the engine has been told.
+    pub membership: Membership,
+    /// Those whose engines cannot be used, and why.
+    pub unusable: BTreeMap<TaskId, String>,
+}
+
+/// One life of another task.
+struct Life {
+    incarnation: Incarnation,
+    peer: Option<Result<Peer, String>>,
+    asking: AbortHandle,
+}
+
+type Fetched = (Member, Result<Peer, String>);
+
+/// Follows the states of the tasks until this life is over.
+pub(super) async fn follow(inner: Arc<Inner>, first: (Vec<State>, i64)) {
+    let mut lives: BTreeMap<TaskId, Life> = BTreeMap::new();
+    let mut fetches: JoinSet<Fetched> = JoinSet::new();
+    let (states, version) = first;
+    if !meet(&inner, &mut lives, &mut fetches, &states) {
+        return;
+    }
+    let mut watching = Box::pin(watch(Arc::clone(&inner), version));
+    loop {
+        tokio::select! {
+            answer = &mut watching => match answer {
+                Ok((states, version)) => {
+                    if !meet(&inner, &mut lives, &mut fetches, &states) {
+                        return;
+                    }
+                    watching = Box::pin(watch(Arc::clone(&inner), version));
+                }
+                Err(error) => return inner.end(error),
+            },
+            Some(fetched) = fetches.join_next() => {
+                // One that was given up belongs to a life that is over.
+                let Ok((member, peer)) = fetched else { continue };
+                if let Err(why) = &peer {
+                    tracing::warn!(%member, why, "its engine cannot be used");
+                }
+                if let Some(life) = lives.get_mut(&member.task).filter(|life| life.incarnation == member.incarnation) {
+                    life.peer = Some(peer);
+                    announce(&inner, &lives);
+                }
+            }
+        }
+    }
+}
+
+/// The next states, however long that takes; a connection that is lost is made anew.
+async fn watch(inner: Arc<Inner>, version: i64) -> Result<(Vec<State>, i64), AgentError> {
+    let mut patience = Patience::new(inner.config.patience);
+    loop {
+        match inner.service.watch(version, None).await {
+            Err(error) => patience.wait(error).await?,
+            answer => return answer,
+        }
+    }
+}
+
+/// Takes new states. Whether this life still counts.
+fn meet(
+    inner: &Arc<Inner>,
+    lives: &mut BTreeMap<TaskId, Life>,
+    fetches: &mut JoinSet<Fetched>,
+    states: &[State],
+) -> bool {
+    let here = inner.here();
+    let mut now: BTreeMap<TaskId, Incarnation> = BTreeMap::new();
+    for state in states {
+        let counts = state.connected.then(|| Incarnation::new(state.incarnation)).flatten();
+        if state.task == here.task.0 {
+            if counts != Some(here.incarnation) && !inner.is_leaving() {
+                let why = match (&counts, state.error.is_empty()) {
+                    (Some(other), _) => format!("incarnation {other} counts now"),
+                    (None, true) => "the service does not count it as connected".to_owned(),
+                    (None, false) => state.error.clone(),
+                };
+                inner.end(AgentError::Over { task: state.task, why });
+                return false;
+            }
+        } else if let Some(incarnation) = counts {
+            now.insert(TaskId(state.task), incarnation);
+        }
+    }
+    lives.retain(|task, life| {
+        let lives = now.get(task) == Some(&life.incarnation);
+        if !lives {
+            life.asking.abort();
+        }
+        lives
+    });
+    for (task, incarnation) in now {
+        lives.entry(task).or_insert_with(|| {
+            let member = Member { task, incarnation };
+            let asking = fetches.spawn(fetch(Arc::clone(inner), member));
+            Life { incarnation, peer: None, asking }
+        });
+    }
+    announce(inner, lives);
+    true
+}
+
+/// Reads what a life publishes of its engine, once it does; those that are no workers never do.
+async fn fetch(inner: Arc<Inner>, member: Member) -> Fetched {
+    let mut pause = Duration::from_millis(50);
+    loop {
+        match inner.service.get(&entry::key(member), None).await {
+            Ok(value) => return (member, entry::read(member, &value).map_err(|error| error.to_string())),
+            Err(error) => tracing::debug!(%member, %error, "its engine is asked for again"),
+        }
+        // Whether the service is gone for good, the watch finds out.
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(5));
+    }
+}
+
+/// Tells the engine and whoever follows.
+fn announce(inner: &Inner, lives: &BTreeMap<TaskId, Life>) {
+    let here = inner.here();
+    let mut roster = Roster::default();
+    let devices = inner.config.device_ids();
+    let own = Peer { incarnation: here.incarnation, address: inner.engine.address().clone(), devices };
+    roster.lives.insert(here.task, here.incarnation);
+    roster.membership.peers.insert(here.task, own);
+    for (task, life) in lives {
+        roster.lives.insert(*task, life.incarnation);
+        match &life.peer {
+            None => {}
+            Some(Ok(peer)) => _ = roster.membership.peers.insert(*task, peer.clone()),
+            Some(Err(why)) => _ = roster.unusable.insert(*task, why.clone()),
+        }
+    }
+    // This task's own devices first, then in the order of the tasks.
+    let own = roster.membership.peers.remove(&here.task);
+    let mut own = own.map(|peer| (here.task.0, peer));
+    let others = roster.membership.peers.iter_mut().map(|(task, peer)| (task.0, peer));
+    let greedy = entry::settle(own.iter_mut().map(|(task, peer)| (*task, peer)).chain(others));
+    if let Some((_, peer)) = own {
+        roster.membership.peers.insert(here.task, peer);
+    }
+    for task in greedy {
+        tracing::warn!(task, "it claims devices of other tasks; they stay with those");
+    }
+    inner.engine.on_membership(roster.membership.clone());
+    inner.roster.send_if_modified(|old| {
+        let differs = *old != roster;
+        *old = roster;
+        differs
+    });
+}

@@ -1,0 +1,498 @@
+//! The native worker: a task of a job that speaks the coordination protocol and owns a transfer engine.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `place/` | which task this process is, and where the service is: one file a system |
+//! | `dial.rs`, `service.rs` | the connection, and the calls of the protocol (generation C) |
+//! | `following.rs`, `entry.rs` | who lives, made into the engine's membership; what workers publish of their engines |
+//! | `topology.rs` | devices, published as JAX publishes them |
+//! | `preemption.rs` | notices, and the step that all agree on |
+//! | `reporting.rs` | what the service is told of transfers |
+//! | `exercise/` | a program that moves buffers and checks every byte |
+//!
+//! Every wait has a limit, ends when this life of the task is over, and is given up by dropping its future.
+
+mod config;
+mod dial;
+mod entry;
+mod error;
+pub mod exercise;
+mod following;
+mod patience;
+pub mod place;
+mod preemption;
+mod reporting;
+mod service;
+mod topology;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+pub use config::{Config, DEVICES_MAX, TlsFiles};
+pub use entry::EntryError;
+pub use error::AgentError;
+pub use following::Roster;
+
+use crate::clock;
+use crate::transfer::{Engine, Incarnation, Member, Membership, Stats, TaskId, TransferError};
+use patience::Patience;
+use reporting::Tally;
+use service::Service;
+
+/// Longest pause between two attempts to register.
+const REGISTER_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long the last report may take.
+const LAST_REPORT: Duration = Duration::from_secs(1);
+
+/// What the agent and its background tasks share.
+struct Inner {
+    config: Config,
+    service: Service,
+    engine: Engine,
+    tasks: u32,
+    roster: watch::Sender<Roster>,
+    over: watch::Sender<Option<AgentError>>,
+    notice: watch::Sender<Option<String>>,
+    sync: watch::Sender<preemption::Sync>,
+    counters: Mutex<HashMap<String, i64>>,
+    tally: Mutex<Tally>,
+    hurry: Notify,
+    leaving: AtomicBool,
+}
+
+impl Inner {
+    fn here(&self) -> Member {
+        self.engine.here()
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// This life is over, for this reason unless there was one before. Nothing moves any more.
+    fn end(&self, error: AgentError) {
+        let first = self.over.send_if_modified(|over| {
+            let first = over.is_none();
+            if first {
+                *over = Some(error);
+            }
+            first
+        });
+        if first {
+            self.engine.on_membership(Membership::default());
+        }
+    }
+}
+
+/// One life of a task: registered, followed, with an engine. Dropped without [`leave`](Agent::leave), it vanishes as a
+/// process that is killed would.
+pub struct Agent {
+    inner: Arc<Inner>,
+    channel: Channel,
+    /// Heartbeats, the error poll, the watch of tasks, the notice, reports: they end with the agent.
+    background: JoinSet<()>,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("here", &self.inner.here()).finish_non_exhaustive()
+    }
+}
+
+impl Agent {
+    /// Starts an engine and registers a new life of the task. Returns when the service counts it as connected: in a
+    /// forming run, when all others have come.
+    ///
+    /// # Errors
+    /// If the settings are wrong, the engine cannot start, the service refuses the task, or the limit is over.
+    pub async fn join(config: Config) -> Result<Self, AgentError> {
+        config.check()?;
+        let channel = dial::channel(&config)?;
+        let incarnation = fresh_incarnation();
+        let here = Member { task: TaskId(config.task), incarnation };
+        let engine = start_engine(&config, here)?;
+        let mut service =
+            Service::new(channel.clone(), config.service.clone(), config.task, incarnation.get());
+        register(&mut service, &config).await?;
+        publish(&service, &config, &engine).await?;
+        let first = service.watch(-1, Some(config.call_limit)).await?;
+        let tasks = count(&config, &first.0)?;
+        let inner = Arc::new(Inner {
+            config,
+            service,
+            engine,
+            tasks,
+            roster: watch::Sender::new(Roster::default()),
+            over: watch::Sender::new(None),
+            notice: watch::Sender::new(None),
+            sync: watch::Sender::default(),
+            counters: Mutex::default(),
+            tally: Mutex::default(),
+            hurry: Notify::new(),
+            leaving: AtomicBool::new(false),
+        });
+        let mut background = JoinSet::new();
+        background.spawn(beat(Arc::clone(&inner)));
+        background.spawn(listen(Arc::clone(&inner)));
+        background.spawn(following::follow(Arc::clone(&inner), first));
+        background.spawn(preemption::watch(Arc::clone(&inner)));
+        background.spawn(reporting::keep(Arc::clone(&inner), channel.clone()));
+        Ok(Self { inner, channel, background })
+    }
+
+    /// Who this is.
+    #[must_use]
+    pub fn here(&self) -> Member {
+        self.inner.here()
+    }
+
+    /// How many tasks the job has.
+    #[must_use]
+    pub fn tasks(&self) -> u32 {
+        self.inner.tasks
+    }
+
+    /// The incarnation of the run that it is part of.
+    #[must_use]
+    pub fn run(&self) -> u64 {
+        self.inner.service.run()
+    }
+
+    /// Its transfer engine, which is told of every change of who lives.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    /// Who lives, as it changes.
+    #[must_use]
+    pub fn roster(&self) -> watch::Receiver<Roster> {
+        self.inner.roster.subscribe()
+    }
+
+    /// Resolves when this life is over without having left: with the reason.
+    pub async fn over(&self) -> AgentError {
+        let mut over = self.inner.over.subscribe();
+        loop {
+            if let Some(error) = over.borrow_and_update().clone() {
+                return error;
+            }
+            if over.changed().await.is_err() {
+                return AgentError::Over { task: self.here().task.0, why: "the agent is gone".to_owned() };
+            }
+        }
+    }
+
+    /// Resolves when a preemption notice is there: with its text.
+    pub async fn notice(&self) -> String {
+        let mut notice = self.inner.notice.subscribe();
+        loop {
+            if let Some(text) = notice.borrow_and_update().clone() {
+                return text;
+            }
+            if notice.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Leaves a preemption notice for all tasks of the job, as JAX does at SIGTERM.
+    ///
+    /// # Errors
+    /// If the service does not take it.
+    pub async fn raise_notice(&self) -> Result<(), AgentError> {
+        self.unless_over(preemption::raise(&self.inner)).await
+    }
+
+    /// Whether all tasks have agreed to stop before `step`. To be asked before each step; between a notice and the
+    /// agreement it waits.
+    ///
+    /// # Errors
+    /// If this life is over.
+    pub async fn reached_sync_point(&self, step: u64) -> Result<bool, AgentError> {
+        self.unless_over(async { Ok(preemption::reached(&self.inner.sync, step).await) }).await
+    }
+
+    /// Waits at a barrier of all tasks, or of `members`, at most for `limit`. An id is used by one call at a time.
+    ///
+    /// # Errors
+    /// If it does not pass, with the service's words.
+    pub async fn barrier(&self, id: &str, members: &[u32], limit: Duration) -> Result<i64, AgentError> {
+        let counters = &self.inner.counters;
+        let mut counter = lock(counters).get(id).copied().unwrap_or(-1);
+        let passed = self.unless_over(self.inner.service.barrier(id, members, &mut counter, limit)).await;
+        lock(counters).insert(id.to_owned(), counter);
+        passed.map(|()| counter)
+    }
+
+    /// Calls off the use of a barrier at which this life waits. Whether it was in time: the wait itself tells all who wait
+    /// the same.
+    ///
+    /// # Errors
+    /// If the service does not answer.
+    pub async fn cancel_barrier(&self, id: &str) -> Result<bool, AgentError> {
+        let counter = lock(&self.inner.counters).get(id).copied().unwrap_or(-1) + 1;
+        self.unless_over(self.inner.service.cancel_barrier(id, counter, self.inner.config.call_limit)).await
+    }
+
+    /// Forgets how often a barrier was used that will not be used again.
+    pub fn forget_barrier(&self, id: &str) {
+        lock(&self.inner.counters).remove(id);
+    }
+
+    /// Who lives of all tasks, once every one of them has asked: they all get the same answer.
+    ///
+    /// # Errors
+    /// If not all of them have asked within `limit`.
+    pub async fn live_set(&self, limit: Duration) -> Result<Vec<Member>, AgentError> {
+        let all: Vec<u32> = (0..self.inner.tasks).collect();
+        let alive = self.unless_over(self.inner.service.alive(&all, limit)).await?;
+        let members = alive.into_iter().map(|(task, incarnation)| {
+            let incarnation = Incarnation::new(incarnation)?;
+            (task < self.inner.tasks).then_some(Member { task: TaskId(task), incarnation })
+        });
+        members.collect::<Option<Vec<_>>>().ok_or_else(|| AgentError::Protocol {
+            call: "live set",
+            what: "it has a task that does not exist, or has no incarnation".to_owned(),
+        })
+    }
+
+    /// Writes a key, which must not be there yet unless `overwrite`.
+    ///
+    /// # Errors
+    /// If the service does not take it.
+    pub async fn insert(
+        &self,
+        key: &str,
+        value: impl Into<Bytes>,
+        overwrite: bool,
+    ) -> Result<(), AgentError> {
+        let limit = self.inner.config.call_limit;
+        self.unless_over(self.inner.service.insert(key, value, overwrite, limit)).await
+    }
+
+    /// The value of a key, once somebody has written it.
+    ///
+    /// # Errors
+    /// If nobody has within `limit`.
+    pub async fn get(&self, key: &str, limit: Duration) -> Result<Bytes, AgentError> {
+        self.unless_over(self.inner.service.get(key, Some(limit))).await
+    }
+
+    /// The value of a key, if it has one.
+    ///
+    /// # Errors
+    /// If the service does not answer.
+    pub async fn try_get(&self, key: &str) -> Result<Option<Bytes>, AgentError> {
+        self.unless_over(self.inner.service.try_get(key, self.inner.config.call_limit)).await
+    }
+
+    /// What a directory holds, by key.
+    ///
+    /// # Errors
+    /// If the service does not answer.
+    pub async fn list(&self, directory: &str) -> Result<Vec<(String, Bytes)>, AgentError> {
+        self.unless_over(self.inner.service.list(directory, self.inner.config.call_limit)).await
+    }
+
+    /// Deletes a key and all below it.
+    ///
+    /// # Errors
+    /// If the service does not answer.
+    pub async fn delete(&self, key: &str) -> Result<(), AgentError> {
+        self.unless_over(self.inner.service.delete(key, self.inner.config.call_limit)).await
+    }
+
+    /// Counts how a launch of the engine ended, for the reports: `peer` is with whom, where the error does not say.
+    pub fn count(&self, peer: TaskId, outcome: &Result<Stats, TransferError>) {
+        reporting::with(&self.inner.tally, |tally| tally.count(peer.0, outcome));
+        if outcome.is_err() {
+            self.inner.hurry.notify_one();
+        }
+    }
+
+    /// Tries to leave within `limit`: at once in a job whose tasks may come and go, together with all others in one whose
+    /// tasks share their fate. If it cannot, this life goes on.
+    ///
+    /// # Errors
+    /// If the service does not let it go, or does not in time.
+    pub async fn try_leave(&self, limit: Duration) -> Result<(), AgentError> {
+        // Reported before, since what has left has nothing to report any more.
+        let _told =
+            tokio::time::timeout(LAST_REPORT, reporting::once(&self.inner, self.channel.clone())).await;
+        self.inner.leaving.store(true, Ordering::Release);
+        let left = self.inner.service.shutdown(limit).await;
+        if left.is_err() {
+            self.inner.leaving.store(false, Ordering::Release);
+        }
+        left
+    }
+
+    /// Leaves in good order, waiting for the others where the job asks for that; then everything of it ends.
+    ///
+    /// # Errors
+    /// If the service did not let it go. It is gone all the same.
+    pub async fn leave(self) -> Result<(), AgentError> {
+        let over = self.inner.over.borrow().clone();
+        let left = match over {
+            None => self.try_leave(self.inner.config.shutdown_limit).await,
+            Some(error) => Err(error),
+        };
+        self.end().await;
+        left
+    }
+
+    /// Ends everything of it, without a word to the service.
+    pub async fn end(mut self) {
+        self.background.shutdown().await;
+        let engine = self.inner.engine.clone();
+        // It joins threads.
+        let _ended = tokio::task::spawn_blocking(move || engine.shutdown()).await;
+    }
+
+    async fn unless_over<T>(
+        &self,
+        asking: impl Future<Output = Result<T, AgentError>>,
+    ) -> Result<T, AgentError> {
+        tokio::select! {
+            biased;
+            answer = asking => answer,
+            error = self.over() => Err(error),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn fresh_incarnation() -> Incarnation {
+    loop {
+        if let Some(incarnation) = Incarnation::new(clock::random_u64()) {
+            return incarnation;
+        }
+    }
+}
+
+fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
+    let mut engine = crate::transfer::Config::new(here, config.device_ids());
+    engine.listen = config.listen;
+    engine.advertise = config.advertise.clone();
+    engine.token = config.token.clone();
+    engine.transport = config.transport;
+    let engine = Engine::start(engine).map_err(|error| AgentError::Engine(error.to_string()))?;
+    // What stands in it is dialled by others.
+    let own = entry::write(here.incarnation, engine.address(), &config.device_ids());
+    let own = own.map_err(AgentError::Engine)?;
+    entry::read(here, &own).map_err(|error| {
+        AgentError::Settings(format!(
+            "nobody could reach this engine ({error}): name the address that others dial with --advertise"
+        ))
+    })?;
+    Ok(engine)
+}
+
+/// Registers, again and again as clients of the protocol do, until the limit is over.
+async fn register(service: &mut Service, config: &Config) -> Result<(), AgentError> {
+    let until = clock::monotonic() + config.register_limit;
+    let mut pause = Duration::from_millis(20);
+    let mut told = false;
+    loop {
+        let left = until.saturating_duration_since(clock::monotonic());
+        let error = match service.register(left).await? {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if until.saturating_duration_since(clock::monotonic()) <= pause {
+            return Err(error);
+        }
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!(%error, "not registered yet; it is tried again for {:?}", config.register_limit);
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(REGISTER_PAUSE_MAX);
+    }
+}
+
+/// Publishes the engine and the devices.
+async fn publish(service: &Service, config: &Config, engine: &Engine) -> Result<(), AgentError> {
+    let limit = config.call_limit;
+    let here = engine.here();
+    let own =
+        entry::write(here.incarnation, engine.address(), &config.device_ids()).map_err(AgentError::Engine)?;
+    service.insert(&entry::key(here), own, true, limit).await?;
+    let key = topology::key(config.task);
+    let devices = topology::write(config, &engine.address().host);
+    match service.insert(&key, devices.clone(), false, limit).await {
+        Err(error) if error.code() == Some(tonic::Code::AlreadyExists) => {
+            let before = service.try_get(&key, limit).await?.unwrap_or_default();
+            if !topology::same_devices(&before, &devices) {
+                return Err(AgentError::OtherDevices { task: config.task, key });
+            }
+            // The same devices, perhaps of another host.
+            service.insert(&key, devices, true, limit).await
+        }
+        done => done,
+    }
+}
+
+/// How many tasks the job has, by the service's own list.
+fn count(config: &Config, states: &[service::State]) -> Result<u32, AgentError> {
+    let tasks = states.iter().map(|state| state.task + 1).max().unwrap_or(0);
+    match config.tasks {
+        Some(wanted) if wanted != tasks => Err(AgentError::Settings(format!(
+            "the job has {tasks} task(s), but this worker was told {wanted}: serve a job of {wanted}, or correct --tasks"
+        ))),
+        _ if config.task >= tasks => Err(AgentError::Protocol {
+            call: "watch of tasks",
+            what: format!("task {} is registered, but not among {tasks}", config.task),
+        }),
+        _ => Ok(tasks),
+    }
+}
+
+/// Heartbeats, at half of the timeout, each with that as its limit.
+async fn beat(inner: Arc<Inner>) {
+    let interval = inner.config.heartbeat_timeout / 2;
+    let mut patience = Patience::new(inner.config.patience);
+    loop {
+        tokio::time::sleep(interval).await;
+        loop {
+            match inner.service.heartbeat(interval).await {
+                Ok(()) => {
+                    patience.calm();
+                    break;
+                }
+                Err(error) => {
+                    if let Err(error) = patience.wait(error).await {
+                        return inner.end(error);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Holds the error poll.
+async fn listen(inner: Arc<Inner>) {
+    let mut patience = Patience::new(inner.config.patience);
+    loop {
+        match inner.service.poll().await {
+            // Answered for good: errors come by heartbeat and by the watch.
+            Ok(()) => return,
+            Err(error) => {
+                if let Err(error) = patience.wait(error).await {
+                    return inner.end(error);
+                }
+            }
+        }
+    }
+}

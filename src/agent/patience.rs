@@ -1,0 +1,45 @@
+//! How calls are tried again while the service is out of reach.
+
+use std::time::{Duration, Instant};
+
+use super::error::AgentError;
+use crate::clock;
+
+const FIRST: Duration = Duration::from_millis(50);
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Waits longer each time, and not for ever.
+pub struct Patience {
+    limit: Duration,
+    pause: Duration,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// Gives up after `limit` of failures in a row.
+    pub const fn new(limit: Duration) -> Self {
+        Self { limit, pause: FIRST, since: None }
+    }
+
+    /// Waits before the call that failed so is tried again.
+    ///
+    /// # Errors
+    /// The error itself, if trying again is no use, or it has been tried for long enough.
+    pub async fn wait(&mut self, error: AgentError) -> Result<(), AgentError> {
+        let since = *self.since.get_or_insert_with(clock::monotonic);
+        let over = clock::monotonic().saturating_duration_since(since) >= self.limit;
+        if over || !error.is_passing() {
+            return Err(error);
+        }
+        tracing::debug!(%error, pause = ?self.pause, "tried again");
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST);
+        Ok(())
+    }
+
+    /// The call went well.
+    pub const fn calm(&mut self) {
+        self.since = None;
+        self.pause = FIRST;
+    }
+}

@@ -1,0 +1,106 @@
+//! What was said: flags first, then variables of this project and of JAX.
+
+use super::{
+    Found, PlaceError, Question, SERVICE, TASK, TASKS, Taken, Variables, disagree, task, tasks, text,
+};
+
+const TASK_VARIABLES: [&str; 2] = ["MUSTER_PROCESS_ID", "JAX_PROCESS_ID"];
+const TASKS_VARIABLES: [&str; 3] = ["MUSTER_NUM_PROCESSES", "JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT"];
+const SERVICE_VARIABLES: [&str; 2] = ["MUSTER_COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS"];
+
+/// What was asked for by flags.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Which task this is.
+    pub task: Option<u32>,
+    /// How many there are.
+    pub tasks: Option<u32>,
+    /// Where the service is.
+    pub service: Option<String>,
+}
+
+/// What was said.
+pub(super) fn find(asked: &Asked, variables: &Variables) -> Result<Found, PlaceError> {
+    let flag = |value: Option<u32>, flag: &str| value.map(|value| Taken { value, from: flag.to_owned() });
+    Ok(Found {
+        system: "what was said",
+        task: one(&TASK, flag(asked.task, "--task"), &TASK_VARIABLES, |name| task(variables, name))?,
+        tasks: one(&TASKS, flag(asked.tasks, "--tasks"), &TASKS_VARIABLES, |name| tasks(variables, name))?,
+        service: one(
+            &SERVICE,
+            asked.service.clone().map(|value| Taken { value, from: "--service".to_owned() }),
+            &SERVICE_VARIABLES,
+            |name| {
+                Ok(text(variables, name).map(|text| Taken { value: text.to_owned(), from: name.to_owned() }))
+            },
+        )?,
+        hint: None,
+    })
+}
+
+/// The flag, or else what the variables say if they agree.
+fn one<T: PartialEq + std::fmt::Display>(
+    question: &Question,
+    flag: Option<Taken<T>>,
+    names: &[&str],
+    read: impl Fn(&str) -> Result<Option<Taken<T>>, PlaceError>,
+) -> Result<Option<Taken<T>>, PlaceError> {
+    if flag.is_some() {
+        return Ok(flag);
+    }
+    let mut first: Option<Taken<T>> = None;
+    for name in names {
+        let Some(next) = read(name)? else { continue };
+        match &first {
+            None => first = Some(next),
+            Some(first) if first.value != next.value => return Err(disagree(question, first, &next)),
+            Some(_) => {}
+        }
+    }
+    Ok(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{find as place, variables};
+    use super::super::{Asked, Place};
+
+    #[test]
+    fn flags_count_before_variables() {
+        let said = variables(&[
+            ("MUSTER_PROCESS_ID", "1"),
+            ("MUSTER_NUM_PROCESSES", "2"),
+            ("JAX_COORDINATOR_ADDRESS", "jax:1"),
+        ]);
+        let asked = Asked { task: Some(5), tasks: Some(6), service: Some("here:2".to_owned()) };
+        let found = Place::find(&asked, &said).unwrap();
+        assert_eq!((found.task.value, found.service.value.as_str()), (5, "here:2"));
+        assert_eq!(found.task.from, "--task");
+        let found = Place::find(&Asked::default(), &said).unwrap();
+        assert_eq!((found.task.value, found.service.value.as_str()), (1, "jax:1"));
+    }
+
+    #[test]
+    fn variables_that_disagree_are_not_chosen_between() {
+        let error =
+            place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "2"), ("JAX_COORDINATOR_ADDRESS", "m")])
+                .unwrap_err()
+                .to_string();
+        assert!(
+            error.contains("1 (from MUSTER_PROCESS_ID)") && error.contains("2 (from JAX_PROCESS_ID)"),
+            "{error}"
+        );
+        let same =
+            place(&[("MUSTER_PROCESS_ID", "1"), ("JAX_PROCESS_ID", "1"), ("JAX_COORDINATOR_ADDRESS", "m")]);
+        assert_eq!(same.unwrap().task.value, 1);
+    }
+
+    #[test]
+    fn what_is_no_number_is_named() {
+        for wrong in ["x", "-1", "1.5", "99999999999"] {
+            let error = place(&[("MUSTER_PROCESS_ID", wrong), ("JAX_COORDINATOR_ADDRESS", "m")]).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains("MUSTER_PROCESS_ID") && error.contains(wrong), "{error}");
+        }
+    }
+}

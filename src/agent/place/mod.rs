@@ -1,0 +1,364 @@
+//! Where this process stands in its job: which task it is, of how many, and where the service is.
+//!
+//! What is said explicitly counts first; then the systems that start processes are asked. All of it is read out of a map
+//! of variables, so that it can be tried without the systems. Nothing is guessed: where two sources disagree, or one
+//! is missing, the answer is an error that says what to set.
+//!
+//! | file | system | which variables |
+//! | --- | --- | --- |
+//! | `explicit.rs` | flags and `MUSTER_*`, `JAX_*` variables | `MUSTER_PROCESS_ID`, `MUSTER_NUM_PROCESSES`, `JAX_COORDINATOR_ADDRESS`, … |
+//! | `slurm.rs` | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST`, … |
+//! | `jobset.rs` | Kubernetes JobSet | `JOBSET_NAME`, `JOB_INDEX`, `PROCESSES_IN_JOB`, `JOB_COMPLETION_INDEX` |
+//! | `kubernetes.rs` | Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `MUSTER_SERVICE_HOST`, … |
+//! | `open_mpi.rs` | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` |
+
+mod explicit;
+mod jobset;
+mod kubernetes;
+mod open_mpi;
+mod slurm;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+pub use explicit::Asked;
+
+/// Environment variables by name.
+pub type Variables = BTreeMap<String, String>;
+
+/// The port of a service for which no port is named.
+pub const PORT: u16 = 8476;
+/// The most tasks of a job.
+pub const TASKS_MAX: u32 = 1_000_000;
+
+/// A value, and where it was taken from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken<T> {
+    /// The value.
+    pub value: T,
+    /// The flag or variable that said so.
+    pub from: String,
+}
+
+impl<T: fmt::Display> fmt::Display for Taken<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (from {})", self.value, self.from)
+    }
+}
+
+/// What one system says. What it does not say is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Found {
+    /// The system, in words.
+    system: &'static str,
+    task: Option<Taken<u32>>,
+    tasks: Option<Taken<u32>>,
+    service: Option<Taken<String>>,
+    /// What is to be done where it should have said more.
+    hint: Option<&'static str>,
+}
+
+/// The place of this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Which task it is.
+    pub task: Taken<u32>,
+    /// How many tasks there are; where nothing says so, the service does.
+    pub tasks: Option<Taken<u32>>,
+    /// Where the service is: `host:port`.
+    pub service: Taken<String>,
+    /// The systems that were detected.
+    pub systems: Vec<&'static str>,
+}
+
+/// Why the place of this process is not known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// A variable does not hold what it should.
+    #[error("{variable}={value:?} is not {wanted}: set it right, or give {flag}")]
+    Malformed {
+        /// Which.
+        variable: String,
+        /// What it holds.
+        value: String,
+        /// What it should.
+        wanted: &'static str,
+        /// The flag that overrides it.
+        flag: &'static str,
+    },
+    /// Two sources say different things.
+    #[error("{what} is {first} but also {second}: say which is right with {flag}")]
+    Disagree {
+        /// What is asked.
+        what: &'static str,
+        /// The one.
+        first: String,
+        /// The other.
+        second: String,
+        /// The flag that overrides both.
+        flag: &'static str,
+    },
+    /// No source says it.
+    #[error("nothing says {what} ({looked}): give {flag}, or set {variable}{hint}")]
+    Missing {
+        /// What is asked.
+        what: &'static str,
+        /// Where it was looked for.
+        looked: String,
+        /// The flag that says it.
+        flag: &'static str,
+        /// The variable that says it.
+        variable: &'static str,
+        /// What else would help.
+        hint: String,
+    },
+    /// The number of the task is beyond the number of tasks.
+    #[error("task {task} does not exist among {tasks} task(s): they are numbered from 0")]
+    Beyond {
+        /// The task.
+        task: Taken<u32>,
+        /// How many there are.
+        tasks: Taken<u32>,
+    },
+}
+
+const TASK: Question =
+    Question { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
+const TASKS: Question =
+    Question { what: "how many tasks there are", flag: "--tasks", variable: "MUSTER_NUM_PROCESSES=N" };
+const SERVICE: Question = Question {
+    what: "where the service is",
+    flag: "--service",
+    variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
+};
+
+struct Question {
+    what: &'static str,
+    flag: &'static str,
+    variable: &'static str,
+}
+
+impl Place {
+    /// Finds it out of what was asked for and `variables`.
+    ///
+    /// # Errors
+    /// If it is not known for sure; the error says what to set.
+    pub fn find(asked: &Asked, variables: &Variables) -> Result<Self, PlaceError> {
+        let said = explicit::find(asked, variables)?;
+        let detectors = [slurm::find, jobset::find, kubernetes::find, open_mpi::find];
+        let known = said.task.is_some() && said.tasks.is_some() && said.service.is_some();
+        // Who says everything need not have the rest of the environment in order.
+        let detectors = if known { &[] } else { &detectors[..] };
+        let found =
+            detectors.iter().filter_map(|find| find(variables).transpose()).collect::<Result<Vec<_>, _>>()?;
+        let task = settle(&TASK, said.task, &found, |found| found.task.clone())?;
+        let tasks = settle(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
+        let service = settle(&SERVICE, said.service, &found, |found| found.service.clone())?;
+        let task = task.ok_or_else(|| missing(&TASK, &found))?;
+        let service = service.ok_or_else(|| missing(&SERVICE, &found))?;
+        if let Some(tasks) = tasks.clone().filter(|tasks| task.value >= tasks.value) {
+            return Err(PlaceError::Beyond { task, tasks });
+        }
+        let service = Taken { value: with_port(&service)?, from: service.from };
+        Ok(Self { task, tasks, service, systems: found.iter().map(|found| found.system).collect() })
+    }
+
+    /// What was detected and taken from where, in lines for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let systems = if self.systems.is_empty() { "none".to_owned() } else { self.systems.join(", ") };
+        let tasks = self.tasks.as_ref().map_or_else(|| "the service says".to_owned(), Taken::to_string);
+        let Self { task, service, .. } = self;
+        format!("  task     {task}\n  tasks    {tasks}\n  service  {service}\n  detected {systems}\n")
+    }
+}
+
+/// What was said, or else what all detected systems say with one voice.
+fn settle<T: PartialEq + fmt::Display>(
+    question: &Question,
+    said: Option<Taken<T>>,
+    found: &[Found],
+    of: impl Fn(&Found) -> Option<Taken<T>>,
+) -> Result<Option<Taken<T>>, PlaceError> {
+    if said.is_some() {
+        return Ok(said);
+    }
+    let mut voices = found.iter().filter_map(of);
+    let Some(first) = voices.next() else { return Ok(None) };
+    match voices.find(|other| other.value != first.value) {
+        None => Ok(Some(first)),
+        Some(other) => Err(disagree(question, &first, &other)),
+    }
+}
+
+fn disagree<T: fmt::Display>(question: &Question, first: &Taken<T>, second: &Taken<T>) -> PlaceError {
+    let (first, second) = (first.to_string(), second.to_string());
+    PlaceError::Disagree { what: question.what, first, second, flag: question.flag }
+}
+
+fn missing(question: &Question, found: &[Found]) -> PlaceError {
+    let looked = if found.is_empty() {
+        "no system that starts processes was detected".to_owned()
+    } else {
+        format!("detected: {}", found.iter().map(|found| found.system).collect::<Vec<_>>().join(", "))
+    };
+    let hint = found.iter().find_map(|found| found.hint).map_or_else(String::new, |hint| format!("; {hint}"));
+    PlaceError::Missing {
+        what: question.what,
+        looked,
+        flag: question.flag,
+        variable: question.variable,
+        hint,
+    }
+}
+
+/// A variable as a number.
+fn number(
+    variables: &Variables,
+    name: &str,
+    question: &Question,
+    most: u32,
+) -> Result<Option<Taken<u32>>, PlaceError> {
+    let Some(text) = text(variables, name) else { return Ok(None) };
+    match text.parse::<u32>().ok().filter(|number| *number <= most) {
+        Some(value) => Ok(Some(Taken { value, from: name.to_owned() })),
+        None => Err(PlaceError::Malformed {
+            variable: name.to_owned(),
+            value: text.to_owned(),
+            wanted: "a number in range",
+            flag: question.flag,
+        }),
+    }
+}
+
+/// The number of a task.
+fn task(variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+    number(variables, name, &TASK, TASKS_MAX - 1)
+}
+
+/// A number of tasks.
+fn tasks(variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+    number(variables, name, &TASKS, TASKS_MAX)
+}
+
+/// A variable that is there and not empty.
+fn text<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
+    variables.get(name).map(|text| text.trim()).filter(|text| !text.is_empty())
+}
+
+/// The address with a port, the usual one if it has none.
+fn with_port(service: &Taken<String>) -> Result<String, PlaceError> {
+    let malformed = || PlaceError::Malformed {
+        variable: service.from.clone(),
+        value: service.value.clone(),
+        wanted: "an address HOST:PORT",
+        flag: SERVICE.flag,
+    };
+    let text = service.value.strip_prefix("http://").unwrap_or(&service.value).trim_end_matches('/');
+    if text.is_empty() || text.contains(['/', '@', ' ']) {
+        return Err(malformed());
+    }
+    // An IPv6 address stands in brackets, or has no port.
+    let bare = text.parse::<std::net::Ipv6Addr>().is_ok();
+    let text = if bare { format!("[{text}]") } else { text.to_owned() };
+    let port = match text.rsplit_once(']') {
+        Some((_, rest)) => rest.strip_prefix(':'),
+        None => text.rsplit_once(':').map(|(_, port)| port),
+    };
+    match port {
+        None => Ok(format!("{text}:{PORT}")),
+        Some(port) if port.parse::<u16>().is_ok_and(|port| port != 0) => Ok(text),
+        Some(_) => Err(malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn variables(pairs: &[(&str, &str)]) -> Variables {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    pub(super) fn find(pairs: &[(&str, &str)]) -> Result<Place, PlaceError> {
+        Place::find(&Asked::default(), &variables(pairs))
+    }
+
+    #[test]
+    fn nothing_is_guessed() {
+        let error = find(&[]).unwrap_err().to_string();
+        for part in ["which task", "--task", "MUSTER_PROCESS_ID", "no system"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        let error = find(&[("MUSTER_PROCESS_ID", "1")]).unwrap_err().to_string();
+        assert!(error.contains("--service") && error.contains("JAX_COORDINATOR_ADDRESS"), "{error}");
+    }
+
+    #[test]
+    fn systems_that_disagree_are_not_chosen_between() {
+        let both = [
+            ("SLURM_JOB_ID", "7"),
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "1"),
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("JAX_COORDINATOR_ADDRESS", "m:1"),
+        ];
+        let error = find(&both).unwrap_err().to_string();
+        for part in ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"] {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        let asked = Asked { task: Some(3), tasks: Some(4), service: None };
+        let place = Place::find(&asked, &variables(&both)).unwrap();
+        assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(4)));
+    }
+
+    #[test]
+    fn a_task_beyond_the_number_of_tasks_is_refused() {
+        let error = find(&[
+            ("MUSTER_PROCESS_ID", "4"),
+            ("MUSTER_NUM_PROCESSES", "4"),
+            ("JAX_COORDINATOR_ADDRESS", "m"),
+        ])
+        .unwrap_err();
+        assert!(
+            matches!(error, PlaceError::Beyond { .. }) && error.to_string().contains("from 0"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn addresses_get_a_port_or_are_refused() {
+        let port = |text: &str| with_port(&Taken { value: text.to_owned(), from: "x".to_owned() });
+        for (text, wanted) in [
+            ("host", "host:8476"),
+            ("host:1", "host:1"),
+            ("10.0.0.1", "10.0.0.1:8476"),
+            ("::1", "[::1]:8476"),
+            ("[::1]", "[::1]:8476"),
+            ("[::1]:9", "[::1]:9"),
+            ("http://host:1/", "host:1"),
+        ] {
+            assert_eq!(port(text).as_deref(), Ok(wanted), "{text}");
+        }
+        for text in ["", "host:", "host:0", "host:x", "host:70000", "a/b", "u@h:1", "a b"] {
+            assert!(port(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn it_says_what_it_took_from_where() {
+        let place = find(&[
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("JAX_COORDINATOR_ADDRESS", "m"),
+        ])
+        .unwrap();
+        let text = place.describe();
+        for part in ["1 (from OMPI_COMM_WORLD_RANK)", "m:8476 (from JAX_COORDINATOR_ADDRESS)", "Open MPI"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+}

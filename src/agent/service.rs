@@ -1,0 +1,351 @@
+//! The calls of the coordination protocol (generation C), as a task makes them.
+
+use std::future::Future;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message as _;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use super::error::AgentError;
+use crate::proto::tensorflow::distributed_runtime::GrpcPayloadContainer;
+use crate::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
+use crate::proto::xla::coordination::{self as pb};
+
+/// The largest answer that is taken: the states of a million tasks.
+const ANSWER_BYTES_MAX: usize = 256 << 20;
+
+/// The service, as one life of one task sees it.
+#[derive(Debug, Clone)]
+pub struct Service {
+    client: CoordinationServiceClient<Channel>,
+    address: String,
+    task: i32,
+    incarnation: u64,
+    /// The run that this life registered with.
+    run: u64,
+}
+
+/// A task as the service tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// Which task.
+    pub task: u32,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// Its life.
+    pub incarnation: u64,
+    /// What is wrong with it; empty if nothing is.
+    pub error: String,
+}
+
+/// Why a call failed, with what only barriers are told beside it.
+struct Failure {
+    error: AgentError,
+    counter: Option<i64>,
+    own: bool,
+}
+
+const SERVICE_ERROR: &str = "type.googleapis.com/tensorflow.CoordinationServiceError";
+const BARRIER_ERROR: &str = "type.googleapis.com/tensorflow.BarrierError";
+const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchError";
+
+impl Service {
+    /// The service behind `channel`, with which this life is not registered yet.
+    pub fn new(channel: Channel, address: String, task: u32, incarnation: u64) -> Self {
+        let client = CoordinationServiceClient::new(channel)
+            .max_decoding_message_size(ANSWER_BYTES_MAX)
+            .max_encoding_message_size(ANSWER_BYTES_MAX);
+        Self { client, address, task: task as i32, incarnation, run: 0 }
+    }
+
+    /// The incarnation of the run.
+    pub const fn run(&self) -> u64 {
+        self.run
+    }
+
+    const fn claim(&self) -> Option<pb::Incarnations> {
+        // Released clients leave the task id out of it.
+        Some(pb::Incarnations {
+            task_id: 0,
+            task_incarnation: self.incarnation,
+            service_incarnation: self.run,
+        })
+    }
+
+    async fn ask<T>(
+        &self,
+        call: &'static str,
+        limit: Option<Duration>,
+        asking: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Failure> {
+        let answered = match limit {
+            None => asking.await,
+            Some(limit) => tokio::time::timeout(limit, asking).await.map_err(|_| Failure {
+                error: AgentError::TimedOut { call, limit },
+                counter: None,
+                own: false,
+            })?,
+        };
+        answered.map(Response::into_inner).map_err(|status| self.failure(call, &status))
+    }
+
+    fn failure(&self, call: &'static str, status: &Status) -> Failure {
+        let payloads = GrpcPayloadContainer::decode(status.details()).unwrap_or_default().payloads;
+        let own = payloads.contains_key(SERVICE_ERROR);
+        let mismatch = payloads
+            .get(MISMATCH_ERROR)
+            .and_then(|value| pb::ServiceMismatchError::decode(value.clone()).ok());
+        let barrier =
+            payloads.get(BARRIER_ERROR).and_then(|value| pb::BarrierError::decode(value.clone()).ok());
+        let message = crate::text::one_line(status.message()).into_owned();
+        let error = if let Some(mismatch) = mismatch {
+            AgentError::OtherRun { call, was: self.run, now: mismatch.service_incarnation }
+        } else if !own && matches!(status.code(), Code::Unavailable | Code::Unknown) {
+            let why = std::error::Error::source(status).map_or(message, deepest);
+            AgentError::Unreachable { service: self.address.clone(), call, why }
+        } else {
+            AgentError::Refused { call, code: status.code(), message }
+        };
+        Failure { error, counter: barrier.map(|barrier| barrier.counter), own }
+    }
+
+    /// Registers this life. `Ok(Err(…))`: not yet, and it may be asked again.
+    ///
+    /// Clients ask again after whatever is not the service's own word, and after ABORTED and INTERNAL.
+    pub async fn register(&mut self, limit: Duration) -> Result<Result<(), AgentError>, AgentError> {
+        let request = pb::RegisterTaskRequest { incarnation: self.incarnation, source_task_id: self.task };
+        let mut client = self.client.clone();
+        match self.ask("registration", Some(limit), client.register_task(request)).await {
+            Ok(answer) => {
+                self.run = answer.service_incarnation;
+                Ok(Ok(()))
+            }
+            Err(Failure { error, own, .. }) => {
+                let again = !own || matches!(error.code(), Some(Code::Aborted | Code::Internal));
+                if again { Ok(Err(error)) } else { Err(error) }
+            }
+        }
+    }
+
+    /// Says that this life lives.
+    pub async fn heartbeat(&self, limit: Duration) -> Result<(), AgentError> {
+        let request = pb::HeartbeatRequest {
+            incarnations: self.claim(),
+            incarnation: self.incarnation,
+            source_task_id: self.task,
+        };
+        let asking = self.ask("heartbeat", Some(limit), self.client.clone().heartbeat(request)).await;
+        let now = asking.map_err(|failure| failure.error)?.service_incarnation;
+        if now == self.run {
+            return Ok(());
+        }
+        Err(AgentError::OtherRun { call: "heartbeat", was: self.run, now })
+    }
+
+    /// Waits for an error of the run. `Ok`: there will be no more news by this way.
+    pub async fn poll(&self) -> Result<(), AgentError> {
+        let request = pb::PollForErrorRequest { incarnations: self.claim(), source_task_id: self.task };
+        match self.ask("error poll", None, self.client.clone().poll_for_error(request)).await {
+            Ok(_) => Err(AgentError::Protocol {
+                call: "error poll",
+                what: "it was answered without an error".to_owned(),
+            }),
+            Err(failure) => match failure.error {
+                AgentError::Refused { code: Code::Cancelled, .. } => Ok(()),
+                AgentError::Refused { code, message, .. } => Err(AgentError::Ended { code, message }),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// Says that this life ends in good order; in a job whose tasks share their fate, waits for the others.
+    pub async fn shutdown(&self, limit: Duration) -> Result<(), AgentError> {
+        let request = pb::ShutdownTaskRequest { incarnations: self.claim(), source_task_id: self.task };
+        let asking = self.ask("shutdown", Some(limit), self.client.clone().shutdown_task(request)).await;
+        asking.map(|_| ()).map_err(|failure| failure.error)
+    }
+
+    /// The states of all tasks once they are newer than `version`, with their version.
+    pub async fn watch(
+        &self,
+        version: i64,
+        limit: Option<Duration>,
+    ) -> Result<(Vec<State>, i64), AgentError> {
+        let request = pb::WatchTasksRequest { incarnations: self.claim(), version_number: version };
+        let answer = self.ask("watch of tasks", limit, self.client.clone().watch_tasks(request)).await;
+        let answer = answer.map_err(|failure| failure.error)?;
+        let states = answer.task_state.into_iter().filter_map(|info| {
+            Some(State {
+                task: u32::try_from(info.task_id).ok()?,
+                connected: info.state == pb::TaskState::Connected as i32,
+                incarnation: info.incarnation,
+                error: crate::text::one_line(&info.error_message).into_owned(),
+            })
+        });
+        Ok((states.collect(), answer.version_number))
+    }
+
+    /// Waits at a barrier of all tasks, or of `members`. `counter` is that of the last use of it by this life, or -1, and
+    /// is moved on.
+    pub async fn barrier(
+        &self,
+        id: &str,
+        members: &[u32],
+        counter: &mut i64,
+        limit: Duration,
+    ) -> Result<(), AgentError> {
+        let request = pb::BarrierRequest {
+            incarnations: self.claim(),
+            barrier_id: id.to_owned(),
+            barrier_timeout_in_ms: i64::try_from(limit.as_millis()).unwrap_or(i64::MAX),
+            task_ids: members.iter().map(|task| *task as i32).collect(),
+            source_task_id: self.task,
+            counter: *counter + 1,
+        };
+        // The service keeps the limit; this one is for a service that does not.
+        let patience = limit.saturating_add(Duration::from_secs(5));
+        match self.ask("barrier", Some(patience), self.client.clone().barrier(request)).await {
+            Ok(answer) => {
+                *counter = answer.counter;
+                Ok(())
+            }
+            Err(failure) => {
+                *counter = failure.counter.unwrap_or(*counter);
+                Err(failure.error)
+            }
+        }
+    }
+
+    /// Calls off the use `counter` of a barrier. Whether it was in time.
+    pub async fn cancel_barrier(&self, id: &str, counter: i64, limit: Duration) -> Result<bool, AgentError> {
+        let request = pb::CancelBarrierRequest {
+            incarnations: self.claim(),
+            barrier_id: id.to_owned(),
+            counter,
+            source_task_id: self.task,
+        };
+        let asking =
+            self.ask("end of a barrier", Some(limit), self.client.clone().cancel_barrier(request)).await;
+        match asking {
+            Ok(_) => Ok(true),
+            Err(Failure { error: AgentError::Refused { code: Code::FailedPrecondition, .. }, .. }) => {
+                Ok(false)
+            }
+            Err(failure) => Err(failure.error),
+        }
+    }
+
+    /// Who of `tasks` lives, once all of them who do have asked: their lives.
+    pub async fn alive(&self, tasks: &[u32], limit: Duration) -> Result<Vec<(u32, u64)>, AgentError> {
+        let request = pb::GetAliveTasksRequest {
+            incarnations: self.claim(),
+            requesting_task_id: self.task,
+            task_ids: tasks.iter().map(|task| *task as i32).collect(),
+        };
+        let asking = self.ask("live set", Some(limit), self.client.clone().get_alive_tasks(request)).await;
+        let answer = asking.map_err(|failure| failure.error)?;
+        if answer.alive_task_ids.len() != answer.incarnations.len() {
+            let what = "not every live task has an incarnation".to_owned();
+            return Err(AgentError::Protocol { call: "live set", what });
+        }
+        let ids = answer.alive_task_ids.into_iter().map(|task| task as u32);
+        let mut alive: Vec<_> = ids.zip(answer.incarnations).collect();
+        alive.sort_unstable();
+        Ok(alive)
+    }
+
+    /// Writes a key that must not be there yet, or may be if `overwrite`.
+    pub async fn insert(
+        &self,
+        key: &str,
+        value: impl Into<Bytes>,
+        overwrite: bool,
+        limit: Duration,
+    ) -> Result<(), AgentError> {
+        let kv = Some(pb::KeyValueEntry { key: key.to_owned(), value: value.into() });
+        let request =
+            pb::InsertKeyValueRequest { incarnations: self.claim(), kv, allow_overwrite: overwrite };
+        let asking = self.ask("insert", Some(limit), self.client.clone().insert_key_value(request)).await;
+        asking.map(|_| ()).map_err(|failure| failure.error)
+    }
+
+    /// The value of a key, once it has one.
+    pub async fn get(&self, key: &str, limit: Option<Duration>) -> Result<Bytes, AgentError> {
+        let request = pb::GetKeyValueRequest { incarnations: self.claim(), key: key.to_owned() };
+        let answer = self.ask("get", limit, self.client.clone().get_key_value(request)).await;
+        Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
+    }
+
+    /// The value of a key, if it has one now.
+    pub async fn try_get(&self, key: &str, limit: Duration) -> Result<Option<Bytes>, AgentError> {
+        let request = pb::TryGetKeyValueRequest { incarnations: self.claim(), key: key.to_owned() };
+        match self.ask("get", Some(limit), self.client.clone().try_get_key_value(request)).await {
+            Ok(answer) => Ok(Some(answer.kv.unwrap_or_default().value)),
+            Err(Failure { error: AgentError::Refused { code: Code::NotFound, .. }, .. }) => Ok(None),
+            Err(failure) => Err(failure.error),
+        }
+    }
+
+    /// What a directory holds, by key.
+    pub async fn list(&self, directory: &str, limit: Duration) -> Result<Vec<(String, Bytes)>, AgentError> {
+        let request =
+            pb::GetKeyValueDirRequest { incarnations: self.claim(), directory_key: directory.to_owned() };
+        let answer = self.ask("list", Some(limit), self.client.clone().get_key_value_dir(request)).await;
+        let answer = answer.map_err(|failure| failure.error)?;
+        Ok(answer.kv.into_iter().map(|kv| (kv.key, kv.value)).collect())
+    }
+
+    /// Deletes a key and all below it.
+    pub async fn delete(&self, key: &str, limit: Duration) -> Result<(), AgentError> {
+        let request =
+            pb::DeleteKeyValueRequest { incarnations: self.claim(), key: key.to_owned(), is_directory: true };
+        let asking = self.ask("delete", Some(limit), self.client.clone().delete_key_value(request)).await;
+        asking.map(|_| ()).map_err(|failure| failure.error)
+    }
+}
+
+/// The last cause of an error: what the system said.
+fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    crate::text::one_line(&error.to_string()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::transport::Endpoint;
+
+    fn payloads(entries: &[(&str, Vec<u8>)]) -> Bytes {
+        let payloads = entries.iter().map(|(key, value)| ((*key).to_owned(), value.clone().into())).collect();
+        GrpcPayloadContainer { payloads }.encode_to_vec().into()
+    }
+
+    #[tokio::test]
+    async fn failures_of_the_transport_and_words_of_the_service_are_told_apart() {
+        let channel = Endpoint::from_static("http://127.0.0.1:9").connect_lazy();
+        let service = Service { run: 5, ..Service::new(channel, "m:1".to_owned(), 1, 2) };
+        let failure = service.failure("x", &Status::unavailable("Socket closed"));
+        assert!(failure.error.is_passing() && !failure.own);
+        let own = payloads(&[(SERVICE_ERROR, Vec::new())]);
+        let failure = service.failure("x", &Status::with_details(Code::Unavailable, "gone", own));
+        assert!(!failure.error.is_passing() && failure.own);
+        let mismatch = pb::ServiceMismatchError { service_incarnation: 9 }.encode_to_vec();
+        let details = payloads(&[(SERVICE_ERROR, Vec::new()), (MISMATCH_ERROR, mismatch)]);
+        let failure = service.failure("x", &Status::with_details(Code::Internal, "wrong", details));
+        assert_eq!(failure.error, AgentError::OtherRun { call: "x", was: 5, now: 9 });
+        let barrier = pb::BarrierError { barrier_id: "b".to_owned(), counter: 7 }.encode_to_vec();
+        let details = payloads(&[(SERVICE_ERROR, Vec::new()), (BARRIER_ERROR, barrier)]);
+        let failure = service.failure("x", &Status::with_details(Code::Cancelled, "stale\nline", details));
+        assert_eq!(failure.counter, Some(7));
+        assert!(failure.error.to_string().contains("stale | line"), "{}", failure.error);
+        // Details of another shape are no reason to fail otherwise.
+        let failure =
+            service.failure("x", &Status::with_details(Code::Internal, "m", Bytes::from_static(b"\xff\xff")));
+        assert_eq!(failure.error.code(), Some(Code::Internal));
+    }
+}

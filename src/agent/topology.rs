@@ -1,0 +1,60 @@
+//! The devices of this task, published as JAX workers publish theirs.
+//!
+//! Under `cpu:local_topology/cpu/<task>`: the memory that this worker moves is its host's, and JAX's process 0 waits for the
+//! devices of every process before it gathers them.
+
+use prost::Message as _;
+
+use super::config::Config;
+use crate::proto::xla;
+
+/// Where the devices of `task` are published.
+pub fn key(task: u32) -> String {
+    format!("cpu:local_topology/cpu/{task}")
+}
+
+/// What is published there.
+pub fn write(config: &Config, boot_id: &str) -> Vec<u8> {
+    let devices = config.device_ids().into_iter().enumerate().map(|(ordinal, device)| xla::DeviceProto {
+        local_device_ordinal: ordinal as i32,
+        global_device_id: device.0 as i32,
+        device_kind: "cpu".to_owned(),
+        to_string: format!("CpuDevice(id={device})"),
+        debug_string: format!("cpu:{device}"),
+        ..Default::default()
+    });
+    xla::LocalTopologyProto {
+        process_id: config.task as i32,
+        boot_id: boot_id.to_owned(),
+        devices: devices.collect(),
+        partition_index: None,
+        network_nodes: Vec::new(),
+    }
+    .encode_to_vec()
+}
+
+/// Whether two topologies have the same devices, wherever they are.
+pub fn same_devices(a: &[u8], b: &[u8]) -> bool {
+    let devices = |bytes: &[u8]| xla::LocalTopologyProto::decode(bytes).ok().map(|topology| topology.devices);
+    devices(a).is_some() && devices(a) == devices(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::{TopologyKey, decode_devices};
+
+    #[test]
+    fn the_service_reads_the_devices_as_those_of_jax() {
+        let config = Config { devices: 2, ..Config::new("m:1", 1) };
+        let value = write(&config, "boot");
+        let key = TopologyKey::parse(key(1).as_bytes()).unwrap();
+        let devices = decode_devices([(&key, value.as_slice())]);
+        let told: Vec<_> =
+            devices.iter().map(|d| (d.platform.as_str(), d.task.0, d.local_id, d.global_id)).collect();
+        assert_eq!(told, [("cpu", 1, 0, 2048), ("cpu", 1, 1, 2049)]);
+        assert!(same_devices(&value, &write(&config, "another boot")));
+        assert!(!same_devices(&value, &write(&Config { devices: 1, ..config }, "boot")));
+        assert!(!same_devices(b"\xff", b"\xff"));
+    }
+}

@@ -1,0 +1,449 @@
+//! `muster demo`: a service and four workers on this machine, losses and returns, until somebody has seen enough.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::launch::children::{BECOME, Guard, THIS_PROGRAM};
+use super::server::Server;
+use super::worker::{Seen, parse};
+use super::{limits, print};
+use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_duration};
+use crate::coordination::{JobName, TaskId};
+use crate::telemetry::log;
+
+/// How many workers there are.
+const WORKERS: u32 = 4;
+/// The ports of a service, if they are free.
+const PORTS: [u16; 2] = [8476, 8477];
+/// How long all work together before one is lost, and how long the others go on without it.
+const TOGETHER: Duration = Duration::from_secs(4);
+const WITHOUT: Duration = Duration::from_secs(3);
+/// How long anything may take that should take a moment: the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is looked whether somebody lifted an exclusion.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long workers may take to leave.
+const LEAVING: Duration = Duration::from_secs(20);
+const STOP_WITHIN: Duration = Duration::from_secs(1);
+/// A longer line of a worker is cut.
+const LINE_MAX: u64 = 4096;
+
+/// See it at work: a service, four workers, buffers that move, losses and returns
+///
+/// Starts a service with its pages, at the usual ports if they are free, and four workers of a recoverable job. They
+/// register, meet at barriers, move buffers to one another, and check every byte. Then one of them is killed; the
+/// others go on without it; it comes back. Again and again, until Ctrl-C or the time given by --for. It needs nothing but
+/// this program. Whoever looks on may exclude workers, readmit them and drain the job: the demo goes along.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// End after about so long, and say whether all was right
+    #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
+    length: Option<Duration>,
+
+    /// The pause between two steps of the workers
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = parse_duration)]
+    pause: Duration,
+}
+
+/// A duration, or a bare number of seconds.
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse::<u32>()
+        .map_or_else(|_| parse_duration(text), |seconds| Ok(Duration::from_secs(seconds.into())))
+}
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    log::start("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
+    limits::raise_open_files();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    // On this thread, which lives as long as the process: children are tied to the thread that started them.
+    let code = runtime.block_on(show(arguments));
+    runtime.shutdown_background();
+    code
+}
+
+/// The service: nothing of this process's environment counts, so that it is the same everywhere.
+async fn serve() -> Result<Server> {
+    match serve_at(PORTS).await {
+        Ok(server) => Ok(server),
+        // They are taken: any will do.
+        Err(_) => serve_at([0, 0]).await,
+    }
+}
+
+async fn serve_at([grpc, http]: [u16; 2]) -> Result<Server> {
+    let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let flags = BTreeMap::from([
+        ("grpc", address(grpc).to_string()),
+        ("http", address(http).to_string()),
+        ("recoverable", true.to_string()),
+    ]);
+    let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
+    let jobs = AskedJobs::Only { name, tasks: WORKERS };
+    let config = load(&Asked { profile: Profile::Launch, file: None, flags, jobs }, &|_| None)?;
+    Server::start(&config).await
+}
+
+async fn show(arguments: &Arguments) -> Result<ExitCode> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    let server = serve().await?;
+    let http = server.about().http;
+    let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
+    let service =
+        server.about().coordinator_address(&name, Some("127.0.0.1")).context("the job is not served")?;
+    say(&format!("Muster demo: a service, and {WORKERS} workers that move buffers to one another"))?;
+    say(&format!("  look at  http://{http}/"))?;
+    say(&format!("  or with  muster status --server http://{http} --watch"))?;
+    say("  end with Ctrl-C")?;
+    let engine = Arc::clone(server.engine());
+    let excluded = move |task: u32| {
+        let view = engine.look(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
+        let task = TaskId(task as i32);
+        view.is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
+    };
+    let mut demo = Demo::new(service, arguments, Box::new(excluded))?;
+    let ended = tokio::select! {
+        played = demo.play(arguments.length) => played.map(|()| None),
+        _ = interrupt.recv() => Ok(Some(128 + 2)),
+        _ = terminate.recv() => Ok(Some(128 + 15)),
+    };
+    let left = demo.end().await;
+    server.stop(STOP_WITHIN).await;
+    let verdict = match (ended, left) {
+        (Err(error), _) | (Ok(None), Err(error)) => Err(error),
+        (Ok(code), _) => Ok(code),
+    };
+    let Demo { steps, checked, losses, .. } = &demo;
+    say(&format!(
+        "{steps} steps, {checked} buffers checked byte for byte, {losses} worker(s) lost and taken back"
+    ))?;
+    match verdict {
+        Ok(None) => {
+            say("every content was right, and every step held")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(Some(code)) => Ok(ExitCode::from(code)),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a worker says or does.
+enum News {
+    Line(String),
+    Ended(ExitStatus),
+}
+
+struct Worker {
+    pid: Pid,
+    /// Tells the lives of a task apart.
+    life: u64,
+    /// It was killed, or told to end.
+    expected: bool,
+}
+
+struct Demo {
+    service: String,
+    pause: Duration,
+    guard: Guard,
+    workers: BTreeMap<u32, Worker>,
+    /// Whether somebody who looks on keeps a worker out.
+    excluded: Box<dyn Fn(u32) -> bool>,
+    /// The workers that are kept out.
+    out: BTreeSet<u32>,
+    ending: bool,
+    coming: mpsc::Receiver<(u32, u64, News)>,
+    tell: mpsc::Sender<(u32, u64, News)>,
+    lives: u64,
+    /// The last step that was told.
+    told: u64,
+    steps: u64,
+    checked: u64,
+    losses: u64,
+}
+
+impl Demo {
+    fn new(service: String, arguments: &Arguments, excluded: Box<dyn Fn(u32) -> bool>) -> Result<Self> {
+        let (tell, coming) = mpsc::channel(256);
+        let guard = Guard::start().context("cannot start the guard of the workers")?;
+        Ok(Self {
+            service,
+            pause: arguments.pause,
+            guard,
+            workers: BTreeMap::new(),
+            excluded,
+            out: BTreeSet::new(),
+            ending: false,
+            coming,
+            tell,
+            lives: 0,
+            told: 0,
+            steps: 0,
+            checked: 0,
+            losses: 0,
+        })
+    }
+
+    /// Rounds of work, loss and return.
+    async fn play(&mut self, length: Option<Duration>) -> Result<()> {
+        let end = length.map(|length| Instant::now() + length);
+        for task in 0..WORKERS {
+            self.start(task)?;
+        }
+        let all: Vec<u32> = (0..WORKERS).collect();
+        self.until_step_of(&all).await?;
+        say(&format!("all {WORKERS} workers step together"))?;
+        for victim in (0..WORKERS).cycle().skip(2) {
+            self.watch(TOGETHER).await?;
+            if !self.kill(victim)? {
+                continue;
+            }
+            let others: Vec<u32> = all.iter().copied().filter(|task| *task != victim).collect();
+            self.until_step_of(&others).await?;
+            say(&format!("the others step on without worker {victim}"))?;
+            self.watch(WITHOUT).await?;
+            say(&format!("worker {victim} comes back"))?;
+            self.start(victim)?;
+            self.until_step_of(&all).await?;
+            self.losses += 1;
+            say(&format!("worker {victim} takes part again"))?;
+            if end.is_some_and(|end| Instant::now() + TOGETHER + WITHOUT > end) {
+                break;
+            }
+        }
+        match end {
+            Some(end) => self.watch(end.saturating_duration_since(Instant::now())).await,
+            None => Ok(()),
+        }
+    }
+
+    fn start(&mut self, task: u32) -> Result<()> {
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg(BECOME).arg("--parent").arg(std::process::id().to_string()).arg("--");
+        command.arg(THIS_PROGRAM).args(["worker", "--program", "exercise", "--service", &self.service]);
+        command.arg("--task").arg(task.to_string()).arg("--tasks").arg(WORKERS.to_string());
+        command.args(["--devices", "2"]);
+        command.arg("--pause").arg(format!("{}ms", self.pause.as_millis()));
+        let own = std::env::vars_os().filter(|(name, _)| {
+            let name = name.to_string_lossy();
+            name.starts_with("MUSTER_") || name.starts_with("JAX_")
+        });
+        for (name, _) in own {
+            command.env_remove(name);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.process_group(0).kill_on_drop(true).spawn().context("cannot start a worker")?;
+        let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let pid = pid.context("a worker has no process id")?;
+        self.guard.add(pid);
+        self.lives += 1;
+        let life = self.lives;
+        self.workers.insert(task, Worker { pid, life, expected: false });
+        tokio::spawn(follow(child, task, life, self.tell.clone()));
+        Ok(())
+    }
+
+    /// Kills a worker without a word, if it is there.
+    fn kill(&mut self, task: u32) -> Result<bool> {
+        let Some(worker) = self.workers.get_mut(&task) else { return Ok(false) };
+        worker.expected = true;
+        say(&format!("worker {task} (process {}) is killed: kill -9", worker.pid.as_raw_pid()))?;
+        kill_process(worker.pid, Signal::KILL).context("it cannot be killed")?;
+        Ok(true)
+    }
+
+    /// Watches for so long.
+    async fn watch(&mut self, time: Duration) -> Result<()> {
+        let until = Instant::now() + time;
+        loop {
+            tokio::select! {
+                () = sleep_until(until) => return self.take_back(),
+                news = self.coming.recv() => drop(self.hear(news)?),
+            }
+        }
+    }
+
+    /// Watches until exactly these tasks, but for those that are kept out, have made a whole step.
+    async fn until_step_of(&mut self, tasks: &[u32]) -> Result<()> {
+        let mut until = Instant::now() + PATIENCE;
+        loop {
+            let out = self.out.clone();
+            let news = timeout_at(Instant::now() + LOOK, self.coming.recv()).await;
+            let seen = match news {
+                Ok(news) => self.hear(news)?,
+                Err(_) => None,
+            };
+            self.take_back()?;
+            let wanted = tasks.iter().filter(|task| !self.out.contains(task));
+            if seen.is_some_and(|seen| seen.whole && seen.tasks.iter().eq(wanted)) {
+                return Ok(());
+            }
+            if out != self.out {
+                until = Instant::now() + PATIENCE;
+            }
+            if Instant::now() > until {
+                bail!("within {PATIENCE:?} the workers {tasks:?} made no step together");
+            }
+        }
+    }
+
+    /// Starts again who is not kept out any more.
+    fn take_back(&mut self) -> Result<()> {
+        for task in self.out.clone() {
+            if !(self.excluded)(task) {
+                say(&format!("the exclusion of worker {task} is lifted; it comes back"))?;
+                self.out.remove(&task);
+                self.start(task)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what a worker says, tells it, and says whether it was a step.
+    fn hear(&mut self, news: Option<(u32, u64, News)>) -> Result<Option<Seen>> {
+        let (task, life, news) = news.context("nobody speaks any more")?;
+        let worker = self.workers.get(&task).filter(|worker| worker.life == life);
+        match news {
+            News::Line(line) => {
+                let Some(seen) = parse(&line) else {
+                    say(&format!("[{task}] {line}"))?;
+                    return Ok(None);
+                };
+                self.checked += seen.checked;
+                // All who take part say the same; it is told once, unless something failed.
+                if seen.number > self.told || !seen.whole {
+                    self.steps += u64::from(seen.number > self.told);
+                    self.told = self.told.max(seen.number);
+                    say(&format!("[{task}] {line}"))?;
+                }
+                Ok(Some(seen))
+            }
+            News::Ended(status) => {
+                let Some(worker) = worker else { return Ok(None) };
+                self.guard.remove(worker.pid);
+                let expected = worker.expected;
+                self.workers.remove(&task);
+                if expected || self.ending {
+                    return match status.success() || expected {
+                        true => Ok(None),
+                        false => bail!("worker {task} found something wrong: {status}"),
+                    };
+                }
+                self.left(task, status).map(|()| None)
+            }
+        }
+    }
+
+    /// A worker has ended that nobody here has ended: whoever looks on may have.
+    fn left(&mut self, task: u32, status: ExitStatus) -> Result<()> {
+        if (self.excluded)(task) {
+            self.out.insert(task);
+            return say(&format!("worker {task} was excluded; it comes back when that is lifted"));
+        }
+        if !status.success() {
+            bail!("worker {task} ended by itself: {status}");
+        }
+        if self.workers.is_empty() {
+            say("the job was drained: all workers ended at one step. Its next run begins")?;
+            self.told = 0;
+            for task in (0..WORKERS).filter(|task| !self.out.contains(task)).collect::<Vec<_>>() {
+                self.start(task)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all workers: in good order, or else by force. An error if one of them found something wrong.
+    async fn end(&mut self) -> Result<()> {
+        self.ending = true;
+        for worker in self.workers.values() {
+            // One that is gone already is just as well.
+            let _ = kill_process(worker.pid, Signal::TERM);
+        }
+        let until = Instant::now() + LEAVING;
+        let mut wrong = None;
+        while !self.workers.is_empty() {
+            let Ok(news) = timeout_at(until, self.coming.recv()).await else {
+                let left: Vec<_> = self.workers.keys().collect();
+                wrong.get_or_insert_with(|| {
+                    anyhow::anyhow!("the workers {left:?} did not end in {LEAVING:?}")
+                });
+                for worker in self.workers.values() {
+                    let _ = kill_process(worker.pid, Signal::KILL);
+                }
+                break;
+            };
+            if let Err(error) = self.hear(news) {
+                wrong.get_or_insert(error);
+            }
+        }
+        wrong.map_or(Ok(()), Err)
+    }
+}
+
+/// Passes on what a worker says, and how it ends.
+async fn follow(mut child: Child, task: u32, life: u64, tell: mpsc::Sender<(u32, u64, News)>) {
+    let out = child.stdout.take().map(|stream| lines(stream, task, life, tell.clone()));
+    let err = child.stderr.take().map(|stream| lines(stream, task, life, tell.clone()));
+    let heard = async {
+        tokio::join!(
+            async {
+                if let Some(out) = out {
+                    out.await
+                }
+            },
+            async {
+                if let Some(err) = err {
+                    err.await
+                }
+            }
+        )
+    };
+    heard.await;
+    if let Ok(status) = child.wait().await {
+        let _ = tell.send((task, life, News::Ended(status))).await;
+    }
+}
+
+async fn lines(stream: impl AsyncRead + Unpin, task: u32, life: u64, tell: mpsc::Sender<(u32, u64, News)>) {
+    let mut stream = BufReader::new(stream);
+    loop {
+        let mut line = Vec::new();
+        match (&mut stream).take(LINE_MAX).read_until(b'\n', &mut line).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+        if !line.is_empty() && tell.send((task, life, News::Line(line))).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn say(line: &str) -> Result<()> {
+    Ok(print(&format!("{line}\n"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_number_is_seconds() {
+        assert_eq!(seconds("20"), Ok(Duration::from_secs(20)));
+        assert_eq!(seconds("500ms"), Ok(Duration::from_millis(500)));
+        assert!(seconds("soon").is_err());
+    }
+}

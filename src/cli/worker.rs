@@ -1,0 +1,278 @@
+//! `muster worker`: a task of a job that needs no JAX.
+
+mod program;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, ValueEnum};
+
+use super::{limits, print};
+use crate::agent::place::{Asked, Place, Variables};
+use crate::agent::{Agent, Config, DEVICES_MAX, TlsFiles, exercise};
+use crate::config::{LogFormat, parse_duration};
+use crate::coordination::JobName;
+use crate::telemetry::log;
+use crate::transfer::Choice;
+
+pub use program::{Seen, parse};
+
+/// Be one task of a job: register, follow who lives, and move buffers to the others
+///
+/// Which task this is and where the service is comes from flags, from MUSTER_PROCESS_ID, MUSTER_NUM_PROCESSES and
+/// JAX_COORDINATOR_ADDRESS, or from Slurm, a Kubernetes indexed job or JobSet, or Open MPI. Where they disagree, or do
+/// not say it, the worker does not start, and says what to set.
+///
+/// SIGTERM and SIGINT end it in good order: the step that is under way is finished, and the service is told. In a job whose
+/// tasks share their fate, all others are asked to end with it, by the notice that JAX programs know, too. A second
+/// signal ends it at once.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// Which task this is, from 0
+    #[arg(long, value_name = "N")]
+    task: Option<u32>,
+
+    /// How many tasks the job must have [default: as many as the service says]
+    #[arg(long, value_name = "N")]
+    tasks: Option<u32>,
+
+    /// Where the service is, as JAX_COORDINATOR_ADDRESS says it
+    #[arg(long, value_name = "HOST:PORT")]
+    service: Option<String>,
+
+    /// The job, where the service has several on one port
+    #[arg(long, value_name = "NAME", env = "MUSTER_JOB", hide_env_values = true)]
+    job: Option<JobName>,
+
+    /// What it does besides
+    #[arg(long, value_enum, default_value_t = Program::Idle)]
+    program: Program,
+
+    /// How many steps to exercise [default: until it is told to end]
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+
+    /// The pause between two steps
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
+    pause: Duration,
+
+    /// The largest buffer that is exercised, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    bytes_max: u64,
+
+    /// How long the tasks wait for one another in a step, and how long a transfer may take
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
+    step_timeout: Duration,
+
+    /// How many devices it has
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(DEVICES_MAX)),
+          help_heading = "Transfers")]
+    devices: u32,
+
+    /// Which way buffers go to others on this host
+    #[arg(long, value_enum, default_value_t = Transport::Auto, help_heading = "Transfers")]
+    transport: Transport,
+
+    /// Where it listens for the engines of other hosts; `none` for this host only
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", help_heading = "Transfers")]
+    listen: String,
+
+    /// What others dial, where that is another address; may be given more than once
+    #[arg(long, value_name = "IP:PORT", help_heading = "Transfers")]
+    advertise: Vec<SocketAddr>,
+
+    /// A file with a secret that all workers of the job share; others cannot connect to them
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_TRANSFER_TOKEN_FILE",
+        hide_env_values = true,
+        help_heading = "Transfers"
+    )]
+    token_file: Option<PathBuf>,
+
+    /// Listen beyond loopback without a shared secret
+    #[arg(long, help_heading = "Transfers")]
+    insecure_transfers: bool,
+
+    #[command(flatten)]
+    service_options: ServiceOptions,
+
+    /// What is logged, to stderr
+    #[arg(long, value_name = "FILTER", env = "MUSTER_LOG", hide_env_values = true, default_value = "warn")]
+    log: String,
+}
+
+/// How the service is spoken to.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Service")]
+struct ServiceOptions {
+    /// Speak TLS, and trust these authorities
+    #[arg(long, value_name = "FILE", env = "JAX_MTLS_CA_FILE", hide_env_values = true)]
+    ca: Option<PathBuf>,
+
+    /// The certificate to show
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "JAX_MTLS_CERT_FILE",
+        hide_env_values = true,
+        requires = "ca",
+        requires = "key"
+    )]
+    cert: Option<PathBuf>,
+
+    /// Its key
+    #[arg(long, value_name = "FILE", env = "JAX_MTLS_KEY_FILE", hide_env_values = true, requires = "cert")]
+    key: Option<PathBuf>,
+
+    /// The heartbeat timeout of the job; heartbeats are sent twice as often
+    #[arg(long, value_name = "DURATION", default_value = "100s", value_parser = parse_duration)]
+    heartbeat_timeout: Duration,
+
+    /// How long the registration may take, waiting for the service and for all other tasks
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
+    register_timeout: Duration,
+
+    /// How long its end may wait for the other tasks
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_duration)]
+    shutdown_timeout: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Program {
+    /// Stay, and follow who lives
+    Idle,
+    /// Step with all others: a barrier, then buffers round the ring and to partners, every byte checked
+    Exercise,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    /// The best that both sides can
+    Auto,
+    /// Shared memory
+    Shm,
+    /// The kernel copies from process to process
+    Pvm,
+    /// A Unix socket
+    Unix,
+    /// TCP, even on one host
+    Tcp,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  Two tasks of a job on this machine (muster serve --tasks 2 --recoverable):
+    muster worker --service 127.0.0.1:8476 --task 0 --program exercise
+    muster worker --service 127.0.0.1:8476 --task 1 --program exercise
+
+  Under Slurm, with muster serve on the first host of the job:
+    srun muster worker --listen 0.0.0.0:9000 --advertise $(hostname -I | cut -d' ' -f1):9000 --token-file secret
+
+  All of it on this machine, to look at:
+    muster demo
+
+Exit code:
+  0      it was told to end, or had made its steps, and every byte was right
+  1      it failed; the error says how
+  128+S  it was ended at once by signal S";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    log::start(&arguments.log, LogFormat::Human).map_err(anyhow::Error::msg)?;
+    let variables: Variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    let asked = Asked { task: arguments.task, tasks: arguments.tasks, service: arguments.service.clone() };
+    let place = Place::find(&asked, &variables)?;
+    let config = arguments.config(&place)?;
+    limits::raise_open_files();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let code = runtime.block_on(program::work(arguments, &place, config));
+    runtime.shutdown_background();
+    code
+}
+
+impl Arguments {
+    fn config(&self, place: &Place) -> Result<Config> {
+        let listen = match self.listen.as_str() {
+            "none" => None,
+            text => Some(text.parse::<SocketAddr>().with_context(|| {
+                format!("--listen {text}: write an address IP:PORT (port 0 picks a free one), or none")
+            })?),
+        };
+        let token = self.token_file.as_ref().map(|path| {
+            let text = std::fs::read(path)
+                .with_context(|| format!("cannot read the secret in {}", path.display()))?;
+            match text.trim_ascii() {
+                [] => bail!("{} holds no secret: put at least 16 random bytes into it", path.display()),
+                secret => Ok(secret.to_vec()),
+            }
+        });
+        let token = token.transpose()?;
+        if let Some(address) = listen.filter(|address| !address.ip().is_loopback())
+            && token.is_none()
+            && !self.insecure_transfers
+        {
+            bail!(
+                "--listen {address} can be reached by other machines, and nothing would ask who they are: give all workers \
+                 --token-file with one secret, or say --insecure-transfers inside a network that you trust"
+            );
+        }
+        let options = &self.service_options;
+        let own = options.cert.clone().zip(options.key.clone());
+        Ok(Config {
+            authority: self.job.as_ref().map(|job| format!("{job}.job")),
+            tls: options.ca.clone().map(|ca| TlsFiles { ca, own }),
+            tasks: place.tasks.as_ref().map(|tasks| tasks.value),
+            devices: self.devices,
+            transport: match self.transport {
+                Transport::Auto => Choice::Auto,
+                Transport::Shm => Choice::Shm,
+                Transport::Pvm => Choice::Pvm,
+                Transport::Unix => Choice::Unix,
+                Transport::Tcp => Choice::Tcp,
+            },
+            listen,
+            advertise: self.advertise.clone(),
+            token,
+            register_limit: options.register_timeout,
+            heartbeat_timeout: options.heartbeat_timeout,
+            shutdown_limit: options.shutdown_timeout,
+            ..Config::new(place.service.value.clone(), place.task.value)
+        })
+    }
+
+    fn exercise(&self) -> exercise::Options {
+        let bytes_max = usize::try_from(self.bytes_max).unwrap_or(usize::MAX);
+        exercise::Options { bytes_max, limit: self.step_timeout }
+    }
+}
+
+/// What it is and where it registered.
+fn registered(agent: &Agent) -> String {
+    let here = agent.here();
+    let address = agent.engine().address();
+    let mut ways: BTreeSet<String> = address.tcp.iter().map(SocketAddr::to_string).collect();
+    if !address.local.is_empty() {
+        ways.insert(format!("this host's @{}", address.local));
+    }
+    let ways: Vec<_> = ways.into_iter().collect();
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "Registered: {here} of {}, run {:016x}", agent.tasks(), agent.run());
+    let _ = writeln!(text, "  engine   {}", ways.join(", "));
+    text
+}
+
+/// Prints a line of the worker's; that nobody reads it is no error.
+fn say(line: &str) -> Result<()> {
+    Ok(print(&format!("{line}\n"))?)
+}

@@ -1,0 +1,353 @@
+//! What a worker does from its start to its end.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use super::{Arguments, Program, registered, say};
+use crate::agent::exercise::{Exercise, Outcome, Step};
+use crate::agent::place::Place;
+use crate::agent::{Agent, AgentError, Config, Roster};
+use crate::transfer::{Member, TransferError};
+
+/// How long the service may take to let a task go alone. In a job whose tasks share their fate it never does.
+const ALONE: Duration = Duration::from_secs(2);
+/// How long a step may go on after the worker was told to end.
+const LAST_STEP: Duration = Duration::from_secs(2);
+/// How long the service may take to find that the other side of a failed transfer is gone.
+const NEWS: Duration = Duration::from_secs(5);
+/// How long tasks may take to agree on where to end.
+const AGREEMENT: Duration = Duration::from_secs(200);
+
+/// The first word of the lines that tell of steps.
+const STEP: &str = "step";
+
+/// The signals that end a worker, as they have come.
+struct Stops {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stops {
+    fn listen() -> Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> (u8, &'static str) {
+        tokio::select! {
+            _ = self.terminate.recv() => (15, "SIGTERM"),
+            _ = self.interrupt.recv() => (2, "SIGINT"),
+        }
+    }
+}
+
+/// Registers, runs the program, and leaves.
+pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Result<ExitCode> {
+    let mut stops = Stops::listen()?;
+    let version = env!("CARGO_PKG_VERSION");
+    say(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
+    let agent = tokio::select! {
+        agent = Agent::join(config) => agent?,
+        (number, name) = stops.next() => {
+            say(&format!("{name} before it was registered"))?;
+            return Ok(ExitCode::from(128 + number));
+        }
+    };
+    say(registered(&agent).trim_end())?;
+    let (told, told_to_end) = watch::channel(false);
+    let done = {
+        let running = async {
+            match arguments.program {
+                Program::Idle => idle(&agent, told_to_end).await,
+                Program::Exercise => exercise(&agent, arguments, told_to_end).await,
+            }
+        };
+        tokio::pin!(running);
+        loop {
+            tokio::select! {
+                done = &mut running => break done,
+                (number, name) = stops.next() => {
+                    if told.send_replace(true) {
+                        say(&format!("{name} again: ended at once"))?;
+                        return Ok(ExitCode::from(128 + number));
+                    }
+                    say(&format!("{name}: ends in good order"))?;
+                }
+            }
+        }
+    };
+    let (end, faults) = match done {
+        Ok(done) => done,
+        Err(error) => {
+            agent.end().await;
+            return Err(error);
+        }
+    };
+    match end {
+        End::Gone => agent.end().await,
+        End::Together => agent.leave().await?,
+    }
+    say("left in good order")?;
+    Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How a program came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The service has let this task go.
+    Gone,
+    /// All tasks end now.
+    Together,
+}
+
+/// Stays, and says who comes and goes.
+async fn idle(agent: &Agent, mut told: watch::Receiver<bool>) -> Result<(End, u64)> {
+    let mut roster = agent.roster();
+    let mut faces = Faces::default();
+    let mut asked = false;
+    loop {
+        faces.tell(&roster.borrow_and_update().clone())?;
+        tokio::select! {
+            error = agent.over() => return Err(error.into()),
+            notice = agent.notice() => {
+                say(&format!("preemption notice: {notice}"))?;
+                // It has no steps: wherever the others stop is right.
+                agent.reached_sync_point(1).await?;
+                return Ok((End::Together, 0));
+            }
+            changed = roster.changed() => changed.context("the agent has stopped")?,
+            ended = told.changed(), if !asked => {
+                ended.context("nobody can end this any more")?;
+                asked = true;
+                if ask_to_leave(agent).await? {
+                    return Ok((End::Gone, 0));
+                }
+            }
+        }
+    }
+}
+
+/// Tries to leave alone; else asks all tasks to end.
+async fn ask_to_leave(agent: &Agent) -> Result<bool> {
+    match agent.try_leave(ALONE).await {
+        Ok(()) => Ok(true),
+        Err(AgentError::TimedOut { .. }) => {
+            say("the tasks of this job end together: a preemption notice tells the others")?;
+            agent.raise_notice().await?;
+            tokio::time::timeout(AGREEMENT, agent.notice()).await.context("the notice does not come back")?;
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[derive(Default)]
+struct Totals {
+    steps: u64,
+    checked: u64,
+    received: u64,
+    faults: u64,
+}
+
+/// Steps with all others.
+async fn exercise(
+    agent: &Agent,
+    arguments: &Arguments,
+    mut told: watch::Receiver<bool>,
+) -> Result<(End, u64)> {
+    let cut = watch::Sender::new(false);
+    let mut exercise = Exercise::new(agent, arguments.exercise(), cut.subscribe())?;
+    let roster = agent.roster();
+    let mut faces = Faces::default();
+    let mut totals = Totals::default();
+    let mut asked = false;
+    let end = loop {
+        faces.tell(&roster.borrow().clone())?;
+        if arguments.steps.is_some_and(|steps| totals.steps >= steps) {
+            break End::Together;
+        }
+        if agent.reached_sync_point(exercise.next()).await? {
+            say(&format!("all tasks end before step {}, as they agreed", exercise.next()))?;
+            break End::Together;
+        }
+        if *told.borrow() && !std::mem::replace(&mut asked, true) {
+            if ask_to_leave(agent).await? {
+                break End::Gone;
+            }
+            // All end together, so it has to wait for the others.
+            cut.send_replace(false);
+            continue;
+        }
+        let stepping = exercise.step();
+        tokio::pin!(stepping);
+        let outcome = tokio::select! {
+            outcome = &mut stepping => outcome?,
+            // It may be waiting for somebody who does not come.
+            () = soon_after(&mut told), if !asked => {
+                cut.send_replace(true);
+                stepping.await?
+            }
+        };
+        match outcome {
+            Outcome::CalledOff(why) => say(&format!("called off: {why}"))?,
+            Outcome::Made(step) => {
+                say(&line(&step))?;
+                totals.steps += 1;
+                totals.checked += step.checked as u64;
+                totals.received += step.received;
+                for (peer, error) in &step.failures {
+                    say(&format!("  failed with {peer}: {}: {error}", error.reason()))?;
+                    totals.faults += u64::from(is_fault(agent, *peer, error).await?);
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(arguments.pause) => {}
+                    _ = told.changed(), if !asked => {}
+                }
+            }
+        }
+    };
+    let Totals { steps, checked, received, faults } = totals;
+    say(&format!(
+        "{steps} steps: {checked} buffers checked, {} received, {faults} fault(s)",
+        bytes(received)
+    ))?;
+    Ok((end, faults))
+}
+
+/// Resolves some time after the worker was told to end.
+async fn soon_after(told: &mut watch::Receiver<bool>) {
+    if told.wait_for(|told| *told).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(LAST_STEP).await;
+}
+
+/// Whether a transfer failed although the other side lives: then something is wrong.
+async fn is_fault(agent: &Agent, peer: Member, error: &TransferError) -> Result<bool> {
+    let mut roster = agent.roster();
+    let gone = roster.wait_for(|roster| roster.lives.get(&peer.task) != Some(&peer.incarnation));
+    let gone = tokio::select! {
+        gone = tokio::time::timeout(NEWS, gone) => matches!(gone, Ok(Ok(_))),
+        error = agent.over() => return Err(error.into()),
+    };
+    if !gone {
+        say(&format!("FAULT: {peer} lives, but the transfer with it failed: {error}"))?;
+    }
+    Ok(!gone)
+}
+
+/// Says who comes and goes.
+#[derive(Default)]
+struct Faces {
+    known: Roster,
+    begun: bool,
+}
+
+impl Faces {
+    fn tell(&mut self, roster: &Roster) -> Result<()> {
+        let old = std::mem::replace(&mut self.known, roster.clone());
+        let begun = std::mem::replace(&mut self.begun, true);
+        for (task, incarnation) in &old.lives {
+            if !roster.lives.contains_key(task) {
+                say(&format!("task {task} (incarnation {incarnation}) is gone"))?;
+            }
+        }
+        for (task, incarnation) in &roster.lives {
+            match old.lives.get(task) {
+                Some(before) if before == incarnation => {}
+                Some(_) => say(&format!("task {task} was restarted (incarnation {incarnation})"))?,
+                None if begun => say(&format!("task {task} is there (incarnation {incarnation})"))?,
+                None => {}
+            }
+        }
+        for (task, why) in &roster.unusable {
+            if !old.unusable.contains_key(task) {
+                say(&format!("the engine of task {task} cannot be used: {why}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A step in a line.
+fn line(step: &Step) -> String {
+    let tasks: Vec<String> = step.members.iter().map(|member| member.task.to_string()).collect();
+    let failed =
+        if step.failures.is_empty() { String::new() } else { format!("; {} failed", step.failures.len()) };
+    format!(
+        "{STEP} {}: tasks {}; {} buffers checked; {} sent, {} received in {:.1} ms{failed}",
+        step.number,
+        tasks.join(" "),
+        step.checked,
+        bytes(step.sent),
+        bytes(step.received),
+        step.elapsed.as_secs_f64() * 1e3
+    )
+}
+
+/// What a line of a step says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Its number.
+    pub number: u64,
+    /// Who took part.
+    pub tasks: Vec<u32>,
+    /// Buffers checked.
+    pub checked: u64,
+    /// Whether nothing failed.
+    pub whole: bool,
+}
+
+/// Reads a line of a step.
+pub fn parse(line: &str) -> Option<Seen> {
+    let (number, rest) = line.strip_prefix(STEP)?.strip_prefix(' ')?.split_once(": tasks ")?;
+    let mut parts = rest.split("; ");
+    let tasks = parts.next()?.split(' ').map(|task| task.parse().ok()).collect::<Option<_>>()?;
+    let checked = parts.next()?.strip_suffix(" buffers checked")?.parse().ok()?;
+    Some(Seen { number: number.parse().ok()?, tasks, checked, whole: !rest.ends_with(" failed") })
+}
+
+/// A number of bytes for people.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{Incarnation, TaskId};
+
+    #[test]
+    fn lines_of_steps_are_read_as_they_are_written() {
+        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(9).unwrap() };
+        let mut step = Step {
+            number: 12,
+            members: vec![member(0), member(2)],
+            checked: 3,
+            sent: 1536,
+            received: 7,
+            elapsed: Duration::from_micros(1500),
+            failures: Vec::new(),
+        };
+        let written = line(&step);
+        assert_eq!(written, "step 12: tasks 0 2; 3 buffers checked; 1.5 KiB sent, 7 B received in 1.5 ms");
+        let seen = Seen { number: 12, tasks: vec![0, 2], checked: 3, whole: true };
+        assert_eq!(parse(&written), Some(seen.clone()));
+        step.failures.push((member(2), TransferError::Closed));
+        assert_eq!(parse(&line(&step)), Some(Seen { whole: false, ..seen }));
+        for other in ["", "step", "step x: tasks 1; 2 buffers checked", "called off: step 1: tasks"] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+}

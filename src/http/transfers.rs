@@ -1,0 +1,133 @@
+//! Transfers: what the workers of a job report of the bytes that they move.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::extract::{Job, Params};
+use super::page::{cut, limit};
+use super::{Problem, Site};
+use crate::coordination::{Roster, TaskId};
+use crate::reports::{ConnectionView, PairView, TaskTransfers, Throughput, TransfersView, Transport};
+
+/// How many seconds of throughput are given if nobody says how many.
+const SECONDS: usize = 60;
+
+/// The transfers of a job's present run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TransfersPage {
+    /// In sum.
+    #[serde(flatten)]
+    pub summary: TransfersView,
+    /// Bytes over time.
+    pub throughput: Throughput,
+    /// Pairs of tasks, by number: those of this page.
+    pub pairs: Vec<PairView>,
+    /// How many pairs are kept one by one.
+    pub pairs_kept: usize,
+    /// Connections now, those with the most launches of each task first: as many as the page has pairs at most.
+    pub connections: Vec<ConnectionView>,
+    /// What to give as `after` for the pairs that follow; none if these are the last.
+    pub next: Option<u64>,
+}
+
+/// Which transfers are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TransfersQuery {
+    /// Only pairs and connections of this task.
+    task: Option<i32>,
+    /// Only those of this transport: `shm`, `pvm`, `unix`, `tcp` or `other`.
+    #[param(value_type = Option<String>)]
+    transport: Option<Transport>,
+    /// How many seconds of throughput to give: 60, or up to 600.
+    seconds: Option<usize>,
+    /// The last pair that the caller has: the `next` of the page before.
+    after: Option<u64>,
+    /// How many pairs to give at most.
+    limit: Option<usize>,
+}
+
+/// A pair's place among all: task numbers have twenty bits.
+fn place(pair: &PairView) -> u64 {
+    let number = |task: TaskId| u64::from(task.0.unsigned_abs());
+    number(pair.from) << 23 | number(pair.to) << 3 | pair.transport as u64
+}
+
+fn roster(site: &Site, job: &Job) -> Result<Roster, Problem> {
+    site.look(job, |look| look.roster())
+}
+
+/// What the workers of the present run report of their transfers
+///
+/// Workers that move buffers by Muster's transfer engine report about once a second. Transfers that a JAX program
+/// makes by itself do not pass through here: where no task reports, every list is empty.
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/transfers", operation_id = "transfers", tag = "transfers",
+    params(("job" = String, Path, description = "The job's name"), TransfersQuery),
+    responses((status = 200, body = TransfersPage, description = "Totals, throughput, connections, failures, and a page of pairs")))]
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<TransfersQuery>,
+) -> Result<Json<TransfersPage>, Problem> {
+    let (board, roster) = (&site.transfers, roster(&site, &job)?);
+    let now = site.engine.clock().now();
+    let task = query.task.map(TaskId);
+    let mut throughput = board.throughput(job.id, &roster, query.seconds.unwrap_or(SECONDS));
+    throughput.transports.retain(|it| query.transport.is_none_or(|wanted| wanted == it.transport));
+    throughput.pairs.retain(|it| {
+        query.transport.is_none_or(|wanted| wanted == it.transport)
+            && task.is_none_or(|wanted| wanted == it.from || wanted == it.to)
+    });
+    let pairs = board.pairs(job.id, &roster, task, query.transport);
+    let pairs_kept = pairs.len();
+    let (pairs, next) = cut(pairs, query.after, query.limit, place);
+    let mut connections = board.connections(job.id, &roster, task, query.transport);
+    connections.truncate(limit(query.limit));
+    let summary = board.summary(job.id, &roster, now);
+    Ok(Json(TransfersPage { summary, throughput, pairs, pairs_kept, connections, next }))
+}
+
+/// What single tasks report, by number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskTransfersPage {
+    /// Those of this page; tasks that have not reported are left out.
+    pub tasks: Vec<TaskTransfers>,
+    /// What to give as `after` for those that follow; none if these are the last.
+    pub next: Option<TaskId>,
+}
+
+/// Which tasks' transfers are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TaskTransfersQuery {
+    /// Only tasks with failures, or only those without.
+    failed: Option<bool>,
+    /// Only tasks whose reporting life is over, or only those whose is not.
+    stale: Option<bool>,
+    /// The number of the last task that the caller has.
+    after: Option<i32>,
+    /// How many to give at most.
+    limit: Option<usize>,
+}
+
+/// What each task of the present run reports of its transfers
+#[utoipa::path(get, path = "/api/v1/jobs/{job}/transfers/tasks", operation_id = "task_transfers", tag = "transfers",
+    params(("job" = String, Path, description = "The job's name"), TaskTransfersQuery),
+    responses((status = 200, body = TaskTransfersPage, description = "A page of tasks that have reported, by number")))]
+pub(super) async fn tasks(
+    State(site): State<Site>,
+    job: Job,
+    Params(query): Params<TaskTransfersQuery>,
+) -> Result<Json<TaskTransfersPage>, Problem> {
+    let mut tasks = site.transfers.tasks(job.id, &roster(&site, &job)?);
+    tasks.retain(|task| {
+        query.failed.is_none_or(|wanted| wanted == (task.totals.failed() > 0))
+            && query.stale.is_none_or(|wanted| wanted == task.stale)
+    });
+    let (tasks, next) = cut(tasks, query.after.map(TaskId), query.limit, |task| task.task);
+    Ok(Json(TaskTransfersPage { tasks, next }))
+}

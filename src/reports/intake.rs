@@ -1,0 +1,274 @@
+//! A report as it comes off the wire, checked: every list within its bound, every word one of a fixed few.
+
+use std::collections::BTreeMap;
+
+use prost::Message as _;
+use prost::bytes::Buf as _;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
+
+use super::words::{Counter, Outcome, Transport};
+use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
+use crate::proto::muster::v1 as wire;
+use crate::text::one_line;
+
+/// How long a report may be, in bytes. One with every list full, and numbers as long as they get, has two thirds of this.
+pub const BYTES_MAX: usize = 1 << 20;
+/// Rows of pairs in one report.
+pub const PAIRS_MAX: usize = 16_384;
+/// Connections in one report.
+pub const CONNECTIONS_MAX: usize = 4_096;
+/// Rows of outcomes in one report.
+pub const OUTCOMES_MAX: usize = 64;
+/// Failures in one report.
+pub const FAILURES_MAX: usize = 64;
+/// How much of a failure's text is kept, in bytes.
+const TEXT_KEPT: usize = 300;
+
+/// The lists of a report, by their number in the message.
+const LISTS: [(u32, &str, usize); 4] = [
+    (4, "pairs", PAIRS_MAX),
+    (5, "connections", CONNECTIONS_MAX),
+    (6, "outcomes", OUTCOMES_MAX),
+    (9, "failures", FAILURES_MAX),
+];
+
+/// Why a report is not taken. Nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It is longer than any report.
+    #[error("a report of {0} bytes: {BYTES_MAX} is the most")]
+    Long(usize),
+    /// It is no message.
+    #[error("the report cannot be read: {0}")]
+    Unreadable(String),
+    /// A list in it is too long.
+    #[error("the report has more than {most} {what}")]
+    TooMany {
+        /// Which list.
+        what: &'static str,
+        /// How many it may have.
+        most: usize,
+    },
+    /// The job is gone.
+    #[error("there is no such job any more")]
+    NoSuchJob,
+    /// The job has no such task.
+    #[error("there is no task {0}: the job has {1}")]
+    NoSuchTask(u32, usize),
+    /// The job has no such peer.
+    #[error("the report tells of a peer {0}, and the job has {1} tasks")]
+    NoSuchPeer(u32, usize),
+    /// Another life of the task counts.
+    #[error("task {task} is in its life {known}, and the report is of {given}: it has restarted since")]
+    OtherLife {
+        /// The task.
+        task: TaskId,
+        /// The life that the report is of.
+        given: TaskIncarnation,
+        /// The life that counts.
+        known: TaskIncarnation,
+    },
+    /// The task takes no part.
+    #[error("task {0} is not connected: it must register before it reports")]
+    NotConnected(TaskId),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        let code = match &refusal {
+            Refusal::Long(_) | Refusal::TooMany { .. } => Code::ResourceExhausted,
+            Refusal::Unreadable(_) | Refusal::NoSuchTask(..) | Refusal::NoSuchPeer(..) => {
+                Code::InvalidArgument
+            }
+            Refusal::NoSuchJob => Code::NotFound,
+            Refusal::OtherLife { .. } => Code::Aborted,
+            Refusal::NotConnected(_) => Code::FailedPrecondition,
+        };
+        Self::plain(code, refusal.to_string())
+    }
+}
+
+/// What counters say: all since the start of one life, or all of earlier lives.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Totals {
+    /// By transport: sent, received.
+    pub bytes: [[u64; 2]; Transport::ALL.len()],
+    /// Launches that ended, by how.
+    pub outcomes: [u64; Outcome::COUNT],
+    /// By [`Counter`].
+    pub counters: [u64; Counter::COUNT],
+}
+
+impl Totals {
+    fn merge(&mut self, other: &Self, by: fn(u64, u64) -> u64) {
+        let mine = self.bytes.iter_mut().flatten().chain(&mut self.outcomes).chain(&mut self.counters);
+        let theirs = other.bytes.iter().flatten().chain(&other.outcomes).chain(&other.counters);
+        for (mine, theirs) in mine.zip(theirs) {
+            *mine = by(*mine, *theirs);
+        }
+    }
+
+    /// Adds what another says.
+    pub fn add(&mut self, other: &Self) {
+        self.merge(other, u64::saturating_add);
+    }
+
+    /// Takes what is larger: a counter never goes back.
+    pub fn rise_to(&mut self, other: &Self) {
+        self.merge(other, u64::max);
+    }
+}
+
+/// The connections of one kind.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Links {
+    pub connections: u64,
+    pub lanes: u64,
+    pub launches: u64,
+}
+
+impl Links {
+    pub fn add(&mut self, other: &Self) {
+        self.connections += other.connections;
+        self.lanes = self.lanes.saturating_add(other.lanes);
+        self.launches = self.launches.saturating_add(other.launches);
+    }
+}
+
+/// One connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Link {
+    pub peer: TaskId,
+    pub peer_incarnation: TaskIncarnation,
+    pub transport: Transport,
+    pub lanes: u32,
+    pub launches: u32,
+}
+
+/// A failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Failed {
+    /// When, by the worker's clock; the service sees to it that it lies in the run.
+    pub at: Timestamp,
+    pub peer: TaskId,
+    pub reason: Outcome,
+    pub text: Box<str>,
+}
+
+/// A report that can be taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Report {
+    pub task: TaskId,
+    pub incarnation: TaskIncarnation,
+    pub sequence: u64,
+    pub totals: Totals,
+    /// Sent and received, by peer and transport.
+    pub pairs: BTreeMap<(TaskId, Transport), [u64; 2]>,
+    pub links: [Links; Transport::ALL.len()],
+    pub connections: Vec<Link>,
+    pub cliques: u64,
+    pub registered_bytes: u64,
+    pub failures: Vec<Failed>,
+}
+
+/// Counts the rows before any is given memory: an empty row takes two bytes of a message.
+fn check_lists(mut bytes: &[u8]) -> Result<(), Refusal> {
+    let unreadable = |error: prost::DecodeError| Refusal::Unreadable(error.to_string());
+    let mut counts = [0_usize; LISTS.len()];
+    while bytes.has_remaining() {
+        let (tag, kind) = decode_key(&mut bytes).map_err(unreadable)?;
+        for (count, (of, what, most)) in counts.iter_mut().zip(LISTS) {
+            *count += usize::from(of == tag);
+            if *count > most {
+                return Err(Refusal::TooMany { what, most });
+            }
+        }
+        skip_field(kind, tag, &mut bytes, DecodeContext::default()).map_err(unreadable)?;
+    }
+    Ok(())
+}
+
+impl Report {
+    /// Reads a report to a job of so many tasks.
+    pub fn read(bytes: &[u8], tasks: usize) -> Result<Self, Refusal> {
+        if bytes.len() > BYTES_MAX {
+            return Err(Refusal::Long(bytes.len()));
+        }
+        check_lists(bytes)?;
+        let given =
+            wire::TransferReport::decode(bytes).map_err(|error| Refusal::Unreadable(error.to_string()))?;
+        let known = |number: u32| {
+            let id = i32::try_from(number).ok().filter(|id| usize::try_from(*id).is_ok_and(|id| id < tasks));
+            id.map(TaskId)
+        };
+        let peer = |number: u32| known(number).ok_or(Refusal::NoSuchPeer(number, tasks));
+        let task = known(given.task).ok_or(Refusal::NoSuchTask(given.task, tasks))?;
+
+        let mut totals = Totals::default();
+        let mut pairs: BTreeMap<_, [u64; 2]> = BTreeMap::new();
+        for row in &given.pairs {
+            let transport = Transport::of(&row.transport);
+            let moved = [row.sent_bytes, row.received_bytes];
+            let pair = pairs.entry((peer(row.peer)?, transport)).or_default();
+            for (sum, bytes) in
+                pair.iter_mut().zip(moved).chain(totals.bytes[transport as usize].iter_mut().zip(moved))
+            {
+                *sum = sum.saturating_add(bytes);
+            }
+        }
+        for row in &given.outcomes {
+            let sum = &mut totals.outcomes[Outcome::of(&row.outcome).place()];
+            *sum = sum.saturating_add(row.launches);
+        }
+        let cache = given.cliques.unwrap_or_default();
+        let engine = given.totals.unwrap_or_default();
+        for (counter, value) in [
+            (Counter::CacheHits, cache.hits),
+            (Counter::CacheMisses, cache.misses),
+            (Counter::CacheEvictions, cache.evictions),
+            (Counter::FencedFrames, engine.fenced_frames),
+            (Counter::DamagedChunks, engine.damaged_chunks),
+            (Counter::LanesLost, engine.lanes_lost),
+            (Counter::LanesMade, engine.lanes_made),
+            (Counter::FetchFallbacks, engine.fetch_fallbacks),
+        ] {
+            totals.counters[counter as usize] = value;
+        }
+        let mut links = [Links::default(); Transport::ALL.len()];
+        let mut connections = Vec::with_capacity(given.connections.len());
+        for row in &given.connections {
+            let transport = Transport::of(&row.transport);
+            let one = Links { connections: 1, lanes: row.lanes.into(), launches: row.launches.into() };
+            links[transport as usize].add(&one);
+            connections.push(Link {
+                peer: peer(row.peer)?,
+                peer_incarnation: TaskIncarnation(row.peer_incarnation),
+                transport,
+                lanes: row.lanes,
+                launches: row.launches,
+            });
+        }
+        let mut failures = Vec::with_capacity(given.failures.len());
+        for row in &given.failures {
+            let cut = row.text.get(..row.text.floor_char_boundary(TEXT_KEPT)).unwrap_or_default();
+            failures.push(Failed {
+                at: Timestamp(row.at),
+                peer: peer(row.peer)?,
+                reason: Outcome::of(&row.reason),
+                text: one_line(cut).into(),
+            });
+        }
+        Ok(Self {
+            task,
+            incarnation: TaskIncarnation(given.incarnation),
+            sequence: given.sequence,
+            totals,
+            pairs,
+            links,
+            connections,
+            cliques: cache.size,
+            registered_bytes: engine.registered_bytes,
+            failures,
+        })
+    }
+}

@@ -1,0 +1,311 @@
+//! The board, with tasks whose registrations and reports are made up.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use prost::Message as _;
+
+use super::*;
+use crate::clock::Clock;
+use crate::coordination::{
+    Act, Actor, Caller, Change, ConnectionId, JobSettings, Means, Outcome as Answer, Reason, Request, Roster,
+    TaskId, TaskIncarnation,
+};
+use crate::engine::Inbox;
+use crate::proto::muster::v1 as wire;
+
+struct Nobody;
+
+impl Inbox for Nobody {
+    fn deliver(&self, _slot: u64, _outcome: Answer) {}
+}
+
+struct World {
+    engine: Arc<Engine>,
+    board: Board,
+    job: JobId,
+    connection: ConnectionId,
+    sequence: Mutex<u64>,
+}
+
+impl World {
+    fn of(tasks: u32) -> Self {
+        let engine = Engine::new(Clock::start());
+        let settings = JobSettings { recoverable: true, ..JobSettings::new(tasks) };
+        let job = engine.declare("train".parse().unwrap(), settings).unwrap();
+        let connection = engine.connection_opened(SocketAddr::from(([127, 0, 0, 1], 1)));
+        let world = Self { engine, board: Board::default(), job, connection, sequence: Mutex::new(0) };
+        (0..tasks).for_each(|task| world.register(task, 100 + u64::from(task)));
+        world
+    }
+
+    fn register(&self, task: u32, incarnation: u64) {
+        let task = TaskId(i32::try_from(task).unwrap());
+        let incarnation = TaskIncarnation(incarnation);
+        let request = Request::Register { task, incarnation, recoverable: true };
+        let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+        let caller = Caller { connection: self.connection, claim: None };
+        self.engine.call(self.job, caller, request, &inbox, 0);
+    }
+
+    /// A report with the next sequence number, changed by `edit`.
+    fn report(&self, task: u32, incarnation: u64, edit: impl FnOnce(&mut wire::TransferReport)) -> Vec<u8> {
+        let mut sequence = self.sequence.lock().unwrap();
+        *sequence += 1;
+        let mut report = wire::TransferReport {
+            task,
+            incarnation,
+            sequence: *sequence,
+            ..wire::TransferReport::default()
+        };
+        edit(&mut report);
+        report.encode_to_vec()
+    }
+
+    fn take(&self, bytes: &[u8]) -> Result<u32, Refusal> {
+        self.board.take(&self.engine, self.job, bytes)
+    }
+
+    fn roster(&self) -> Roster {
+        self.engine.look(|core, _| core.job(self.job).unwrap().roster())
+    }
+
+    fn summary(&self) -> TransfersView {
+        self.board.summary(self.job, &self.roster(), self.engine.clock().now())
+    }
+
+    fn failures_told(&self) -> Vec<(String, u64)> {
+        let told = self.engine.follow(0).0.into_iter().filter_map(|numbered| match &numbered.event.what {
+            Change::TransferFailed { error, count, .. } => Some((error.to_string(), *count)),
+            _ => None,
+        });
+        told.collect()
+    }
+}
+
+fn pair(peer: u32, transport: &str, sent: u64, received: u64) -> wire::PairTotals {
+    wire::PairTotals { peer, transport: transport.into(), sent_bytes: sent, received_bytes: received }
+}
+
+fn failure(peer: u32, reason: &str, at: u64) -> wire::Failure {
+    wire::Failure { at, peer, reason: reason.into(), text: "as the\nworker says".into() }
+}
+
+#[test]
+fn what_a_task_counted_in_earlier_lives_stays_counted() {
+    let world = World::of(2);
+    let say = |incarnation, sent, hits| {
+        let report = world.report(0, incarnation, |report| {
+            report.pairs = vec![pair(1, "shm", sent, 5)];
+            report.outcomes = vec![wire::OutcomeTotals { outcome: "completed".into(), launches: sent / 10 }];
+            report.cliques = Some(wire::CliqueCache { size: 2, hits, misses: 1, evictions: 0 });
+            report.connections =
+                vec![wire::Connection { peer: 1, lanes: 3, launches: 2, ..Default::default() }];
+        });
+        world.take(&report)
+    };
+    assert_eq!(say(100, 1000, 4), Ok(1000));
+    assert_eq!(say(100, 1500, 6), Ok(1000));
+    assert_eq!(world.summary().totals.sent(), 1500);
+
+    let rates = || -> Vec<u64> {
+        let pairs = world.board.pairs(world.job, &world.roster(), None, None);
+        pairs.iter().map(|pair| pair.rate).collect()
+    };
+    assert!(rates()[0] > 0 && rates()[1] == 0, "{:?}", rates());
+
+    world.register(0, 777);
+    assert_eq!(rates(), [0, 0], "a life that is over moves nothing");
+    let view = world.summary();
+    assert_eq!(
+        (view.reporting, view.stale, view.in_flight()),
+        (0, 1, 0),
+        "its last life has no connections now"
+    );
+    assert_eq!(view.totals.sent(), 1500);
+    assert!(matches!(say(100, 9999, 9), Err(Refusal::OtherLife { .. })));
+    assert_eq!(say(777, 20, 1), Ok(1000));
+    let view = world.summary();
+    assert_eq!((view.reporting, view.stale, view.in_flight(), view.connections()), (1, 0, 2, 1));
+    assert_eq!((view.totals.sent(), view.totals.received()), (1520, 10));
+    assert_eq!((view.totals.cache_hits, view.totals.ended(Outcome::COMPLETED)), (7, 152));
+    assert_eq!((view.taken, view.refused), (3, 1));
+    let of_task = world.board.task(world.job, &world.roster(), TaskId(0)).unwrap();
+    assert_eq!((of_task.lives, of_task.cliques), (2, 2));
+    let pairs = world.board.pairs(world.job, &world.roster(), None, None);
+    let moved: Vec<_> = pairs.iter().map(|pair| (pair.from.0, pair.to.0, pair.sent, pair.received)).collect();
+    assert_eq!(moved, [(0, 1, Some(1520), None), (1, 0, None, Some(10))]);
+}
+
+#[test]
+fn a_report_that_is_not_newer_changes_nothing_and_counters_never_go_back() {
+    let world = World::of(1);
+    let report = |sequence, sent| {
+        world.report(0, 100, |report| {
+            report.sequence = sequence;
+            report.pairs = vec![pair(0, "tcp", sent, 0)];
+        })
+    };
+    for (sequence, sent) in [(5, 100), (5, 900), (4, 900), (6, 50)] {
+        world.take(&report(sequence, sent)).unwrap();
+        assert_eq!(world.summary().totals.sent(), 100, "{sequence}");
+    }
+    assert_eq!((world.summary().taken, world.summary().repeated), (2, 2));
+    world.take(&report(7, u64::MAX)).unwrap();
+    world.register(0, 200);
+    world.take(&world.report(0, 200, |report| report.pairs = vec![pair(0, "tcp", u64::MAX, 0)])).unwrap();
+    assert_eq!(world.summary().totals.sent(), u64::MAX);
+}
+
+#[test]
+fn only_the_life_that_counts_may_report() {
+    let world = World::of(2);
+    let nothing = |_: &mut wire::TransferReport| {};
+    let ask = |task, incarnation| world.take(&world.report(task, incarnation, nothing));
+    assert!(matches!(ask(7, 100), Err(Refusal::NoSuchTask(7, 2))));
+    assert!(matches!(ask(u32::MAX, 100), Err(Refusal::NoSuchTask(..))));
+    assert!(matches!(ask(1, 100), Err(Refusal::OtherLife { .. })));
+    let peers = world.report(0, 100, |report| report.pairs = vec![pair(2, "shm", 1, 1)]);
+    assert!(matches!(world.take(&peers), Err(Refusal::NoSuchPeer(2, 2))));
+    assert!(matches!(world.take(b"\x08"), Err(Refusal::Unreadable(_))));
+    let gone = world.board.take(&world.engine, JobId(99), b"");
+    assert_eq!(gone, Err(Refusal::NoSuchJob));
+    assert!(!world.board.has(world.job, world.summary().run), "nothing of all this was kept");
+    let none = World { board: Board::default(), ..World::of(1) };
+    none.register(0, 5);
+    assert_eq!(none.take(&none.report(0, 5, nothing)), Ok(1000));
+}
+
+#[test]
+fn words_that_nobody_knows_are_one_word() {
+    let world = World::of(2);
+    let report = world.report(0, 100, |report| {
+        report.pairs = vec![pair(1, "pigeon", 1, 0), pair(1, "\u{1b}[2J", 2, 0), pair(1, "", 4, 0)];
+        report.outcomes =
+            (0..60).map(|n| wire::OutcomeTotals { outcome: format!("because {n}"), launches: 1 }).collect();
+    });
+    world.take(&report).unwrap();
+    let totals = world.summary().totals;
+    assert_eq!(totals.bytes, [TransferBytes { transport: Transport::Other, sent: 7, received: 0 }]);
+    assert_eq!((totals.launches.len(), totals.ended(Outcome::of("other")), totals.failed()), (1, 60, 60));
+    for outcome in Outcome::all() {
+        assert_eq!(Outcome::of(outcome.name()), outcome);
+        assert!(
+            outcome.name() == "other" || outcome.means() != Outcome::of("?").means(),
+            "{}",
+            outcome.name()
+        );
+    }
+}
+
+#[test]
+fn lists_are_counted_before_they_are_read() {
+    let world = World::of(2);
+    for (most, field) in [(PAIRS_MAX, 4_u8), (CONNECTIONS_MAX, 5), (OUTCOMES_MAX, 6), (FAILURES_MAX, 9)] {
+        // The cheapest way to ask for memory: rows without contents.
+        let rows = [field << 3 | 2, 0].repeat(most + 1);
+        let bytes = [world.report(0, 100, |_| {}), rows].concat();
+        assert!(matches!(world.take(&bytes), Err(Refusal::TooMany { most: said, .. }) if said == most));
+    }
+    assert!(matches!(world.take(&vec![0; BYTES_MAX + 1]), Err(Refusal::Long(_))));
+    let full = world.report(0, 100, |report| {
+        report.pairs = (0..PAIRS_MAX as u64).map(|n| pair(1, "other", u64::MAX - n, u64::MAX)).collect();
+        let end =
+            wire::Connection { peer: 1, peer_incarnation: u64::MAX, lanes: u32::MAX, ..Default::default() };
+        report.connections =
+            vec![wire::Connection { launches: u32::MAX, transport: "unix".into(), ..end }; 4096];
+        report.failures = vec![failure(1, "stalled", u64::MAX); FAILURES_MAX];
+    });
+    assert!(full.len() < BYTES_MAX, "{}", full.len());
+    assert_eq!(world.take(&full), Ok(1000));
+}
+
+#[test]
+fn a_large_job_keeps_so_many_pairs_and_connections_of_each_task_and_the_sums_of_all() {
+    let world = World::of(20_000);
+    assert_eq!(interval_ms(20_000), 20_000);
+    let report = world.report(3, 103, |report| {
+        report.pairs = (0..10_000).map(|peer| pair(peer, "tcp", u64::from(peer), 0)).collect();
+        let link = |peer| wire::Connection { peer, launches: peer, ..Default::default() };
+        report.connections = (0..1000).map(link).collect();
+    });
+    assert_eq!(world.take(&report), Ok(20_000));
+    let view = world.summary();
+    let pairs = world.board.pairs(world.job, &world.roster(), None, None);
+    // Those that moved most.
+    assert_eq!(pairs.iter().map(|pair| pair.to.0).collect::<Vec<_>>(), [9996, 9997, 9998, 9999]);
+    assert_eq!(view.totals.sent(), 9999 * 10_000 / 2);
+    let kept = world.board.connections(world.job, &world.roster(), None, None);
+    assert_eq!((kept.len(), kept[0].launches, view.connections()), (4, 999, 1000));
+}
+
+#[test]
+fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_one() {
+    let world = World::of(200);
+    let say = |sent: u64| {
+        let report = world.report(0, 100, |report| {
+            report.pairs = (1..=100).map(|peer| pair(peer, "shm", sent, 0)).collect();
+        });
+        world.take(&report).unwrap();
+    };
+    say(1_000_000);
+    std::thread::sleep(Duration::from_millis(20));
+    say(1_000_500);
+    // What moved before the first report moved nobody knows when. The last seconds are shown once all have reported them.
+    std::thread::sleep(Duration::from_millis(2_100));
+    say(1_000_500);
+    let seen = world.board.throughput(world.job, &world.roster(), 10);
+    let sum = |sent: &[u64]| sent.iter().sum::<u64>();
+    assert_eq!(
+        seen.transports.iter().map(|it| (it.transport, sum(&it.sent))).collect::<Vec<_>>(),
+        [(Transport::Shm, 50_000)]
+    );
+    assert_eq!(seen.pairs.len(), SERIES_KEPT);
+    assert!(seen.pairs.iter().all(|pair| sum(&pair.sent) == 500), "{:?}", seen.pairs);
+    assert_eq!(sum(&seen.others), 500 * (100 - SERIES_KEPT as u64));
+    assert_eq!(world.summary().rate, 5_000);
+}
+
+#[test]
+fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
+    let world = World::of(2);
+    let now = world.engine.clock().now().0;
+    let say = |failures: Vec<wire::Failure>| {
+        let report = world.report(0, 100, |report| {
+            report.outcomes = vec![wire::OutcomeTotals { outcome: "stalled".into(), launches: 3 }];
+            report.failures = failures;
+        });
+        world.take(&report).unwrap();
+    };
+    say(vec![
+        failure(1, "peer_dead", now + 7),
+        failure(1, "stalled", now + 5),
+        failure(1, "stalled", u64::MAX),
+    ]);
+    (0..10).for_each(|_| say(vec![failure(1, "stalled", 0); FAILURES_MAX]));
+    assert_eq!(world.failures_told(), [("peer_dead".to_owned(), 1), ("stalled".to_owned(), 1)]);
+    let reasons = world.summary().failures;
+    let told: Vec<_> = reasons.iter().map(|it| (it.reason.name(), it.launches, it.newest.len())).collect();
+    assert_eq!(told, [("stalled", 3, REASON_FAILURES_KEPT), ("peer_dead", 0, 1)]);
+    let first = reasons[0].first.clone().unwrap();
+    assert_eq!((first.at.0, first.text.as_str()), (now + 5, "as the | worker says"));
+    // A clock that is wrong does not lead out of the run.
+    assert!(
+        reasons[0].newest.iter().all(|failure| failure.at >= first.at && failure.at.0 < now + 60_000_000)
+    );
+    let of_task = world.board.task(world.job, &world.roster(), TaskId(0)).unwrap();
+    assert_eq!(of_task.failures.len(), TASK_FAILURES_KEPT);
+}
+
+#[test]
+fn a_job_that_is_deleted_is_forgotten() {
+    let world = World::of(1);
+    world.take(&world.report(0, 100, |_| {})).unwrap();
+    assert!(world.board.knows(world.job));
+    let actor = Actor { who: "ada".into(), address: None, means: Means::Api };
+    let reason = Reason::try_from("done".to_owned()).unwrap();
+    world.engine.act(world.job, actor, reason, Act::DeleteJob { force: true }).unwrap();
+    assert_eq!(world.take(&world.report(0, 100, |_| {})), Err(Refusal::NoSuchJob));
+    world.board.keep(&world.engine, |_| false);
+    assert!(!world.board.knows(world.job));
+}

@@ -1,0 +1,600 @@
+//! What is shown of reports: plain data, made on request, the same for the pages, the REST API and the metrics.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::board::{self, Board, OfJob, OfTask, Row};
+use super::intake::{Links, Totals};
+use super::words::{Counter, Outcome, Transport};
+use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
+
+/// Over how many seconds the present rate is taken.
+const RATE_SECONDS: usize = 10;
+
+/// The bytes of one transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TransferBytes {
+    /// The transport.
+    pub transport: Transport,
+    /// Bytes that the tasks have sent.
+    pub sent: u64,
+    /// Bytes that they have received.
+    pub received: u64,
+}
+
+/// Launches that ended one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OutcomeView {
+    /// `completed`, or why not.
+    #[schema(value_type = String)]
+    pub outcome: Outcome,
+    /// How many.
+    pub launches: u64,
+}
+
+/// What is counted since the run began, over all lives of its tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TotalsView {
+    /// Bytes, by transport; those that moved nothing are left out.
+    pub bytes: Vec<TransferBytes>,
+    /// Launches, by how they ended; what has not happened is left out.
+    pub launches: Vec<OutcomeView>,
+    /// Cliques that were found ready.
+    pub cache_hits: u64,
+    /// Cliques that had to be made.
+    pub cache_misses: u64,
+    /// Cliques that made room for others.
+    pub cache_evictions: u64,
+    /// Frames of other lives of tasks, which were turned away.
+    pub fenced_frames: u64,
+    /// Chunks that came damaged, and were sent again.
+    pub damaged_chunks: u64,
+    /// Lanes that were lost.
+    pub lanes_lost: u64,
+    /// Lanes that were made anew.
+    pub lanes_made: u64,
+    /// Fetches that became pushes.
+    pub fetch_fallbacks: u64,
+}
+
+impl TotalsView {
+    fn of(totals: &Totals) -> Self {
+        let bytes = Transport::ALL.into_iter().zip(totals.bytes);
+        let bytes = bytes.map(|(transport, [sent, received])| TransferBytes { transport, sent, received });
+        let launches = Outcome::all().zip(totals.outcomes);
+        let counter = |which: Counter| totals.counters[which as usize];
+        Self {
+            bytes: bytes.filter(|of| of.sent > 0 || of.received > 0).collect(),
+            launches: launches
+                .filter(|(_, launches)| *launches > 0)
+                .map(|(outcome, launches)| OutcomeView { outcome, launches })
+                .collect(),
+            cache_hits: counter(Counter::CacheHits),
+            cache_misses: counter(Counter::CacheMisses),
+            cache_evictions: counter(Counter::CacheEvictions),
+            fenced_frames: counter(Counter::FencedFrames),
+            damaged_chunks: counter(Counter::DamagedChunks),
+            lanes_lost: counter(Counter::LanesLost),
+            lanes_made: counter(Counter::LanesMade),
+            fetch_fallbacks: counter(Counter::FetchFallbacks),
+        }
+    }
+
+    /// Bytes sent, by every transport.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.bytes.iter().fold(0, |sum, of| sum.saturating_add(of.sent))
+    }
+
+    /// Bytes received, by every transport.
+    #[must_use]
+    pub fn received(&self) -> u64 {
+        self.bytes.iter().fold(0, |sum, of| sum.saturating_add(of.received))
+    }
+
+    /// Launches that ended so.
+    #[must_use]
+    pub fn ended(&self, outcome: Outcome) -> u64 {
+        self.launches.iter().find(|of| of.outcome == outcome).map_or(0, |of| of.launches)
+    }
+
+    /// Launches that did not complete.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        let failed = self.launches.iter().filter(|of| of.outcome != Outcome::COMPLETED);
+        failed.fold(0, |sum, of| sum.saturating_add(of.launches))
+    }
+}
+
+/// The connections of one kind that there are now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LinksView {
+    /// How their lanes are made.
+    pub transport: Transport,
+    /// Ends of connections: one that both its tasks report has two.
+    pub connections: u64,
+    /// Lanes that live, likewise.
+    pub lanes: u64,
+    /// Launches under way, as the tasks count them.
+    pub launches: u64,
+}
+
+fn links_of(links: &[Links; Transport::ALL.len()]) -> Vec<LinksView> {
+    let view = |(transport, links): (Transport, &Links)| LinksView {
+        transport,
+        connections: links.connections,
+        lanes: links.lanes,
+        launches: links.launches,
+    };
+    Transport::ALL.into_iter().zip(links).map(view).filter(|links| links.connections > 0).collect()
+}
+
+/// One connection, as one of its tasks reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConnectionView {
+    /// The task that reports it.
+    pub task: TaskId,
+    /// The task at its other end.
+    pub peer: TaskId,
+    /// The life of that one that it leads to, in hexadecimal.
+    pub peer_incarnation: String,
+    /// How its lanes are made.
+    pub transport: Transport,
+    /// Lanes that live.
+    pub lanes: u32,
+    /// Launches under way.
+    pub launches: u32,
+}
+
+/// A failure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailureView {
+    /// When, by the worker's clock.
+    pub at: Timestamp,
+    /// The task that tells of it.
+    pub task: TaskId,
+    /// The other side.
+    pub peer: TaskId,
+    /// Why.
+    #[schema(value_type = String)]
+    pub reason: Outcome,
+    /// What the worker says.
+    pub text: String,
+}
+
+impl FailureView {
+    fn of(failure: &board::Failure) -> Self {
+        let board::Failure { task, failed } = failure;
+        let (at, peer, reason) = (failed.at, failed.peer, failed.reason);
+        Self { at, task: *task, peer, reason, text: failed.text.to_string() }
+    }
+}
+
+/// The failures for one reason.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ReasonView {
+    /// The reason.
+    #[schema(value_type = String)]
+    pub reason: Outcome,
+    /// What it means.
+    pub means: String,
+    /// Launches that ended so, over all tasks.
+    pub launches: u64,
+    /// The first in this run.
+    pub first: Option<FailureView>,
+    /// The newest, the latest first: a few of them.
+    pub newest: Vec<FailureView>,
+}
+
+/// Bytes sent, second by second.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Series {
+    /// By which transport.
+    pub transport: Transport,
+    /// Bytes of each second, the oldest first.
+    pub sent: Vec<u64>,
+}
+
+/// Bytes that one task sent to another, second by second.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PairSeries {
+    /// From which task.
+    pub from: TaskId,
+    /// To which.
+    pub to: TaskId,
+    /// By which transport.
+    pub transport: Transport,
+    /// Bytes of each second, the oldest first.
+    pub sent: Vec<u64>,
+}
+
+/// Bytes over time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Throughput {
+    /// When the last second of every list ends. The seconds after it have not been reported by all.
+    pub ends_at: Timestamp,
+    /// How many seconds each list has.
+    pub seconds: usize,
+    /// All tasks, by transport; those that moved nothing are left out.
+    pub transports: Vec<Series>,
+    /// Single pairs: the first of the run that moved anything, 64 at most.
+    pub pairs: Vec<PairSeries>,
+    /// All other pairs together.
+    pub others: Vec<u64>,
+}
+
+/// The bytes from one task to another by one transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PairView {
+    /// From which task.
+    pub from: TaskId,
+    /// To which.
+    pub to: TaskId,
+    /// By which transport.
+    pub transport: Transport,
+    /// Bytes that `from` says that it sent; none if it has not reported the pair.
+    pub sent: Option<u64>,
+    /// Bytes that `to` says that it received.
+    pub received: Option<u64>,
+    /// Bytes a second, by the last reports.
+    pub rate: u64,
+}
+
+impl PairView {
+    /// The bytes that moved, as the side says that has heard of more.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.sent.unwrap_or(0).max(self.received.unwrap_or(0))
+    }
+}
+
+/// What one task reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskTransfers {
+    /// The task.
+    pub task: TaskId,
+    /// The life that reported last, in hexadecimal.
+    pub incarnation: String,
+    /// How many lives have reported in this run.
+    pub lives: u32,
+    /// When the last report came.
+    pub reported_at: Timestamp,
+    /// That life counts no more: it has failed, left or restarted. What it counted stays counted.
+    pub stale: bool,
+    /// What it has counted in this run.
+    pub totals: TotalsView,
+    /// Bytes a second sent, by its last report.
+    pub sent_rate: u64,
+    /// Bytes a second received.
+    pub received_rate: u64,
+    /// Its connections, by kind.
+    pub links: Vec<LinksView>,
+    /// Cliques in its cache.
+    pub cliques: u64,
+    /// Memory that it has registered for transfers, in bytes.
+    pub registered_bytes: u64,
+    /// Its last failures, the latest first.
+    pub failures: Vec<FailureView>,
+}
+
+impl TaskTransfers {
+    fn of(task: TaskId, of_task: &OfTask, stale: bool) -> Self {
+        let rate =
+            |way: usize| of_task.rows.values().fold(0_u64, |sum, row| sum.saturating_add(row.rate[way]));
+        let failures = of_task.failures.iter().rev();
+        Self {
+            task,
+            incarnation: of_task.incarnation.to_string(),
+            lives: of_task.lives,
+            reported_at: of_task.at,
+            stale,
+            totals: TotalsView::of(&of_task.totals()),
+            sent_rate: if stale { 0 } else { rate(0) },
+            received_rate: if stale { 0 } else { rate(1) },
+            links: if stale { Vec::new() } else { links_of(&of_task.links) },
+            cliques: of_task.cliques,
+            registered_bytes: of_task.registered_bytes,
+            failures: failures
+                .map(|failed| FailureView::of(&board::Failure { task, failed: failed.clone() }))
+                .collect(),
+        }
+    }
+
+    /// Launches under way.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.links.iter().map(|links| links.launches).sum()
+    }
+
+    /// Its connections.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.links.iter().map(|links| links.connections).sum()
+    }
+}
+
+/// The transfers of a job's present run, in sum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TransfersView {
+    /// When this was seen.
+    pub seen_at: Timestamp,
+    /// In which run.
+    pub run: RunNumber,
+    /// How many tasks the job has.
+    pub tasks: usize,
+    /// How many of them report: their present life has.
+    pub reporting: usize,
+    /// How many have reported, and do no more: their life is over.
+    pub stale: usize,
+    /// When the last report came; none if none has.
+    pub reported_at: Option<Timestamp>,
+    /// How far apart reports of one task should come, in milliseconds.
+    pub interval_ms: u32,
+    /// Reports that were taken.
+    pub taken: u64,
+    /// Reports that said nothing new.
+    pub repeated: u64,
+    /// Reports that were refused.
+    pub refused: u64,
+    /// What all tasks have counted.
+    pub totals: TotalsView,
+    /// Bytes a second sent, over the last ten seconds that all have reported.
+    pub rate: u64,
+    /// Connections now, by kind.
+    pub links: Vec<LinksView>,
+    /// Cliques in the caches of the tasks.
+    pub cliques: u64,
+    /// Memory that the tasks have registered for transfers, in bytes.
+    pub registered_bytes: u64,
+    /// Failures by reason; the reason that came first in the run stands first.
+    pub failures: Vec<ReasonView>,
+}
+
+impl TransfersView {
+    fn empty(roster: &Roster, now: Timestamp) -> Self {
+        Self {
+            seen_at: now,
+            run: roster.run,
+            tasks: roster.lives.len(),
+            reporting: 0,
+            stale: 0,
+            reported_at: None,
+            interval_ms: board::interval_ms(roster.lives.len()),
+            taken: 0,
+            repeated: 0,
+            refused: 0,
+            totals: TotalsView::of(&Totals::default()),
+            rate: 0,
+            links: Vec::new(),
+            cliques: 0,
+            registered_bytes: 0,
+            failures: Vec::new(),
+        }
+    }
+
+    fn of(of_job: &OfJob, roster: &Roster, now: Timestamp) -> Self {
+        let mut view = Self::empty(roster, now);
+        let mut totals = Totals::default();
+        let mut links = [Links::default(); Transport::ALL.len()];
+        for (task, of_task) in &of_job.tasks {
+            totals.add(&of_task.totals());
+            if is_stale(*task, of_task, roster) {
+                view.stale += 1;
+                continue;
+            }
+            view.reporting += 1;
+            for (sum, links) in links.iter_mut().zip(&of_task.links) {
+                sum.add(links);
+            }
+            view.cliques = view.cliques.saturating_add(of_task.cliques);
+            view.registered_bytes = view.registered_bytes.saturating_add(of_task.registered_bytes);
+        }
+        let last = last_second(of_job, view.interval_ms);
+        let lately = |ring: &super::ring::Ring| {
+            ring.window(last, RATE_SECONDS).into_iter().fold(0, u64::saturating_add)
+        };
+        let moved = of_job.series.iter().map(lately).fold(0, u64::saturating_add);
+        view.rate = if view.reporting == 0 { 0 } else { moved / RATE_SECONDS as u64 };
+        view.reported_at = Some(of_job.at).filter(|at| at.0 > 0);
+        (view.taken, view.repeated, view.refused) = (of_job.taken, of_job.repeated, of_job.refused);
+        view.totals = TotalsView::of(&totals);
+        view.links = links_of(&links);
+        view.failures = reasons(of_job, &view.totals);
+        view
+    }
+
+    /// Connections now.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.links.iter().map(|links| links.connections).sum()
+    }
+
+    /// Launches under way.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.links.iter().map(|links| links.launches).sum()
+    }
+}
+
+/// Failures by reason, the first cause first; reasons of which only counts are known come last.
+fn reasons(of_job: &OfJob, totals: &TotalsView) -> Vec<ReasonView> {
+    let mut reasons: BTreeMap<Outcome, ReasonView> = BTreeMap::new();
+    let failed = totals.launches.iter().map(|of| of.outcome).filter(|outcome| *outcome != Outcome::COMPLETED);
+    for reason in failed.chain(of_job.reasons.keys().copied()) {
+        let known = of_job.reasons.get(&reason);
+        reasons.insert(
+            reason,
+            ReasonView {
+                reason,
+                means: reason.means().to_owned(),
+                launches: totals.ended(reason),
+                first: known.and_then(|known| known.first.as_ref()).map(FailureView::of),
+                newest: known
+                    .map_or_else(Vec::new, |it| it.newest.iter().rev().map(FailureView::of).collect()),
+            },
+        );
+    }
+    let mut reasons: Vec<ReasonView> = reasons.into_values().collect();
+    reasons.sort_by_key(|it| it.first.as_ref().map_or(Timestamp(u64::MAX), |first| first.at));
+    reasons
+}
+
+fn is_stale(task: TaskId, of_task: &OfTask, roster: &Roster) -> bool {
+    roster.life(task) != Some(of_task.incarnation)
+}
+
+/// The last second that every task that reports in time has reported.
+fn last_second(of_job: &OfJob, interval_ms: u32) -> u64 {
+    let behind = Timestamp(of_job.at.0.saturating_sub(u64::from(interval_ms) * 1000));
+    (behind.0 / 1_000_000).saturating_sub(1)
+}
+
+impl Board {
+    /// Whether anybody in the job has reported in this run.
+    #[must_use]
+    pub fn has(&self, job: JobId, run: RunNumber) -> bool {
+        self.with(job, run, |of_job| !of_job.tasks.is_empty()).unwrap_or_default()
+    }
+
+    /// The transfers of a job, in sum.
+    #[must_use]
+    pub fn summary(&self, job: JobId, roster: &Roster, now: Timestamp) -> TransfersView {
+        let seen = self.with(job, roster.run, |of_job| TransfersView::of(of_job, roster, now));
+        seen.unwrap_or_else(|| TransfersView::empty(roster, now))
+    }
+
+    /// Bytes over the last `seconds`; [`super::POINTS`] at most.
+    #[must_use]
+    pub fn throughput(&self, job: JobId, roster: &Roster, seconds: usize) -> Throughput {
+        let seconds = seconds.clamp(1, super::POINTS);
+        let nothing = Throughput {
+            ends_at: Timestamp(0),
+            seconds,
+            transports: Vec::new(),
+            pairs: Vec::new(),
+            others: Vec::new(),
+        };
+        let view = |of_job: &OfJob| {
+            let last = last_second(of_job, board::interval_ms(roster.lives.len()));
+            let transports = Transport::ALL.into_iter().zip(&of_job.series);
+            let transports =
+                transports.map(|(transport, ring)| Series { transport, sent: ring.window(last, seconds) });
+            let pairs = of_job.pairs.iter().map(|((from, to, transport), ring)| PairSeries {
+                from: *from,
+                to: *to,
+                transport: *transport,
+                sent: ring.window(last, seconds),
+            });
+            Throughput {
+                ends_at: Timestamp((last + 1) * 1_000_000),
+                seconds,
+                transports: transports.filter(|it| it.sent.iter().any(|sent| *sent > 0)).collect(),
+                pairs: pairs.collect(),
+                others: of_job.others.window(last, seconds),
+            }
+        };
+        self.with(job, roster.run, view).unwrap_or(nothing)
+    }
+
+    /// Every pair that is kept, by task; of one task and by one transport, if those are given.
+    #[must_use]
+    pub fn pairs(
+        &self,
+        job: JobId,
+        roster: &Roster,
+        task: Option<TaskId>,
+        transport: Option<Transport>,
+    ) -> Vec<PairView> {
+        let rows: Vec<_> = self
+            .with(job, roster.run, |of_job| {
+                let rows = of_job.tasks.iter().flat_map(|(one, of_task)| {
+                    // A life that is over moves nothing now.
+                    let stale = is_stale(*one, of_task, roster);
+                    of_task.rows.iter().map(move |((peer, by), row)| {
+                        let mut row: Row = *row;
+                        if stale {
+                            row.rate = [0; 2];
+                        }
+                        (*one, *peer, *by, row)
+                    })
+                });
+                let wanted = rows.filter(|(one, peer, by, _)| {
+                    task.is_none_or(|task| task == *one || task == *peer)
+                        && transport.is_none_or(|transport| transport == *by)
+                });
+                wanted.collect()
+            })
+            .unwrap_or_default();
+        let mut pairs: BTreeMap<(TaskId, TaskId, Transport), PairView> = BTreeMap::new();
+        let mut side = |from, to, transport, sent: bool, bytes: u64, rate: u64| {
+            if bytes == 0 {
+                return;
+            }
+            let nothing = PairView { from, to, transport, sent: None, received: None, rate: 0 };
+            let pair = pairs.entry((from, to, transport)).or_insert(nothing);
+            *(if sent { &mut pair.sent } else { &mut pair.received }) = Some(bytes);
+            pair.rate = pair.rate.max(rate);
+        };
+        for (task, peer, transport, row) in rows {
+            let [sent, received] = row.bytes();
+            side(task, peer, transport, true, sent, row.rate[0]);
+            side(peer, task, transport, false, received, row.rate[1]);
+        }
+        pairs.into_values().collect()
+    }
+
+    /// Every connection that is kept one by one, of tasks whose life counts.
+    #[must_use]
+    pub fn connections(
+        &self,
+        job: JobId,
+        roster: &Roster,
+        task: Option<TaskId>,
+        transport: Option<Transport>,
+    ) -> Vec<ConnectionView> {
+        let view = |of_job: &OfJob| {
+            let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));
+            let all =
+                live.flat_map(|(one, of_task)| of_task.connections.iter().map(move |link| (*one, link)));
+            let wanted = all.filter(|(one, link)| {
+                task.is_none_or(|task| task == *one)
+                    && transport.is_none_or(|transport| transport == link.transport)
+            });
+            let view = |(task, link): (TaskId, &super::intake::Link)| ConnectionView {
+                task,
+                peer: link.peer,
+                peer_incarnation: link.peer_incarnation.to_string(),
+                transport: link.transport,
+                lanes: link.lanes,
+                launches: link.launches,
+            };
+            wanted.map(view).collect()
+        };
+        self.with(job, roster.run, view).unwrap_or_default()
+    }
+
+    /// What every task has reported that has, by number.
+    #[must_use]
+    pub fn tasks(&self, job: JobId, roster: &Roster) -> Vec<TaskTransfers> {
+        let view = |of_job: &OfJob| {
+            let tasks = of_job.tasks.iter();
+            let view = |(task, of_task): (&TaskId, &OfTask)| {
+                TaskTransfers::of(*task, of_task, is_stale(*task, of_task, roster))
+            };
+            tasks.map(view).collect()
+        };
+        self.with(job, roster.run, view).unwrap_or_default()
+    }
+
+    /// What one task has reported, if it has.
+    #[must_use]
+    pub fn task(&self, job: JobId, roster: &Roster, task: TaskId) -> Option<TaskTransfers> {
+        let view = |of_job: &OfJob| {
+            let of_task = of_job.tasks.get(&task)?;
+            Some(TaskTransfers::of(task, of_task, is_stale(task, of_task, roster)))
+        };
+        self.with(job, roster.run, view).flatten()
+    }
+}

@@ -1,0 +1,62 @@
+//! What workers report of their transfers, as metrics.
+
+use super::catalogue as metric;
+use super::page::Page;
+use crate::reports::{Outcome, TaskTransfers, TotalsView, TransfersView, Transport};
+
+/// Bytes by transport and direction; those that moved nothing are 0, so that the first shows as a rise.
+fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+    Transport::ALL.into_iter().flat_map(|transport| {
+        let of = totals.bytes.iter().find(|of| of.transport == transport);
+        let (sent, received) = of.map_or((0, 0), |of| (of.sent, of.received));
+        [(transport.name(), "sent", sent), (transport.name(), "received", received)]
+    })
+}
+
+/// Shows what the tasks of a job report in sum.
+pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
+    for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)] {
+        page.count(&metric::TRANSFER_REPORTS, &[job, result], count);
+    }
+    page.size(&metric::TRANSFER_TASKS, &[job], view.reporting);
+    let totals = &view.totals;
+    for (transport, direction, bytes) in bytes(totals) {
+        page.count(&metric::TRANSFER_BYTES, &[job, transport, direction], bytes);
+    }
+    for outcome in Outcome::all() {
+        page.count(&metric::TRANSFER_LAUNCHES, &[job, outcome.name()], totals.ended(outcome));
+    }
+    page.count(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
+    for transport in Transport::ALL {
+        let links = view.links.iter().find(|links| links.transport == transport);
+        let connections = links.map_or(0, |links| links.connections);
+        page.count(&metric::TRANSFER_CONNECTIONS, &[job, transport.name()], connections);
+    }
+    for (event, count) in
+        [("hit", totals.cache_hits), ("miss", totals.cache_misses), ("eviction", totals.cache_evictions)]
+    {
+        page.count(&metric::TRANSFER_CACHE, &[job, event], count);
+    }
+    for (metric, count) in [
+        (&metric::TRANSFER_CLIQUES, view.cliques),
+        (&metric::TRANSFER_FENCED, totals.fenced_frames),
+        (&metric::TRANSFER_DAMAGED, totals.damaged_chunks),
+        (&metric::TRANSFER_LANES_LOST, totals.lanes_lost),
+        (&metric::TRANSFER_LANES_MADE, totals.lanes_made),
+        (&metric::TRANSFER_FALLBACKS, totals.fetch_fallbacks),
+        (&metric::TRANSFER_REGISTERED, view.registered_bytes),
+    ] {
+        page.count(metric, &[job], count);
+    }
+}
+
+/// Shows what each of a few tasks reports.
+pub(super) fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Page) {
+    for of_task in tasks {
+        let task = of_task.task.to_string();
+        for (transport, direction, bytes) in bytes(&of_task.totals).filter(|(.., bytes)| *bytes > 0) {
+            page.count(&metric::TRANSFER_TASK_BYTES, &[job, &task, transport, direction], bytes);
+        }
+        page.count(&metric::TRANSFER_TASK_FAILED, &[job, &task], of_task.totals.failed());
+    }
+}

@@ -1,0 +1,35 @@
+//! `muster demo`, as somebody sees it for the first time.
+
+use crate::process::{Running, lives, muster, run, wait_until};
+
+#[test]
+fn the_demo_loses_a_worker_takes_it_back_and_finds_every_content_right() {
+    let ended = run(&mut muster(["demo", "--for", "20", "--pause", "200ms"]));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for part in [
+        "look at  http://",
+        "kill -9",
+        "step on without worker 2",
+        "worker 2 takes part again",
+        "every content",
+    ] {
+        assert!(ended.out.contains(part), "{part:?} is not in {ended:?}");
+    }
+}
+
+#[test]
+fn whoever_ends_the_demo_ends_all_of_it() {
+    for signal in ["INT", "KILL"] {
+        let mut demo = Running::start(&mut muster(["demo"]));
+        demo.out_line("step together");
+        let children = format!("/proc/{0}/task/{0}/children", demo.pid());
+        let children = std::fs::read_to_string(children).expect("the system tells of children");
+        let children: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        // Four workers, and the guard.
+        assert_eq!(children.len(), 5, "{children:?}");
+        demo.signal(signal);
+        let ended = demo.end();
+        assert_eq!(ended.code, (signal == "INT").then_some(130), "{ended:?}");
+        wait_until("all of them are gone", || !children.iter().any(|pid| lives(*pid)));
+    }
+}

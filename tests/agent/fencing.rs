@@ -1,0 +1,204 @@
+//! Who is lost, excluded or restarted is fenced at once; what goes on with others goes on.
+
+use std::time::Duration;
+
+use muster::agent::{Agent, AgentError, Config};
+use muster::clock::monotonic;
+use muster::proto::xla::coordination as pb;
+use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
+use muster::transfer::{
+    Arena, Buffer, DeviceId, Member, Options, Spec, TaskId, Transfer, TransferError, TransferKey,
+};
+
+use crate::process::Running;
+use crate::web::Server;
+use crate::worker::worker;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How soon whoever waits for a lost task has to know.
+const SOON: Duration = Duration::from_secs(1);
+
+fn device(task: u32) -> DeviceId {
+    DeviceId(task * 2048)
+}
+
+/// Two tasks in this process and a third one in its own.
+struct Trio {
+    near: [Agent; 2],
+    far: Option<Running>,
+    lost: Member,
+    arena: Arena,
+}
+
+async fn join(server: &Server, task: u32) -> Agent {
+    let config = Config { patience: Duration::from_millis(500), ..Config::new(server.grpc.clone(), task) };
+    Agent::join(config).await.unwrap()
+}
+
+impl Trio {
+    async fn new(server: &Server) -> Self {
+        let far = worker(server, 2, &[]);
+        let (a, b) = tokio::join!(join(server, 0), join(server, 1));
+        let mut roster = a.roster();
+        let known = roster.wait_for(|roster| roster.membership.peers.len() == 3);
+        tokio::time::timeout(PATIENCE, known).await.expect("all are known").unwrap();
+        let mut other = b.roster();
+        let known = other.wait_for(|roster| roster.membership.peers.len() == 3);
+        tokio::time::timeout(PATIENCE, known).await.expect("all are known").unwrap();
+        let lost = a.engine().membership().member(TaskId(2)).unwrap();
+        Self { near: [a, b], far: Some(far), lost, arena: Arena::new(4 << 20).unwrap() }
+    }
+
+    fn buffer(&self, byte: u8) -> Buffer {
+        let buffer = self.arena.allocate(100_000).unwrap();
+        buffer.fill(byte).unwrap();
+        buffer
+    }
+
+    /// Something that task 2 never sends.
+    async fn waiting(&self) -> Transfer {
+        let spec = Spec::receive(self.buffer(0).span(), device(2), device(0), TransferKey(7));
+        let mut prepared = self.near[0].engine().prepare(vec![spec], Options::default()).await.unwrap();
+        prepared.launch(&[])
+    }
+
+    /// What waits for task 2 fails by its name, and soon.
+    async fn assert_fenced(&self, waiting: Transfer) {
+        let began = monotonic();
+        let error = tokio::time::timeout(PATIENCE, waiting).await.expect("it has an outcome").unwrap_err();
+        let took = monotonic() - began;
+        assert!(took < SOON, "{took:?}: {error}");
+        let named = match &error {
+            TransferError::PeerDead { member, .. }
+            | TransferError::StaleIncarnation { member, .. }
+            | TransferError::Transport { member, .. } => *member == self.lost,
+            _ => false,
+        };
+        assert!(named, "{error}");
+    }
+
+    /// The other two still move what they want.
+    async fn assert_others_go_on(&self) {
+        let [a, b] = &self.near;
+        let (source, target) = (self.buffer(5), self.buffer(0));
+        let send = Spec::send(source.span(), device(0), device(1), TransferKey(9));
+        let receive = Spec::receive(target.span(), device(0), device(1), TransferKey(9));
+        let sent = a.engine().transfer(&[], vec![send], Options::default());
+        let received = b.engine().transfer(&[], vec![receive], Options::default());
+        let both = async { (sent.await, received.await) };
+        let (sent, received) = tokio::time::timeout(PATIENCE, both).await.expect("it has an outcome");
+        assert_eq!((sent.err(), received.err()), (None, None));
+        assert!(target.read(|bytes| bytes.iter().all(|byte| *byte == 5)).unwrap());
+    }
+
+    async fn assert_left(&self) {
+        let mut roster = self.near[1].roster();
+        let gone = roster.wait_for(|roster| !roster.lives.contains_key(&TaskId(2)));
+        tokio::time::timeout(PATIENCE, gone).await.expect("it is gone").unwrap();
+        assert_eq!(self.near[1].engine().membership().member(TaskId(2)), None);
+    }
+
+    async fn end(self) {
+        for agent in self.near {
+            agent.leave().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transfers_with_a_killed_worker_fail_by_its_name_within_a_second_and_it_may_come_back() {
+    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let mut trio = Trio::new(&server).await;
+    let waiting = trio.waiting().await;
+    trio.assert_others_go_on().await;
+    trio.far.as_ref().unwrap().signal("KILL");
+    trio.assert_fenced(waiting).await;
+    trio.assert_others_go_on().await;
+    trio.assert_left().await;
+    drop(trio.far.take());
+    trio.far = Some(worker(&server, 2, &[]));
+    let mut roster = trio.near[0].roster();
+    let lost = trio.lost;
+    let back = roster.wait_for(|roster| {
+        roster.membership.member(TaskId(2)).is_some_and(|member| member.incarnation != lost.incarnation)
+    });
+    tokio::time::timeout(PATIENCE, back).await.expect("it is back").unwrap();
+    let waiting = trio.waiting().await;
+    assert_eq!(waiting.outcome(), None, "it has a connection again");
+    trio.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exclusion_fences_the_transfers_of_a_worker_that_lives() {
+    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let mut trio = Trio::new(&server).await;
+    let waiting = trio.waiting().await;
+    let made =
+        server.send("POST", "/api/v1/jobs/default/exclusions", r#"{"task": 2, "reason": "flaky NIC"}"#);
+    assert_eq!(made.status, 201, "{made:?}");
+    trio.assert_fenced(waiting).await;
+    trio.assert_others_go_on().await;
+    trio.assert_left().await;
+    let ended = trio.far.take().unwrap().end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.err.contains("flaky NIC"), "it says why: {ended:?}");
+    trio.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_life_of_a_task_ends_the_first() {
+    let server = Server::start(&["--tasks", "1", "--recoverable"]);
+    let first = join(&server, 0).await;
+    let second = join(&server, 0).await;
+    let error = tokio::time::timeout(PATIENCE, first.over()).await.expect("it hears of it");
+    // Whichever call it hears it by.
+    let told =
+        matches!(error, AgentError::Over { .. } | AgentError::Refused { .. } | AgentError::Ended { .. });
+    assert!(told && error.to_string().contains("incarnation"), "{error}");
+    assert_eq!(first.engine().membership(), Default::default(), "nothing of it moves any more");
+    assert!(first.leave().await.is_err());
+    second.leave().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn noise_in_the_place_of_an_engine_is_refused_by_name_and_hurts_nobody() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let channel =
+        tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect_lazy();
+    let mut stranger = CoordinationServiceClient::new(channel);
+    let request = pb::RegisterTaskRequest { incarnation: 77, source_task_id: 1 };
+    let (agent, registered) = tokio::join!(join(&server, 0), stranger.register_task(request));
+    let service_incarnation = registered.unwrap().into_inner().service_incarnation;
+    let incarnations = pb::Incarnations { task_id: 0, task_incarnation: 77, service_incarnation };
+    let kv = pb::KeyValueEntry {
+        key: "muster/transfer/1/000000000000004d".to_owned(),
+        value: vec![b'['; 100_000].into(),
+    };
+    let insert =
+        pb::InsertKeyValueRequest { incarnations: Some(incarnations), kv: Some(kv), allow_overwrite: false };
+    stranger.insert_key_value(insert).await.unwrap();
+    let mut roster = agent.roster();
+    let refused = roster.wait_for(|roster| roster.unusable.contains_key(&TaskId(1)));
+    let refused = tokio::time::timeout(PATIENCE, refused).await.expect("it is looked at").unwrap().clone();
+    assert!(refused.unusable[&TaskId(1)].contains("100000 bytes"), "{refused:?}");
+    assert!(refused.lives.contains_key(&TaskId(1)) && !refused.membership.peers.contains_key(&TaskId(1)));
+    agent.leave().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_is_gone_ends_this_life_and_every_wait_in_it() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let (agent, other) = tokio::join!(join(&server, 0), join(&server, 1));
+    let barrier = agent.barrier("never", &[], PATIENCE);
+    let value = agent.get("nobody/writes/it", PATIENCE);
+    let killed = async {
+        server.running.signal("KILL");
+        agent.over().await
+    };
+    let all = async { tokio::join!(barrier, value, killed) };
+    let (barrier, value, over) = tokio::time::timeout(PATIENCE, all).await.expect("no wait goes on");
+    assert!(barrier.is_err() && value.is_err());
+    assert!(matches!(over, AgentError::Unreachable { .. }), "{over}");
+    other.end().await;
+    agent.end().await;
+}

@@ -1,0 +1,35 @@
+//! What a worker says before it starts.
+
+use crate::process::{muster, run};
+
+#[test]
+fn a_worker_that_does_not_know_its_place_says_what_to_set() {
+    let refused = |arguments: &[&str], variables: &[(&str, &str)], said: &[&str]| {
+        let mut command = muster([&["worker"], arguments].concat());
+        command.env_clear().envs(variables.iter().copied());
+        let ended = run(&mut command);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        for part in said {
+            assert!(ended.err.contains(part), "{part:?} is not in {ended:?}");
+        }
+    };
+    refused(&[], &[], &["--task", "MUSTER_PROCESS_ID"]);
+    refused(&["--task", "1"], &[], &["--service", "JAX_COORDINATOR_ADDRESS"]);
+    let ranks = [
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("SLURM_JOB_ID", "9"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "0"),
+        ("SLURM_NTASKS", "2"),
+    ];
+    refused(&[], &ranks, &["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"]);
+    let place = ["--task", "0", "--service", "127.0.0.1:9"];
+    refused(
+        &[&place[..], &["--listen", "0.0.0.0:0"]].concat(),
+        &[],
+        &["--token-file", "--insecure-transfers"],
+    );
+    let open = ["--listen", "0.0.0.0:0", "--insecure-transfers"];
+    refused(&[&place[..], &open].concat(), &[], &["--advertise"]);
+    refused(&[&place[..], &["--register-timeout", "200ms"]].concat(), &[], &["127.0.0.1:9", "refused"]);
+}

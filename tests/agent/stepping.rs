@@ -1,0 +1,111 @@
+//! Workers that step together, lose one, and take it back.
+
+use crate::process::{Running, wait_until};
+use crate::web::Server;
+use crate::worker::{stepping, worker};
+
+/// Ends a worker by SIGTERM, which must go well.
+fn end(worker: Running) {
+    worker.signal("TERM");
+    let ended = worker.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.out.contains("left in good order") && ended.out.contains("0 fault(s)"), "{ended:?}");
+}
+
+fn kinds(server: &Server) -> Vec<String> {
+    let events = server.get("/api/v1/jobs/default/events?limit=1000").json();
+    let events = events["events"].as_array().expect("a list").clone();
+    events.iter().filter_map(|event| Some(event["kind"].as_str()?.to_owned())).collect()
+}
+
+#[test]
+fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
+    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let mut workers: Vec<_> = (0..3).map(|task| stepping(&server, task)).collect();
+    for worker in &mut workers {
+        worker.out_line(": tasks 0 1 2;");
+    }
+    wait_until("the service has heard of their transfers", || {
+        let transfers = server.get("/api/v1/jobs/default/transfers");
+        transfers.json()["reporting"] == 3 && transfers.body.contains("\"completed\"")
+    });
+    let lost = workers.pop().expect("there are three");
+    lost.signal("KILL");
+    drop(lost.end());
+    workers[0].out_line(": tasks 0 1;");
+    workers[1].out_line(": tasks 0 1;");
+    let mut back = stepping(&server, 2);
+    back.out_line(": tasks 0 1 2;");
+    workers[0].out_line(": tasks 0 1 2;");
+    workers.push(back);
+    workers.into_iter().for_each(end);
+    let job = server.get("/api/v1/jobs/default").json();
+    assert_eq!(job["run"]["state"], "completed", "{job}");
+}
+
+#[test]
+fn a_worker_that_is_told_to_end_shuts_down_in_good_order_and_the_others_go_on() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
+    workers[1].out_line(": tasks 0 1;");
+    let leaving = workers.pop().expect("there are two");
+    end(leaving);
+    workers[0].out_line(": tasks 0;");
+    let kinds = kinds(&server);
+    assert!(!kinds.iter().any(|kind| kind.contains("failed") || kind.contains("suspect")), "{kinds:?}");
+    let task = server.get("/api/v1/jobs/default/tasks/1").json();
+    assert_eq!(task["standing"], "disconnected", "{task}");
+    workers.into_iter().for_each(end);
+}
+
+#[test]
+fn where_tasks_share_their_fate_one_that_is_told_to_end_ends_all_at_one_step() {
+    let server = Server::start(&["--tasks", "2"]);
+    let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
+    workers[0].out_line(": tasks 0 1;");
+    workers[0].signal("TERM");
+    for worker in workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.out.contains("as they agreed"), "{ended:?}");
+    }
+    let job = server.get("/api/v1/jobs/default").json();
+    assert_eq!(job["run"]["state"], "completed", "{job}");
+}
+
+#[test]
+fn idle_workers_end_together_at_a_drain() {
+    let server = Server::start(&["--tasks", "2"]);
+    let mut workers: Vec<_> = (0..2).map(|task| worker(&server, task, &["--devices", "2"])).collect();
+    for worker in &mut workers {
+        worker.out_line("engine ");
+    }
+    let devices = server.get("/api/v1/jobs/default/devices").json();
+    let ids: Vec<_> =
+        devices["devices"].as_array().expect("a list").iter().map(|d| d["global_id"].clone()).collect();
+    assert_eq!(ids, [0, 1, 2048, 2049], "{devices}");
+    let drained = server.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
+    assert!(drained.status < 300, "{drained:?}");
+    for worker in workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.out.contains("preemption notice"), "{ended:?}");
+    }
+}
+
+#[test]
+fn so_many_steps_are_made_and_then_all_leave_together() {
+    let server = Server::start(&["--tasks", "2"]);
+    for transport in ["auto", "shm", "pvm", "unix", "tcp"] {
+        let arguments = ["--program", "exercise", "--steps", "7", "--devices", "2", "--transport", transport];
+        let workers: Vec<_> = (0..2).map(|task| worker(&server, task, &arguments)).collect();
+        for worker in workers {
+            let ended = worker.end();
+            assert_eq!(ended.code, Some(0), "{transport}: {ended:?}");
+            assert!(ended.out.contains("7 steps: 21 buffers checked"), "{transport}: {ended:?}");
+        }
+        wait_until("the run has ended", || {
+            server.get("/api/v1/jobs/default").json()["run"]["state"] == "completed"
+        });
+    }
+}

@@ -1,0 +1,84 @@
+//! A made-up worker, as far as reports of transfers go: it moves nothing, and says that it does.
+
+use muster::proto::muster::v1::transfers_client::TransfersClient;
+use muster::proto::muster::v1::{
+    CliqueCache, Connection, EngineTotals, Failure, OutcomeTotals, PairTotals, TransferReport,
+    TransferReportAck,
+};
+
+use super::Client;
+
+/// What one life of a task reports. Every call of [`Reporter::say`] sends what it holds then, as the next report.
+#[derive(Clone)]
+pub struct Reporter {
+    client: Client,
+    /// The report; its counters are totals.
+    pub report: TransferReport,
+}
+
+impl Reporter {
+    /// A life of a task, over a connection that it may have for other calls too.
+    pub fn new(client: &Client, task: u32, incarnation: u64) -> Self {
+        let report = TransferReport { task, incarnation, ..TransferReport::default() };
+        Self { client: client.clone(), report }
+    }
+
+    /// More bytes have gone to a peer and come from it.
+    pub fn move_bytes(&mut self, peer: u32, transport: &str, sent: u64, received: u64) {
+        let of = |row: &&mut PairTotals| row.peer == peer && row.transport == transport;
+        match self.report.pairs.iter_mut().find(of) {
+            Some(row) => {
+                row.sent_bytes += sent;
+                row.received_bytes += received;
+            }
+            None => self.report.pairs.push(PairTotals {
+                peer,
+                transport: transport.into(),
+                sent_bytes: sent,
+                received_bytes: received,
+            }),
+        }
+    }
+
+    /// Launches have ended.
+    pub fn end(&mut self, outcome: &str, launches: u64) {
+        match self.report.outcomes.iter_mut().find(|row| row.outcome == outcome) {
+            Some(row) => row.launches += launches,
+            None => self.report.outcomes.push(OutcomeTotals { outcome: outcome.into(), launches }),
+        }
+    }
+
+    /// There is a connection, with launches under way.
+    pub fn connect(&mut self, peer: u32, transport: &str, lanes: u32, launches: u32) {
+        let (peer_incarnation, transport) = (u64::from(peer), transport.to_owned());
+        self.report.connections.push(Connection { peer, peer_incarnation, transport, lanes, launches });
+    }
+
+    /// A launch has failed, at so many microseconds since the Unix epoch.
+    pub fn fail(&mut self, peer: u32, reason: &str, text: &str, at: u64) {
+        self.end(reason, 1);
+        self.report.failures.push(Failure { at, peer, reason: reason.into(), text: text.into() });
+    }
+
+    /// Everything else that an engine counts.
+    pub fn count(&mut self, hits: u64, fenced_frames: u64) {
+        self.report.cliques = Some(CliqueCache { size: 2, hits, misses: 2, evictions: 1 });
+        self.report.totals = Some(EngineTotals {
+            fenced_frames,
+            damaged_chunks: 1,
+            lanes_lost: 2,
+            lanes_made: 2,
+            fetch_fallbacks: 1,
+            registered_bytes: 64 << 20,
+        });
+    }
+
+    /// Sends the next report.
+    pub async fn say(&mut self) -> Result<TransferReportAck, tonic::Status> {
+        self.report.sequence += 1;
+        let mut service = TransfersClient::new(self.client.channel());
+        let answer = service.report(self.report.clone()).await;
+        self.report.failures.clear();
+        answer.map(tonic::Response::into_inner)
+    }
+}
