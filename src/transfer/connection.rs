@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -22,6 +22,7 @@ use super::link::{
 };
 use super::memory::Region;
 use super::memory::raw::{Mapping, Piece};
+use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::lane::{Lane, LaneError};
 use super::transport::ring::{Given, Inbox, Outbox, Reader};
@@ -43,13 +44,7 @@ impl Shared {
 
     /// Maps what a peer sent, if it can never fault whoever reads it.
     fn of(file: &OwnedFd, len: u64) -> Option<Self> {
-        use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
-        let seals = fcntl_get_seals(file).ok()?;
-        let size = u64::try_from(fstat(file).ok()?.st_size).ok()?;
-        if !seals.contains(SealFlags::SHRINK) || size < len {
-            return None;
-        }
-        Mapping::of(file.as_fd(), usize::try_from(len).ok()?, false).ok().map(Self)
+        Mapping::sealed(file.as_fd(), usize::try_from(len).ok()?, false).map(Self)
     }
 }
 
@@ -106,10 +101,6 @@ pub struct Connection {
     started: Instant,
     /// Bytes moved.
     pub counters: Counters,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a connection is made of.
@@ -804,7 +795,7 @@ impl Connection {
                 }
             }
             // Let go of outside of the lock: its memory may go with it.
-            Output::Over(_) | Output::Region(..) | Output::Pong => {}
+            Output::Over(_) => {}
         }
         0
     }

@@ -1,9 +1,9 @@
 //! The engine: what a program calls.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use super::link::definition::{Definition, ENTRIES_MAX, Entry, Source};
 use super::meeting;
 use super::memory::{Arena, Buffer, Region, Span};
 use super::prepared::{Options, Prepared, Share, Spec};
+use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
@@ -132,10 +133,6 @@ pub struct Core {
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
     numbers: Mutex<HashMap<Member, Numbers>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Core {
@@ -504,15 +501,16 @@ impl Engine {
             Ok(peers) => peers,
             Err(error) => return then(Err(error)),
         };
-        let mut peers: Vec<_> = peers.into_iter().collect();
-        peers.sort_unstable();
+        let distinct: BTreeSet<Member> = peers.iter().copied().collect();
         gather(
             Arc::clone(core),
-            peers,
+            distinct.into_iter().collect(),
             HashMap::new(),
             Box::new({
                 let core = Arc::clone(core);
-                move |found| then(found.map(|connections| define(&core, &specs, options, &connections)))
+                move |found| {
+                    then(found.map(|connections| define(&core, &specs, &peers, options, &connections)))
+                }
             }),
         );
     }
@@ -619,8 +617,8 @@ fn even(buffers: usize, devices: usize, keys: usize) -> Result<(), PrepareError>
     Ok(())
 }
 
-/// Looks at a request, and says who it is with.
-fn check(core: &Core, specs: &[Spec]) -> Result<HashSet<Member>, PrepareError> {
+/// Looks at a request, and says who each of its transfers is with.
+fn check(core: &Core, specs: &[Spec]) -> Result<Vec<Member>, PrepareError> {
     if specs.is_empty() {
         return Err(PrepareError::Empty);
     }
@@ -644,7 +642,7 @@ fn check(core: &Core, specs: &[Spec]) -> Result<HashSet<Member>, PrepareError> {
         owners.insert(device, task);
         Ok(task)
     };
-    let mut peers = HashSet::new();
+    let mut peers = Vec::with_capacity(specs.len());
     let mut seen = HashSet::new();
     let mut written: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
     let mut read: Vec<(usize, usize, usize, TransferKey)> = Vec::new();
@@ -670,7 +668,7 @@ fn check(core: &Core, specs: &[Spec]) -> Result<HashSet<Member>, PrepareError> {
                 (spec.span.buffer().id(), spec.span.start(), spec.span.start() + spec.span.len(), spec.key);
             if spec.outgoing { read.push(range) } else { written.push(range) }
         }
-        peers.extend(membership.member(far_owner));
+        peers.push(membership.member(far_owner).ok_or(PrepareError::UnknownDevice(far))?);
     }
     overlap(written, read)?;
     Ok(peers)
@@ -729,20 +727,16 @@ fn gather(
 }
 
 /// Makes the definitions of a request whose connections are there.
-fn define(core: &Arc<Core>, specs: &[Spec], options: Options, connections: &Connections) -> Prepared {
-    let membership = core.membership.read().unwrap_or_else(PoisonError::into_inner);
+fn define(
+    core: &Arc<Core>,
+    specs: &[Spec],
+    peers: &[Member],
+    options: Options,
+    connections: &Connections,
+) -> Prepared {
     let mut by_peer: BTreeMap<Member, Vec<(Entry, u32, Span)>> = BTreeMap::new();
     let mut regions: BTreeMap<Member, BTreeMap<u32, Arc<Region>>> = BTreeMap::new();
-    for (number, spec) in specs.iter().enumerate() {
-        let far = if spec.outgoing { spec.to } else { spec.from };
-        // The membership may have changed since it was looked at; the connection that was found then is over now.
-        let Some(member) = membership
-            .owner(far)
-            .and_then(|task| connections.keys().copied().find(|member| member.task == task))
-            .or_else(|| connections.keys().copied().next())
-        else {
-            continue;
-        };
+    for (number, (spec, &member)) in specs.iter().zip(peers).enumerate() {
         let region = spec.span.buffer().region();
         let source = match core.config.transport {
             _ if !spec.outgoing || spec.span.is_empty() => Source::None,
@@ -765,7 +759,6 @@ fn define(core: &Arc<Core>, specs: &[Spec], options: Options, connections: &Conn
         };
         by_peer.entry(member).or_default().push((entry, number as u32, spec.span.clone()));
     }
-    drop(membership);
     let mut shares = Vec::with_capacity(by_peer.len());
     for (member, mut list) in by_peer {
         list.sort_by_key(|(entry, ..)| entry.order());

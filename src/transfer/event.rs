@@ -1,7 +1,9 @@
 //! Definition events: when a buffer's contents are there.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::sync::lock;
 
 type Outcome = Result<(), String>;
 type Listener = Box<dyn FnOnce(Outcome) + Send>;
@@ -36,7 +38,7 @@ impl Event {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// How it went, if it is known; an error says why the buffer will never be defined.

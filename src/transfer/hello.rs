@@ -6,6 +6,8 @@
 
 use std::io::{Read, Write};
 
+use subtle::ConstantTimeEq as _;
+
 use super::frame::{u32_at, u64_at};
 use super::identity::{Incarnation, Member, TaskId};
 
@@ -216,9 +218,9 @@ fn prove(token: Option<&[u8]>, who: &[u8], hello: &[u8; HELLO], random: &[u8; 16
     proof
 }
 
-/// Compares without telling by its time where the two differ.
-fn same(a: &[u8; PROOF], b: &[u8; PROOF]) -> bool {
-    a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+/// Whether a proof is the right one, without telling by its time where it differs.
+fn is(proof: &[u8; PROOF], wanted: [u8; PROOF]) -> bool {
+    proof.ct_eq(&wanted).into()
 }
 
 /// Dials on a socket that is connected and has time limits.
@@ -235,7 +237,7 @@ pub fn dial(
     if answer.verdict != Verdict::Welcome {
         return Err(HelloError::Refused(answer.verdict));
     }
-    if !same(&answer.proof, &prove(token, b"answer", &hello, &answer.random)) {
+    if !is(&answer.proof, prove(token, b"answer", &hello, &answer.random)) {
         return Err(HelloError::Impostor);
     }
     socket.write_all(&prove(token, b"confirm", &hello, &answer.random))?;
@@ -263,7 +265,7 @@ pub fn answer(
     }
     let mut confirmed = [0; PROOF];
     socket.read_exact(&mut confirmed)?;
-    if !same(&confirmed, &prove(token, b"confirm", &bytes, &random)) {
+    if !is(&confirmed, prove(token, b"confirm", &bytes, &random)) {
         return Err(HelloError::Refused(Verdict::Token));
     }
     Ok(hello)

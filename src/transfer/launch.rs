@@ -7,7 +7,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use super::identity::TaskId;
 use super::link::GroupId;
 use super::memory::raw::Piece;
 use super::memory::{Reservation, Span};
+use super::sync::lock;
 use crate::clock;
 
 /// How a whole launch went.
@@ -327,7 +328,7 @@ impl Part {
     }
 
     fn release_from(&self, at: usize) {
-        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reserved = lock(&self.reserved);
         let kept = at.min(reserved.len());
         let released = reserved.split_off(kept);
         drop(reserved);
@@ -335,8 +336,7 @@ impl Part {
     }
 
     fn release(&self, at: usize) {
-        let reserved =
-            self.reserved.lock().unwrap_or_else(PoisonError::into_inner).get_mut(at).and_then(Option::take);
+        let reserved = lock(&self.reserved).get_mut(at).and_then(Option::take);
         drop(reserved);
     }
 
@@ -637,10 +637,6 @@ impl Launch {
             };
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Transfers under way. A future of the outcome of all; to wait without a runtime, [`wait`](Transfer::wait).

@@ -7,8 +7,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as LocalAddr, UnixListener, UnixStream};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use super::hello::{self, Hello, HelloError, Verdict};
 use super::identity::{Address, Incarnation, Member};
 use super::link::Terms;
 use super::memory::raw::Piece;
+use super::sync::lock;
 use super::sys;
 use super::transport::TransportKind;
 use super::transport::lane::Lane;
@@ -70,7 +71,7 @@ pub fn listen(config: &Config) -> io::Result<Listening> {
 pub fn accept(core: &Arc<Core>, listening: Listening) -> io::Result<Vec<JoinHandle<()>>> {
     let mut threads = Vec::new();
     let mut start = |name: &str, handle: OwnedFd, mut next: Box<dyn FnMut() -> io::Result<Socket> + Send>| {
-        core.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+        lock(&core.listeners).push(handle);
         let core = Arc::clone(core);
         threads.push(thread::Builder::new().name(name.to_owned()).spawn(move || {
             loop {
@@ -100,7 +101,7 @@ pub fn accept(core: &Arc<Core>, listening: Listening) -> io::Result<Vec<JoinHand
 
 /// Wakes the listening threads of an engine that ends.
 pub fn stop(core: &Core) {
-    for listener in core.listeners.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+    for listener in lock(&core.listeners).drain(..) {
         let _woken = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
     }
 }
@@ -263,11 +264,11 @@ fn hear(core: &Arc<Core>, mut socket: Socket) -> Result<(), HelloError> {
     }
     // Only now is it known that whoever dials is of the cluster.
     let key = CliqueKey::new(core.here(), hello.from);
-    let old = core.cliques.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned();
+    let old = lock(&core.cliques).get(key).cloned();
     if let Some(old) = old {
         let how = "it began a new connection".to_owned();
         old.end(TransferError::PeerDead { member: hello.from, how });
-        let mut cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cliques = lock(&core.cliques);
         expected = cliques.expect(key).map(|making| (hello.from, making));
     }
     let connection = begin(core, &hello, &socket, hello.from, hello.probe, false);
@@ -302,7 +303,7 @@ fn cannot(peer: &Member, error: &dyn std::fmt::Display) -> TransferError {
 /// The connection that was expected of a peer does not come: this side makes it, if anybody waits for it.
 fn dial_instead(core: &Arc<Core>, peer: Member, making: u64) {
     let key = CliqueKey::new(core.here(), peer);
-    if core.cliques.lock().unwrap_or_else(PoisonError::into_inner).is_awaited(key, making) {
+    if lock(&core.cliques).is_awaited(key, making) {
         make(core, peer, making);
     }
 }
@@ -333,7 +334,7 @@ fn judge(
     }
     if !hello.begins {
         let wanted = || {
-            let connections = core.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            let connections = lock(&core.connections);
             connections.iter().find(|c| c.peer == hello.from && c.nonce == hello.nonce).map(Arc::clone)
         };
         // The connection may be a moment from being there: its dialler knows of it first.
@@ -346,7 +347,7 @@ fn judge(
         return (Verdict::NoSuchLink, None);
     }
     let key = CliqueKey::new(here, hello.from);
-    let mut cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut cliques = lock(&core.cliques);
     let (pending, old) = (cliques.is_pending(key), cliques.get(key).is_some());
     // Both dial, or dialled a moment ago: the connection of the lower task counts. If the peer has lost that one,
     // this side will know in a moment, and the peer asks again.
@@ -383,7 +384,7 @@ fn begin(
     let checks = hello.checks && kind == TransportKind::Tcp;
     let making = Making { me: core.here(), peer, nonce: hello.nonce, dialled, kind, terms, checks, pid };
     let connection = Connection::new(core, making);
-    core.connections.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&connection));
+    lock(&core.connections).push(Arc::clone(&connection));
     if core.closed.load(Ordering::Acquire) {
         // Whoever shuts down may have looked at the connections already.
         connection.end(TransferError::Closed);
@@ -421,7 +422,7 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferE
     let mut pause = Duration::from_millis(20);
     loop {
         let wanted = || {
-            let cliques = core.cliques.lock().unwrap_or_else(PoisonError::into_inner);
+            let cliques = lock(&core.cliques);
             cliques.is_making(key, making)
         };
         if core.closed.load(Ordering::Acquire) {
@@ -555,7 +556,7 @@ fn establish(
     dialled: Dialled,
 ) -> Result<(), TransferError> {
     let key = CliqueKey::new(core.here(), peer);
-    if !core.cliques.lock().unwrap_or_else(PoisonError::into_inner).is_making(key, making) {
+    if !lock(&core.cliques).is_making(key, making) {
         return Ok(());
     }
     let Dialled { socket, hello, probe, .. } = dialled;

@@ -30,6 +30,7 @@ mod memory;
 pub mod plan;
 mod prepared;
 mod resharding;
+mod sync;
 mod sys;
 mod transport;
 

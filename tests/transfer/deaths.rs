@@ -12,6 +12,8 @@ use muster::transfer::{
 use crate::cluster::{Cluster, PATIENCE, contents, device, member, start};
 
 const LEN: usize = 4 << 20;
+/// Without progress, or without a word of the peer, transfers of these tests fail after so long.
+const STALL: Duration = Duration::from_secs(1);
 
 /// A task in a process of its own, which moves buffers to and from task 0 for as long as it can.
 struct Task {
@@ -164,7 +166,7 @@ fn streams(
         (crate::cluster::incoming(first, 0, task, 1), crate::cluster::outgoing(second, task, 0, 2))
     };
     [(out, 1), (back, 2)].map(|(spec, channel)| {
-        let options = Options { channel, stall: Duration::from_secs(1), ..Options::default() };
+        let options = Options { channel, stall: STALL, ..Options::default() };
         engine.prepare(vec![spec], options).wait().unwrap()
     })
 }
@@ -245,6 +247,14 @@ fn a_peer_that_is_killed_is_told_of_at_once_and_others_lose_nothing() {
     }
 }
 
+/// Given up at the stall limit and not before it: by the engine's own account of the silence, because how long ago the
+/// peer was last heard when the signal came is up to the machine.
+fn assert_stalled(error: &TransferError) {
+    let TransferError::Stalled { idle, .. } = error else { panic!("{error}") };
+    let limit = STALL;
+    assert!(*idle >= limit && *idle < 3 * limit, "{error}");
+}
+
 #[test]
 fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
     for choice in ["auto", "tcp"] {
@@ -262,8 +272,7 @@ fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
             let after = began.elapsed();
             println!("{choice}: stopped in the middle, {outcome:?} after {after:?}");
             if let Err(error) = outcome {
-                assert!(matches!(error, TransferError::Stalled { .. }), "{error}");
-                assert!(after > Duration::from_millis(900) && after < Duration::from_secs(3), "{after:?}");
+                assert_stalled(&error);
             }
         }
     }
@@ -289,8 +298,7 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
                 "{choice}: stopped before it launched, {error} after {after:?}, {:?} in all",
                 launched.elapsed()
             );
-            assert!(matches!(error, TransferError::Stalled { .. }), "{error}");
-            assert!(after > Duration::from_millis(700) && after < Duration::from_secs(3), "{after:?}");
+            assert_stalled(&error);
         }
     }
 }

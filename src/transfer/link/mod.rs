@@ -91,12 +91,8 @@ pub enum Output<T> {
     CloseLane(u16),
     /// A chunk came damaged for the second time: the group cannot be completed.
     Damaged(T, u32),
-    /// The peer shares memory, of this length.
-    Region(u32, u64),
     /// The peer does so no more.
     Unregion(u32),
-    /// The peer lives.
-    Pong,
     /// The peer's further control frames are in the ring.
     Switched,
 }
@@ -592,11 +588,10 @@ impl<T: Clone> Link<T> {
             Kind::Lost => self.outputs.push(Output::CloseLane(header.lane)),
             Kind::Have => self.on_have(at, header.lane, header.index, &payload),
             Kind::Ping => self.tell(self.header(Kind::Pong), Vec::new()),
-            Kind::Pong => self.outputs.push(Output::Pong),
-            Kind::Region => self.outputs.push(Output::Region(header.index, header.sequence)),
             Kind::Unregion => self.outputs.push(Output::Unregion(header.index)),
             Kind::Switch => self.outputs.push(Output::Switched),
-            Kind::Ack | Kind::Ring | Kind::Descriptor => {}
+            // What these bring is the connection's business.
+            Kind::Ack | Kind::Pong | Kind::Ring | Kind::Region | Kind::Descriptor => {}
             Kind::Data => return Err(Violation("data among control frames")),
         }
         Ok(())

@@ -324,7 +324,7 @@ impl Story {
                 }
                 self.sides[side].link.lane_closed(id);
             }
-            Output::Region(..) | Output::Unregion(_) | Output::Pong | Output::Switched => {}
+            Output::Unregion(_) | Output::Switched => {}
         }
     }
 

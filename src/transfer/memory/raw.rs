@@ -44,6 +44,17 @@ impl Mapping {
         Ok(Self { base: Address(base), len })
     }
 
+    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault whoever reads it, or is
+    /// shorter.
+    pub fn sealed(file: BorrowedFd<'_>, len: usize, writable: bool) -> Option<Self> {
+        let seals = rustix::fs::fcntl_get_seals(file).ok()?;
+        let size = usize::try_from(rustix::fs::fstat(file).ok()?.st_size).ok()?;
+        if !seals.contains(rustix::fs::SealFlags::SHRINK) || size < len {
+            return None;
+        }
+        Self::of(file, len, writable).ok()
+    }
+
     /// Asks for large pages, and for all pages now: the first touch of a page costs more than a copy into it.
     pub fn prefault(&self, writable: bool) {
         if self.len == 0 {

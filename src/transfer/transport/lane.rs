@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use rustix::io::Errno;
 
@@ -15,6 +15,7 @@ use crate::transfer::frame::{Checksum, FrameError, HEADER, Header, Kind, crc, fl
 use crate::transfer::launch::{Part, Sending};
 use crate::transfer::link::{Frame, Landing, Violation};
 use crate::transfer::memory::raw::Piece;
+use crate::transfer::sync::lock;
 use crate::transfer::sys;
 
 /// How much one lane may read before others have their turn.
@@ -133,16 +134,13 @@ pub struct Lane {
     reading: Mutex<Input>,
     again: AtomicBool,
     over: AtomicBool,
+    seat: OnceLock<u64>,
     held: AtomicBool,
     told: AtomicBool,
     ending: AtomicBool,
     received: Mutex<Vec<OwnedFd>>,
     /// Bytes received and sent.
     pub bytes: AtomicU64,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Read ahead on lanes of control frames: many come at once.
@@ -174,6 +172,7 @@ impl Lane {
             }),
             again: AtomicBool::new(false),
             over: AtomicBool::new(false),
+            seat: OnceLock::new(),
             held: AtomicBool::new(false),
             told: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -185,6 +184,16 @@ impl Lane {
     /// Its socket.
     pub fn socket(&self) -> std::os::fd::BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Its reactor knows it by this number.
+    pub fn sits_at(&self, seat: u64) {
+        let _once = self.seat.set(seat);
+    }
+
+    /// The number that its reactor knows it by, once it has one.
+    pub fn seat(&self) -> Option<u64> {
+        self.seat.get().copied()
     }
 
     /// Its connection.

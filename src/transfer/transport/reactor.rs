@@ -32,7 +32,7 @@ struct Shared {
     /// Connections whose bells ring here.
     bells: HashMap<u64, Weak<Connection>>,
     /// Lanes with something to send that nobody is sending, or to read that could not be read before.
-    eager: Vec<Arc<Lane>>,
+    eager: Vec<u64>,
 }
 
 impl Reactor {
@@ -64,6 +64,7 @@ impl Reactor {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(std::io::ErrorKind::NotConnected.into());
         }
+        lane.sits_at(number);
         shared.lanes.insert(number, Arc::clone(lane));
         let flags =
             epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -87,8 +88,11 @@ impl Reactor {
 
     /// Has the thread send what the lane has to send.
     pub fn pump(&self, lane: &Arc<Lane>) {
-        self.lock().eager.push(Arc::clone(lane));
-        self.wake();
+        // Without a seat it is only being added, and is looked at then.
+        if let Some(seat) = lane.seat() {
+            self.lock().eager.push(seat);
+            self.wake();
+        }
     }
 
     fn wake(&self) {
@@ -161,10 +165,8 @@ impl Reactor {
                 }
             }
             let eager = std::mem::take(&mut self.lock().eager);
-            for lane in eager {
-                let known =
-                    self.lock().lanes.iter().find(|(_, other)| Arc::ptr_eq(other, &lane)).map(|(n, _)| *n);
-                let Some(number) = known else { continue };
+            for number in eager {
+                let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
                 match lane
                     .pump_output()
                     .and_then(|()| if lane.is_held() { lane.pump_input() } else { Ok(false) })

@@ -195,12 +195,7 @@ impl Reader<'_> {
 impl Outbox {
     /// Of what the other side sent.
     pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
-        let seals = rustix::fs::fcntl_get_seals(file).ok()?;
-        let size = u64::try_from(rustix::fs::fstat(file).ok()?.st_size).ok()?;
-        if !seals.contains(SealFlags::SHRINK) || size < (FRAMES + CAPACITY) as u64 {
-            return None;
-        }
-        let memory = Mapping::of(file.as_fd(), FRAMES + CAPACITY, true).ok()?;
+        let memory = Mapping::sealed(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
         Some(Self { memory, bell, writing: Mutex::new(()) })
     }
