@@ -43,7 +43,7 @@ const LINE_MAX: u64 = 4096;
 /// See it at work: a service, four workers, buffers that move, losses and returns
 ///
 /// Starts a service with its pages, at the usual ports if they are free, and four workers of a recoverable job. They
-/// register, meet at barriers, move buffers to one another, and check every byte. Then one of them is killed; the
+/// register, meet at barriers, move buffers to one another, reshard an array, and check every byte. Then one of them is killed; the
 /// others go on without it; it comes back. Again and again, until Ctrl-C or the time given by --for. It needs nothing but
 /// this program. Whoever looks on may exclude workers, readmit them and drain the job: the demo goes along.
 #[derive(Debug, Args)]
@@ -126,9 +126,10 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
         (Err(error), _) | (Ok(None), Err(error)) => Err(error),
         (Ok(code), _) => Ok(code),
     };
-    let Demo { steps, checked, losses, .. } = &demo;
+    let Demo { steps, resharded, checked, losses, .. } = &demo;
     say(&format!(
-        "{steps} steps, {checked} buffers checked byte for byte, {losses} worker(s) lost and taken back"
+        "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
+         worker(s) lost and taken back"
     ))?;
     match verdict {
         Ok(None) => {
@@ -170,6 +171,7 @@ struct Demo {
     /// The last step that was told.
     told: u64,
     steps: u64,
+    resharded: u64,
     checked: u64,
     losses: u64,
 }
@@ -191,6 +193,7 @@ impl Demo {
             lives: 0,
             told: 0,
             steps: 0,
+            resharded: 0,
             checked: 0,
             losses: 0,
         })
@@ -325,6 +328,7 @@ impl Demo {
                 // All who take part say the same; it is told once, unless something failed.
                 if seen.number > self.told || !seen.whole {
                     self.steps += u64::from(seen.number > self.told);
+                    self.resharded += u64::from(seen.number > self.told && seen.resharded);
                     self.told = self.told.max(seen.number);
                     say(&format!("[{task}] {line}"))?;
                 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::connection::Connection;
+use super::connection::{Connection, Kept};
 use super::error::TransferError;
 use super::identity::Member;
 
@@ -30,7 +30,7 @@ impl CliqueKey {
 }
 
 /// Called when a clique is ready, or cannot be.
-pub type Waiter = Box<dyn FnOnce(Result<Arc<Connection>, TransferError>) + Send>;
+pub type Waiter = Box<dyn FnOnce(Result<Kept, TransferError>) + Send>;
 
 /// A clique.
 enum Slot {
@@ -43,7 +43,7 @@ enum Slot {
 /// How a clique was found.
 pub enum Found {
     /// It was there.
-    Ready(Arc<Connection>, Waiter),
+    Ready(Kept, Waiter),
     /// Somebody makes it; the waiter was taken.
     Pending,
     /// The caller is to make it, under this number; the waiter was taken.
@@ -70,7 +70,7 @@ impl Cliques {
             Some(Slot::Ready { connection, used }) if connection.over().is_none() => {
                 self.hits += 1;
                 *used = now;
-                Found::Ready(Arc::clone(connection), waiter)
+                Found::Ready(Kept::new(connection), waiter)
             }
             Some(Slot::Pending { waiters, .. }) => {
                 self.hits += 1;
@@ -161,7 +161,7 @@ impl Cliques {
         }
     }
 
-    /// The connections that nobody uses, the longest unused first, as many as there are too many.
+    /// Takes out the connections that nobody uses, the longest unused first, as many as there are too many.
     pub fn surplus(&mut self, most: usize) -> Vec<Arc<Connection>> {
         let excess = self.slots.len().saturating_sub(most);
         if excess == 0 {
@@ -169,18 +169,23 @@ impl Cliques {
         }
         let mut idle: Vec<_> = self
             .slots
-            .values()
-            .filter_map(|slot| match slot {
+            .iter()
+            .filter_map(|(key, slot)| match slot {
                 Slot::Ready { connection, used } if connection.is_idle() => {
-                    Some((*used, Arc::clone(connection)))
+                    Some((*used, *key, Arc::clone(connection)))
                 }
                 _ => None,
             })
             .collect();
-        idle.sort_by_key(|(used, _)| *used);
+        idle.sort_by_key(|(used, ..)| *used);
         idle.truncate(excess);
         self.evictions += idle.len() as u64;
-        idle.into_iter().map(|(_, connection)| connection).collect()
+        idle.into_iter()
+            .map(|(_, key, connection)| {
+                self.slots.remove(&key);
+                connection
+            })
+            .collect()
     }
 
     /// Every clique whose member is among the chosen: connections, and the keys of those being made.

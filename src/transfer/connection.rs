@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -98,9 +98,33 @@ pub struct Connection {
     /// A region whose descriptor comes by the socket, and which the ring has told of already: the ring waits for it.
     awaited: Mutex<Option<u32>>,
     last_heard: AtomicU64,
+    /// How many [`Kept`] there are.
+    kept: AtomicUsize,
     started: Instant,
     /// Bytes moved.
     pub counters: Counters,
+}
+
+/// A connection that is not dropped to make room while this is there: somebody is about to prepare something on it.
+pub struct Kept(Arc<Connection>);
+
+impl Kept {
+    /// Keeps it.
+    pub fn new(connection: &Arc<Connection>) -> Self {
+        connection.kept.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(connection))
+    }
+
+    /// The connection.
+    pub const fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.kept.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// What a connection is made of.
@@ -149,6 +173,7 @@ impl Connection {
             outbox: OnceLock::new(),
             awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
+            kept: AtomicUsize::new(0),
             started: clock::monotonic(),
             counters: Counters::default(),
         })
@@ -242,9 +267,9 @@ impl Connection {
         lock(&self.link).launched()
     }
 
-    /// Whether nobody has prepared anything on it, on either side.
+    /// Whether nobody has prepared anything on it, or is about to, on either side.
     pub fn is_idle(&self) -> bool {
-        lock(&self.link).is_idle()
+        self.kept.load(Ordering::SeqCst) == 0 && lock(&self.link).is_idle()
     }
 
     /// The parts under way.
@@ -579,19 +604,30 @@ impl Connection {
         }
     }
 
-    /// Launches a part. With `ready`, its buffers are defined.
+    /// A number for the next launch on a channel.
+    pub fn number(&self, channel: u32) -> GroupId {
+        self.numbers.take(channel)
+    }
+
+    /// Nothing is launched with a number that was taken, for this reason.
+    pub fn withdraw(self: &Arc<Self>, at: GroupId, why: &str) {
+        lock(&self.link).withdraw(at, why);
+        self.kick(0);
+    }
+
+    /// Launches a part, with a number that was taken for it. With `ready`, its buffers are defined.
     pub fn launch(
         self: &Arc<Self>,
         part: &Arc<Part>,
         definition: u32,
-        channel: u32,
+        at: GroupId,
         class: super::link::Class,
         ready: bool,
     ) -> Result<(), TransferError> {
         let total = part.work.out.total();
         let mut link = lock(&self.link);
         if let Some(error) = self.over.get() {
-            self.numbers.take(channel);
+            self.numbers.close(at);
             return Err(error.clone());
         }
         // Given up a moment ago, its bytes are not read any more.
@@ -609,14 +645,15 @@ impl Connection {
             self.counters.add(self.kind, false, total);
         }
         let token = Arc::clone(part);
-        let launching =
-            Launching { token, definition, channel, class, source: ready, destination: ready, inline };
-        let Some(sequence) = link.launch(launching) else {
+        let launching = Launching { token, definition, at, class, source: ready, destination: ready, inline };
+        if !link.launch(launching) {
+            drop(link);
+            self.kick(0);
             let bound = super::link::LAUNCHES_MAX;
             return Err(TransferError::Overloaded { member: self.peer, bound });
-        };
+        }
         // Under the lock: whatever the link says of the part comes after it knows its place.
-        part.is_at((channel, sequence));
+        part.is_at(at);
         drop(link);
         drop(visit);
         self.settle();

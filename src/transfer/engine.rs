@@ -3,20 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::cliques::{CliqueKey, Cliques, Found, Waiter};
-use super::connection::Connection;
+use super::connection::{Connection, Kept};
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
 use super::launch::{Launch, Limits, Stream, Transfer, Work, give_up};
 use super::layout::Layout;
-use super::link::Numbers;
 use super::link::definition::{Definition, ENTRIES_MAX, Entry, Source};
+use super::link::{GroupId, Numbers};
 use super::meeting;
 use super::memory::{Arena, Buffer, Region, Span};
 use super::prepared::{Options, Prepared, Share, Spec};
@@ -133,6 +133,8 @@ pub struct Core {
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
     numbers: Mutex<HashMap<Member, Numbers>>,
+    /// Launches with a deadline that may still wait for their connections.
+    expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
 }
 
 impl Core {
@@ -147,6 +149,15 @@ impl Core {
     /// The numbers of launches with a life of a peer.
     pub(super) fn numbers(&self, peer: Member) -> Numbers {
         lock(&self.numbers).entry(peer).or_default().clone()
+    }
+
+    /// Nothing is launched with a number that was taken: a peer that has launched its own is told.
+    fn withdraw(&self, peer: Member, at: GroupId) {
+        let connections: Vec<_> =
+            lock(&self.connections).iter().filter(|connection| connection.peer == peer).cloned().collect();
+        for connection in connections {
+            connection.withdraw(at, "the other side's launch of the same number failed before it began");
+        }
     }
 
     pub(super) fn membership(&self) -> Membership {
@@ -182,7 +193,7 @@ impl Core {
                 break;
             }
             for waiter in waiters {
-                waiter(Ok(Arc::clone(connection)));
+                waiter(Ok(Kept::new(connection)));
             }
         }
         // The membership may have changed, or the engine ended, while it was being made and nobody could see it.
@@ -196,7 +207,9 @@ impl Core {
         if connection.over().is_some() {
             lock(&self.cliques).forget(connection);
         }
-        for surplus in lock(&self.cliques).surplus(self.config.cliques_max) {
+        // Without the lock, which the end of a connection takes.
+        let surplus = lock(&self.cliques).surplus(self.config.cliques_max);
+        for surplus in surplus {
             surplus.end(TransferError::Transport {
                 transport: surplus.kind,
                 member: surplus.peer,
@@ -207,7 +220,8 @@ impl Core {
 
     /// A clique cannot be made.
     pub(super) fn clique_failed(&self, key: CliqueKey, making: Option<u64>, error: &TransferError) {
-        for waiter in lock(&self.cliques).give_up(key, making) {
+        let waiters = lock(&self.cliques).give_up(key, making);
+        for waiter in waiters {
             waiter(Err(error.clone()));
         }
     }
@@ -228,10 +242,19 @@ impl Core {
         meeting::mend(self, connection, lane.control, how);
     }
 
+    /// A launch has to be over by then, whether it has its connections or not.
+    fn expect(&self, launch: &Arc<Launch>, deadline: Instant) {
+        lock(&self.expected).push((deadline, Arc::downgrade(launch)));
+        self.look_at(deadline);
+    }
+
     /// Has the keeper look after launches with these limits.
     pub(super) fn watch(&self, limits: &Limits) {
         let soon = clock::monotonic() + limits.stall / 8;
-        let wanted = limits.deadline.map_or(soon, |deadline| deadline.min(soon));
+        self.look_at(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
+    }
+
+    fn look_at(&self, wanted: Instant) {
         let mut planned = lock(&self.keeper.0);
         if planned.is_none_or(|planned| wanted < planned) {
             *planned = Some(wanted);
@@ -271,6 +294,19 @@ impl Core {
     fn look_after(&self, now: Instant) -> Option<Instant> {
         let connections = lock(&self.connections).clone();
         let mut next: Option<Instant> = None;
+        let mut late = Vec::new();
+        lock(&self.expected).retain(|(deadline, launch)| {
+            let Some(launch) = launch.upgrade().filter(|launch| launch.waits()) else { return false };
+            if *deadline <= now {
+                late.push(launch);
+                return false;
+            }
+            next = Some(next.map_or(*deadline, |next| next.min(*deadline)));
+            true
+        });
+        for launch in late {
+            launch.is_late(self.here().task);
+        }
         for connection in connections {
             let silent = connection.silent();
             let mut patience: Option<Duration> = None;
@@ -349,6 +385,7 @@ impl Engine {
             keeper: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
             numbers: Mutex::default(),
+            expected: Mutex::default(),
             config,
         });
         threads.extend(meeting::accept(&core, listening)?);
@@ -407,7 +444,7 @@ impl Engine {
         let slot = Arc::new(Mutex::new(Arrival { result: None, waker: None }));
         let (done, changed) = (Arc::clone(&slot), Arc::new(Condvar::new()));
         let signal = Arc::clone(&changed);
-        self.prepare_then(specs, options, move |result| {
+        let finish = move |result| {
             let mut slot = lock(&done);
             slot.result = Some(result);
             let waker = slot.waker.take();
@@ -416,11 +453,16 @@ impl Engine {
             if let Some(waker) = waker {
                 waker.wake();
             }
-        });
+        };
+        match self.peers(&specs) {
+            Ok(peers) => prepare_then(&self.0.core, specs, peers, options, finish),
+            Err(error) => finish(Err(error)),
+        }
         Preparing { slot, changed }
     }
 
-    /// Transfers as soon as `dependencies` have happened; returns at once, whatever has to be prepared.
+    /// Transfers as soon as `dependencies` have happened; returns at once, whatever has to be prepared. It takes its place
+    /// in the order of its channel now, and its deadline runs from now.
     pub fn transfer(&self, dependencies: &[Event], specs: Vec<Spec>, options: Options) -> Transfer {
         let (mut sent, mut received) = (0, 0);
         for spec in &specs {
@@ -428,10 +470,25 @@ impl Engine {
         }
         let launch = Launch::new(specs.len(), sent, received);
         let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
+        let core = &self.0.core;
+        let peers = match self.peers(&specs) {
+            Ok(peers) => peers,
+            Err(error) => {
+                launch.fail_all(&error.into());
+                return transfer;
+            }
+        };
+        launch.begin();
+        let distinct: BTreeSet<Member> = peers.iter().copied().collect();
+        let tickets: Vec<_> =
+            distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
+        if let Some(deadline) = options.deadline {
+            core.expect(&launch, clock::monotonic() + deadline);
+        }
         let dependencies = dependencies.to_vec();
-        self.prepare_then(specs, options, move |result| match result {
+        prepare_then(core, specs, peers, options, move |result| match result {
             Ok(prepared) => {
-                prepared.launch_as(launch, &dependencies);
+                prepared.launch_as(launch, &dependencies, tickets);
             }
             Err(error) => launch.fail_all(&error.into()),
         });
@@ -487,32 +544,13 @@ impl Engine {
         Batch { engine: self.clone(), options, specs: Vec::new() }
     }
 
-    fn prepare_then(
-        &self,
-        specs: Vec<Spec>,
-        options: Options,
-        then: impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static,
-    ) {
+    /// Whom each transfer of a request is with.
+    fn peers(&self, specs: &[Spec]) -> Result<Vec<Member>, PrepareError> {
         let core = &self.0.core;
         if core.closed.load(Ordering::Acquire) {
-            return then(Err(PrepareError::Closed));
+            return Err(PrepareError::Closed);
         }
-        let peers = match check(core, &specs) {
-            Ok(peers) => peers,
-            Err(error) => return then(Err(error)),
-        };
-        let distinct: BTreeSet<Member> = peers.iter().copied().collect();
-        gather(
-            Arc::clone(core),
-            distinct.into_iter().collect(),
-            HashMap::new(),
-            Box::new({
-                let core = Arc::clone(core);
-                move |found| {
-                    then(found.map(|connections| define(&core, &specs, &peers, options, &connections)))
-                }
-            }),
-        );
+        check(core, specs)
     }
 
     /// What is counted.
@@ -699,7 +737,64 @@ fn overlap(
     Ok(())
 }
 
-type Connections = HashMap<Member, Arc<Connection>>;
+/// A place in the order of a channel with a peer, for a launch whose connection may not be there yet. Dropped unused, it
+/// tells the peer that nothing comes.
+pub(super) struct Ticket {
+    core: Arc<Core>,
+    numbers: Numbers,
+    peer: Member,
+    at: Option<GroupId>,
+}
+
+impl Ticket {
+    fn take(core: &Arc<Core>, peer: Member, channel: u32) -> Self {
+        let numbers = core.numbers(peer);
+        let at = Some(numbers.take(channel));
+        Self { core: Arc::clone(core), numbers, peer, at }
+    }
+
+    /// With whom.
+    pub(super) const fn peer(&self) -> Member {
+        self.peer
+    }
+
+    /// The number, for a launch that is made now.
+    pub(super) fn used(mut self) -> Option<GroupId> {
+        self.at.take()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(at) = self.at {
+            // First, so that either a launch of the peer finds it so when it comes, or is here to be found.
+            self.numbers.close(at);
+            self.core.withdraw(self.peer, at);
+        }
+    }
+}
+
+/// Finds or makes the connections that a request needs, and defines it.
+fn prepare_then(
+    core: &Arc<Core>,
+    specs: Vec<Spec>,
+    peers: Vec<Member>,
+    options: Options,
+    then: impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static,
+) {
+    let distinct: BTreeSet<Member> = peers.iter().copied().collect();
+    let defining = Arc::clone(core);
+    gather(
+        Arc::clone(core),
+        distinct.into_iter().collect(),
+        HashMap::new(),
+        Box::new(move |found| {
+            then(found.map(|connections| define(&defining, &specs, &peers, options, &connections)));
+        }),
+    );
+}
+
+type Connections = HashMap<Member, Kept>;
 
 /// Finds or makes the connections to all of `peers`, one after the other, then calls `then`.
 fn gather(
@@ -771,7 +866,7 @@ fn define(
         };
         let work = Arc::new(Work { out: stream(true), inbound: stream(false) });
         let definition = Definition::new(list.iter().map(|(entry, ..)| *entry).collect());
-        let connection = &connections[&member];
+        let connection = connections[&member].connection();
         let regions: Vec<_> = regions.remove(&member).unwrap_or_default().into_values().collect();
         let definition = connection.define(definition, &regions);
         shares.push(Share { connection: Arc::clone(connection), definition, work });

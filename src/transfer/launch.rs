@@ -490,7 +490,8 @@ impl Launch {
         let _once = self.began.set(clock::monotonic());
     }
 
-    fn began(&self) -> Instant {
+    /// When its time began to run.
+    pub fn began(&self) -> Instant {
         self.began.get().copied().unwrap_or_else(clock::monotonic)
     }
 
@@ -505,6 +506,22 @@ impl Launch {
         self.unproven.store(parts.len(), Ordering::Release);
         let _once = self.parts.set(parts.iter().map(Arc::downgrade).collect());
         given_up.clone()
+    }
+
+    /// Whether it waits for its connections.
+    pub fn waits(&self) -> bool {
+        self.parts.get().is_none() && self.left.load(Ordering::SeqCst) > 0
+    }
+
+    /// Its deadline has passed. If it waits for its connections, it is over; else its parts see to it.
+    pub fn is_late(&self, here: TaskId) {
+        let mut given_up = lock(&self.given_up);
+        if self.waits() {
+            given_up.get_or_insert_with(|| {
+                (here, "its deadline passed before its peers were reached".to_owned())
+            });
+            self.fail_all(&TransferError::Deadline { moved: 0, total: self.sent + self.received });
+        }
     }
 
     /// Its parts that are under way.

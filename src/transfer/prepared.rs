@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::Connection;
-use super::engine::Core;
+use super::engine::{Core, Ticket};
 use super::error::{TransferError, TransferKey};
 use super::event::Event;
 use super::identity::DeviceId;
@@ -12,7 +12,6 @@ use super::launch::{Launch, Limits, Part, Transfer, Work, give_up};
 use super::layout::Layout;
 use super::link::Class;
 use super::memory::{Span, Use};
-use crate::clock;
 
 /// One transfer that is asked for.
 #[derive(Debug, Clone)]
@@ -125,13 +124,18 @@ impl Prepared {
     pub fn launch(&mut self, dependencies: &[Event]) -> Transfer {
         let following = Launch::new(self.count, self.sent, self.received);
         let launch = std::mem::replace(&mut self.next, following);
-        self.launch_as(launch, dependencies)
+        self.launch_as(launch, dependencies, Vec::new())
     }
 
-    /// Launches it for the last time.
-    pub(super) fn launch_as(&self, launch: Arc<Launch>, dependencies: &[Event]) -> Transfer {
+    /// Launches it as this launch, with the numbers that were taken for it; where there are none, they are taken now.
+    pub(super) fn launch_as(
+        &self,
+        launch: Arc<Launch>,
+        dependencies: &[Event],
+        mut tickets: Vec<Ticket>,
+    ) -> Transfer {
         launch.begin();
-        let deadline = self.options.deadline.map(|after| clock::monotonic() + after);
+        let deadline = self.options.deadline.map(|after| launch.began() + after);
         let limits = Limits { deadline, stall: self.options.stall };
         let mut parts = Vec::with_capacity(self.shares.len());
         let mut refused = None;
@@ -151,9 +155,12 @@ impl Prepared {
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         let ready = refused.is_none() && waits.is_empty();
         for (share, part) in self.shares.iter().zip(&parts) {
-            let (channel, class) = (self.options.channel, self.options.class);
+            let ticket = tickets.iter().position(|ticket| ticket.peer() == share.connection.peer);
+            let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).used());
+            let at = number.unwrap_or_else(|| share.connection.number(self.options.channel));
             // Even what is refused takes its place: the peer counts launches too, and is told that this one is over.
-            if let Err(error) = share.connection.launch(part, share.definition, channel, class, ready) {
+            if let Err(error) = share.connection.launch(part, share.definition, at, self.options.class, ready)
+            {
                 part.peer_is_quiet();
                 part.fail(error);
             } else if let Some(error) = &refused {

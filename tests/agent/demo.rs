@@ -8,6 +8,8 @@ fn the_demo_loses_a_worker_takes_it_back_and_finds_every_content_right() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     for part in [
         "look at  http://",
+        "array from P(d) to P(None, d)",
+        "array from P() to P(d)",
         "kill -9",
         "step on without worker 2",
         "worker 2 takes part again",

@@ -102,7 +102,7 @@ fn so_many_steps_are_made_and_then_all_leave_together() {
         for worker in workers {
             let ended = worker.end();
             assert_eq!(ended.code, Some(0), "{transport}: {ended:?}");
-            assert!(ended.out.contains("7 steps: 21 buffers checked"), "{transport}: {ended:?}");
+            assert!(ended.out.contains("7 steps: 35 buffers checked"), "{transport}: {ended:?}");
         }
         wait_until("the run has ended", || {
             server.get("/api/v1/jobs/default").json()["run"]["state"] == "completed"

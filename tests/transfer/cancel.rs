@@ -182,7 +182,7 @@ fn held() -> (usize, usize, usize) {
 #[test]
 #[ignore = "run by the test below, in a process of its own"]
 fn alone_restarts() {
-    let rounds: u64 = std::env::var("ROUNDS").map_or(400, |rounds| rounds.parse().unwrap());
+    let rounds: u64 = std::env::var("ROUNDS").map_or(12_500, |rounds| rounds.parse().unwrap());
     let setting = |task: usize| {
         move |config: &mut Config| {
             config.transport = if task.is_multiple_of(2) { Choice::Auto } else { Choice::Tcp };
@@ -242,6 +242,7 @@ fn alone_restarts() {
                 assert!(proof.wait_for(PATIENCE), "a proof of round {round} does not come");
             }
         }
+        assert!(rounds < 12_500 || cancels >= 100_000, "{cancels} cancels");
         println!("{rounds} rounds, {cancels} cancels, {lives:?} restarts: {:?} held", held());
     }
     let mut after = held();

@@ -9,5 +9,6 @@ mod contents;
 mod deaths;
 mod hostile;
 mod network;
+mod order;
 mod requests;
 mod resharding;

@@ -338,6 +338,25 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
 }
 
 #[test]
+fn a_deadline_counts_from_the_request_even_if_the_peer_never_answers() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
+    let mut membership = cluster.membership();
+    let mut address = cluster.engines[0].address().clone();
+    address.tcp = vec![silent.local_addr().unwrap()];
+    let peer =
+        muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
+    membership.peers.insert(muster::transfer::TaskId(1), peer);
+    cluster.engines[0].on_membership(membership);
+    let buffer = cluster.empty(0, 100);
+    let options = Options { deadline: Some(Duration::from_millis(200)), ..Options::default() };
+    let late = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], options);
+    // Long before the dialling is given up.
+    let outcome = late.wait_for(Duration::from_secs(4)).expect("its deadline has passed");
+    assert_eq!(outcome, Err(TransferError::Deadline { moved: 0, total: 100 }));
+}
+
+#[test]
 fn an_engine_that_advertises_another_port_shuts_down() {
     let engine =
         crate::cluster::start(0, 0, |config| config.advertise = vec![SocketAddr::from(([127, 0, 0, 1], 9))]);

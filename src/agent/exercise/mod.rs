@@ -1,12 +1,13 @@
 //! A program that does what training does, without the training: all live tasks meet, then move buffers of changing size
-//! round the ring and to partners, and check every byte.
+//! round the ring and to partners, change the sharding of an array, and check every byte.
 //!
 //! One step:
 //! 1. The service is asked who lives; it answers when all of them have asked, and all get the same answer. Where that is
 //!    another set than before, an *epoch* begins: the set tells one another which step they are at.
 //! 2. They meet at a barrier whose id names the epoch, so its count is the same for all: the number of the step.
 //! 3. Each moves what the plan of that step says. Every transfer with one peer is a request of its own: what fails with one
-//!    does not touch what moves with others.
+//!    does not touch what moves with others. The array is all or nothing: it goes from one sharding to the next, or its
+//!    transfers are given up.
 //!
 //! When a member is lost while others wait for it, the barrier is called off by whoever hears of it; the service decides
 //! whether that was in time, so that either all of the set move or none.
@@ -14,6 +15,7 @@
 mod contents;
 mod moving;
 mod plan;
+mod resharding;
 
 use std::time::Duration;
 
@@ -21,8 +23,10 @@ use tokio::sync::watch;
 use tonic::Code;
 
 use super::{Agent, AgentError};
-use crate::transfer::{Member, MemoryError, TransferError};
+use crate::transfer::{Arena, DeviceId, Member, MemoryError, ReshardError, TransferError, plan::PlanError};
 use moving::{Buffers, Prepared};
+pub use resharding::Resharded;
+use resharding::Resharding;
 
 /// How it is exercised.
 #[derive(Debug, Clone)]
@@ -54,8 +58,20 @@ pub struct Step {
     pub received: u64,
     /// How long the transfers took, from the first preparation to the last byte.
     pub elapsed: Duration,
-    /// What failed, with whom.
-    pub failures: Vec<(Member, TransferError)>,
+    /// What became of the array; nothing where only one takes part.
+    pub resharded: Option<Resharded>,
+    /// What failed.
+    pub failures: Vec<Failed>,
+}
+
+/// Something that failed in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// If one of these is lost, that is why. They are whoever it was with; or all others, for what failed because
+    /// something else did.
+    pub with: Vec<Member>,
+    /// How it failed.
+    pub error: TransferError,
 }
 
 /// How a step went.
@@ -97,6 +113,26 @@ pub enum ExerciseError {
         /// The first one that is wrong.
         at: usize,
     },
+    /// An array is not what it was before its sharding changed.
+    #[error(
+        "step {step}: element ({row}, {column}) of the array is wrong on device {device} although all of it arrived"
+    )]
+    WrongShard {
+        /// In which step.
+        step: u64,
+        /// On which device.
+        device: DeviceId,
+        /// Where in the array.
+        row: u64,
+        /// See `row`.
+        column: u64,
+    },
+    /// The array cannot be divided among so many.
+    #[error("no plan for the array: {0}")]
+    Plan(#[from] PlanError),
+    /// The plan does not fit the shards.
+    #[error(transparent)]
+    Reshard(ReshardError),
 }
 
 /// The exercise of one life.
@@ -105,6 +141,8 @@ pub struct Exercise<'a> {
     agent: &'a Agent,
     options: Options,
     buffers: Buffers,
+    /// Memory for the shards of the array.
+    shards: Arena,
     epoch: Option<Epoch>,
     /// Turns true when nobody is to be waited for any more.
     cut: watch::Receiver<bool>,
@@ -124,6 +162,7 @@ struct Epoch {
     /// The step of the barrier's first use after the one that begins the epoch.
     base: u64,
     rings: Prepared,
+    resharding: Option<Resharding>,
 }
 
 enum Met {
@@ -141,8 +180,10 @@ impl<'a> Exercise<'a> {
         options: Options,
         cut: watch::Receiver<bool>,
     ) -> Result<Self, ExerciseError> {
-        let buffers = Buffers::new(agent.inner.config.devices.min(plan::DEVICES_MAX), options.bytes_max)?;
-        Ok(Self { agent, options, buffers, epoch: None, cut, last: 0 })
+        let devices = agent.inner.config.devices.min(plan::DEVICES_MAX);
+        let buffers = Buffers::new(devices, options.bytes_max)?;
+        let shards = resharding::arena(devices, options.bytes_max)?;
+        Ok(Self { agent, options, buffers, shards, epoch: None, cut, last: 0 })
     }
 
     /// The number that the next step will have, as far as this task knows.
@@ -205,7 +246,14 @@ impl<'a> Exercise<'a> {
         let last = steps.iter().filter_map(|(_, value)| step(value)).max().unwrap_or(self.last);
         // The use of the barrier that has just passed is the step that was made last.
         let base = last.saturating_sub(u64::try_from(count).unwrap_or(0));
-        Ok(Ok(Epoch { members, id, number, devices, base, rings: Prepared::default() }))
+        let (most, limit) = (self.options.bytes_max, self.options.limit);
+        let resharding = if members.len() > 1 {
+            let roster = self.agent.roster().borrow().clone();
+            Some(Resharding::new(&members, devices, &roster, most, limit)?)
+        } else {
+            None
+        };
+        Ok(Ok(Epoch { members, id, number, devices, base, rings: Prepared::default(), resharding }))
     }
 
     /// How many devices each of them has that all have; or who was lost before that was known.

@@ -6,15 +6,15 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::plan::{self, Move};
-use super::{Epoch, Exercise, ExerciseError, Step, contents};
-use crate::agent::DEVICES_MAX;
+use super::resharding::device;
+use super::{Epoch, Exercise, ExerciseError, Failed, Step, contents};
 use crate::clock;
 use crate::transfer::{
-    Arena, Buffer, DeviceId, Member, MemoryError, Options, PrepareError, Span, Spec, Stats, TransferError,
+    Arena, Buffer, Member, MemoryError, Moved, Options, PrepareError, Span, Spec, Stats, TransferError,
 };
 
 /// A transfer that has begun fails when nothing moves for so long.
-const STALL: Duration = Duration::from_secs(10);
+pub(super) const STALL: Duration = Duration::from_secs(10);
 
 /// The buffers that a task exercises with, taken once: round the ring by direction, device and turn; to partners by
 /// direction.
@@ -84,8 +84,8 @@ impl Exercise<'_> {
         let (count, most) = (epoch.members.len(), self.options.bytes_max);
         let rings = self.shares(&epoch.members, plan::ring(count, epoch.devices, turn, most));
         let partners = self.shares(&epoch.members, plan::partners(count, number, epoch.number, most));
-        // Channels of their own: an epoch begins to count anew, and the two kinds do not wait for each other.
-        let channel = (epoch.number as u32) & !1;
+        // Channels of their own: an epoch begins to count anew, and the kinds do not wait for each other.
+        let channel = (epoch.number as u32) & !3;
         let mut work = Vec::new();
         for (peer, moves) in rings {
             let known = epoch.rings.remove(&(peer, turn));
@@ -94,6 +94,11 @@ impl Exercise<'_> {
         for (peer, moves) in partners {
             work.push(self.bundle(number, epoch.number, peer, moves, None, (channel | 1, None)));
         }
+        let array = async {
+            let Some(resharding) = &epoch.resharding else { return Ok(None) };
+            let what = (number, plan::array_seed(number, epoch.number));
+            self.reshard(resharding, what, &epoch.members, channel | 2).await.map(Some)
+        };
         let mut step = Step {
             number,
             members: epoch.members.clone(),
@@ -101,9 +106,11 @@ impl Exercise<'_> {
             sent: 0,
             received: 0,
             elapsed: Duration::ZERO,
+            resharded: None,
             failures: Vec::new(),
         };
-        for done in join_all(work).await {
+        let (bundles, array) = tokio::join!(join_all(work), array);
+        for done in bundles {
             let done = done?;
             self.agent.count(done.peer.task, &done.outcome);
             if let Some(damaged) = done.damaged {
@@ -118,7 +125,23 @@ impl Exercise<'_> {
                     step.sent += stats.sent;
                     step.received += stats.received;
                 }
-                Err(error) => step.failures.push((done.peer, error)),
+                Err(error) => step.failures.push(Failed { with: vec![done.peer], error }),
+            }
+        }
+        match array? {
+            None => {}
+            Some(Ok(resharded)) => {
+                let Moved { sent, received, elapsed, .. } = resharded.moved;
+                self.agent.count(self.agent.here().task, &Ok(Stats { sent, received, elapsed }));
+                step.checked += resharded.checked;
+                step.sent += sent;
+                step.received += received;
+                step.resharded = Some(resharded);
+            }
+            Some(Err((with, error))) => {
+                let peer = with.first().unwrap_or(&self.agent.here()).task;
+                self.agent.count(peer, &Err(error.clone()));
+                step.failures.push(Failed { with, error });
             }
         }
         step.elapsed = clock::monotonic().saturating_duration_since(began);
@@ -196,7 +219,6 @@ impl Exercise<'_> {
         (channel, turn): (u32, Option<usize>),
     ) -> Result<Result<Bundle, PrepareError>, ExerciseError> {
         let here = self.agent.here();
-        let device = |member: Member, ordinal: u32| DeviceId(member.task.0 * DEVICES_MAX + ordinal);
         let mut parts = Vec::with_capacity(wanted.len());
         let mut specs = Vec::with_capacity(wanted.len());
         for part in wanted {

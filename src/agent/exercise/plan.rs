@@ -84,6 +84,11 @@ pub fn seed(step: u64, number: u64, key: TransferKey) -> u64 {
     hash(&[5, step, number, key.0])
 }
 
+/// The seed of the array in a step.
+pub fn array_seed(step: u64, number: u64) -> u64 {
+    hash(&[6, step, number])
+}
+
 /// Memory for all that one task sends and receives: round the ring, and to partners.
 pub fn memory(devices: u32, bytes_max: usize) -> usize {
     let piece = |bytes: usize| bytes.next_multiple_of(PIECE) + PIECE;

@@ -8,10 +8,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::{Arguments, Program, registered, say};
-use crate::agent::exercise::{Exercise, Outcome, Step};
+use crate::agent::exercise::{Exercise, Failed, Outcome, Step};
 use crate::agent::place::Place;
 use crate::agent::{Agent, AgentError, Config, Roster};
-use crate::transfer::{Member, TransferError};
+use crate::transfer::Member;
 
 /// How long the service may take to let a task go alone. In a job whose tasks share their fate it never does.
 const ALONE: Duration = Duration::from_secs(2);
@@ -199,9 +199,11 @@ async fn exercise(
                 totals.steps += 1;
                 totals.checked += step.checked as u64;
                 totals.received += step.received;
-                for (peer, error) in &step.failures {
-                    say(&format!("  failed with {peer}: {}: {error}", error.reason()))?;
-                    totals.faults += u64::from(is_fault(agent, *peer, error).await?);
+                for failed in &step.failures {
+                    let Failed { with, error } = failed;
+                    let names: Vec<String> = with.iter().map(Member::to_string).collect();
+                    say(&format!("  failed with {}: {}: {error}", names.join(" or "), error.reason()))?;
+                    totals.faults += u64::from(is_fault(agent, failed).await?);
                 }
                 tokio::select! {
                     () = tokio::time::sleep(arguments.pause) => {}
@@ -226,16 +228,17 @@ async fn soon_after(told: &mut watch::Receiver<bool>) {
     tokio::time::sleep(LAST_STEP).await;
 }
 
-/// Whether a transfer failed although the other side lives: then something is wrong.
-async fn is_fault(agent: &Agent, peer: Member, error: &TransferError) -> Result<bool> {
+/// Whether something failed although whoever it was with lives: then something is wrong.
+async fn is_fault(agent: &Agent, Failed { with, error }: &Failed) -> Result<bool> {
     let mut roster = agent.roster();
-    let gone = roster.wait_for(|roster| roster.lives.get(&peer.task) != Some(&peer.incarnation));
+    let gone = roster
+        .wait_for(|roster| with.iter().any(|peer| roster.lives.get(&peer.task) != Some(&peer.incarnation)));
     let gone = tokio::select! {
         gone = tokio::time::timeout(NEWS, gone) => matches!(gone, Ok(Ok(_))),
         error = agent.over() => return Err(error.into()),
     };
     if !gone {
-        say(&format!("FAULT: {peer} lives, but the transfer with it failed: {error}"))?;
+        say(&format!("FAULT: nobody was lost, and yet this failed: {error}"))?;
     }
     Ok(!gone)
 }
@@ -276,10 +279,12 @@ impl Faces {
 /// A step in a line.
 fn line(step: &Step) -> String {
     let tasks: Vec<String> = step.members.iter().map(|member| member.task.to_string()).collect();
+    let resharded = step.resharded.as_ref();
+    let resharded = resharded.map_or_else(String::new, |array| format!("; array from {}", array.what));
     let failed =
         if step.failures.is_empty() { String::new() } else { format!("; {} failed", step.failures.len()) };
     format!(
-        "{STEP} {}: tasks {}; {} buffers checked; {} sent, {} received in {:.1} ms{failed}",
+        "{STEP} {}: tasks {}; {} buffers checked; {} sent, {} received in {:.1} ms{resharded}{failed}",
         step.number,
         tasks.join(" "),
         step.checked,
@@ -296,8 +301,10 @@ pub struct Seen {
     pub number: u64,
     /// Who took part.
     pub tasks: Vec<u32>,
-    /// Buffers checked.
+    /// Buffers and shards checked.
     pub checked: u64,
+    /// Whether an array changed its sharding.
+    pub resharded: bool,
     /// Whether nothing failed.
     pub whole: bool,
 }
@@ -308,7 +315,8 @@ pub fn parse(line: &str) -> Option<Seen> {
     let mut parts = rest.split("; ");
     let tasks = parts.next()?.split(' ').map(|task| task.parse().ok()).collect::<Option<_>>()?;
     let checked = parts.next()?.strip_suffix(" buffers checked")?.parse().ok()?;
-    Some(Seen { number: number.parse().ok()?, tasks, checked, whole: !rest.ends_with(" failed") })
+    let resharded = parts.any(|part| part.starts_with("array from "));
+    Some(Seen { number: number.parse().ok()?, tasks, checked, resharded, whole: !rest.ends_with(" failed") })
 }
 
 /// A number of bytes for people.
@@ -326,7 +334,8 @@ pub fn bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::{Incarnation, TaskId};
+    use crate::agent::exercise::Resharded;
+    use crate::transfer::{Incarnation, Moved, TaskId, TransferError};
 
     #[test]
     fn lines_of_steps_are_read_as_they_are_written() {
@@ -338,13 +347,19 @@ mod tests {
             sent: 1536,
             received: 7,
             elapsed: Duration::from_micros(1500),
+            resharded: None,
             failures: Vec::new(),
         };
         let written = line(&step);
         assert_eq!(written, "step 12: tasks 0 2; 3 buffers checked; 1.5 KiB sent, 7 B received in 1.5 ms");
-        let seen = Seen { number: 12, tasks: vec![0, 2], checked: 3, whole: true };
+        let seen = Seen { number: 12, tasks: vec![0, 2], checked: 3, resharded: false, whole: true };
         assert_eq!(parse(&written), Some(seen.clone()));
-        step.failures.push((member(2), TransferError::Closed));
+        let (what, moved) = ("P(d) to P(None, d)".to_owned(), Moved::default());
+        step.resharded = Some(Resharded { what, checked: 2, moved });
+        assert_eq!(line(&step), format!("{written}; array from P(d) to P(None, d)"));
+        let seen = Seen { resharded: true, ..seen };
+        assert_eq!(parse(&line(&step)), Some(seen.clone()));
+        step.failures.push(Failed { with: vec![member(2)], error: TransferError::Closed });
         assert_eq!(parse(&line(&step)), Some(Seen { whole: false, ..seen }));
         for other in ["", "step", "step x: tasks 1; 2 buffers checked", "called off: step 1: tasks"] {
             assert_eq!(parse(other), None, "{other}");

@@ -28,7 +28,7 @@ mod stream;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use control::Control;
 pub use control::Frame;
@@ -39,6 +39,7 @@ use stream::{Inbound, Outbound};
 
 use super::frame::{Header, Kind, flag};
 use super::identity::Member;
+use super::sync::lock;
 
 /// The most launches of this side that may be under way on one link.
 pub const LAUNCHES_MAX: usize = 4096;
@@ -57,6 +58,9 @@ const INLINE_PENDING_MAX: usize = 256;
 const UNHEARD_MAX: usize = 256 << 20;
 /// The longest reason that is passed on.
 const REASON_MAX: usize = 1024;
+
+/// Why a launch is stopped whose counterpart was over before it came.
+const FAILED_EARLIER: &str = "the other side's launch of the same number failed earlier";
 
 /// A group: its channel and its number on it.
 pub type GroupId = (u32, u64);
@@ -119,26 +123,43 @@ pub enum Difference {
 }
 
 /// The next number of each channel between two lives. It outlives their connections: launches are counted, not those
-/// that came through, so the sides stay in step when a connection breaks between two launches.
+/// that came through, so the sides stay in step when a connection breaks between two launches. A number is taken when a
+/// launch is asked for, and the launch may follow later: when there is a connection, or never.
 #[derive(Debug, Clone, Default)]
-pub struct Numbers(Arc<Mutex<HashMap<u32, u64>>>);
+pub struct Numbers(Arc<Mutex<HashMap<u32, Channel>>>);
+
+#[derive(Debug, Default)]
+struct Channel {
+    next: u64,
+    /// Numbers that are taken and whose launches are still to come.
+    open: Vec<u64>,
+}
 
 impl Numbers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The number of a launch that is to come: [`Link::launch`] uses it up, or [`close`](Self::close).
+    pub fn take(&self, channel: u32) -> GroupId {
+        let mut channels = lock(&self.0);
+        let numbers = channels.entry(channel).or_default();
+        let sequence = numbers.next;
+        numbers.next += 1;
+        numbers.open.push(sequence);
+        (channel, sequence)
     }
 
-    /// The number of a launch.
-    pub fn take(&self, channel: u32) -> u64 {
-        let mut numbers = self.lock();
-        let next = numbers.entry(channel).or_insert(0);
-        *next += 1;
-        *next - 1
+    /// Its launch has come, or does not.
+    pub fn close(&self, (channel, sequence): GroupId) {
+        if let Some(numbers) = lock(&self.0).get_mut(&channel)
+            && let Some(at) = numbers.open.iter().position(|open| *open == sequence)
+        {
+            numbers.open.swap_remove(at);
+        }
     }
 
-    /// Whether this side has launched it.
+    /// Whether this side has launched it, or never will.
     fn has_passed(&self, (channel, sequence): GroupId) -> bool {
-        self.lock().get(&channel).is_some_and(|next| sequence < *next)
+        lock(&self.0)
+            .get(&channel)
+            .is_some_and(|numbers| sequence < numbers.next && !numbers.open.contains(&sequence))
     }
 }
 
@@ -218,8 +239,8 @@ pub struct Launching<T> {
     pub token: T,
     /// Which definition.
     pub definition: u32,
-    /// On which channel.
-    pub channel: u32,
+    /// The number that was taken for it.
+    pub at: GroupId,
     /// How urgent.
     pub class: Class,
     /// Whether what is sent is defined.
@@ -368,28 +389,23 @@ impl<T: Clone> Link<T> {
         bytes > 0 && bytes <= INLINE_MAX as u64 && self.inline_pending < INLINE_PENDING_MAX
     }
 
-    /// Launches a definition: the next group of its channel. Returns its number, or none if too many are under way.
-    pub fn launch(&mut self, launching: Launching<T>) -> Option<u64> {
-        let Launching { token, definition: number, channel, class, source, destination, inline } = launching;
-        let definition = Arc::clone(self.definitions.get(&number)?);
-        let sequence = self.numbers.take(channel);
-        let at = (channel, sequence);
-        if self.launched >= LAUNCHES_MAX {
-            // It has its number all the same, and the peer is told that nothing comes of it.
-            if let Some(mut early) = self.groups.remove(&at) {
-                self.inline_held -= early.drop_inline();
-            }
-            let why = b"too many launches were under way on the other side".to_vec();
-            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
-            return None;
-        }
+    /// Launches a definition as a group of its channel. Whether it did: not if too many are under way.
+    pub fn launch(&mut self, launching: Launching<T>) -> bool {
+        let Launching { token, definition: number, at, class, source, destination, inline } = launching;
+        let (channel, sequence) = at;
+        let definition = self.definitions.get(&number).filter(|_| self.launched < LAUNCHES_MAX);
+        let Some(definition) = definition.cloned() else {
+            self.withdraw(at, "too many launches were under way on the other side");
+            return false;
+        };
+        self.numbers.close(at);
         let group = self.groups.entry(at).or_insert_with(Group::new);
         if let Some(why) = group.given_up.take() {
             // It was over before it began; the peer knows, and does not wait for a `Go`.
             self.inline_held -= group.drop_inline();
             self.groups.remove(&at);
             self.outputs.push(Output::StoppedByPeer(token, why));
-            return Some(sequence);
+            return true;
         }
         let mut flags = if source { flag::SOURCE } else { 0 };
         flags |= if destination { flag::DESTINATION } else { 0 };
@@ -407,7 +423,20 @@ impl<T: Clone> Link<T> {
             inline.unwrap_or_default(),
         );
         self.advance(at);
-        Some(sequence)
+        true
+    }
+
+    /// Nothing is launched with a number that was taken: whether it has launched its own or will, the peer is told.
+    pub fn withdraw(&mut self, at: GroupId, why: &str) {
+        self.numbers.close(at);
+        let given_up = self.groups.remove(&at).is_some_and(|mut early| {
+            self.inline_held -= early.drop_inline();
+            early.given_up.is_some()
+        });
+        if !given_up {
+            let (channel, sequence) = at;
+            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why.as_bytes().to_vec());
+        }
     }
 
     /// What a launch sends is defined, or what it receives into may be written.
@@ -639,10 +668,9 @@ impl<T: Clone> Link<T> {
         let at = (header.channel, header.sequence);
         let passed = self.numbers.has_passed(at);
         if passed && !self.groups.contains_key(&at) {
-            // This side's launch of that number is over: it failed with an earlier connection between the two.
+            // This side's launch of that number is over: it failed before this connection was there.
             let (channel, sequence) = at;
-            let why =
-                b"the other side's launch of the same number failed with an earlier connection".to_vec();
+            let why = FAILED_EARLIER.as_bytes().to_vec();
             self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
             return Ok(());
         }

@@ -14,6 +14,7 @@ use crate::transfer::identity::{DeviceId, Incarnation, TaskId};
 use crate::transfer::layout::Fingerprint;
 
 const CHUNK: u32 = 16;
+const NEVER: &str = "never";
 
 fn member(task: u32) -> Member {
     Member { task: TaskId(task), incarnation: Incarnation::new(u64::from(task) + 70).unwrap() }
@@ -39,6 +40,8 @@ struct Launched {
     ready: (bool, bool),
     fetching: bool,
     over: bool,
+    /// Its number was taken, and nothing was launched.
+    withdrawn: bool,
 }
 
 impl Launched {
@@ -50,8 +53,10 @@ impl Launched {
 struct Side {
     link: Link<usize>,
     launched: Vec<Launched>,
-    /// What is planned and not yet launched, of each channel.
+    /// What is planned and not yet asked for, of each channel.
     planned: BTreeMap<u32, VecDeque<usize>>,
+    /// Plans that have their number, and are launched at some later time, in any order.
+    taken: Vec<(usize, GroupId)>,
     fetches: Vec<usize>,
     /// Every control frame as it was first said, by its number.
     said: HashMap<u32, (Kind, GroupId, u32, Vec<u8>)>,
@@ -144,6 +149,7 @@ impl Story {
                 ),
                 launched: Vec::new(),
                 planned,
+                taken: Vec::new(),
                 fetches: Vec::new(),
                 said: HashMap::new(),
                 heard: 0,
@@ -176,13 +182,44 @@ impl Story {
         self.lanes.push(Lane { id, whole: true, open: [true; 2], wire, half });
     }
 
-    fn launch(&mut self, side: usize) {
+    fn take(&mut self, side: usize) {
         let channels: Vec<u32> =
             self.sides[side].planned.iter().filter(|(_, list)| !list.is_empty()).map(|(c, _)| *c).collect();
         let Some(channel) = self.random.choice(channels) else { return };
-        let Some(number) = self.sides[side].planned.get_mut(&channel).and_then(VecDeque::pop_front) else {
+        let here = &mut self.sides[side];
+        let Some(number) = here.planned.get_mut(&channel).and_then(VecDeque::pop_front) else { return };
+        here.taken.push((number, here.link.numbers.take(channel)));
+    }
+
+    fn withdraw(&mut self, side: usize, (plan, at): (usize, GroupId)) {
+        let here = &mut self.sides[side];
+        let done = Launched { plan, at, ready: (true, true), withdrawn: true, ..Launched::default() };
+        here.launched.push(Launched { failed: true, quiesced: true, peer_quiet: true, ..done });
+        if self.random.bool() {
+            // Told at once, or when the peer launches its own.
+            here.link.withdraw(at, NEVER);
+        } else {
+            here.link.numbers.close(at);
+            if here.link.groups.contains_key(&at) {
+                here.link.withdraw(at, NEVER);
+            }
+        }
+    }
+
+    fn launch(&mut self, side: usize) {
+        if self.sides[side].taken.is_empty() || self.random.bool() {
+            self.take(side);
+        }
+        let count = self.sides[side].taken.len();
+        if count == 0 {
             return;
-        };
+        }
+        let place = self.random.usize(0..count);
+        let (number, at) = self.sides[side].taken.swap_remove(place);
+        if self.stopping && self.random.u8(0..12) == 0 {
+            self.withdraw(side, (number, at));
+            return;
+        }
         let definition = Definition::new(self.plans[number].definitions[side].clone());
         let (sends, receives) = (definition.sent, definition.received);
         let here = &mut self.sides[side];
@@ -194,11 +231,8 @@ impl Story {
         let class = [Class::Latency, Class::Normal, Class::Bulk][self.random.usize(0..3)];
         let (source, destination) = ready;
         here.launched.push(Launched { plan: number, sends, receives, ready, ..Launched::default() });
-        let sequence = here
-            .link
-            .launch(Launching { token, definition, channel, class, source, destination, inline })
-            .expect("few are under way");
-        here.launched[token].at = (channel, sequence);
+        here.launched[token].at = at;
+        assert!(here.link.launch(Launching { token, definition, at, class, source, destination, inline }));
         if self.random.bool() {
             here.link.undefine(definition);
         }
@@ -208,6 +242,9 @@ impl Story {
     fn give_up(&mut self, side: usize, token: usize) {
         let here = &mut self.sides[side];
         let launched = &here.launched[token];
+        if launched.withdrawn {
+            return;
+        }
         if !here.link.stop(launched.at, "enough") {
             self.peer_is_quiet(side, token);
         }
@@ -296,7 +333,7 @@ impl Story {
                 );
             }
             Output::StoppedByPeer(token, why) => {
-                assert_eq!(why, "enough");
+                assert!(["enough", NEVER, FAILED_EARLIER].contains(&why.as_str()), "{why}");
                 self.peer_is_quiet(side, token);
                 self.fail(side, token);
             }
@@ -519,7 +556,11 @@ impl Story {
         self.harm = false;
         self.mend_control();
         for side in 0..2 {
-            while self.sides[side].planned.values().any(|list| !list.is_empty()) {
+            let here = |story: &Self| {
+                let Side { planned, taken, .. } = &story.sides[side];
+                !taken.is_empty() || planned.values().any(|list| !list.is_empty())
+            };
+            while here(self) {
                 self.launch(side);
             }
         }
@@ -639,8 +680,8 @@ fn victim(random: &mut fastrand::Rng) -> Link<usize> {
     for token in 0..4 {
         let definition = link.define(Definition::new(vec![entry(1, 0, 90, 1, 0), entry(2, 1, 120, 2, 0)]));
         let (source, destination, class) = (true, random.bool(), Class::Normal);
-        let launching = Launching { token, definition, channel: 0, class, source, destination, inline: None };
-        link.launch(launching).unwrap();
+        let at = link.numbers.take(0);
+        assert!(link.launch(Launching { token, definition, at, class, source, destination, inline: None }));
     }
     link
 }
@@ -804,9 +845,16 @@ fn what_has_come_of_a_long_stream_is_told_in_parts() {
         let mut link: Link<usize> = Link::new(member(me), member(1 - me), terms, Numbers::default());
         let definition = link.define(Definition::new(vec![entry(1, 0, total, 1, me)]));
         let (source, destination, class) = (true, true, Class::Normal);
-        let launching =
-            Launching { token: 0, definition, channel: 0, class, source, destination, inline: None };
-        link.launch(launching).unwrap();
+        let at = link.numbers.take(0);
+        assert!(link.launch(Launching {
+            token: 0,
+            definition,
+            at,
+            class,
+            source,
+            destination,
+            inline: None
+        }));
         link
     });
     fn exchange(sides: &mut [Link<usize>; 2]) {
@@ -871,16 +919,17 @@ fn sides_stay_in_step_when_their_connection_breaks_between_two_launches() {
         })
     };
     let launch = |link: &mut Link<u32>, token| {
+        let at = link.numbers.take(0);
         let launching = Launching {
             token,
             definition: 1,
-            channel: 0,
+            at,
             class: Class::Normal,
             source: true,
             destination: true,
             inline: None,
         };
-        link.launch(launching)
+        link.launch(launching).then_some(at.1)
     };
     let mut first = connect();
     assert_eq!(launch(&mut first[0], 100), Some(0));

@@ -46,7 +46,8 @@ impl std::fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        for listener in std::mem::take(&mut *self.gone.lock().unwrap_or_else(PoisonError::into_inner)) {
+        let listeners = std::mem::take(self.gone.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for listener in listeners {
             listener(self.id);
         }
     }

@@ -200,14 +200,21 @@ impl Plan {
     /// device has none.
     #[must_use]
     pub fn shard_shape(&self, role: BufferRole, device: DeviceId) -> Option<Vec<u64>> {
+        self.shard_bounds(role, device).map(|bounds| extents(&bounds))
+    }
+
+    /// Where a device's shard lies in the array: in each dimension the first element, and the one behind the last. A
+    /// shard is empty if it is so in any dimension. `None` if the device has none.
+    #[must_use]
+    pub fn shard_bounds(&self, role: BufferRole, device: DeviceId) -> Option<Vec<(u64, u64)>> {
         let tiling = match role {
             BufferRole::Source => &self.source_tiling,
             BufferRole::Destination => &self.destination_tiling,
         };
         let at = tiling.devices.binary_search_by_key(&device, |(device, _)| *device).ok()?;
-        let mut stretches = Vec::new();
-        tiling.intervals(tiling.devices[at].1, &mut stretches);
-        Some(extents(&stretches))
+        let mut bounds = Vec::new();
+        tiling.intervals(tiling.devices[at].1, &mut bounds);
+        Some(bounds)
     }
 
     /// The size of a device's shard, in bytes; zero if the device has none.

@@ -1,0 +1,253 @@
+//! An array that changes its sharding in every step: rows, columns, whole on every device, and rows again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Exercise, ExerciseError, contents};
+use crate::agent::{DEVICES_MAX, Roster};
+use crate::transfer::plan::{
+    ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, Options as PlanOptions, PartitionSpec, PlacedDevice,
+    Placement, Plan, PlanError, Sharding,
+};
+use crate::transfer::{
+    Arena, Buffer, DeviceId, Member, MemoryError, Moved, Options, ReshardError, ShardBuffers, TransferError,
+};
+
+/// The name of the mesh's axis: all devices are in one row.
+const AXIS: &str = "d";
+/// The array has so many rows, and no more than so many columns: neither is a multiple of a usual number of devices.
+const ROWS: u64 = 97;
+const COLUMNS_MAX: u64 = 1001;
+/// Bytes of an element.
+const ITEM: u64 = 4;
+/// The axes along which rows and columns are divided: from each step to the next the array goes on to the next of these.
+const SPECS: [&[&[&str]]; 3] = [&[&[AXIS]], &[&[], &[AXIS]], &[]];
+
+/// The array of an epoch.
+#[derive(Debug)]
+pub struct Resharding {
+    /// From each sharding to the next.
+    plans: [Arc<Plan>; SPECS.len()],
+}
+
+/// What came of it in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resharded {
+    /// From which sharding to which, as JAX writes them.
+    pub what: String,
+    /// Shards that were found right, byte for byte.
+    pub checked: usize,
+    /// What moved.
+    pub moved: Moved,
+}
+
+/// So many columns make the array as large as it may be.
+fn columns(bytes_max: usize) -> u64 {
+    (bytes_max as u64 / (ROWS * ITEM)).clamp(1, COLUMNS_MAX)
+}
+
+/// Memory for the shards of so many devices, before and after, and for what is packed and unpacked.
+pub fn arena(devices: u32, bytes_max: usize) -> Result<Arena, MemoryError> {
+    let whole = (ROWS * ITEM * columns(bytes_max)) as usize;
+    // Buffers are rounded up: small ones to lines, others to pages.
+    Arena::new(8 * devices as usize * whole + (1 << 20))
+}
+
+/// A device of a member.
+pub fn device(member: Member, ordinal: u32) -> DeviceId {
+    DeviceId(member.task.0 * DEVICES_MAX + ordinal)
+}
+
+impl Resharding {
+    /// The array of these members' first `devices` devices, which all of them describe in the same way.
+    pub fn new(
+        members: &[Member],
+        devices: u32,
+        roster: &Roster,
+        bytes_max: usize,
+        limit: Duration,
+    ) -> Result<Self, PlanError> {
+        let all = || members.iter().flat_map(|member| (0..devices).map(|ordinal| (*member, ordinal)));
+        // Who does not say where it is has a host of its own.
+        let host = |member: &Member| {
+            let named = roster.membership.peers.get(&member.task).map(|peer| peer.address.host.as_str());
+            named
+                .filter(|name| (1..=MAX_NAME).contains(&name.len()))
+                .map_or_else(|| format!("of task {}", member.task), str::to_owned)
+        };
+        let placed = all().map(|(member, ordinal)| PlacedDevice {
+            device: device(member, ordinal),
+            task: member.task,
+            host: host(&member),
+        });
+        let placement = Placement { devices: placed.collect() };
+        let mesh = Mesh::new(
+            &[(AXIS, all().count() as u64)],
+            all().map(|(member, ordinal)| device(member, ordinal).0),
+        );
+        let array = |turn: usize| ArrayDescription {
+            shape: vec![ROWS, columns(bytes_max)],
+            dtype: Dtype::Float32,
+            sharding: Sharding { mesh: mesh.clone(), spec: PartitionSpec::new(SPECS[turn % SPECS.len()]) },
+        };
+        let options = PlanOptions { timeout: Some(limit), ..PlanOptions::default() };
+        let plan = |turn: usize| Plan::new(array(turn), array(turn + 1), &placement, options).map(Arc::new);
+        Ok(Self { plans: [plan(0)?, plan(1)?, plan(2)?] })
+    }
+
+    fn plan(&self, step: u64) -> &Arc<Plan> {
+        &self.plans[(step % SPECS.len() as u64) as usize]
+    }
+}
+
+impl Exercise<'_> {
+    /// Carries out the plan of a step, and checks this task's shards. The inner error says who may be to blame.
+    pub(super) async fn reshard(
+        &self,
+        resharding: &Resharding,
+        (step, seed): (u64, u64),
+        members: &[Member],
+        channel: u32,
+    ) -> Result<Result<Resharded, (Vec<Member>, TransferError)>, ExerciseError> {
+        let plan = Arc::clone(resharding.plan(step));
+        let arena = self.shards.clone();
+        let shards = self.lay_out(&plan)?;
+        for (device, buffer) in &shards.source {
+            let bounds = plan.shard_bounds(BufferRole::Source, *device).unwrap_or_default();
+            let columns = plan.source().shape[1];
+            buffer.write(|bytes| {
+                each(&bounds, columns, seed, bytes, |bytes, wanted| {
+                    bytes.copy_from_slice(&wanted);
+                    true
+                })
+            })?;
+        }
+        let inner = Arc::clone(&self.agent.inner);
+        let options = Options { channel, stall: super::moving::STALL, ..Options::default() };
+        // It waits on its thread.
+        let carried = tokio::task::spawn_blocking({
+            let plan = Arc::clone(&plan);
+            move || {
+                let outcome = inner.engine.carry_out(&plan, &shards, &arena, options);
+                (outcome, shards)
+            }
+        });
+        let Ok((outcome, shards)) = carried.await else {
+            return Ok(Err((Vec::new(), TransferError::Closed)));
+        };
+        let moved = match outcome {
+            Ok(moved) => moved,
+            Err(ReshardError::Memory(error)) => return Err(error.into()),
+            Err(error @ ReshardError::Shard { .. }) => return Err(ExerciseError::Reshard(error)),
+            Err(error) => return Ok(Err(self.blame(&plan, error, members))),
+        };
+        let mut checked = 0;
+        for (device, buffer) in &shards.destination {
+            let bounds = plan.shard_bounds(BufferRole::Destination, *device).unwrap_or_default();
+            let columns = plan.destination().shape[1];
+            let wrong = buffer
+                .write(|bytes| each(&bounds, columns, seed, bytes, |bytes, wanted| *bytes == wanted))?;
+            if let Some((row, column)) = wrong {
+                return Err(ExerciseError::WrongShard { step, device: *device, row, column });
+            }
+            checked += 1;
+        }
+        let name = |array: &ArrayDescription| array.sharding.spec.to_string();
+        let what = format!("{} to {}", name(plan.source()), name(plan.destination()));
+        Ok(Ok(Resharded { what, checked, moved }))
+    }
+
+    /// The shards of this task's devices, before and after.
+    fn lay_out(&self, plan: &Plan) -> Result<ShardBuffers, MemoryError> {
+        let here = self.agent.here();
+        let mine = || plan.placement().devices.iter().filter(|placed| placed.task == here.task);
+        let buffers = |role| {
+            let buffer = |placed: &PlacedDevice| {
+                let bytes = plan.shard_bytes(role, placed.device) as usize;
+                Ok::<(DeviceId, Buffer), MemoryError>((placed.device, self.shards.allocate(bytes)?))
+            };
+            mine().map(buffer).collect::<Result<_, MemoryError>>()
+        };
+        Ok(ShardBuffers {
+            source: buffers(BufferRole::Source)?,
+            destination: buffers(BufferRole::Destination)?,
+        })
+    }
+
+    /// Who may be to blame for a plan that was not carried out: whoever the transfer that failed was with; or anybody, if
+    /// it was given up because of something else, or did not come.
+    fn blame(&self, plan: &Plan, error: ReshardError, members: &[Member]) -> (Vec<Member>, TransferError) {
+        let here = self.agent.here();
+        let others = || members.iter().copied().filter(|member| *member != here);
+        match error {
+            ReshardError::Transfer { step, error }
+                if !matches!(error, TransferError::Cancelled { .. } | TransferError::Deadline { .. }) =>
+            {
+                let tasks = plan.step(step).map(|step| [step.source.task, step.destination.task]);
+                let with = others().filter(|member| tasks.is_some_and(|tasks| tasks.contains(&member.task)));
+                (with.collect(), error)
+            }
+            ReshardError::Transfer { error, .. } => (others().collect(), error),
+            _ => (others().collect(), TransferError::Deadline { moved: 0, total: 0 }),
+        }
+    }
+}
+
+/// Goes through a shard's elements with what each has to be, until one is not right: its row and column in the array.
+fn each(
+    bounds: &[(u64, u64)],
+    columns: u64,
+    seed: u64,
+    bytes: &mut [u8],
+    mut with: impl FnMut(&mut [u8; ITEM as usize], [u8; ITEM as usize]) -> bool,
+) -> Option<(u64, u64)> {
+    let &[rows, across] = bounds else { return None };
+    let places = (rows.0..rows.1).flat_map(|row| (across.0..across.1).map(move |column| (row, column)));
+    let (elements, _) = bytes.as_chunks_mut::<{ ITEM as usize }>();
+    elements.iter_mut().zip(places).find_map(|(element, (row, column))| {
+        let made = contents::mix(&mut (seed ^ (row * columns + column))) as u32;
+        (!with(element, made.to_le_bytes())).then_some((row, column))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{Incarnation, TaskId};
+
+    fn resharding(count: u32, devices: u32, bytes_max: usize) -> Resharding {
+        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(9).unwrap() };
+        let members: Vec<_> = (0..count).map(member).collect();
+        Resharding::new(&members, devices, &Roster::default(), bytes_max, Duration::from_secs(1)).unwrap()
+    }
+
+    #[test]
+    fn from_step_to_step_each_sharding_follows_the_one_before() {
+        for (count, devices, bytes_max) in [(2, 1, 1 << 20), (4, 2, 4 << 20), (3, 8, 1), (120, 1, 1 << 16)] {
+            let resharding = resharding(count, devices, bytes_max);
+            for step in 0..6 {
+                let (plan, next) = (resharding.plan(step), resharding.plan(step + 1));
+                assert_eq!(plan.destination(), next.source());
+                assert!(plan.source().bytes().unwrap() <= (bytes_max as u64).max(ROWS * ITEM));
+            }
+        }
+    }
+
+    #[test]
+    fn an_element_in_the_wrong_place_is_found() {
+        let plan = Arc::clone(resharding(2, 1, 1 << 20).plan(0));
+        let (from, columns) = (DeviceId(0), plan.source().shape[1]);
+        let bounds = plan.shard_bounds(BufferRole::Source, from).unwrap();
+        let mut bytes = vec![0; plan.shard_bytes(BufferRole::Source, from) as usize];
+        let written = each(&bounds, columns, 7, &mut bytes, |bytes, wanted| {
+            *bytes = wanted;
+            true
+        });
+        assert_eq!(written, None);
+        let check = |bytes: &mut [u8]| each(&bounds, columns, 7, bytes, |bytes, wanted| *bytes == wanted);
+        assert_eq!(check(&mut bytes), None);
+        let at = (columns as usize * 3 + 5) * ITEM as usize;
+        bytes.swap(at, at + ITEM as usize);
+        assert_eq!(check(&mut bytes), Some((3, 5)));
+    }
+}
