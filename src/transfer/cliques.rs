@@ -50,6 +50,14 @@ pub enum Found {
     Make(u64),
 }
 
+/// How a clique became ready.
+pub enum Settled {
+    /// These waited for it.
+    Waited(Vec<Waiter>),
+    /// It is ready, in the place of this one.
+    Ready(Option<Arc<Connection>>),
+}
+
 /// The cache. Its owner keeps it behind a lock, and calls the waiters that it returns without the lock.
 #[derive(Default)]
 pub struct Cliques {
@@ -129,15 +137,19 @@ impl Cliques {
     }
 
     /// Waiters of a clique that is ready now. Called until it gives none; then the clique counts as ready, so those who
-    /// came later are served after those who waited.
-    pub fn settle(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> Vec<Waiter> {
+    /// came later are served after those who waited. A connection whose place it takes is returned, to be ended.
+    pub fn settle(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> Settled {
         if let Some(Slot::Pending { waiters, .. }) = self.slots.get_mut(&key)
             && !waiters.is_empty()
         {
-            return std::mem::take(waiters);
+            return Settled::Waited(std::mem::take(waiters));
         }
-        self.slots.insert(key, Slot::Ready { connection: Arc::clone(connection), used: now });
-        Vec::new()
+        match self.slots.insert(key, Slot::Ready { connection: Arc::clone(connection), used: now }) {
+            Some(Slot::Ready { connection: old, .. }) if !Arc::ptr_eq(&old, connection) => {
+                Settled::Ready(Some(old))
+            }
+            _ => Settled::Ready(None),
+        }
     }
 
     /// Ends a making, whichever number it has if none is given. Its waiters are to be told.
@@ -188,18 +200,13 @@ impl Cliques {
             .collect()
     }
 
-    /// Every clique whose member is among the chosen: connections, and the keys of those being made.
-    pub fn with(&self, chosen: impl Fn(Member) -> bool) -> (Vec<Arc<Connection>>, Vec<CliqueKey>) {
-        let (mut connections, mut pending) = (Vec::new(), Vec::new());
-        for (key, slot) in &self.slots {
-            if key.members().iter().any(|member| chosen(*member)) {
-                match slot {
-                    Slot::Ready { connection, .. } => connections.push(Arc::clone(connection)),
-                    Slot::Pending { .. } => pending.push(*key),
-                }
-            }
-        }
-        (connections, pending)
+    /// The cliques that are being made and of which a member is among the chosen.
+    pub fn pending(&self, chosen: impl Fn(Member) -> bool) -> Vec<CliqueKey> {
+        let pending = |(key, slot): (&CliqueKey, &Slot)| {
+            let pending = matches!(slot, Slot::Pending { .. });
+            (pending && key.members().iter().any(|member| chosen(*member))).then_some(*key)
+        };
+        self.slots.iter().filter_map(pending).collect()
     }
 
     /// How many cliques there are.

@@ -214,8 +214,14 @@ impl Connection {
             lock(&self.link).offer_ring();
         }
         if let Some(error) = self.over.get() {
-            lane.close();
+            // Whoever ended it has let go of its lanes, perhaps before this one was among them.
             tracing::debug!(%error, "a lane came to a connection that is over");
+            lane.close();
+            self.lanes
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .retain(|other| !Arc::ptr_eq(other, lane));
+            return Err(std::io::ErrorKind::ConnectionAborted.into());
         }
         self.kick(0);
         Ok(())

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::cliques::{CliqueKey, Cliques, Found, Waiter};
+use super::cliques::{CliqueKey, Cliques, Found, Settled, Waiter};
 use super::connection::{Connection, Kept};
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
@@ -187,14 +187,18 @@ impl Core {
     /// A clique is there: all who wait for it are served, in their order.
     pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
         let key = CliqueKey::new(connection.me, connection.peer);
-        loop {
-            let waiters = lock(&self.cliques).settle(key, connection, clock::monotonic());
-            if waiters.is_empty() {
-                break;
+        let replaced = loop {
+            let settled = lock(&self.cliques).settle(key, connection, clock::monotonic());
+            match settled {
+                Settled::Waited(waiters) => {
+                    waiters.into_iter().for_each(|waiter| waiter(Ok(Kept::new(connection))));
+                }
+                Settled::Ready(replaced) => break replaced,
             }
-            for waiter in waiters {
-                waiter(Ok(Kept::new(connection)));
-            }
+        };
+        if let Some(replaced) = replaced {
+            let how = "another connection with it took the place of this one".to_owned();
+            replaced.end(TransferError::PeerDead { member: replaced.peer, how });
         }
         // The membership may have changed, or the engine ended, while it was being made and nobody could see it.
         if self.closed.load(Ordering::Acquire) {
@@ -418,7 +422,7 @@ impl Engine {
         }
         let gone = |member: Member| member != core.here() && !membership.has(member);
         lock(&core.numbers).retain(|member, _| !gone(*member));
-        let (connections, pending) = lock(&core.cliques).with(gone);
+        let pending = lock(&core.cliques).pending(gone);
         let error = |member: Member| TransferError::StaleIncarnation {
             member,
             current: membership.member(member.task).map(|member| member.incarnation),
@@ -427,7 +431,9 @@ impl Engine {
             let member = key.members().iter().copied().find(|member| gone(*member)).unwrap_or(core.here());
             core.clique_failed(key, None, &error(member));
         }
-        for connection in connections {
+        // All that there are: one that is just being made is not in the cache yet, or not any more.
+        let connections = lock(&core.connections).clone();
+        for connection in connections.into_iter().filter(|connection| gone(connection.peer)) {
             connection.end(error(connection.peer));
         }
     }
@@ -613,12 +619,12 @@ impl Handle {
             let _announcing = lock(&core.changed.0);
             core.changed.1.notify_all();
         }
-        let (connections, pending) = lock(&core.cliques).with(|_| true);
+        let pending = lock(&core.cliques).pending(|_| true);
         for key in pending {
             core.clique_failed(key, None, &TransferError::Closed);
         }
-        let all = lock(&core.connections).clone();
-        for connection in connections.into_iter().chain(all) {
+        let connections = lock(&core.connections).clone();
+        for connection in connections {
             connection.end(TransferError::Closed);
         }
         for reactor in &core.reactors {

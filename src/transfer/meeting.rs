@@ -348,6 +348,10 @@ fn judge(
     }
     let key = CliqueKey::new(here, hello.from);
     let mut cliques = lock(&core.cliques);
+    if core.closed.load(Ordering::Acquire) {
+        // It has forgotten what it was dialling itself, and so cannot say which of two connections would count.
+        return (Verdict::NotMe(None), None);
+    }
     let (pending, old) = (cliques.is_pending(key), cliques.get(key).is_some());
     // Both dial, or dialled a moment ago: the connection of the lower task counts. If the peer has lost that one,
     // this side will know in a moment, and the peer asks again.

@@ -178,6 +178,22 @@ fn held() -> (usize, usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"), arenas)
 }
 
+/// What the engines know of their connections.
+fn told(cluster: &Cluster) -> String {
+    let all = cluster.engines.iter().map(|engine| {
+        let (cliques, ..) = engine.cliques();
+        let links: Vec<_> = engine
+            .links()
+            .iter()
+            .map(|link| {
+                format!("{} by {:?}, {} lanes, {} launched", link.peer, link.kind, link.lanes, link.launched)
+            })
+            .collect();
+        format!("\n{}: {cliques} cliques; {}", engine.here(), links.join("; "))
+    });
+    all.collect()
+}
+
 /// Alone in its process: it counts what the process holds.
 #[test]
 #[ignore = "run by the test below, in a process of its own"]
@@ -198,10 +214,11 @@ fn alone_restarts() {
         let mut cluster = Cluster::with(3, |config| setting(config.here.task.0 as usize)(config));
         let mut lives = [0u64; 3];
         for round in 0..rounds {
-            let mut running = Vec::new();
+            let (mut running, mut ways) = (Vec::new(), Vec::new());
             for key in 0..random.u64(1..25) {
                 let (from, to) = *random.choice(&[(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]).unwrap();
                 let len = *random.choice(&[10, 9000, 300_000]).unwrap();
+                ways.push((from, to, len));
                 let (source, target) = (cluster.empty(from, len), cluster.empty(to, len));
                 let (sent, received) = cluster.send(from, &source, to, &target, key);
                 running.push(sent);
@@ -236,10 +253,16 @@ fn alone_restarts() {
                 }
             }
             for (at, transfer) in running.iter().enumerate() {
-                assert!(transfer.wait_for(PATIENCE).is_some(), "transfer {at} of round {round} hangs");
+                if transfer.wait_for(PATIENCE).is_none() {
+                    panic!("transfer {at} of round {round} ({:?}) hangs: {}", ways[at / 2], told(&cluster));
+                }
             }
             for proof in &proofs {
-                assert!(proof.wait_for(PATIENCE), "a proof of round {round} does not come");
+                assert!(
+                    proof.wait_for(PATIENCE),
+                    "a proof of round {round} does not come: {}",
+                    told(&cluster)
+                );
             }
         }
         assert!(rounds < 12_500 || cancels >= 100_000, "{cancels} cancels");
