@@ -726,7 +726,9 @@ impl Connection {
 
     /// Nothing can land in a part any more.
     pub fn quiesced(self: &Arc<Self>, at: GroupId) {
-        lock(&self.link).quiesced(at);
+        // Let go of without the lock: its memory may go with it.
+        let over = lock(&self.link).quiesced(at);
+        drop(over);
         self.kick(0);
     }
 

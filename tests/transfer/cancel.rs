@@ -277,6 +277,9 @@ fn alone_restarts() {
         after = held();
     }
     println!("descriptors, threads, mappings before {before:?} and after {after:?}");
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        println!("  {:?} -> {:?}", entry.file_name(), std::fs::read_link(entry.path()));
+    }
     assert_eq!(before, after);
 }
 

@@ -487,12 +487,12 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Nothing can land in a group that is given up any more: tells the peer, and forgets the group if the peer has said
-    /// the same.
-    pub fn quiesced(&mut self, at: GroupId) {
-        let Some(stop) = self.groups.get_mut(&at).and_then(|group| group.stop.as_mut()) else { return };
+    /// Nothing can land in a group that is given up any more: tells the peer. If the peer has said the same, the group is
+    /// forgotten, and its launch returned: nothing more will be said of it.
+    pub fn quiesced(&mut self, at: GroupId) -> Option<T> {
+        let stop = self.groups.get_mut(&at)?.stop.as_mut()?;
         if std::mem::replace(&mut stop.quiesced, true) {
-            return;
+            return None;
         }
         let (why, over) = (stop.why.take(), stop.confirmed);
         let (channel, sequence) = at;
@@ -500,20 +500,21 @@ impl<T: Clone> Link<T> {
             Some(why) => self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why.into_bytes()),
             None => self.tell_of(Kind::Stopped, at),
         }
-        if over {
-            self.forget(at);
-        }
+        if over { self.let_go(at) } else { None }
     }
 
     fn forget(&mut self, at: GroupId) {
-        if let Some(mut group) = self.groups.remove(&at)
-            && let Some(local) = group.local.take()
-        {
-            self.launched -= 1;
-            self.inline_held -= group.drop_inline();
-            self.inline_pending -= usize::from(group.out == Outbound::Inline);
-            self.outputs.push(Output::Over(local.token));
-        }
+        let over = self.let_go(at);
+        self.outputs.extend(over.map(Output::Over));
+    }
+
+    fn let_go(&mut self, at: GroupId) -> Option<T> {
+        let mut group = self.groups.remove(&at)?;
+        let local = group.local.take()?;
+        self.launched -= 1;
+        self.inline_held -= group.drop_inline();
+        self.inline_pending -= usize::from(group.out == Outbound::Inline);
+        Some(local.token)
     }
 
     /// Does what can be done in a group now.

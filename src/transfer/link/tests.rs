@@ -277,8 +277,18 @@ impl Story {
         let here = &mut self.sides[side];
         if here.launched[token].failed && !here.launched[token].fetching && !here.launched[token].quiesced {
             here.launched[token].quiesced = true;
-            here.link.quiesced(here.launched[token].at);
+            let over = here.link.quiesced(here.launched[token].at);
+            if let Some(token) = over {
+                self.over(side, token);
+            }
         }
+    }
+
+    /// Nothing more will be said of a launch.
+    fn over(&mut self, side: usize, token: usize) {
+        let launched = &mut self.sides[side].launched[token];
+        assert!(!launched.over && (launched.complete() || launched.quiesced || launched.differs));
+        launched.over = true;
     }
 
     /// Does what a link asks for.
@@ -350,11 +360,7 @@ impl Story {
                 self.fail(side, token);
             }
             Output::Damaged(token, _) => self.give_up(side, token),
-            Output::Over(token) => {
-                let launched = &mut self.sides[side].launched[token];
-                assert!(!launched.over && (launched.complete() || launched.quiesced || launched.differs));
-                launched.over = true;
-            }
+            Output::Over(token) => self.over(side, token),
             Output::CloseLane(id) => {
                 if let Some(at) = self.lanes.iter().position(|lane| lane.id == id && lane.open[side]) {
                     self.notice(side, at);
