@@ -293,7 +293,25 @@ impl Connection {
 
     /// The next control frame; one that carries a descriptor only if it would be the first of its call.
     pub fn next_control(&self, first: bool) -> Option<Frame> {
-        lock(&self.link).next_control(first)
+        let frame = lock(&self.link).next_control(first)?;
+        if frame.header.kind == Kind::Switch {
+            // What was said behind it waited for the socket. Nobody else comes to put it into the ring.
+            self.fill_ring();
+        }
+        Some(frame)
+    }
+
+    /// Puts into the ring what waits for it, as far as there is room.
+    fn fill_ring(&self) {
+        let Some(outbox) = self.outbox.get() else { return };
+        outbox.write(|room| {
+            let (frame, more) = lock(&self.link).next_for_ring(room);
+            match frame {
+                Some(frame) => Given::Frame(frame.header.encode(), frame.payload),
+                None if more => Given::TooLong,
+                None => Given::Nothing,
+            }
+        });
     }
 
     /// The next chunk for a lane. The control lane carries chunks only where there is no other.
@@ -873,15 +891,8 @@ impl Connection {
             let link = lock(&self.link);
             (link.has_for_ring(), link.has_control(), link.has_chunks())
         };
-        if ring && let Some(outbox) = self.outbox.get() {
-            outbox.write(|room| {
-                let (frame, more) = lock(&self.link).next_for_ring(room);
-                match frame {
-                    Some(frame) => Given::Frame(frame.header.encode(), frame.payload),
-                    None if more => Given::TooLong,
-                    None => Given::Nothing,
-                }
-            });
+        if ring {
+            self.fill_ring();
         }
         let control = control || ring && lock(&self.link).has_control();
         if !control && !chunks {

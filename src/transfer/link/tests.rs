@@ -747,7 +747,7 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
             }
             for output in link.outputs() {
                 match output {
-                    Output::StoppedByPeer(token, _) => link.quiesced((0, token as u64)),
+                    Output::StoppedByPeer(token, _) => drop(link.quiesced((0, token as u64))),
                     Output::Fetch(token, _) | Output::Inline(token, _) if random.bool() => {
                         link.received((0, token as u64))
                     }
