@@ -1,12 +1,14 @@
-//! What the machine can do: copying within a process, and bare TCP on the loopback interface.
+//! What the machine can do: copying within a process, waking a thread, and bare TCP on the loopback interface.
 
 use std::hint::black_box;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::thread::futex;
 
 use crate::clock::now;
 use crate::shape::Shape;
@@ -75,6 +77,51 @@ fn copy(
             return (began, ended, copied * bytes as u64);
         }
     }
+}
+
+/// How long it takes, one way, to wake a thread that sleeps: two threads wake each other by a word of memory. At the
+/// median, and for one in a hundred. Nobody who sleeps until something comes is told of it sooner.
+pub fn wake(time: Duration) -> Result<(Duration, Duration)> {
+    let words = [AtomicU32::new(0), AtomicU32::new(0)];
+    let over = AtomicBool::new(false);
+    let sleep = |word: &AtomicU32, known: u32| {
+        while word.load(Ordering::Acquire) == known {
+            // It may have changed by now, and a signal may come: either way it is looked at again.
+            let _woken = futex::wait(word, futex::Flags::PRIVATE, known, None);
+        }
+    };
+    let wake = |word: &AtomicU32, value: u32| {
+        word.store(value, Ordering::Release);
+        futex::wake(word, futex::Flags::PRIVATE, 1)
+    };
+    let mut ways = std::thread::scope(|scope| -> Result<Vec<Duration>> {
+        scope.spawn(|| {
+            for round in 0.. {
+                sleep(&words[0], round);
+                let _asleep_or_not = wake(&words[1], round + 1);
+                if over.load(Ordering::Acquire) {
+                    return;
+                }
+            }
+        });
+        let began = now();
+        let mut ways = Vec::new();
+        for round in 0.. {
+            let last = now() - began >= time;
+            over.store(last, Ordering::Release);
+            let start = now();
+            wake(&words[0], round + 1)?;
+            sleep(&words[1], round);
+            ways.push((now() - start) / 2);
+            if last {
+                break;
+            }
+        }
+        Ok(ways)
+    })?;
+    ways.sort_unstable();
+    let at = |part: usize| ways.get(ways.len() * part / 100).copied().context("nobody was woken");
+    Ok((at(50)?, at(99)?))
 }
 
 /// Bare TCP: blocking threads, a writer and a reader for each stream, no framing.

@@ -25,6 +25,7 @@ pub enum Subject {
     Memcpy1Cold,
     #[value(name = "memcpy-2-cold")]
     Memcpy2Cold,
+    Wake,
     MusterShm,
     MusterPvm,
     NixlShm,
@@ -42,9 +43,10 @@ pub enum Subject {
 
 impl Subject {
     /// In the order in which they are measured: what is compared lies next to each other.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Memcpy1,
         Self::Memcpy2,
+        Self::Wake,
         Self::MusterShm,
         Self::NixlShm,
         Self::MusterPvm,
@@ -61,11 +63,12 @@ impl Subject {
     ];
 
     /// The same host, in the order of the tables.
-    pub const HERE: [Self; 7] = [
+    pub const HERE: [Self; 8] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Memcpy1Cold,
         Self::Memcpy2Cold,
+        Self::Wake,
         Self::MusterShm,
         Self::MusterPvm,
         Self::NixlShm,
@@ -98,6 +101,15 @@ impl Subject {
             Self::Memcpy2 => limit(&|shape| limits::memcpy(shape, 2, false, time)),
             Self::Memcpy1Cold => limit(&|shape| limits::memcpy(shape, 1, true, time)),
             Self::Memcpy2Cold => limit(&|shape| limits::memcpy(shape, 2, true, time)),
+            Self::Wake => {
+                let figure = |(p50, p99): (Duration, Duration), shape: Shape| Figure {
+                    half_round_trip_p50_us: Some(p50.as_secs_f64() * 1e6),
+                    half_round_trip_p99_us: Some(p99.as_secs_f64() * 1e6),
+                    ..Figure::rate(shape.bytes() as f64 / p50.as_secs_f64() / 1e9)
+                };
+                let small = shapes.iter().filter(|shape| shape.batch == 1 && shape.size <= 4 << 10);
+                small.map(|shape| Ok((*shape, figure(limits::wake(time)?, *shape)))).collect()
+            }
             Self::Tcp1 => limit(&|shape| limits::tcp(shape, 1, time)),
             Self::Tcp2 => limit(&|shape| limits::tcp(shape, 2, time)),
             Self::MusterShm => places.muster(shapes, time, &["--transport", "shm"]),
@@ -122,6 +134,7 @@ impl fmt::Display for Subject {
             Self::Memcpy2 => "memcpy, 2 threads",
             Self::Memcpy1Cold => "memcpy, 1 thread, cold",
             Self::Memcpy2Cold => "memcpy, 2 threads, cold",
+            Self::Wake => "waking a thread, one buffer each",
             Self::MusterShm => "Muster, shared memory",
             Self::MusterPvm => "Muster, process memory",
             Self::NixlShm => "NIXL (UCX, CMA)",

@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
 use crate::proto::muster::v1::{self as pb};
-use crate::transfer::{Engine, Member, PrepareError, Stats, TransferError, TransportKind};
+use crate::transfer::{Engine, Member, PrepareError, Stats, TransferError, TransportKind, registered_bytes};
 
 /// How often it reports unless the service says otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -148,7 +148,7 @@ impl Tally {
                 lanes_lost: counts.lanes_lost.load(Ordering::Relaxed),
                 lanes_made: counts.lanes_made.load(Ordering::Relaxed),
                 fetch_fallbacks: counts.fallbacks.load(Ordering::Relaxed),
-                registered_bytes: 0,
+                registered_bytes: registered_bytes(),
             }),
             failures: self.failures.drain(..).collect(),
         }

@@ -42,7 +42,7 @@ pub use identity::{Address, DeviceId, Incarnation, Member, Membership, Peer, Tas
 pub use launch::{Completion, Quiesced, Stats, Transfer};
 pub use layout::{Fingerprint, Layout};
 pub use link::Class;
-pub use memory::{Arena, Buffer, Span};
+pub use memory::{Arena, Buffer, Span, registered_bytes};
 pub use prepared::{Options, Prepared, Spec};
 pub use resharding::{Moved, ReshardError, ShardBuffers};
 pub use transport::TransportKind;

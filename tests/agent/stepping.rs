@@ -27,7 +27,10 @@ fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
     }
     wait_until("the service has heard of their transfers", || {
         let transfers = server.get("/api/v1/jobs/default/transfers");
-        transfers.json()["reporting"] == 3 && transfers.body.contains("\"completed\"")
+        let registered = transfers.json()["registered_bytes"].as_u64();
+        transfers.json()["reporting"] == 3
+            && transfers.body.contains("\"completed\"")
+            && registered.is_some_and(|bytes| bytes > 3 << 20)
     });
     let lost = workers.pop().expect("there are three");
     lost.signal("KILL");

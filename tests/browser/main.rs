@@ -5,6 +5,10 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[path = "../cli/process.rs"]
+#[allow(dead_code, reason = "shared with the tests of the command line, which use all of it")]
+mod process;
+
 mod measures;
 mod node;
 mod party;
@@ -80,6 +84,18 @@ async fn ten_thousand_tasks_are_seen_at_once() {
         script.done().await;
     }
     drop(waiting);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_is_seen_as_it_happens() {
+    let mut demo = process::Running::start(&mut process::muster(["demo", "--pause", "300ms"]));
+    let line = demo.out_line("look at");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let address = address.and_then(|text| text.parse().ok()).expect("it says where to look");
+    let mut script = Script::start("demo.mjs", address);
+    assert_eq!(script.wants().await, None, "it asks for nothing");
+    demo.signal("INT");
+    assert_eq!(demo.end().code, Some(130));
 }
 
 /// Not a test: pictures of the pages, for whoever changes how they look.

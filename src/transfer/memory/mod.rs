@@ -19,13 +19,22 @@ pub use buffer::{Buffer, Span};
 pub(super) use buffer::{Claim, Reservation, Use};
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use raw::Mapping;
 
 /// Regions are numbered for the life of the process; a number is never used again.
 static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// Bytes of all regions that there are.
+static REGISTERED: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of memory that this process has for its engines: arenas, and memory of others that buffers were made of.
+#[must_use]
+pub fn registered_bytes() -> u64 {
+    REGISTERED.load(Ordering::Relaxed)
+}
 
 /// One stretch of memory.
 pub(super) struct Region {
@@ -46,6 +55,7 @@ impl std::fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        REGISTERED.fetch_sub(self.len() as u64, Ordering::Relaxed);
         let listeners = std::mem::take(self.gone.get_mut().unwrap_or_else(PoisonError::into_inner));
         for listener in listeners {
             listener(self.id);
@@ -63,7 +73,9 @@ enum Memory {
 
 impl Region {
     fn new(memory: Memory) -> Self {
-        Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() }
+        let region = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), memory, gone: Mutex::default() };
+        REGISTERED.fetch_add(region.len() as u64, Ordering::Relaxed);
+        region
     }
 
     /// Calls `listener` when it is gone.
