@@ -488,16 +488,19 @@ impl Engine {
         let distinct: BTreeSet<Member> = peers.iter().copied().collect();
         let tickets: Vec<_> =
             distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
-        if let Some(deadline) = options.deadline {
-            core.expect(&launch, clock::monotonic() + deadline);
-        }
         let dependencies = dependencies.to_vec();
+        let waiting = Arc::clone(&launch);
         prepare_then(core, specs, peers, options, move |result| match result {
             Ok(prepared) => {
                 prepared.launch_as(launch, &dependencies, tickets);
             }
             Err(error) => launch.fail_all(&error.into()),
         });
+        if let Some(deadline) = options.deadline
+            && waiting.waits()
+        {
+            core.expect(&waiting, waiting.began() + deadline);
+        }
         transfer
     }
 
