@@ -113,14 +113,8 @@ impl Exercise<'_> {
         let arena = self.shards.clone();
         let shards = self.lay_out(&plan)?;
         for (device, buffer) in &shards.source {
-            let bounds = plan.shard_bounds(BufferRole::Source, *device).unwrap_or_default();
-            let columns = plan.source().shape[1];
-            buffer.write(|bytes| {
-                each(&bounds, columns, seed, bytes, |bytes, wanted| {
-                    bytes.copy_from_slice(&wanted);
-                    true
-                })
-            })?;
+            let elements = elements(&plan, BufferRole::Source, *device, seed);
+            buffer.write(|bytes| fill(bytes, elements))?;
         }
         let inner = Arc::clone(&self.agent.inner);
         let options = Options { channel, stall: super::moving::STALL, ..Options::default() };
@@ -143,11 +137,8 @@ impl Exercise<'_> {
         };
         let mut checked = 0;
         for (device, buffer) in &shards.destination {
-            let bounds = plan.shard_bounds(BufferRole::Destination, *device).unwrap_or_default();
-            let columns = plan.destination().shape[1];
-            let wrong = buffer
-                .write(|bytes| each(&bounds, columns, seed, bytes, |bytes, wanted| *bytes == wanted))?;
-            if let Some((row, column)) = wrong {
+            let elements = elements(&plan, BufferRole::Destination, *device, seed);
+            if let Some((row, column)) = buffer.read(|bytes| wrong(bytes, elements))? {
                 return Err(ExerciseError::WrongShard { step, device: *device, row, column });
             }
             checked += 1;
@@ -193,21 +184,36 @@ impl Exercise<'_> {
     }
 }
 
-/// Goes through a shard's elements with what each has to be, until one is not right: its row and column in the array.
-fn each(
-    bounds: &[(u64, u64)],
-    columns: u64,
+/// An element's bytes.
+type Element = [u8; ITEM as usize];
+
+/// The elements of a shard in their order: where each is in the array, and what it has to be.
+fn elements(
+    plan: &Plan,
+    role: BufferRole,
+    device: DeviceId,
     seed: u64,
-    bytes: &mut [u8],
-    mut with: impl FnMut(&mut [u8; ITEM as usize], [u8; ITEM as usize]) -> bool,
-) -> Option<(u64, u64)> {
-    let &[rows, across] = bounds else { return None };
-    let places = (rows.0..rows.1).flat_map(|row| (across.0..across.1).map(move |column| (row, column)));
-    let (elements, _) = bytes.as_chunks_mut::<{ ITEM as usize }>();
-    elements.iter_mut().zip(places).find_map(|(element, (row, column))| {
+) -> impl Iterator<Item = ((u64, u64), Element)> {
+    let columns = plan.source().shape[1];
+    let bounds = plan.shard_bounds(role, device).unwrap_or_default();
+    let [rows, across] = [0, 1].map(|dimension| bounds.get(dimension).copied().unwrap_or_default());
+    let places = (rows.0..rows.1).flat_map(move |row| (across.0..across.1).map(move |column| (row, column)));
+    places.map(move |(row, column)| {
         let made = contents::mix(&mut (seed ^ (row * columns + column))) as u32;
-        (!with(element, made.to_le_bytes())).then_some((row, column))
+        ((row, column), made.to_le_bytes())
     })
+}
+
+/// Writes a shard.
+fn fill(bytes: &mut [u8], elements: impl Iterator<Item = ((u64, u64), Element)>) {
+    let (places, _) = bytes.as_chunks_mut();
+    places.iter_mut().zip(elements).for_each(|(place, (_, element))| *place = element);
+}
+
+/// The row and column of the first element of a shard that is not what it has to be.
+fn wrong(bytes: &[u8], elements: impl Iterator<Item = ((u64, u64), Element)>) -> Option<(u64, u64)> {
+    let (found, _) = bytes.as_chunks();
+    found.iter().zip(elements).find_map(|(found, (place, wanted))| (*found != wanted).then_some(place))
 }
 
 #[cfg(test)]
@@ -236,18 +242,14 @@ mod tests {
     #[test]
     fn an_element_in_the_wrong_place_is_found() {
         let plan = Arc::clone(resharding(2, 1, 1 << 20).plan(0));
-        let (from, columns) = (DeviceId(0), plan.source().shape[1]);
-        let bounds = plan.shard_bounds(BufferRole::Source, from).unwrap();
+        let (from, columns) = (DeviceId(0), plan.source().shape[1] as usize);
+        let elements = || elements(&plan, BufferRole::Source, from, 7);
         let mut bytes = vec![0; plan.shard_bytes(BufferRole::Source, from) as usize];
-        let written = each(&bounds, columns, 7, &mut bytes, |bytes, wanted| {
-            *bytes = wanted;
-            true
-        });
-        assert_eq!(written, None);
-        let check = |bytes: &mut [u8]| each(&bounds, columns, 7, bytes, |bytes, wanted| *bytes == wanted);
-        assert_eq!(check(&mut bytes), None);
-        let at = (columns as usize * 3 + 5) * ITEM as usize;
+        assert_eq!(elements().count() * ITEM as usize, bytes.len());
+        fill(&mut bytes, elements());
+        assert_eq!(wrong(&bytes, elements()), None);
+        let at = (columns * 3 + 5) * ITEM as usize;
         bytes.swap(at, at + ITEM as usize);
-        assert_eq!(check(&mut bytes), Some((3, 5)));
+        assert_eq!(wrong(&bytes, elements()), Some((3, 5)));
     }
 }
