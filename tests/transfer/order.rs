@@ -2,7 +2,7 @@
 
 use muster::transfer::{Choice, Options, TransferError};
 
-use crate::cluster::{Cluster, assert_contents, device, done, eventually, incoming, member, outgoing};
+use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, member, outgoing};
 
 #[test]
 fn transfers_asked_for_before_there_are_connections_keep_their_order() {
@@ -44,14 +44,8 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
 fn what_fails_before_it_begins_is_told_to_the_other_side_and_the_next_are_in_step() {
     let cluster = Cluster::new(2, Choice::Auto);
     // A third task that nobody can reach: nobody listens there any more.
-    let mut membership = cluster.membership();
-    let mut address = cluster.engines[0].address().clone();
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    (address.local, address.tcp) = (String::new(), vec![nobody]);
-    let peer =
-        muster::transfer::Peer { incarnation: member(2, 0).incarnation, address, devices: vec![device(2)] };
-    membership.peers.insert(muster::transfer::TaskId(2), peer);
-    cluster.engines[0].on_membership(membership);
+    cluster.announce_stranger(2, nobody);
     for key in 0..20 {
         let (source, target) = (cluster.filled(0, 4000, key), cluster.empty(1, 4000));
         let receive =
@@ -78,8 +72,13 @@ fn what_fails_before_it_begins_is_told_to_the_other_side_and_the_next_are_in_ste
 fn connections_that_nobody_uses_make_room_for_others() {
     const COUNT: usize = 5;
     let cluster = Cluster::with(COUNT, |config| config.cliques_max = 2);
+    // Who drops a connection does not ask the other side, which knows it a moment later.
+    let linked = |here: usize, there: usize| {
+        cluster.engines[here].links().iter().any(|link| link.peer == member(there, 0))
+    };
     for round in 0..3 {
         for other in 1..COUNT {
+            eventually("both sides know what is left", || linked(0, other) == linked(other, 0));
             let key = (round * COUNT + other) as u64;
             let (source, target) = (cluster.filled(0, 3000, key), cluster.empty(other, 3000));
             let (sent, received) = cluster.send(0, &source, other, &target, key);
@@ -96,6 +95,10 @@ fn connections_that_nobody_uses_make_room_for_others() {
     let source = cluster.filled(0, 3000, 7);
     let specs = (1..COUNT).map(|other| outgoing(&source, 0, other, 7)).collect();
     let sent = cluster.engines[0].transfer(&[], specs, Options::default());
+    eventually("all of them are there, and in use", || {
+        let links = cluster.engines[0].links();
+        links.len() == COUNT - 1 && links.iter().all(|link| link.launched == 1)
+    });
     for (other, target) in (1..COUNT).zip(&targets) {
         let specs = vec![incoming(target, 0, other, 7)];
         done(&cluster.engines[other].transfer(&[], specs, Options::default())).unwrap();
