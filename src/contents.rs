@@ -1,8 +1,11 @@
-//! Bytes that a seed makes, and that look like no others.
+//! Bytes that a seed makes, and that look like no others: what is sent is compared with what arrives, byte for byte.
 
-/// The next of a sequence of well-mixed numbers (SplitMix64).
+/// What the state of a sequence grows by.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The next of a sequence of well-mixed numbers (SplitMix64, Steele, Lea, Flood, OOPSLA 2014).
 pub fn mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    *state = state.wrapping_add(STEP);
     let mut z = *state;
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -11,7 +14,12 @@ pub fn mix(state: &mut u64) -> u64 {
 
 /// A number that all of `parts` have made.
 pub fn hash(parts: &[u64]) -> u64 {
-    parts.iter().fold(0, |hash: u64, part| mix(&mut (hash ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
+    parts.iter().fold(0, |hash: u64, part| mix(&mut (hash ^ part.wrapping_mul(STEP))))
+}
+
+/// The number at a place of the sequence that begins with `seed`.
+pub fn at(seed: u64, place: u64) -> u64 {
+    mix(&mut seed.wrapping_add(place.wrapping_mul(STEP)))
 }
 
 /// Writes what `seed` makes.
@@ -19,6 +27,14 @@ pub fn fill(bytes: &mut [u8], mut seed: u64) {
     for chunk in bytes.chunks_mut(8) {
         let made = mix(&mut seed).to_le_bytes();
         chunk.copy_from_slice(&made[..chunk.len()]);
+    }
+}
+
+/// Makes every byte another than `seed` makes.
+pub fn spoil(bytes: &mut [u8], seed: u64) {
+    fill(bytes, seed);
+    for byte in bytes {
+        *byte = !*byte;
     }
 }
 
@@ -47,7 +63,12 @@ mod tests {
                 assert_eq!(wrong(&bytes, 5), Some(at));
                 bytes[at] ^= 1;
             }
+            let wanted = bytes.clone();
+            spoil(&mut bytes, 5);
+            assert!(bytes.iter().zip(&wanted).all(|(a, b)| a != b), "no byte is right by chance");
         }
+        let mut state = 5;
+        assert_eq!([at(5, 0), at(5, 1)], [mix(&mut state), mix(&mut state)]);
         assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
         assert_ne!(hash(&[0]), hash(&[0, 0]));
     }

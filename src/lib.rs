@@ -21,6 +21,7 @@ pub mod agent;
 pub mod cli;
 pub mod clock;
 pub mod config;
+mod contents;
 pub mod coordination;
 pub mod doctor;
 pub mod engine;

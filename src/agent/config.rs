@@ -6,10 +6,15 @@ use std::time::Duration;
 
 use super::error::AgentError;
 use super::place::TASKS_MAX;
-use crate::transfer::{Choice, DeviceId};
+use crate::transfer::{Choice, DeviceId, TaskId};
 
 /// Devices of task `n` are numbered from `n` times this on, as JAX numbers CPU devices.
 pub const DEVICES_MAX: u32 = 2048;
+
+/// A device of a task, by its ordinal there.
+pub(super) const fn device_of(task: TaskId, ordinal: u32) -> DeviceId {
+    DeviceId(task.0 * DEVICES_MAX + ordinal)
+}
 
 /// How an agent is set up.
 #[derive(Debug, Clone)]
@@ -81,7 +86,7 @@ impl Config {
     /// The devices of this task.
     #[must_use]
     pub fn device_ids(&self) -> Vec<DeviceId> {
-        (0..self.devices).map(|ordinal| DeviceId(self.task * DEVICES_MAX + ordinal)).collect()
+        (0..self.devices).map(|ordinal| device_of(TaskId(self.task), ordinal)).collect()
     }
 
     pub(super) fn check(&self) -> Result<(), AgentError> {

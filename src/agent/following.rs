@@ -24,6 +24,14 @@ pub struct Roster {
     pub unusable: BTreeMap<TaskId, String>,
 }
 
+impl Roster {
+    /// One of `members` whose life does not count any more. Lives of others that are not known yet are not lost.
+    #[must_use]
+    pub fn lost(&self, members: &[Member]) -> Option<Member> {
+        members.iter().copied().find(|member| self.lives.get(&member.task) != Some(&member.incarnation))
+    }
+}
+
 /// One life of another task.
 struct Life {
     incarnation: Incarnation,
@@ -169,4 +177,20 @@ fn announce(inner: &Inner, lives: &BTreeMap<TaskId, Life>) {
         *old = roster;
         differs
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_another_life_is_lost() {
+        let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
+        let mut roster = Roster::default();
+        roster.lives.insert(TaskId(0), member(0, 1).incarnation);
+        roster.lives.insert(TaskId(1), member(1, 7).incarnation);
+        assert_eq!(roster.lost(&[member(0, 1), member(1, 7)]), None);
+        assert_eq!(roster.lost(&[member(0, 1), member(1, 8)]), Some(member(1, 8)));
+        assert_eq!(roster.lost(&[member(2, 1)]), Some(member(2, 1)));
+    }
 }

@@ -460,8 +460,8 @@ impl Engine {
                 waker.wake();
             }
         };
-        match self.peers(&specs) {
-            Ok(peers) => prepare_then(&self.0.core, specs, peers, options, finish),
+        match self.request(specs) {
+            Ok(request) => prepare_then(&self.0.core, request, options, finish),
             Err(error) => finish(Err(error)),
         }
         Preparing { slot, changed }
@@ -477,20 +477,19 @@ impl Engine {
         let launch = Launch::new(specs.len(), sent, received);
         let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
         let core = &self.0.core;
-        let peers = match self.peers(&specs) {
-            Ok(peers) => peers,
+        let request = match self.request(specs) {
+            Ok(request) => request,
             Err(error) => {
                 launch.fail_all(&error.into());
                 return transfer;
             }
         };
         launch.begin();
-        let distinct: BTreeSet<Member> = peers.iter().copied().collect();
         let tickets: Vec<_> =
-            distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
+            request.distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
         let dependencies = dependencies.to_vec();
         let waiting = Arc::clone(&launch);
-        prepare_then(core, specs, peers, options, move |result| match result {
+        prepare_then(core, request, options, move |result| match result {
             Ok(prepared) => {
                 prepared.launch_as(launch, &dependencies, tickets);
             }
@@ -553,13 +552,15 @@ impl Engine {
         Batch { engine: self.clone(), options, specs: Vec::new() }
     }
 
-    /// Whom each transfer of a request is with.
-    fn peers(&self, specs: &[Spec]) -> Result<Vec<Member>, PrepareError> {
+    /// Looks at what is asked for.
+    fn request(&self, specs: Vec<Spec>) -> Result<Request, PrepareError> {
         let core = &self.0.core;
         if core.closed.load(Ordering::Acquire) {
             return Err(PrepareError::Closed);
         }
-        check(core, specs)
+        let peers = check(core, &specs)?;
+        let distinct = peers.iter().copied().collect();
+        Ok(Request { specs, peers, distinct })
     }
 
     /// What is counted.
@@ -783,15 +784,23 @@ impl Drop for Ticket {
     }
 }
 
+/// Transfers that were asked for, and are in order.
+struct Request {
+    specs: Vec<Spec>,
+    /// Whom each of them is with.
+    peers: Vec<Member>,
+    /// Whom any of them is with.
+    distinct: BTreeSet<Member>,
+}
+
 /// Finds or makes the connections that a request needs, and defines it.
 fn prepare_then(
     core: &Arc<Core>,
-    specs: Vec<Spec>,
-    peers: Vec<Member>,
+    request: Request,
     options: Options,
     then: impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static,
 ) {
-    let distinct: BTreeSet<Member> = peers.iter().copied().collect();
+    let Request { specs, peers, distinct } = request;
     let defining = Arc::clone(core);
     gather(
         Arc::clone(core),

@@ -70,6 +70,16 @@ impl Cluster {
         Membership { peers }
     }
 
+    /// Tells the first engine of another task too, which it would reach at this address only.
+    pub fn announce_stranger(&self, task: usize, at: std::net::SocketAddr) {
+        let mut membership = self.membership();
+        let mut address = self.engines[0].address().clone();
+        (address.local, address.tcp) = (String::new(), vec![at]);
+        let Member { task: number, incarnation } = member(task, 0);
+        membership.peers.insert(number, Peer { incarnation, address, devices: vec![device(task)] });
+        self.engines[0].on_membership(membership);
+    }
+
     /// Tells all of all.
     pub fn announce(&self) {
         for engine in &self.engines {

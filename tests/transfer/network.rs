@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use muster::transfer::{Choice, Config, Options, TransferError};
 
-use crate::cluster::{
-    Cluster, PATIENCE, assert_contents, device, done, eventually, incoming, member, outgoing,
-};
+use crate::cluster::{Cluster, PATIENCE, assert_contents, done, eventually, incoming, member, outgoing};
 
 /// Stands between two engines, and does what it is told.
 pub struct Proxy {
@@ -296,13 +294,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
 fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
-    let mut membership = cluster.membership();
-    let mut address = cluster.engines[0].address().clone();
-    address.tcp = vec![silent.local_addr().unwrap()];
-    let peer =
-        muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
-    membership.peers.insert(muster::transfer::TaskId(1), peer);
-    cluster.engines[0].on_membership(membership);
+    cluster.announce_stranger(1, silent.local_addr().unwrap());
     let buffer = cluster.empty(0, 100);
     let waiting = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], Options::default());
     let cancelled = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 2)], Options::default());
@@ -323,13 +315,7 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
     assert!(began.elapsed() < Duration::from_secs(1));
     // Shutting down frees too, and does not wait for the dialling.
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
-    let mut membership = cluster.membership();
-    let mut address = cluster.engines[0].address().clone();
-    address.tcp = vec![silent.local_addr().unwrap()];
-    let peer =
-        muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
-    membership.peers.insert(muster::transfer::TaskId(1), peer);
-    cluster.engines[0].on_membership(membership);
+    cluster.announce_stranger(1, silent.local_addr().unwrap());
     let waiting = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], Options::default());
     let began = Instant::now();
     cluster.engines[0].shutdown();
@@ -341,13 +327,7 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
 fn a_deadline_counts_from_the_request_even_if_the_peer_never_answers() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
-    let mut membership = cluster.membership();
-    let mut address = cluster.engines[0].address().clone();
-    address.tcp = vec![silent.local_addr().unwrap()];
-    let peer =
-        muster::transfer::Peer { incarnation: member(1, 0).incarnation, address, devices: vec![device(1)] };
-    membership.peers.insert(muster::transfer::TaskId(1), peer);
-    cluster.engines[0].on_membership(membership);
+    cluster.announce_stranger(1, silent.local_addr().unwrap());
     let buffer = cluster.empty(0, 100);
     let options = Options { deadline: Some(Duration::from_millis(200)), ..Options::default() };
     let late = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], options);

@@ -12,7 +12,6 @@
 //! When a member is lost while others wait for it, the barrier is called off by whoever hears of it; the service decides
 //! whether that was in time, so that either all of the set move or none.
 
-mod contents;
 mod moving;
 mod plan;
 mod resharding;
@@ -278,7 +277,7 @@ impl<'a> Exercise<'a> {
             };
             tokio::select! {
                 changed = roster.changed() => {
-                    if changed.is_err() || lost(&self.agent.roster().borrow(), &[waits]).is_some() {
+                    if changed.is_err() || self.agent.roster().borrow().lost(&[waits]).is_some() {
                         return Ok(Err(format!("{waits} was lost")));
                     }
                 }
@@ -300,7 +299,7 @@ impl<'a> Exercise<'a> {
         let mut roster = self.agent.roster();
         let gone = async {
             loop {
-                let gone = lost(&roster.borrow_and_update(), members);
+                let gone = roster.borrow_and_update().lost(members);
                 if let Some(member) = gone {
                     return member;
                 }
@@ -335,27 +334,5 @@ const TOLD: &str = "this worker was told to end";
 async fn cut(mut told: watch::Receiver<bool>) {
     if told.wait_for(|told| *told).await.is_err() {
         std::future::pending::<()>().await;
-    }
-}
-
-/// One of `members` whose life does not count any more. Lives of others that are not known yet are not lost.
-fn lost(roster: &super::Roster, members: &[Member]) -> Option<Member> {
-    members.iter().copied().find(|member| roster.lives.get(&member.task) != Some(&member.incarnation))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::transfer::{Incarnation, TaskId};
-
-    #[test]
-    fn whoever_has_another_life_is_lost() {
-        let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
-        let mut roster = super::super::Roster::default();
-        roster.lives.insert(TaskId(0), member(0, 1).incarnation);
-        roster.lives.insert(TaskId(1), member(1, 7).incarnation);
-        assert_eq!(lost(&roster, &[member(0, 1), member(1, 7)]), None);
-        assert_eq!(lost(&roster, &[member(0, 1), member(1, 8)]), Some(member(1, 8)));
-        assert_eq!(lost(&roster, &[member(2, 1)]), Some(member(2, 1)));
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::plan::{self, Move};
-use super::resharding::device;
-use super::{Epoch, Exercise, ExerciseError, Failed, Step, contents};
+use super::{Epoch, Exercise, ExerciseError, Failed, Step};
+use crate::agent::config::device_of;
 use crate::clock;
+use crate::contents;
 use crate::transfer::{
     Arena, Buffer, Member, MemoryError, Moved, Options, PrepareError, Span, Spec, Stats, TransferError,
 };
@@ -223,7 +224,7 @@ impl Exercise<'_> {
         let mut specs = Vec::with_capacity(wanted.len());
         for part in wanted {
             let span = self.buffers.span(&part, turn)?;
-            let (near, far) = (device(here, part.of.device), device(peer, part.of.device));
+            let (near, far) = (device_of(here.task, part.of.device), device_of(peer.task, part.of.device));
             specs.push(if part.outgoing {
                 Spec::send(span.clone(), near, far, part.of.key)
             } else {

@@ -1,6 +1,6 @@
 //! What moves in a step: all who take part work it out for themselves, and find the same.
 
-use super::contents::hash;
+use crate::contents::hash;
 use crate::transfer::{Member, TransferKey};
 
 /// The most devices of a task that are exercised.

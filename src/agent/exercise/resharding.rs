@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Exercise, ExerciseError, contents};
-use crate::agent::{DEVICES_MAX, Roster};
+use super::{Exercise, ExerciseError};
+use crate::agent::Roster;
+use crate::agent::config::device_of;
+use crate::contents;
 use crate::transfer::plan::{
     ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, Options as PlanOptions, PartitionSpec, PlacedDevice,
     Placement, Plan, PlanError, Sharding,
@@ -53,11 +55,6 @@ pub fn arena(devices: u32, bytes_max: usize) -> Result<Arena, MemoryError> {
     Arena::new(8 * devices as usize * whole + (1 << 20))
 }
 
-/// A device of a member.
-pub fn device(member: Member, ordinal: u32) -> DeviceId {
-    DeviceId(member.task.0 * DEVICES_MAX + ordinal)
-}
-
 impl Resharding {
     /// The array of these members' first `devices` devices, which all of them describe in the same way.
     pub fn new(
@@ -76,14 +73,14 @@ impl Resharding {
                 .map_or_else(|| format!("of task {}", member.task), str::to_owned)
         };
         let placed = all().map(|(member, ordinal)| PlacedDevice {
-            device: device(member, ordinal),
+            device: device_of(member.task, ordinal),
             task: member.task,
             host: host(&member),
         });
         let placement = Placement { devices: placed.collect() };
         let mesh = Mesh::new(
             &[(AXIS, all().count() as u64)],
-            all().map(|(member, ordinal)| device(member, ordinal).0),
+            all().map(|(member, ordinal)| device_of(member.task, ordinal).0),
         );
         let array = |turn: usize| ArrayDescription {
             shape: vec![ROWS, columns(bytes_max)],

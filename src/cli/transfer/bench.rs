@@ -3,7 +3,6 @@
 //! This process only conducts: every task of the benchmark is a process of its own, which is told over its standard input
 //! what to do next and answers on its standard output.
 
-mod contents;
 mod figures;
 mod pair;
 mod peer;

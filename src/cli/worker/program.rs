@@ -231,8 +231,7 @@ async fn soon_after(told: &mut watch::Receiver<bool>) {
 /// Whether something failed although whoever it was with lives: then something is wrong.
 async fn is_fault(agent: &Agent, Failed { with, error }: &Failed) -> Result<bool> {
     let mut roster = agent.roster();
-    let gone = roster
-        .wait_for(|roster| with.iter().any(|peer| roster.lives.get(&peer.task) != Some(&peer.incarnation)));
+    let gone = roster.wait_for(|roster| roster.lost(with).is_some());
     let gone = tokio::select! {
         gone = tokio::time::timeout(NEWS, gone) => matches!(gone, Ok(Ok(_))),
         error = agent.over() => return Err(error.into()),

@@ -8,9 +8,9 @@ use clap::Args;
 use rustix::process::Signal;
 
 use super::Shape;
-use super::contents::{differs, fill, seed, spoil};
 use super::talk::{Answer, Order, Setup, Side};
 use crate::clock;
+use crate::contents;
 use crate::transfer::{
     Arena, Buffer, Config, DeviceId, Engine, Member, Options, Peer, Prepared, Spec, Transfer, TransferKey,
     TransportKind,
@@ -175,10 +175,10 @@ impl Task {
 
     fn fill(&self, measurement: u64) -> Result<()> {
         for (number, buffer, size) in numbered(&self.moves) {
-            let seed = seed(measurement, number);
+            let seed = contents::at(measurement, number);
             buffer.write(|bytes| match self.side {
-                Side::Sender => fill(&mut bytes[..size], seed),
-                Side::Receiver => spoil(&mut bytes[..size], seed),
+                Side::Sender => contents::fill(&mut bytes[..size], seed),
+                Side::Receiver => contents::spoil(&mut bytes[..size], seed),
             })?;
         }
         Ok(())
@@ -186,7 +186,8 @@ impl Task {
 
     fn check(&self, measurement: u64) -> Result<Option<String>> {
         for (number, buffer, size) in numbered(&self.moves) {
-            let wrong = buffer.read(|bytes| differs(&bytes[..size], seed(measurement, number)))?;
+            let wrong =
+                buffer.read(|bytes| contents::wrong(&bytes[..size], contents::at(measurement, number)))?;
             if let Some(at) = wrong {
                 return Ok(Some(format!("byte {at} of {size} of buffer {number} is not what was sent")));
             }
@@ -231,14 +232,15 @@ impl Task {
     /// To and fro, one at a time. The sender of the pair begins; the other answers as soon as it goes on.
     fn toss(&mut self, rounds: u64, measurement: u64) -> Result<Answer> {
         let first = self.side == Side::Sender;
-        let (mine, others) = (seed(measurement, u64::from(first)), seed(measurement, u64::from(!first)));
+        let (mine, others) =
+            (contents::at(measurement, u64::from(first)), contents::at(measurement, u64::from(!first)));
         prime(&self.out, &self.inbound, mine, others)?;
         let (mut launched, mut arrived) = (Vec::new(), Vec::new());
         let mut wrong = None;
         let mut expected = self.inbound[0].prepared.launch(&[]);
         for round in 0..rounds {
             let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
-            stamp(&self.out[now], seed(mine, round))?;
+            stamp(&self.out[now], contents::at(mine, round))?;
             // Expected before this round's is answered: so the other never sends what is not expected.
             let following = (round + 1 < rounds).then(|| self.inbound[next].prepared.launch(&[]));
             if !first {
@@ -252,7 +254,7 @@ impl Task {
                 arrived.push(clock::monotonic_nanoseconds());
             }
             sent.wait()?;
-            wrong = wrong.or(stamped(&self.inbound[now], seed(others, round))?);
+            wrong = wrong.or(stamped(&self.inbound[now], contents::at(others, round))?);
             if let Some(following) = following {
                 expected = following;
             }
@@ -273,10 +275,13 @@ const STAMP: usize = 8;
 
 fn prime(out: &[Slot], inbound: &[Slot], mine: u64, others: u64) -> Result<()> {
     for (number, buffer, size) in numbered(out) {
-        buffer.write(|bytes| fill(&mut bytes[STAMP.min(size)..size], seed(mine, number)))?;
+        buffer
+            .write(|bytes| contents::fill(&mut bytes[STAMP.min(size)..size], contents::at(mine, number)))?;
     }
     for (number, buffer, size) in numbered(inbound) {
-        buffer.write(|bytes| spoil(&mut bytes[STAMP.min(size)..size], seed(others, number)))?;
+        buffer.write(|bytes| {
+            contents::spoil(&mut bytes[STAMP.min(size)..size], contents::at(others, number))
+        })?;
     }
     Ok(())
 }
@@ -284,7 +289,9 @@ fn prime(out: &[Slot], inbound: &[Slot], mine: u64, others: u64) -> Result<()> {
 fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> {
     // With a single round only the first slot was used.
     for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
-        if let Some(at) = buffer.read(|bytes| differs(&bytes[STAMP.min(size)..size], seed(others, number)))? {
+        if let Some(at) = buffer
+            .read(|bytes| contents::wrong(&bytes[STAMP.min(size)..size], contents::at(others, number)))?
+        {
             return Ok(Some(format!(
                 "to and fro: byte {} of buffer {number} is not what was sent",
                 at + STAMP
@@ -296,14 +303,14 @@ fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> 
 
 fn stamp(slot: &Slot, stamp: u64) -> Result<()> {
     for buffer in &slot.buffers {
-        buffer.write(|bytes| fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
+        buffer.write(|bytes| contents::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
     }
     Ok(())
 }
 
 fn stamped(slot: &Slot, stamp: u64) -> Result<Option<String>> {
     for buffer in &slot.buffers {
-        if buffer.read(|bytes| differs(&bytes[..STAMP.min(slot.size)], stamp))?.is_some() {
+        if buffer.read(|bytes| contents::wrong(&bytes[..STAMP.min(slot.size)], stamp))?.is_some() {
             return Ok(Some("to and fro: what arrived is not of this round".to_owned()));
         }
     }
