@@ -49,8 +49,8 @@ pub struct Prometheus {
 impl Prometheus {
     /// Starts it with the rules of `dashboards/`.
     pub fn scrape(target: SocketAddr) -> Self {
-        // Free for the moment; nobody else here asks for a certain port.
-        let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        // Free for the moment, at an address that nobody else here listens or dials from.
+        let free = TcpListener::bind("127.0.0.3:0").expect("a free port");
         let address = free.local_addr().expect("it is bound");
         drop(free);
         let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("prometheus-{}", address.port()));

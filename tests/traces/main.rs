@@ -232,7 +232,8 @@ async fn an_exclusion_is_a_span_from_the_act_to_its_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_is_not_there_harms_nobody() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    // An address that no other test listens at, so that nobody takes the port meanwhile.
+    let nobody = std::net::TcpListener::bind("127.0.0.2:0").expect("a free port");
     let endpoint = format!("http://{}", nobody.local_addr().expect("it is bound"));
     drop(nobody);
     let mut server = Muster::serve(&["--tasks", "2", "--otlp-endpoint", &endpoint]);

@@ -1,6 +1,7 @@
 //! Engines of several tasks in one process, over real sockets and real shared memory.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use muster::transfer::{
@@ -15,6 +16,8 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Cluster {
     /// How many devices each task has.
     each: u32,
+    /// Where others reach each engine by TCP, if not where it listens.
+    reached_at: Vec<SocketAddr>,
     pub engines: Vec<Engine>,
     pub arenas: Vec<Arena>,
 }
@@ -51,7 +54,7 @@ impl Cluster {
         };
         let engines: Vec<_> = (0..count).map(|task| start(task, 0, setting)).collect();
         let arenas = (0..count).map(|_| Arena::new(64 << 20).unwrap()).collect();
-        let cluster = Self { each, engines, arenas };
+        let cluster = Self { each, reached_at: Vec::new(), engines, arenas };
         cluster.announce();
         cluster
     }
@@ -62,7 +65,10 @@ impl Cluster {
             .iter()
             .map(|engine| {
                 let here = engine.here();
-                let address = engine.address().clone();
+                let mut address = engine.address().clone();
+                if let Some(instead) = self.reached_at.get(here.task.0 as usize) {
+                    address.tcp = vec![*instead];
+                }
                 let devices = devices(here.task.0, self.each);
                 (here.task, Peer { incarnation: here.incarnation, address, devices })
             })
@@ -70,8 +76,14 @@ impl Cluster {
         Membership { peers }
     }
 
+    /// Tells all that each engine is reached somewhere else than where it listens.
+    pub fn reached_at(&mut self, addresses: Vec<SocketAddr>) {
+        self.reached_at = addresses;
+        self.announce();
+    }
+
     /// Tells the first engine of another task too, which it would reach at this address only.
-    pub fn announce_stranger(&self, task: usize, at: std::net::SocketAddr) {
+    pub fn announce_stranger(&self, task: usize, at: SocketAddr) {
         let mut membership = self.membership();
         let mut address = self.engines[0].address().clone();
         (address.local, address.tcp) = (String::new(), vec![at]);

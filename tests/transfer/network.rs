@@ -130,17 +130,14 @@ impl Faults {
 
 /// Two engines that reach each other through proxies only.
 pub fn through_proxies(setting: impl Fn(&mut Config)) -> (Cluster, Vec<Proxy>) {
-    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let ports = [free(), free()];
-    let proxies: Vec<_> = ports.iter().map(|port| Proxy::to(*port)).collect();
-    let cluster = Cluster::with(2, |config| {
-        let at = config.here.task.0 as usize;
+    let mut cluster = Cluster::with(2, |config| {
         config.transport = Choice::Tcp;
         config.lanes = 3;
-        config.listen = Some(ports[at]);
-        config.advertise = vec![proxies[at].address];
         setting(config);
     });
+    let proxies: Vec<_> =
+        cluster.engines.iter().map(|engine| Proxy::to(engine.address().tcp[0])).collect();
+    cluster.reached_at(proxies.iter().map(|proxy| proxy.address).collect());
     (cluster, proxies)
 }
 

@@ -43,9 +43,10 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
 #[test]
 fn what_fails_before_it_begins_is_told_to_the_other_side_and_the_next_are_in_step() {
     let cluster = Cluster::new(2, Choice::Auto);
-    // A third task that nobody can reach: nobody listens there any more.
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    cluster.announce_stranger(2, nobody);
+    // A third task that nobody can reach: its port is taken, and nobody listens there.
+    let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    taken.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    cluster.announce_stranger(2, taken.local_addr().unwrap().as_socket().unwrap());
     for key in 0..20 {
         let (source, target) = (cluster.filled(0, 4000, key), cluster.empty(1, 4000));
         let receive =
