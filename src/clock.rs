@@ -56,6 +56,13 @@ pub fn random_incarnation() -> ServiceIncarnation {
     }
 }
 
+/// The time of day as the host has it at this moment: it may jump, and be wrong.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
+pub fn wall() -> Timestamp {
+    Timestamp::default().after(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
 /// The monotonic clock.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]

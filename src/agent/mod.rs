@@ -7,7 +7,7 @@
 //! | `following.rs`, `entry.rs` | who lives, made into the engine's membership; what workers publish of their engines |
 //! | `topology.rs` | devices, published as JAX publishes them |
 //! | `preemption.rs` | notices, and the step that all agree on |
-//! | `reporting.rs` | what the service is told of transfers |
+//! | `reporting.rs`, `offset.rs` | what the service is told of transfers, and of this host's clock |
 //! | `exercise/` | a program that moves buffers and checks every byte |
 //!
 //! Every wait has a limit, ends when this life of the task is over, and is given up by dropping its future.
@@ -18,6 +18,7 @@ mod entry;
 mod error;
 pub mod exercise;
 mod following;
+mod offset;
 mod patience;
 pub mod place;
 mod preemption;

@@ -9,7 +9,8 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use super::Inner;
-use crate::clock::Clock;
+use super::offset::Offset;
+use crate::clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
 use crate::proto::muster::v1::{self as pb};
@@ -36,6 +37,7 @@ pub(super) struct Tally {
     /// What connections had moved when they were looked at last.
     seen: BTreeMap<Member, [(u64, u64); TransportKind::ALL.len()]>,
     sequence: u64,
+    clock: Offset,
 }
 
 /// With whom a transfer failed, where its error says so.
@@ -64,7 +66,7 @@ impl Tally {
             self.failures.pop_front();
         }
         self.failures.push_back(pb::Failure {
-            at: Clock::start().now().since(Timestamp::default()).as_micros() as u64,
+            at: clock::wall().0,
             peer: peer_of(error).map_or(peer, |member| member.task.0),
             reason: error.reason().to_owned(),
             text: crate::text::one_line(&error.to_string()).into_owned(),
@@ -151,6 +153,7 @@ impl Tally {
                 registered_bytes: registered_bytes(),
             }),
             failures: self.failures.drain(..).collect(),
+            clock: self.clock.best(),
         }
     }
 }
@@ -177,9 +180,16 @@ pub(super) async fn once(inner: &Inner, channel: Channel) -> Duration {
     let report = with(&inner.tally, |tally| tally.report(&inner.engine));
     let failures = report.failures.clone();
     let mut client = TransfersClient::new(channel);
+    let (asked, began) = (clock::wall(), clock::monotonic());
     let why = match tokio::time::timeout(LIMIT, client.report(report)).await {
         Ok(Ok(answer)) => {
-            let wanted = u64::from(answer.into_inner().interval_ms);
+            let answer = answer.into_inner();
+            // A service that does not tell its time says 0.
+            if answer.now_us > 0 {
+                let (took, service) = (began.elapsed(), Timestamp(answer.now_us));
+                with(&inner.tally, |tally| tally.clock.heard(asked, took, service));
+            }
+            let wanted = u64::from(answer.interval_ms);
             return Duration::from_millis(wanted).clamp(INTERVALS.0, INTERVALS.1);
         }
         Ok(Err(status)) if status.code() == Code::Unimplemented => return RARELY,

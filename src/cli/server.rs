@@ -195,8 +195,8 @@ impl Server {
         };
         self.timers.spawn(reports::watch(Arc::clone(&self.engine), Arc::clone(edge.transfers())));
         let acting = site.clone();
-        self.timers
-            .spawn(findings::watch(Arc::clone(&self.engine), findings, move |remedy| acting.apply(remedy)));
+        let (engine, reports) = (Arc::clone(&self.engine), Arc::clone(edge.transfers()));
+        self.timers.spawn(findings::watch(engine, reports, findings, move |remedy| acting.apply(remedy)));
         site
     }
 

@@ -174,10 +174,13 @@ impl Run {
         }
         let peer = self.own(id).peer;
         let missing = self.barriers.instance(&key).map_or(0, |i| i.missing().saturating_sub(1));
-        cx.event(
-            Change::TaskRegistering { task: id, incarnation, peer },
-            format!("{} registered; {missing} tasks are still missing", self.describe(id)),
-        );
+        let others = match missing {
+            0 => "it is the last".to_owned(),
+            1 => "1 task is still missing".to_owned(),
+            many => format!("{many} tasks are still missing"),
+        };
+        let reason = format!("{} registered; {others}", self.describe(id));
+        cx.event(Change::TaskRegistering { task: id, incarnation, peer }, reason);
         self.arrive(
             cx,
             &key,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Severity, spoken, usual};
-use crate::coordination::{BarrierKind, JobObservation};
+use super::{Detector, Found, Seen, Severity, spoken, usual};
+use crate::coordination::BarrierKind;
 
 /// No barrier is stuck before.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -21,7 +21,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let old = |barrier: &&crate::coordination::BarrierObservation| {
         let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES);
         barrier.kind != BarrierKind::Registration && seen.seen_at.since(barrier.since) >= limit

@@ -1,7 +1,7 @@
 //! A task comes late to barriers every time.
 
-use super::{Detector, Found, Severity};
-use crate::coordination::{JobObservation, RunState, StragglingView, TaskId, TaskObservation};
+use super::{Detector, Found, Seen, Severity};
+use crate::coordination::{RunState, StragglingView, TaskId, TaskObservation};
 
 /// The score from which on a task is late as a habit; see the state machine's `straggling.rs` for what it is.
 const SCORE: f64 = 0.75;
@@ -21,7 +21,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     if seen.state != RunState::Running {
         return None;
     }

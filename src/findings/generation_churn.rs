@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Severity, spoken};
-use crate::coordination::{JobObservation, RunOutcome};
+use super::{Detector, Found, Seen, Severity, spoken};
+use crate::coordination::RunOutcome;
 
 /// What counts as now.
 const WINDOW: Duration = Duration::from_secs(60 * 60);
@@ -20,7 +20,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let failed = seen
         .past_runs
         .iter()

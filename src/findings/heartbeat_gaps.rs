@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Severity, spoken};
-use crate::coordination::{JobObservation, TaskId, TaskObservation, TaskStanding};
+use super::{Detector, Found, Seen, Severity, spoken};
+use crate::coordination::{TaskId, TaskObservation, TaskStanding};
 
 /// The part of the timeout from which on a gap is too long. Clients send a heartbeat every half of it.
 const OF_TIMEOUT: f64 = 0.75;
@@ -22,7 +22,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let timeout = seen.heartbeat_timeout;
     let limit = timeout.mul_f64(OF_TIMEOUT);
     let gap = |task: &TaskObservation| {

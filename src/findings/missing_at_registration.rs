@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Severity, spoken};
-use crate::coordination::{BarrierKind, JobObservation, RunState};
+use super::{Detector, Found, Seen, Severity, spoken};
+use crate::coordination::{BarrierKind, RunState};
 
 /// Tasks of one gang start within a minute of one another, unless something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     if seen.state != RunState::Forming {
         return None;
     }

@@ -1,6 +1,6 @@
 //! Findings: what the server concludes from what it measures, for people who look and for whoever acts.
 //!
-//! A detector is a pure function of a [`JobObservation`]; one file each. The [`Board`] keeps what is open and what was,
+//! A detector is a pure function of what is [`Seen`] of a job; one file each. The [`Board`] keeps what is open and what was,
 //! and [`watch`] looks once a second. To observe is all that happens here: whoever acts on a finding follows the
 //! transitions that [`Board::look`] returns, or the events that are made of them. What a job's own settings want to be acted
 //! upon is handed on as a [`Remedy`] (`acting.rs`).
@@ -15,13 +15,13 @@
 //! | `restart_storm.rs` | tasks restart again and again within one run |
 //! | `generation_churn.rs` | run after run fails |
 //! | `nearly_full.rs` | a bound is nearly reached |
-//!
-//! There is none about clocks that are off: nothing on the wire carries a client's time.
+//! | `clock_off.rs` | a clock differs from the service's |
 
 mod acting;
 mod barrier_stuck;
 mod board;
 mod chronic_straggler;
+mod clock_off;
 mod generation_churn;
 mod heartbeat_gaps;
 mod missing_at_registration;
@@ -42,6 +42,7 @@ pub use board::{Board, Finding, Transition};
 
 use crate::coordination::{BarrierKind, BarrierOutcome, JobId, JobObservation, Note, TaskId, Timestamp};
 use crate::engine::Engine;
+use crate::reports::{self, ClockReading};
 
 /// How much a finding matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -81,7 +82,16 @@ pub struct Detector {
     /// What to do.
     pub advice: &'static str,
     /// Looks for it.
-    detect: fn(&JobObservation) -> Option<Found>,
+    detect: fn(Seen<'_>) -> Option<Found>,
+}
+
+/// What is seen of a job.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen<'a> {
+    /// What the service itself measures.
+    pub job: &'a JobObservation,
+    /// The clocks of the workers that tell of theirs: native ones do.
+    pub clocks: &'a [(TaskId, ClockReading)],
 }
 
 /// Every kind of finding.
@@ -94,6 +104,7 @@ pub static CATALOGUE: &[&Detector] = &[
     &restart_storm::DETECTOR,
     &generation_churn::DETECTOR,
     &nearly_full::DETECTOR,
+    &clock_off::DETECTOR,
 ];
 
 /// One number that a finding rests on.
@@ -139,14 +150,19 @@ impl Found {
 
 /// Everything that is found in a job.
 #[must_use]
-pub fn detect(seen: &JobObservation) -> Vec<(&'static Detector, Found)> {
+pub fn detect(seen: Seen<'_>) -> Vec<(&'static Detector, Found)> {
     CATALOGUE.iter().filter_map(|detector| Some((*detector, (detector.detect)(seen)?))).collect()
 }
 
 /// Looks for findings, once a second, for as long as it is polled, and has `apply` do what is to be done about them.
-pub async fn watch(engine: Arc<Engine>, board: Arc<Board>, apply: impl Fn(Remedy) + Send) {
+pub async fn watch(
+    engine: Arc<Engine>,
+    reports: Arc<reports::Board>,
+    board: Arc<Board>,
+    apply: impl Fn(Remedy) + Send,
+) {
     loop {
-        for remedy in look(&engine, &board) {
+        for remedy in look(&engine, &reports, &board) {
             apply(remedy);
         }
         tokio::time::sleep(LOOKED).await;
@@ -154,13 +170,14 @@ pub async fn watch(engine: Arc<Engine>, board: Arc<Board>, apply: impl Fn(Remedy
 }
 
 /// Looks once; returns what jobs want to be done about it.
-pub fn look(engine: &Engine, board: &Board) -> Vec<Remedy> {
+pub fn look(engine: &Engine, reports: &reports::Board, board: &Board) -> Vec<Remedy> {
     let mut remedies = Vec::new();
     let jobs: Vec<JobId> = engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
     board.keep(|job| jobs.contains(&job));
     for job in jobs {
         let Some(seen) = engine.look(|core, now| core.observe(job, now)) else { continue };
-        for transition in board.look(&seen, detect(&seen)) {
+        let clocks = clocks(engine, reports, &seen);
+        for transition in board.look(&seen, detect(Seen { job: &seen, clocks: &clocks })) {
             let (open, finding) = match transition {
                 Transition::Opened(finding) => (true, finding),
                 Transition::Closed(finding) => (false, finding),
@@ -174,6 +191,15 @@ pub fn look(engine: &Engine, board: &Board) -> Vec<Remedy> {
     }
     board.looked(engine.clock().now());
     remedies
+}
+
+/// The clocks that a job's workers tell of.
+fn clocks(engine: &Engine, reports: &reports::Board, seen: &JobObservation) -> Vec<(TaskId, ClockReading)> {
+    if !reports.has(seen.job, seen.run) {
+        return Vec::new();
+    }
+    let roster = engine.look(|core, _| core.job(seen.job).map(|look| look.roster()));
+    roster.map_or_else(Vec::new, |roster| reports.clocks(seen.job, &roster))
 }
 
 /// How long barriers of this id took lately, at most, when they passed.

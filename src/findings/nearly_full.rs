@@ -1,7 +1,7 @@
 //! A bound is nearly reached.
 
-use super::{Detector, Found, Severity};
-use crate::coordination::{BoundUse, JobObservation};
+use super::{Detector, Found, Seen, Severity};
+use crate::coordination::BoundUse;
 
 /// The part of a bound from which on it is nearly reached.
 const PART: f64 = 0.9;
@@ -24,7 +24,7 @@ fn part(bound: &BoundUse) -> Option<f64> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let mut full: Vec<(f64, &BoundUse)> =
         seen.bounds.iter().filter_map(|bound| Some((part(bound)?, bound))).collect();
     full.sort_by(|a, b| b.0.total_cmp(&a.0));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Severity};
-use crate::coordination::{JobObservation, TaskId, TaskObservation};
+use super::{Detector, Found, Seen, Severity};
+use crate::coordination::{TaskId, TaskObservation};
 
 /// What counts as now.
 const WINDOW: Duration = Duration::from_secs(10 * 60);
@@ -22,7 +22,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let started = seen.started_at?;
     let lately = |task: &&TaskObservation| {
         task.past_lives > 0

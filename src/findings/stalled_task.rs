@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::barrier_stuck::shown;
-use super::{Detector, Found, Severity, spoken, usual};
+use super::{Detector, Found, Seen, Severity, spoken, usual};
 use crate::coordination::{BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskStanding};
 
 /// How long the others must have been complete.
@@ -24,7 +24,7 @@ pub(super) static DETECTOR: Detector = Detector {
     detect,
 };
 
-fn detect(seen: &JobObservation) -> Option<Found> {
+fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     if seen.state != RunState::Running {
         return None;
     }

@@ -111,14 +111,19 @@ fn record(seconds: u64) -> BarrierRecord {
     }
 }
 
+/// A job whose workers tell nothing of their clocks.
+fn found(job: &JobObservation) -> Vec<(&'static Detector, Found)> {
+    detect(Seen { job, clocks: &[] })
+}
+
 fn ids(seen: &JobObservation) -> Vec<&'static str> {
-    detect(seen).iter().map(|(detector, _)| detector.id).collect()
+    found(seen).iter().map(|(detector, _)| detector.id).collect()
 }
 
 #[track_caller]
 fn only(seen: &JobObservation, id: &str) -> Found {
     assert_eq!(ids(seen), [id]);
-    let (detector, found) = detect(seen).remove(0);
+    let (detector, found) = found(seen).remove(0);
     assert!(!found.evidence.is_empty() && !found.summary.is_empty(), "{found:?}");
     assert!(found.since <= NOW && !detector.advice.is_empty());
     found
@@ -237,7 +242,7 @@ fn what_flickers_is_one_finding_with_one_event_at_each_end() {
     let mut look = |seconds: u64, full: bool| {
         seen.seen_at = Timestamp(NOW.0 + seconds * 1_000_000);
         seen.bounds[0].used = Some(if full { 95 } else { 5 });
-        board.look(&seen, detect(&seen))
+        board.look(&seen, found(&seen))
     };
     assert!(matches!(look(0, true)[..], [Transition::Opened(_)]));
     for second in 1..10 {
@@ -262,4 +267,52 @@ fn the_catalogue_is_whole_and_names_are_unique() {
         assert!(detector.means.ends_with('.') && detector.advice.ends_with('.'), "{}", detector.id);
     }
     let _: Arc<str> = CATALOGUE[0].id.into();
+}
+
+/// What is found where workers tell of their clocks: task, seconds ahead, and by how much that may be wrong.
+fn with_clocks(job: &JobObservation, told: &[(i32, f64, f64)]) -> Vec<(&'static Detector, Found)> {
+    let micros = |seconds: f64| (seconds * 1e6) as i64;
+    let clock = |(task, ahead, within): &(i32, f64, f64)| {
+        let reading = ClockReading { ahead_us: micros(*ahead), within_us: micros(*within).unsigned_abs() };
+        (TaskId(*task), reading)
+    };
+    let clocks: Vec<_> = told.iter().map(clock).collect();
+    detect(Seen { job, clocks: &clocks })
+}
+
+#[test]
+fn a_clock_that_is_surely_off_is_found_and_one_that_may_be_is_not() {
+    let job = healthy();
+    assert!(with_clocks(&job, &[]).is_empty());
+    assert!(with_clocks(&job, &[(0, 0.999, 0.0), (1, -0.9, 0.0), (2, 3.0, 2.1)]).is_empty());
+    let found = with_clocks(&job, &[(0, 0.0, 0.001), (3, -92.4, 0.001)]);
+    let [(detector, found)] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!((detector.id, found.tasks.as_slice()), ("worker-clock-off", [TaskId(3)].as_slice()));
+    assert_eq!(found.summary, "the clock of task 3 at 10.0.0.2:7000 is 1 min 32 s behind the service's");
+    assert!((found.evidence[0].is + 92.4).abs() < 1e-9, "{found:?}");
+    let found = with_clocks(&job, &[(0, 1.5, 0.0), (5, 9.0, 0.0), (6, 0.0, 0.0)]);
+    assert_eq!(found[0].1.tasks, [TaskId(5), TaskId(0)], "the worst first");
+    assert!(
+        found[0]
+            .1
+            .summary
+            .starts_with("the clocks of 2 tasks are off, one of them 9.0 s ahead of the service's")
+    );
+}
+
+#[test]
+fn where_most_hosts_agree_against_the_service_it_is_the_service() {
+    let job = healthy();
+    // Tasks 0 and 1 share a host, and so on: four hosts.
+    let found = with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.1, 0.0), (4, 59.9, 0.0), (6, 60.0, 0.0)]);
+    assert!(found[0].1.tasks.is_empty(), "{found:?}");
+    let said = "the clock of this service is 1 min 0 s behind those of most of 4 hosts";
+    assert!(found[0].1.summary.starts_with(said), "{found:?}");
+    // One host with many tasks is one voice, and so are two hosts too few.
+    let found = with_clocks(&job, &[(0, 60.0, 0.0), (1, 60.0, 0.0), (2, 0.0, 0.0), (4, 0.0, 0.0)]);
+    assert_eq!(found[0].1.tasks, [TaskId(0), TaskId(1)]);
+    assert_eq!(with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.0, 0.0)])[0].1.tasks.len(), 2);
+    // Hosts that agree with nobody are each off for themselves.
+    let found = with_clocks(&job, &[(0, 60.0, 0.0), (2, -90.0, 0.0), (4, 20.0, 0.0), (6, 300.0, 0.0)]);
+    assert_eq!(found[0].1.tasks, [TaskId(6), TaskId(2), TaskId(0), TaskId(4)]);
 }

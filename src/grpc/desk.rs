@@ -374,7 +374,8 @@ impl Desk {
         match self.server.transfers.take(&self.server.engine, job, &message.bytes()) {
             Ok(interval_ms) => {
                 self.server.counts.mine().calls.add();
-                respond::message(sender, stream, &TransferReportAck { interval_ms });
+                let now_us = self.server.engine.clock().now().0;
+                respond::message(sender, stream, &TransferReportAck { interval_ms, now_us });
             }
             Err(refusal) => self.refuse(sender, stream, &refusal.into()),
         }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::intake::{Failed, Link, Links, Refusal, Report, Totals};
+use super::intake::{ClockReading, Failed, Link, Links, Refusal, Report, Totals};
 use super::ring::Ring;
 use super::words::{Outcome, Transport};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferNote};
@@ -84,6 +84,8 @@ pub(super) struct OfTask {
     pub connections: Vec<Link>,
     pub cliques: u64,
     pub registered_bytes: u64,
+    /// Its clock beside the service's, once it has told.
+    pub clock: Option<ClockReading>,
     pub failures: VecDeque<Failed>,
 }
 
@@ -101,6 +103,7 @@ impl OfTask {
             connections: Vec::new(),
             cliques: 0,
             registered_bytes: 0,
+            clock: None,
             failures: VecDeque::new(),
         }
     }
@@ -123,6 +126,7 @@ impl OfTask {
         }
         self.links = Default::default();
         self.connections.clear();
+        self.clock = None;
     }
 
     /// Takes in the rows; `moved` hears what each pair has sent since the report before.
@@ -244,6 +248,7 @@ impl OfJob {
         of_task.links = report.links;
         of_task.cliques = report.cliques;
         of_task.registered_bytes = report.registered_bytes;
+        of_task.clock = report.clock;
         of_task.connections = report.connections;
         of_task.connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
         of_task.connections.truncate(share(CONNECTIONS_KEPT, tasks));

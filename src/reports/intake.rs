@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use prost::Message as _;
 use prost::bytes::Buf as _;
 use prost::encoding::{DecodeContext, decode_key, skip_field};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
@@ -145,6 +147,30 @@ pub(super) struct Link {
     pub launches: u32,
 }
 
+/// The clock of a worker beside the service's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClockReading {
+    /// How far the worker's clock is ahead, in microseconds; negative if it is behind.
+    pub ahead_us: i64,
+    /// By how many microseconds that may be wrong: half of what it took to ask.
+    pub within_us: u64,
+}
+
+impl ClockReading {
+    /// How far the worker's clock is ahead, in seconds.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "microseconds of a century fit")]
+    pub fn ahead_seconds(&self) -> f64 {
+        self.ahead_us as f64 / 1e6
+    }
+
+    /// How far the two are apart at least, in microseconds.
+    #[must_use]
+    pub fn apart_us(&self) -> u64 {
+        self.ahead_us.unsigned_abs().saturating_sub(self.within_us)
+    }
+}
+
 /// A failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Failed {
@@ -168,6 +194,7 @@ pub(super) struct Report {
     pub connections: Vec<Link>,
     pub cliques: u64,
     pub registered_bytes: u64,
+    pub clock: Option<ClockReading>,
     pub failures: Vec<Failed>,
 }
 
@@ -268,6 +295,9 @@ impl Report {
             connections,
             cliques: cache.size,
             registered_bytes: engine.registered_bytes,
+            clock: given
+                .clock
+                .map(|clock| ClockReading { ahead_us: clock.ahead_us, within_us: clock.within_us }),
             failures,
         })
     }

@@ -31,7 +31,7 @@ use crate::engine::Engine;
 pub use board::{
     Board, CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT, interval_ms,
 };
-pub use intake::{BYTES_MAX, CONNECTIONS_MAX, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, Refusal};
+pub use intake::{BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, Refusal};
 pub use ring::POINTS;
 pub use view::{
     ConnectionView, FailureView, LinksView, OutcomeView, PairSeries, PairView, ReasonView, Series,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::board::{self, Board, OfJob, OfTask, Row};
-use super::intake::{Links, Totals};
+use super::intake::{ClockReading, Links, Totals};
 use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
 
@@ -275,6 +275,8 @@ pub struct TaskTransfers {
     pub cliques: u64,
     /// Memory that it has registered for transfers, in bytes.
     pub registered_bytes: u64,
+    /// Its clock beside the service's; none until it has told, and none of a life that is over.
+    pub clock: Option<ClockReading>,
     /// Its last failures, the latest first.
     pub failures: Vec<FailureView>,
 }
@@ -296,6 +298,7 @@ impl TaskTransfers {
             links: if stale { Vec::new() } else { links_of(&of_task.links) },
             cliques: of_task.cliques,
             registered_bytes: of_task.registered_bytes,
+            clock: of_task.clock.filter(|_| !stale),
             failures: failures
                 .map(|failed| FailureView::of(&board::Failure { task, failed: failed.clone() }))
                 .collect(),
@@ -348,6 +351,8 @@ pub struct TransfersView {
     pub cliques: u64,
     /// Memory that the tasks have registered for transfers, in bytes.
     pub registered_bytes: u64,
+    /// Of the clocks that workers tell of, the one that is furthest from the service's.
+    pub clock: Option<ClockReading>,
     /// Failures by reason; the reason that came first in the run stands first.
     pub failures: Vec<ReasonView>,
 }
@@ -370,6 +375,7 @@ impl TransfersView {
             links: Vec::new(),
             cliques: 0,
             registered_bytes: 0,
+            clock: None,
             failures: Vec::new(),
         }
     }
@@ -390,6 +396,7 @@ impl TransfersView {
             }
             view.cliques = view.cliques.saturating_add(of_task.cliques);
             view.registered_bytes = view.registered_bytes.saturating_add(of_task.registered_bytes);
+            view.clock = view.clock.into_iter().chain(of_task.clock).max_by_key(ClockReading::apart_us);
         }
         let last = last_second(of_job, view.interval_ms);
         let lately = |ring: &super::ring::Ring| {
@@ -584,6 +591,16 @@ impl Board {
                 TaskTransfers::of(*task, of_task, is_stale(*task, of_task, roster))
             };
             tasks.map(view).collect()
+        };
+        self.with(job, roster.run, view).unwrap_or_default()
+    }
+
+    /// The clocks of the tasks whose life counts, where they have told.
+    #[must_use]
+    pub fn clocks(&self, job: JobId, roster: &Roster) -> Vec<(TaskId, ClockReading)> {
+        let view = |of_job: &OfJob| {
+            let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));
+            live.filter_map(|(task, of_task)| Some((*task, of_task.clock?))).collect()
         };
         self.with(job, roster.run, view).unwrap_or_default()
     }

@@ -1,12 +1,33 @@
 //! A `muster worker` of a server under test.
 
+use std::process::Command;
+
 use crate::process::{Running, muster};
 use crate::web::Server;
 
 /// A worker of the job `default`, with these further arguments.
 pub fn worker(server: &Server, task: u32, arguments: &[&str]) -> Running {
+    start(muster(["worker"]), server, task, arguments)
+}
+
+/// The same on a host whose clock is so far from the right time, as `faketime` has it: `+90s`.
+pub fn worker_at_another_time(server: &Server, task: u32, off: &str) -> Running {
+    // Asked for its library only: a program that it starts itself is a child of it, which signals do not reach.
+    let asked = Command::new("faketime").args(["-m", "-f", off, "printenv", "LD_PRELOAD"]).output();
+    let asked = asked.unwrap_or_else(|error| {
+        panic!(
+            "faketime cannot be run ({error}): install it with `apt-get install faketime`, as tests/run does"
+        )
+    });
+    let mut command = muster(["worker"]);
+    command.env("LD_PRELOAD", String::from_utf8_lossy(&asked.stdout).trim());
+    command.env("FAKETIME", off).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+    start(command, server, task, &[])
+}
+
+fn start(mut command: Command, server: &Server, task: u32, arguments: &[&str]) -> Running {
     let task = task.to_string();
-    let mut command = muster(["worker", "--service", &server.grpc, "--task", &task]);
+    command.args(["--service", &server.grpc, "--task", &task]);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if ["JAX_", "SLURM_", "OMPI_", "JOB", "KUBERNETES_"].iter().any(|start| text.starts_with(start)) {

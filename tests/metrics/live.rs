@@ -121,6 +121,8 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
         "muster_transfer_launches_total{muster_job=\"train\",outcome=\"peer_dead\"} 0",
         "muster_transfer_bytes_total{muster_job=\"train\",transport=\"tcp\",direction=\"sent\"} 0",
         "muster_transfer_damaged_chunks_total{muster_job=\"train\"} 1",
+        "muster_worker_clock_worst_offset_seconds{muster_job=\"train\"} 90",
+        "muster_worker_clock_offset_seconds{muster_job=\"train\",task=\"0\"} 90",
         "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         "muster_tls_handshakes_failed_total{listener=\"http\",reason=\"plaintext\"} 0",
         "muster_audit_lines_total{outcome=\"done\"} 1",

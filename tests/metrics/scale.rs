@@ -111,5 +111,5 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     timed("the part of it under the lock", &|| {
         let _ = engine.look(|core, now| core.observe(job, now));
     });
-    timed("a look for findings", &|| drop(findings::look(&engine, &board)));
+    timed("a look for findings", &|| drop(findings::look(&engine, edge.transfers(), &board)));
 }

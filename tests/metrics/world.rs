@@ -140,6 +140,7 @@ impl World {
                 reporter.end("completed", 3);
                 reporter.fail(1, "stalled", "nothing moved for 5 s", 0);
                 reporter.count(hits, hits);
+                reporter.show_clock(90_000_000, 400);
                 reporter.say().await.expect("the report is taken");
                 train.ask(0, &Call::overwrite("step", counter.to_string())).await;
                 train.ask(0, &Call::try_get("nothing")).await;
@@ -164,6 +165,7 @@ impl World {
             "muster_waiting_calls{muster_job=\"wide\",waits_for=\"barrier\"} 1",
             "muster_tasks{muster_job=\"late\",standing=\"registering\"} 1",
             "muster_transfer_reporting_tasks{muster_job=\"train\"} 1",
+            "muster_findings{muster_job=\"train\",finding=\"worker-clock-off\"} 1",
             "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         ];
         for _ in 0..600 {

@@ -8,7 +8,7 @@ use muster::coordination::{
     TaskStanding,
 };
 
-use muster::findings::detect;
+use muster::findings::{Seen, detect};
 
 use crate::rules::{Job, id};
 use crate::world::JOB;
@@ -173,7 +173,7 @@ fn what_an_observer_finds_is_an_event_and_changes_nothing_else() {
 /// What is found in the job now.
 fn found(job: &Job) -> Vec<&'static str> {
     let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
-    detect(&seen).iter().map(|(detector, _)| detector.id).collect()
+    detect(Seen { job: &seen, clocks: &[] }).iter().map(|(detector, _)| detector.id).collect()
 }
 
 #[test]

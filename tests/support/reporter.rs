@@ -2,7 +2,7 @@
 
 use muster::proto::muster::v1::transfers_client::TransfersClient;
 use muster::proto::muster::v1::{
-    CliqueCache, Connection, EngineTotals, Failure, OutcomeTotals, PairTotals, TransferReport,
+    CliqueCache, ClockReading, Connection, EngineTotals, Failure, OutcomeTotals, PairTotals, TransferReport,
     TransferReportAck,
 };
 
@@ -71,6 +71,11 @@ impl Reporter {
             fetch_fallbacks: 1,
             registered_bytes: 64 << 20,
         });
+    }
+
+    /// Its clock is so far ahead of the service's, give or take.
+    pub fn show_clock(&mut self, ahead_us: i64, within_us: u64) {
+        self.report.clock = Some(ClockReading { ahead_us, within_us });
     }
 
     /// Sends the next report.

@@ -19,6 +19,7 @@ use crate::coordination::{
     BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionView, GapAt, JobName, JobView, KeyLine,
     Target, TaskId, TaskView, Timestamp,
 };
+use crate::findings::{Finding, Severity};
 use crate::http::extract::{Item, Job, Params};
 use crate::http::runs::no_such_task;
 use crate::http::{Problem, Site};
@@ -41,6 +42,8 @@ struct State_<'a> {
     host: String,
     waits: Vec<String>,
     awaited_at: Vec<(String, usize, usize)>,
+    /// What is found that is about it.
+    found: Vec<&'a Finding>,
 }
 
 #[derive(Template)]
@@ -171,6 +174,7 @@ pub(super) fn parts(
         host: host(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
+        found: scene.open.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
     };
     let pulse = Pulse::of(site, scene, task);
     let meetings =

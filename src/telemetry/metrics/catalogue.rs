@@ -166,6 +166,10 @@ catalogue! {
     TRANSFER_FALLBACKS: Counter "muster_transfer_fetch_fallbacks_total" ["muster_job"];
     /// Memory that tasks have registered for transfers.
     TRANSFER_REGISTERED: Gauge "muster_transfer_registered_bytes" ["muster_job"];
+    /// Of the clocks that native workers tell of, how far the worst is ahead of the service's; negative if it is behind.
+    CLOCK_WORST: Gauge "muster_worker_clock_worst_offset_seconds" ["muster_job"];
+    /// How far the clock of each native worker is ahead of the service's; absent in jobs of too many tasks.
+    CLOCK_OFFSET: Gauge "muster_worker_clock_offset_seconds" ["muster_job", "task"];
 
     /// Calls that wait for an answer, by what they wait for.
     WAITING_CALLS: Gauge "muster_waiting_calls" ["muster_job", "waits_for"];

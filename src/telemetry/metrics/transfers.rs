@@ -48,6 +48,9 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
     ] {
         page.count(metric, &[job], count);
     }
+    if let Some(clock) = view.clock {
+        page.put(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());
+    }
 }
 
 /// Shows what each of a few tasks reports.
@@ -58,5 +61,8 @@ pub(super) fn show_tasks(job: &str, tasks: &[TaskTransfers], page: &mut Page) {
             page.count(&metric::TRANSFER_TASK_BYTES, &[job, &task, transport, direction], bytes);
         }
         page.count(&metric::TRANSFER_TASK_FAILED, &[job, &task], of_task.totals.failed());
+        if let Some(clock) = of_task.clock {
+            page.put(&metric::CLOCK_OFFSET, &[job, &task], clock.ahead_seconds());
+        }
     }
 }
