@@ -8,6 +8,7 @@
 //! | `topology.rs` | devices, published as JAX publishes them |
 //! | `preemption.rs` | notices, and the step that all agree on |
 //! | `reporting.rs`, `offset.rs` | what the service is told of transfers, and of this host's clock |
+//! | `metrics.rs` | what it shows by itself |
 //! | `exercise/` | a program that moves buffers and checks every byte |
 //!
 //! Every wait has a limit, ends when this life of the task is over, and is given up by dropping its future.
@@ -18,6 +19,7 @@ mod entry;
 mod error;
 pub mod exercise;
 mod following;
+mod metrics;
 mod offset;
 mod patience;
 pub mod place;
@@ -43,7 +45,7 @@ pub use error::AgentError;
 pub use following::Roster;
 
 use crate::clock;
-use crate::transfer::{Engine, Incarnation, Member, Membership, Stats, TaskId, TransferError};
+use crate::transfer::{Engine, Incarnation, Member, Membership, TaskId};
 use patience::Patience;
 use reporting::Tally;
 use service::Service;
@@ -65,7 +67,7 @@ struct Inner {
     sync: watch::Sender<preemption::Sync>,
     counters: Mutex<HashMap<String, i64>>,
     tally: Mutex<Tally>,
-    hurry: Notify,
+    hurry: Arc<Notify>,
     leaving: AtomicBool,
 }
 
@@ -122,6 +124,9 @@ impl Agent {
         let engine = start_engine(&config, here)?;
         let mut service =
             Service::new(channel.clone(), config.service.clone(), config.task, incarnation.get());
+        let hurry = Arc::new(Notify::new());
+        let failed = Arc::clone(&hurry);
+        engine.meters().on_failure(move || failed.notify_one());
         register(&mut service, &config).await?;
         publish(&service, &config, &engine).await?;
         let first = service.watch(-1, Some(config.call_limit)).await?;
@@ -137,7 +142,7 @@ impl Agent {
             sync: watch::Sender::default(),
             counters: Mutex::default(),
             tally: Mutex::default(),
-            hurry: Notify::new(),
+            hurry,
             leaving: AtomicBool::new(false),
         });
         let mut background = JoinSet::new();
@@ -312,12 +317,10 @@ impl Agent {
         self.unless_over(self.inner.service.delete(key, self.inner.config.call_limit)).await
     }
 
-    /// Counts how a launch of the engine ended, for the reports: `peer` is with whom, where the error does not say.
-    pub fn count(&self, peer: TaskId, outcome: &Result<Stats, TransferError>) {
-        reporting::with(&self.inner.tally, |tally| tally.count(peer.0, outcome));
-        if outcome.is_err() {
-            self.inner.hurry.notify_one();
-        }
+    /// What it shows of its engine, in Prometheus's text format: `muster metrics list --worker` explains it.
+    pub fn metrics(&self) -> impl Fn() -> String + Clone + Send + Sync + 'static {
+        let inner = Arc::clone(&self.inner);
+        move || metrics::page(&inner)
     }
 
     /// Tries to leave within `limit`: at once in a job whose tasks may come and go, together with all others in one whose

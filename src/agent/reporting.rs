@@ -14,7 +14,7 @@ use crate::clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
 use crate::proto::muster::v1::{self as pb};
-use crate::transfer::{Engine, Member, PrepareError, Stats, TransferError, TransportKind, registered_bytes};
+use crate::transfer::{Engine, Failed, Member, Stage, Times, TransportKind, registered_bytes};
 
 /// How often it reports unless the service says otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -30,8 +30,9 @@ const CONNECTIONS_MAX: usize = 4096;
 /// What is added up over the life of a worker.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    outcomes: BTreeMap<&'static str, u64>,
-    failures: VecDeque<pb::Failure>,
+    /// Failures that are still to be told, and how many were before the first of them.
+    failures: VecDeque<Failed>,
+    settled: u64,
     /// Of connections that are over, by peer and transport: bytes sent and received.
     ended: BTreeMap<(u32, TransportKind), (u64, u64)>,
     /// What connections had moved when they were looked at last.
@@ -40,39 +41,7 @@ pub(super) struct Tally {
     clock: Offset,
 }
 
-/// With whom a transfer failed, where its error says so.
-fn peer_of(error: &TransferError) -> Option<Member> {
-    match error {
-        TransferError::PeerDead { member, .. }
-        | TransferError::StaleIncarnation { member, .. }
-        | TransferError::Integrity { member, .. }
-        | TransferError::Transport { member, .. }
-        | TransferError::Overloaded { member, .. } => Some(*member),
-        TransferError::Prepare(error) => match &**error {
-            PrepareError::Clique { member, .. } => Some(*member),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
 impl Tally {
-    /// Counts how a launch ended.
-    pub fn count(&mut self, peer: u32, outcome: &Result<Stats, TransferError>) {
-        let name = outcome.as_ref().map_or_else(TransferError::reason, |_| "completed");
-        *self.outcomes.entry(name).or_default() += 1;
-        let Err(error) = outcome else { return };
-        if self.failures.len() == FAILURES_MAX {
-            self.failures.pop_front();
-        }
-        self.failures.push_back(pb::Failure {
-            at: clock::wall().0,
-            peer: peer_of(error).map_or(peer, |member| member.task.0),
-            reason: error.reason().to_owned(),
-            text: crate::text::one_line(&error.to_string()).into_owned(),
-        });
-    }
-
     /// Looks at the connections: what those that are gone had moved stays counted.
     fn look(&mut self, engine: &Engine) -> Vec<pb::Connection> {
         let links = engine.links();
@@ -103,6 +72,17 @@ impl Tally {
         connections.collect()
     }
 
+    /// What has moved by now, by peer and transport.
+    pub fn moved(&mut self, engine: &Engine) -> Vec<pb::PairTotals> {
+        self.look(engine);
+        self.pairs()
+    }
+
+    /// This host's clock beside the service's.
+    pub fn clock(&self) -> Option<pb::ClockReading> {
+        self.clock.best()
+    }
+
     fn pairs(&self) -> Vec<pb::PairTotals> {
         let mut totals = self.ended.clone();
         for (member, bytes) in &self.seen {
@@ -123,26 +103,49 @@ impl Tally {
         pairs.collect()
     }
 
-    /// What is to be told now; the failures in it are told once.
+    /// There are more failures to tell of; the newest are kept.
+    fn fail(&mut self, more: Vec<Failed>) {
+        self.failures.extend(more);
+        self.settle(self.settled + self.failures.len().saturating_sub(FAILURES_MAX) as u64);
+    }
+
+    /// So many failures need not be told any more, of all that ever were.
+    fn settle(&mut self, settled: u64) {
+        while self.settled < settled && self.failures.pop_front().is_some() {
+            self.settled += 1;
+        }
+    }
+
+    /// What is to be told now. Its failures are told again until they were taken.
     fn report(&mut self, engine: &Engine) -> pb::TransferReport {
         let connections = self.look(engine);
         let (size, hits, misses, evictions) = engine.cliques();
         let counts = engine.counts();
         self.sequence += 1;
+        let meters = engine.meters();
+        self.fail(meters.take_failures());
+        let failures = self.failures.iter().map(|failed| pb::Failure {
+            at: failed.at_us,
+            peer: failed.peer.0,
+            reason: failed.error.reason().to_owned(),
+            text: crate::text::one_line(&failed.error.to_string()).into_owned(),
+        });
+        let failures = failures.collect();
+        let outcomes = meters.ended().filter(|(_, launches)| *launches > 0);
+        let outcomes =
+            outcomes.map(|(outcome, launches)| pb::OutcomeTotals { outcome: outcome.to_owned(), launches });
+        let stages = Stage::ALL.into_iter().map(|stage| {
+            let Times { counts, sum_us } = meters.times(stage);
+            pb::StageTimes { stage: stage.name().to_owned(), counts: counts.to_vec(), sum_us }
+        });
         pb::TransferReport {
             task: engine.here().task.0,
             incarnation: engine.here().incarnation.get(),
             sequence: self.sequence,
             pairs: self.pairs(),
             connections,
-            outcomes: self
-                .outcomes
-                .iter()
-                .map(|(outcome, launches)| pb::OutcomeTotals {
-                    outcome: (*outcome).to_owned(),
-                    launches: *launches,
-                })
-                .collect(),
+            outcomes: outcomes.collect(),
+            stages: stages.collect(),
             cliques: Some(pb::CliqueCache { size: size as u64, hits, misses, evictions }),
             totals: Some(pb::EngineTotals {
                 fenced_frames: counts.fenced.load(Ordering::Relaxed),
@@ -152,7 +155,7 @@ impl Tally {
                 fetch_fallbacks: counts.fallbacks.load(Ordering::Relaxed),
                 registered_bytes: registered_bytes(),
             }),
-            failures: self.failures.drain(..).collect(),
+            failures,
             clock: self.clock.best(),
         }
     }
@@ -177,18 +180,22 @@ pub(super) async fn keep(inner: Arc<Inner>, channel: Channel) {
 
 /// Reports once. When to do so again.
 pub(super) async fn once(inner: &Inner, channel: Channel) -> Duration {
-    let report = with(&inner.tally, |tally| tally.report(&inner.engine));
-    let failures = report.failures.clone();
+    let (report, told) = with(&inner.tally, |tally| {
+        let report = tally.report(&inner.engine);
+        (report, tally.settled + tally.failures.len() as u64)
+    });
     let mut client = TransfersClient::new(channel);
     let (asked, began) = (clock::wall(), clock::monotonic());
     let why = match tokio::time::timeout(LIMIT, client.report(report)).await {
         Ok(Ok(answer)) => {
-            let answer = answer.into_inner();
-            // A service that does not tell its time says 0.
-            if answer.now_us > 0 {
-                let (took, service) = (began.elapsed(), Timestamp(answer.now_us));
-                with(&inner.tally, |tally| tally.clock.heard(asked, took, service));
-            }
+            let (answer, took) = (answer.into_inner(), began.elapsed());
+            with(&inner.tally, |tally| {
+                tally.settle(told);
+                // A service that does not tell its time says 0.
+                if answer.now_us > 0 {
+                    tally.clock.heard(asked, took, Timestamp(answer.now_us));
+                }
+            });
             let wanted = u64::from(answer.interval_ms);
             return Duration::from_millis(wanted).clamp(INTERVALS.0, INTERVALS.1);
         }
@@ -197,13 +204,5 @@ pub(super) async fn once(inner: &Inner, channel: Channel) -> Duration {
         Err(_) => "no answer in time".to_owned(),
     };
     tracing::debug!(why, "a report of transfers was not taken");
-    // What was not told is told the next time.
-    with(&inner.tally, |tally| {
-        for failure in failures.into_iter().rev() {
-            if tally.failures.len() < FAILURES_MAX {
-                tally.failures.push_front(failure);
-            }
-        }
-    });
     INTERVAL
 }

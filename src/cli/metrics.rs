@@ -6,9 +6,9 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::print;
-use crate::telemetry::metrics::catalogue::{self, CATALOGUE};
+use crate::telemetry::metrics::catalogue::{self, CATALOGUE, WORKER};
 
-/// Explain the metrics that a server exports
+/// Explain the metrics that a server or a worker exports
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -26,14 +26,19 @@ struct List {
     /// Only the names, one a line
     #[arg(long)]
     names: bool,
+
+    /// Those of `muster worker --metrics` instead
+    #[arg(long)]
+    worker: bool,
 }
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let Command::List(List { names }) = arguments.command;
+    let Command::List(List { names, worker }) = arguments.command;
+    let metrics = if worker { WORKER } else { CATALOGUE };
     let text = match names {
-        true => CATALOGUE.iter().map(|metric| format!("{}\n", metric.name)).collect(),
-        false => catalogue::page(),
+        true => metrics.iter().map(|metric| format!("{}\n", metric.name)).collect(),
+        false => catalogue::page(metrics),
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -1,6 +1,7 @@
 //! `muster worker`: a task of a job that needs no JAX.
 
 mod program;
+mod scraped;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -100,6 +101,20 @@ pub struct Arguments {
     /// Listen beyond loopback without a shared secret
     #[arg(long, help_heading = "Transfers")]
     insecure_transfers: bool,
+
+    /// Serve Prometheus metrics of its engine at /metrics there; port 0 picks a free one
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        env = "MUSTER_WORKER_METRICS",
+        hide_env_values = true,
+        help_heading = "Metrics"
+    )]
+    metrics: Option<SocketAddr>,
+
+    /// Serve them beyond loopback: whoever reaches the address may read them
+    #[arg(long, help_heading = "Metrics", requires = "metrics")]
+    insecure_metrics: bool,
 
     #[command(flatten)]
     service_options: ServiceOptions,
@@ -224,6 +239,14 @@ impl Arguments {
             bail!(
                 "--listen {address} can be reached by other machines, and nothing would ask who they are: give all workers \
                  --token-file with one secret, or say --insecure-transfers inside a network that you trust"
+            );
+        }
+        if let Some(address) = self.metrics.filter(|address| !address.ip().is_loopback())
+            && !self.insecure_metrics
+        {
+            bail!(
+                "--metrics {address} can be reached by other machines, and a worker asks nobody who they are: serve them on \
+                 loopback, or say --insecure-metrics inside a network that you trust"
             );
         }
         let options = &self.service_options;

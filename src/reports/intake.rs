@@ -12,6 +12,7 @@ use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::muster::v1 as wire;
 use crate::text::one_line;
+use crate::transfer::{Stage, TIMES_US, Times};
 
 /// How long a report may be, in bytes. One with every list full, and numbers as long as they get, has two thirds of this.
 pub const BYTES_MAX: usize = 1 << 20;
@@ -23,15 +24,18 @@ pub const CONNECTIONS_MAX: usize = 4_096;
 pub const OUTCOMES_MAX: usize = 64;
 /// Failures in one report.
 pub const FAILURES_MAX: usize = 64;
+/// Rows of stages in one report.
+pub const STAGES_MAX: usize = 16;
 /// How much of a failure's text is kept, in bytes.
 const TEXT_KEPT: usize = 300;
 
 /// The lists of a report, by their number in the message.
-const LISTS: [(u32, &str, usize); 4] = [
+const LISTS: [(u32, &str, usize); 5] = [
     (4, "pairs", PAIRS_MAX),
     (5, "connections", CONNECTIONS_MAX),
     (6, "outcomes", OUTCOMES_MAX),
     (9, "failures", FAILURES_MAX),
+    (11, "stages", STAGES_MAX),
 ];
 
 /// Why a report is not taken. Nothing has changed.
@@ -99,6 +103,8 @@ pub(super) struct Totals {
     pub outcomes: [u64; Outcome::COUNT],
     /// By [`Counter`].
     pub counters: [u64; Counter::COUNT],
+    /// By stage: launches by how long they took, and the microseconds of all.
+    pub stages: [Times; Stage::ALL.len()],
 }
 
 impl Totals {
@@ -107,6 +113,12 @@ impl Totals {
         let theirs = other.bytes.iter().flatten().chain(&other.outcomes).chain(&other.counters);
         for (mine, theirs) in mine.zip(theirs) {
             *mine = by(*mine, *theirs);
+        }
+        for (mine, theirs) in self.stages.iter_mut().zip(&other.stages) {
+            mine.sum_us = by(mine.sum_us, theirs.sum_us);
+            for (mine, theirs) in mine.counts.iter_mut().zip(&theirs.counts) {
+                *mine = by(*mine, *theirs);
+            }
         }
     }
 
@@ -154,6 +166,12 @@ pub struct ClockReading {
     pub ahead_us: i64,
     /// By how many microseconds that may be wrong: half of what it took to ask.
     pub within_us: u64,
+}
+
+impl From<wire::ClockReading> for ClockReading {
+    fn from(clock: wire::ClockReading) -> Self {
+        Self { ahead_us: clock.ahead_us, within_us: clock.within_us }
+    }
 }
 
 impl ClockReading {
@@ -261,6 +279,17 @@ impl Report {
         ] {
             totals.counters[counter as usize] = value;
         }
+        for row in &given.stages {
+            let Some(stage) = Stage::ALL.into_iter().find(|stage| stage.name() == row.stage) else {
+                continue;
+            };
+            let times = &mut totals.stages[stage as usize];
+            times.sum_us = times.sum_us.saturating_add(row.sum_us);
+            for (at, count) in row.counts.iter().enumerate() {
+                let place = &mut times.counts[at.min(TIMES_US.len())];
+                *place = place.saturating_add(*count);
+            }
+        }
         let mut links = [Links::default(); Transport::ALL.len()];
         let mut connections = Vec::with_capacity(given.connections.len());
         for row in &given.connections {
@@ -295,9 +324,7 @@ impl Report {
             connections,
             cliques: cache.size,
             registered_bytes: engine.registered_bytes,
-            clock: given
-                .clock
-                .map(|clock| ClockReading { ahead_us: clock.ahead_us, within_us: clock.within_us }),
+            clock: given.clock.map(ClockReading::from),
             failures,
         })
     }

@@ -31,10 +31,12 @@ use crate::engine::Engine;
 pub use board::{
     Board, CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT, interval_ms,
 };
-pub use intake::{BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, Refusal};
+pub use intake::{
+    BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, Refusal, STAGES_MAX,
+};
 pub use ring::POINTS;
 pub use view::{
-    ConnectionView, FailureView, LinksView, OutcomeView, PairSeries, PairView, ReasonView, Series,
+    ConnectionView, FailureView, LinksView, OutcomeView, PairSeries, PairView, ReasonView, Series, StageView,
     TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
 };
 pub use words::{Counter, Outcome, Transport};

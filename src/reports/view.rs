@@ -9,6 +9,7 @@ use super::board::{self, Board, OfJob, OfTask, Row};
 use super::intake::{ClockReading, Links, Totals};
 use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
+use crate::transfer::{Stage, Times};
 
 /// Over how many seconds the present rate is taken.
 const RATE_SECONDS: usize = 10;
@@ -57,6 +58,36 @@ pub struct TotalsView {
     pub lanes_made: u64,
     /// Fetches that became pushes.
     pub fetch_fallbacks: u64,
+    /// Where the time of launches went; stages that none went through are left out.
+    pub stages: Vec<StageView>,
+}
+
+/// How long launches took to go through one stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StageView {
+    /// `prepare`: until its connections are there; `dependencies`: until what it waits for has happened; `match`: until both
+    /// sides have launched; `move`: until the last byte is in place; `quiesce`: from a cancellation to its proof.
+    pub stage: String,
+    /// How many launches.
+    pub launches: u64,
+    /// How long all of them took together, in microseconds.
+    pub sum_us: u64,
+    /// How many took up to 10, 30, 100, 300 microseconds, 1, 3, 10, 30, 100, 300 milliseconds, 1, 3, 10 seconds, and longer.
+    pub counts: Vec<u64>,
+}
+
+impl StageView {
+    fn of(stage: Stage, times: &Times) -> Option<Self> {
+        let launches = times.counts.iter().copied().fold(0, u64::saturating_add);
+        let (stage, counts) = (stage.name().to_owned(), times.counts.to_vec());
+        (launches > 0).then_some(Self { stage, launches, sum_us: times.sum_us, counts })
+    }
+
+    /// How long one took on average, in microseconds.
+    #[must_use]
+    pub fn mean_us(&self) -> u64 {
+        self.sum_us / self.launches.max(1)
+    }
 }
 
 impl TotalsView {
@@ -79,6 +110,11 @@ impl TotalsView {
             lanes_lost: counter(Counter::LanesLost),
             lanes_made: counter(Counter::LanesMade),
             fetch_fallbacks: counter(Counter::FetchFallbacks),
+            stages: Stage::ALL
+                .into_iter()
+                .zip(&totals.stages)
+                .filter_map(|(s, t)| StageView::of(s, t))
+                .collect(),
         }
     }
 

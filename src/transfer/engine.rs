@@ -19,6 +19,7 @@ use super::link::definition::{Definition, ENTRIES_MAX, Entry, Source};
 use super::link::{GroupId, Numbers};
 use super::meeting;
 use super::memory::{Arena, Buffer, Region, Span};
+use super::meters::{Meters, Stage};
 use super::prepared::{Options, Prepared, Share, Spec};
 use super::sync::lock;
 use super::transport::TransportKind;
@@ -126,6 +127,7 @@ pub struct Core {
     reactors: Vec<Arc<Reactor>>,
     pub(super) copiers: Arc<Copiers>,
     pub(super) counts: Counts,
+    pub(super) meters: Arc<Meters>,
     pub(super) closed: AtomicBool,
     pub(super) greeting: AtomicUsize,
     /// Shut down when the engine is, to wake those who accept.
@@ -383,6 +385,7 @@ impl Engine {
             reactors,
             copiers,
             counts: Counts::default(),
+            meters: Arc::new(Meters::new(config.here.task)),
             closed: AtomicBool::new(false),
             greeting: AtomicUsize::new(0),
             listeners: Mutex::default(),
@@ -450,7 +453,11 @@ impl Engine {
         let slot = Arc::new(Mutex::new(Arrival { result: None, waker: None }));
         let (done, changed) = (Arc::clone(&slot), Arc::new(Condvar::new()));
         let signal = Arc::clone(&changed);
-        let finish = move |result| {
+        let meters = Arc::clone(&self.0.core.meters);
+        let finish = move |result: Result<Prepared, PrepareError>| {
+            if let Err(error) = &result {
+                meters.failed(None, &error.clone().into());
+            }
             let mut slot = lock(&done);
             slot.result = Some(result);
             let waker = slot.waker.take();
@@ -474,9 +481,10 @@ impl Engine {
         for spec in &specs {
             *(if spec.outgoing { &mut sent } else { &mut received }) += spec.span.len() as u64;
         }
-        let launch = Launch::new(specs.len(), sent, received);
-        let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
         let core = &self.0.core;
+        let launch = Launch::new(&core.meters, specs.len(), sent, received);
+        let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
+        launch.begin();
         let request = match self.request(specs) {
             Ok(request) => request,
             Err(error) => {
@@ -484,7 +492,6 @@ impl Engine {
                 return transfer;
             }
         };
-        launch.begin();
         let tickets: Vec<_> =
             request.distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
         let dependencies = dependencies.to_vec();
@@ -561,6 +568,12 @@ impl Engine {
         let peers = check(core, &specs)?;
         let distinct = peers.iter().copied().collect();
         Ok(Request { specs, peers, distinct })
+    }
+
+    /// What is measured of launches.
+    #[must_use]
+    pub fn meters(&self) -> &Arc<Meters> {
+        &self.0.core.meters
     }
 
     /// What is counted.
@@ -801,13 +814,18 @@ fn prepare_then(
     then: impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static,
 ) {
     let Request { specs, peers, distinct } = request;
-    let defining = Arc::clone(core);
+    let (defining, asked) = (Arc::clone(core), clock::monotonic());
     gather(
         Arc::clone(core),
         distinct.into_iter().collect(),
         HashMap::new(),
         Box::new(move |found| {
-            then(found.map(|connections| define(&defining, &specs, &peers, options, &connections)));
+            let prepared = found.map(|connections| define(&defining, &specs, &peers, options, &connections));
+            if prepared.is_ok() {
+                let took = clock::monotonic().saturating_duration_since(asked);
+                defining.meters.observe_time(Stage::Prepare, took);
+            }
+            then(prepared);
         }),
     );
 }

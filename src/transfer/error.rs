@@ -286,6 +286,42 @@ impl TransferError {
             Self::Closed => "closed",
         }
     }
+
+    /// Every [`reason`](Self::reason) that there is.
+    pub const REASONS: [&'static str; 15] = [
+        "peer_dead",
+        "stale_incarnation",
+        "cancelled",
+        "deadline",
+        "stalled",
+        "layout_mismatch",
+        "order_mismatch",
+        "integrity",
+        "transport",
+        "dependency",
+        "dropped",
+        "memory",
+        "overloaded",
+        "refused",
+        "closed",
+    ];
+
+    /// The peer that it is about, where it says so.
+    #[must_use]
+    pub fn member(&self) -> Option<Member> {
+        match self {
+            Self::PeerDead { member, .. }
+            | Self::StaleIncarnation { member, .. }
+            | Self::Integrity { member, .. }
+            | Self::Transport { member, .. }
+            | Self::Overloaded { member, .. } => Some(*member),
+            Self::Prepare(error) => match &**error {
+                PrepareError::Clique { member, .. } => Some(*member),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
 }
 
 impl From<PrepareError> for TransferError {

@@ -17,6 +17,7 @@ use super::identity::TaskId;
 use super::link::GroupId;
 use super::memory::raw::Piece;
 use super::memory::{Reservation, Span};
+use super::meters::{Meters, Stage};
 use super::sync::lock;
 use crate::clock;
 
@@ -274,7 +275,9 @@ impl Part {
     /// Both sides have launched it.
     pub fn match_found(&self) {
         self.matched.store(true, Ordering::Release);
-        self.touch();
+        let now = self.launch.age_us();
+        self.progress.store(now, Ordering::Relaxed);
+        self.launch.matched_us.fetch_max(now, Ordering::Relaxed);
         // What has no bytes is there already.
         for (at, span) in self.work.inbound.spans.iter().enumerate() {
             if span.is_empty() {
@@ -441,7 +444,14 @@ const FAILED: u8 = 2;
 
 /// The outcomes of a launch's transfers.
 pub struct Launch {
+    meters: Arc<Meters>,
     began: OnceLock<Instant>,
+    /// When it was launched, when what it depends on had happened, when both sides had launched it, and when it was given
+    /// up, in microseconds since it began; 0 where that has not been.
+    launched_us: AtomicU64,
+    ready_us: AtomicU64,
+    matched_us: AtomicU64,
+    given_up_us: AtomicU64,
     outcomes: Box<[AtomicU8]>,
     left: AtomicUsize,
     elapsed_us: AtomicU64,
@@ -467,9 +477,14 @@ enum Wanted {
 
 impl Launch {
     /// Of so many transfers, which send and receive so many bytes.
-    pub fn new(count: usize, sent: u64, received: u64) -> Arc<Self> {
+    pub fn new(meters: &Arc<Meters>, count: usize, sent: u64, received: u64) -> Arc<Self> {
         Arc::new(Self {
+            meters: Arc::clone(meters),
             began: OnceLock::new(),
+            launched_us: AtomicU64::new(0),
+            ready_us: AtomicU64::new(0),
+            matched_us: AtomicU64::new(0),
+            given_up_us: AtomicU64::new(0),
             outcomes: (0..count).map(|_| AtomicU8::new(PENDING)).collect(),
             left: AtomicUsize::new(count),
             elapsed_us: AtomicU64::new(0),
@@ -502,6 +517,7 @@ impl Launch {
 
     /// It consists of these parts. Returns who gave it up meanwhile, and why.
     pub fn attach(&self, parts: &[Arc<Part>]) -> Option<(TaskId, String)> {
+        self.launched_us.store(self.age_us(), Ordering::Relaxed);
         let given_up = lock(&self.given_up);
         self.unproven.store(parts.len(), Ordering::Release);
         let _once = self.parts.set(parts.iter().map(Arc::downgrade).collect());
@@ -544,9 +560,42 @@ impl Launch {
         }
         let last = self.left.fetch_sub(1, Ordering::SeqCst) == 1;
         if last {
-            self.elapsed_us.store(self.age_us(), Ordering::Release);
+            let now = self.age_us();
+            self.elapsed_us.store(now, Ordering::Release);
+            self.measure(now);
         }
         self.notify(|wanted| wanted == Wanted::One(spec) || last && wanted == Wanted::All);
+    }
+
+    /// What it depends on has happened.
+    pub fn is_ready(&self) {
+        self.ready_us.store(self.age_us(), Ordering::Relaxed);
+    }
+
+    /// Every transfer of it has its outcome: counts how it went. What never began, nobody asked for.
+    fn measure(&self, now: u64) {
+        if self.began.get().is_none() {
+            return;
+        }
+        let of = |moment: &AtomicU64| moment.load(Ordering::Relaxed);
+        let (launched, ready, matched) = (of(&self.launched_us), of(&self.ready_us), of(&self.matched_us));
+        if ready > 0 {
+            self.meters.observe(Stage::Dependencies, ready.saturating_sub(launched));
+        }
+        if matched > 0 {
+            self.meters.observe(Stage::Match, matched.saturating_sub(launched));
+        }
+        let failed = lock(&self.failures).first().map(|(_, error)| error.clone());
+        match failed {
+            None => {
+                self.meters.observe(Stage::Move, now.saturating_sub(matched.max(ready)));
+                self.meters.completed();
+            }
+            Some(error) => {
+                let peer = self.parts().first().map(|part| part.connection.peer.task);
+                self.meters.failed(peer, &error);
+            }
+        }
     }
 
     fn settle_failed(&self, specs: impl Iterator<Item = u32>, error: &TransferError) {
@@ -560,6 +609,10 @@ impl Launch {
 
     fn part_proven(&self) {
         if self.unproven.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let given_up = self.given_up_us.load(Ordering::Relaxed);
+            if given_up > 0 {
+                self.meters.observe(Stage::Quiesce, self.age_us().saturating_sub(given_up));
+            }
             self.notify(|wanted| wanted == Wanted::Proof);
         }
     }
@@ -726,6 +779,10 @@ impl Transfer {
         let parts = {
             let mut given_up = lock(&self.launch.given_up);
             given_up.get_or_insert_with(|| (self.here, reason.to_owned()));
+            // At least 1: 0 says that nobody has.
+            let now = self.launch.age_us().max(1);
+            let _first =
+                self.launch.given_up_us.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
             if self.launch.parts.get().is_none() {
                 // Whatever it waits for, it will be launched only to be given up.
                 self.launch.fail_all(&TransferError::Cancelled { by: self.here, reason: reason.to_owned() });

@@ -97,7 +97,7 @@ impl Prepared {
     pub(super) fn new(core: &Arc<Core>, shares: Vec<Share>, options: Options, count: usize) -> Self {
         let total = |of: fn(&Work) -> u64| shares.iter().map(|share| of(&share.work)).sum();
         let (sent, received) = (total(|work| work.out.total()), total(|work| work.inbound.total()));
-        let next = Launch::new(count, sent, received);
+        let next = Launch::new(&core.meters, count, sent, received);
         Self { core: Arc::clone(core), shares, options, count, sent, received, next }
     }
 
@@ -122,7 +122,7 @@ impl Prepared {
     /// Launches it. It takes its place in the order of its channel now, and begins when all of `dependencies` have
     /// happened; this thread waits for nothing.
     pub fn launch(&mut self, dependencies: &[Event]) -> Transfer {
-        let following = Launch::new(self.count, self.sent, self.received);
+        let following = Launch::new(&self.core.meters, self.count, self.sent, self.received);
         let launch = std::mem::replace(&mut self.next, following);
         self.launch_as(launch, dependencies, Vec::new())
     }
@@ -171,15 +171,16 @@ impl Prepared {
         }
         self.core.watch(&limits);
         if !ready && refused.is_none() {
-            begin_when(waits, parts);
+            begin_when(waits, Arc::clone(&launch), parts);
         }
         Transfer::new(launch, self.core.here().task)
     }
 }
 
 /// Declares the parts ready when all events have happened, or gives them up with the first that failed.
-fn begin_when(mut waits: Vec<Event>, parts: Vec<Arc<Part>>) {
+fn begin_when(mut waits: Vec<Event>, launch: Arc<Launch>, parts: Vec<Arc<Part>>) {
     let Some(event) = waits.pop() else {
+        launch.is_ready();
         for part in parts {
             if let Some(at) = part.at() {
                 part.connection.ready(at);
@@ -188,7 +189,7 @@ fn begin_when(mut waits: Vec<Event>, parts: Vec<Arc<Part>>) {
         return;
     };
     event.when_over(move |outcome| match outcome {
-        Ok(()) => begin_when(waits, parts),
+        Ok(()) => begin_when(waits, launch, parts),
         Err(why) => {
             for part in &parts {
                 give_up(part, TransferError::Dependency(why.clone()));

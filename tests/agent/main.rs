@@ -9,6 +9,7 @@ mod placing;
 #[allow(dead_code, reason = "it is shared with other tests")]
 #[path = "../cli/process.rs"]
 mod process;
+mod scraped;
 mod stepping;
 #[allow(dead_code, reason = "it is shared with other tests")]
 #[path = "../cli/web.rs"]

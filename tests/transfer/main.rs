@@ -8,6 +8,7 @@ mod cluster;
 mod contents;
 mod deaths;
 mod hostile;
+mod measures;
 mod network;
 mod order;
 mod requests;

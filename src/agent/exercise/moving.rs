@@ -113,7 +113,6 @@ impl Exercise<'_> {
         let (bundles, array) = tokio::join!(join_all(work), array);
         for done in bundles {
             let done = done?;
-            self.agent.count(done.peer.task, &done.outcome);
             if let Some(damaged) = done.damaged {
                 return Err(damaged);
             }
@@ -132,18 +131,13 @@ impl Exercise<'_> {
         match array? {
             None => {}
             Some(Ok(resharded)) => {
-                let Moved { sent, received, elapsed, .. } = resharded.moved;
-                self.agent.count(self.agent.here().task, &Ok(Stats { sent, received, elapsed }));
+                let Moved { sent, received, .. } = resharded.moved;
                 step.checked += resharded.checked;
                 step.sent += sent;
                 step.received += received;
                 step.resharded = Some(resharded);
             }
-            Some(Err((with, error))) => {
-                let peer = with.first().unwrap_or(&self.agent.here()).task;
-                self.agent.count(peer, &Err(error.clone()));
-                step.failures.push(Failed { with, error });
-            }
+            Some(Err((with, error))) => step.failures.push(Failed { with, error }),
         }
         step.elapsed = clock::monotonic().saturating_duration_since(began);
         Ok(step)

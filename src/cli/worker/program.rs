@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
+use super::scraped::Scraped;
 use super::{Arguments, Program, registered, say};
 use crate::agent::exercise::{Exercise, Failed, Outcome, Step};
 use crate::agent::place::Place;
@@ -50,6 +51,10 @@ pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Resul
     let mut stops = Stops::listen()?;
     let version = env!("CARGO_PKG_VERSION");
     say(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
+    let scraped = match arguments.metrics {
+        Some(address) => Some(Scraped::bind(address).await?),
+        None => None,
+    };
     let agent = tokio::select! {
         agent = Agent::join(config) => agent?,
         (number, name) = stops.next() => {
@@ -58,6 +63,12 @@ pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Resul
         }
     };
     say(registered(&agent).trim_end())?;
+    // Ended with this function.
+    let mut shown = tokio::task::JoinSet::new();
+    if let Some(scraped) = scraped {
+        say(&format!("  metrics  {}", scraped.url()))?;
+        shown.spawn(scraped.serve(agent.metrics()));
+    }
     let (told, told_to_end) = watch::channel(false);
     let done = {
         let running = async {

@@ -40,7 +40,7 @@ pub struct Metric {
 }
 
 macro_rules! catalogue {
-    ($($(#[doc = $help:literal])+ $it:ident: $kind:ident $name:literal [$($label:literal),*];)*) => {
+    ($list:ident: $what:literal; $($(#[doc = $help:literal])+ $it:ident: $kind:ident $name:literal [$($label:literal),*];)*) => {
         $(
             $(#[doc = $help])+
             pub static $it: Metric = Metric {
@@ -50,12 +50,14 @@ macro_rules! catalogue {
                 help: concat!($($help),+).trim_ascii(),
             };
         )*
-        /// Every metric, in the order in which they are shown.
-        pub static CATALOGUE: &[&Metric] = &[$(&$it),*];
+        #[doc = $what]
+        pub static $list: &[&Metric] = &[$(&$it),*];
     };
 }
 
 catalogue! {
+    CATALOGUE: "Every metric of a server, in the order in which they are shown.";
+
     /// Always 1; the label says which version serves.
     BUILD_INFO: Gauge "muster_build_info" ["version"];
     /// 1 while the server is ready, 0 while it starts and stops.
@@ -166,6 +168,9 @@ catalogue! {
     TRANSFER_FALLBACKS: Counter "muster_transfer_fetch_fallbacks_total" ["muster_job"];
     /// Memory that tasks have registered for transfers.
     TRANSFER_REGISTERED: Gauge "muster_transfer_registered_bytes" ["muster_job"];
+    /// How long launches take to go through each stage: prepare, dependencies, match (until both sides have launched), move;
+    /// and quiesce, from a cancellation to the proof that nothing lands any more.
+    TRANSFER_STAGES: Histogram "muster_transfer_stage_seconds" ["muster_job", "stage"];
     /// Of the clocks that native workers tell of, how far the worst is ahead of the service's; negative if it is behind.
     CLOCK_WORST: Gauge "muster_worker_clock_worst_offset_seconds" ["muster_job"];
     /// How far the clock of each native worker is ahead of the service's; absent in jobs of too many tasks.
@@ -280,11 +285,46 @@ catalogue! {
     PROCESS_THREADS: Gauge "process_threads" [];
 }
 
+catalogue! {
+    WORKER: "Every metric of a native worker. None has a name of a server's, so that nothing is counted twice where both are \
+             scraped.";
+
+    /// Always 1; the labels say which life of which task this is.
+    ENGINE_INFO: Gauge "muster_transfer_engine_info" ["version", "task", "incarnation"];
+    /// Bytes that this life of the task has moved, by peer, by transport and by which way.
+    ENGINE_BYTES: Counter "muster_transfer_engine_bytes_total" ["peer", "transport", "direction"];
+    /// Launches that ended, by how.
+    ENGINE_LAUNCHES: Counter "muster_transfer_engine_launches_total" ["outcome"];
+    /// Launches under way.
+    ENGINE_IN_FLIGHT: Gauge "muster_transfer_engine_launches_in_flight" [];
+    /// How long launches take to go through each stage: prepare, dependencies, match (until both sides have launched), move;
+    /// and quiesce, from a cancellation to the proof that nothing lands any more.
+    ENGINE_STAGES: Histogram "muster_transfer_engine_stage_seconds" ["stage"];
+    /// Connections, by how their lanes are made.
+    ENGINE_CONNECTIONS: Gauge "muster_transfer_engine_connections" ["transport"];
+    /// Lanes that live, likewise.
+    ENGINE_LANES: Gauge "muster_transfer_engine_lanes" ["transport"];
+    /// Cliques in the cache.
+    ENGINE_CLIQUES: Gauge "muster_transfer_engine_cliques" [];
+    /// What became of cliques there: hit, miss or eviction.
+    ENGINE_CACHE: Counter "muster_transfer_engine_clique_cache_total" ["event"];
+    /// Frames and connections of lives that are over, which were turned away.
+    ENGINE_FENCED: Counter "muster_transfer_engine_fenced_frames_total" [];
+    /// What was done again, by why: a chunk came damaged, a lane was lost and made anew, or a fetch became a push.
+    ENGINE_RETRIES: Counter "muster_transfer_engine_retries_total" ["cause"];
+    /// Lanes that were lost.
+    ENGINE_LANES_LOST: Counter "muster_transfer_engine_lanes_lost_total" [];
+    /// Memory that is registered for transfers.
+    ENGINE_REGISTERED: Gauge "muster_transfer_engine_registered_bytes" [];
+    /// How far this host's clock is ahead of the service's; negative if it is behind. Absent until the service has told.
+    ENGINE_CLOCK: Gauge "muster_transfer_engine_clock_offset_seconds" [];
+}
+
 /// The catalogue as a page in Markdown.
 #[must_use]
-pub fn page() -> String {
+pub fn page(metrics: &[&Metric]) -> String {
     let mut text = String::from("| metric | type | labels | what it says |\n| --- | --- | --- | --- |\n");
-    for metric in CATALOGUE {
+    for metric in metrics {
         let row = [metric.name, metric.kind.name(), &metric.labels.join(", "), metric.help].join(" | ");
         text.push_str(&format!("| {row} |\n"));
     }
@@ -298,7 +338,7 @@ mod tests {
     #[test]
     fn names_follow_the_conventions() {
         let mut names = std::collections::BTreeSet::new();
-        for metric in CATALOGUE {
+        for metric in CATALOGUE.iter().chain(WORKER) {
             assert!(names.insert(metric.name), "{} is there twice", metric.name);
             let total = metric.name.ends_with("_total");
             assert_eq!(total, metric.kind == Kind::Counter, "{}: _total is for counters", metric.name);

@@ -14,8 +14,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 #[cfg(target_os = "linux")]
-use prometheus::{core::Collector as _, process_collector::ProcessCollector};
-
 use self::catalogue as metric;
 pub use self::page::Page;
 pub use self::tally::Tally;
@@ -131,9 +129,8 @@ impl Metrics {
                 self.sources.tally.show(job, seen.name.as_str(), &mut page);
             }
         }
-        #[cfg(target_os = "linux")]
-        page.adopt(ProcessCollector::for_self().collect());
-        let text = page.write();
+        page.show_process();
+        let text = page.write(metric::CATALOGUE);
         let took = self.sources.engine.clock().now().since(began);
         self.scrape_us.store(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.scrapes.fetch_add(1, Ordering::Relaxed);

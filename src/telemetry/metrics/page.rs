@@ -1,11 +1,17 @@
 //! One scrape: samples by metric, written in the text format.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use prometheus::core::Collector as _;
+#[cfg(target_os = "linux")]
+use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{Encoder as _, TextEncoder};
 
 use super::catalogue::{CATALOGUE, Kind, Metric};
+use crate::transfer::TIMES_US;
 
 /// Observations, counted by their size.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,20 +100,27 @@ impl Page {
         self.0.entry(metric.name).or_default().push(sample);
     }
 
-    /// Adds samples that were made elsewhere, as far as they are in the catalogue.
-    #[cfg(target_os = "linux")]
-    pub fn adopt(&mut self, families: Vec<MetricFamily>) {
-        for mut family in families {
+    /// Adds a sample of a histogram of the transfer engine's times.
+    pub fn times(&mut self, metric: &'static Metric, labels: &[&str], counts: &[u64], sum_us: u64) {
+        let seconds = |us: u64| Duration::from_micros(us).as_secs_f64();
+        let bounded = TIMES_US.iter().map(|bound| seconds(*bound)).zip(counts);
+        self.buckets(metric, labels, bounded, counts, seconds(sum_us));
+    }
+
+    /// Adds what the process uses, as far as it is in the catalogue.
+    pub fn show_process(&mut self) {
+        #[cfg(target_os = "linux")]
+        for mut family in ProcessCollector::for_self().collect() {
             if let Some(metric) = CATALOGUE.iter().find(|metric| metric.name == family.name()) {
                 self.0.entry(metric.name).or_default().extend(family.take_metric());
             }
         }
     }
 
-    /// The page in the text format.
-    pub fn write(mut self) -> String {
-        let families: Vec<MetricFamily> = CATALOGUE
-            .iter()
+    /// The page in the text format, in the order of a catalogue.
+    pub fn write(mut self, catalogue: impl IntoIterator<Item = &'static &'static Metric>) -> String {
+        let families: Vec<MetricFamily> = catalogue
+            .into_iter()
             .filter_map(|metric| {
                 let mut family = MetricFamily::default();
                 family.set_name(metric.name.to_owned());
@@ -155,7 +168,7 @@ mod tests {
             skew.observe(value);
         }
         page.histogram(&BARRIER_SKEW, &["a", "client"], &skew);
-        let text = page.write();
+        let text = page.write(CATALOGUE);
         for line in [
             "# TYPE muster_runs_total counter",
             "muster_runs_total{muster_job=\"a\",outcome=\"failed\"} 2",

@@ -205,7 +205,7 @@ mod tests {
     fn shown(tally: &Tally, job: u32) -> String {
         let mut page = Page::default();
         tally.show(JobId(job), "j", &mut page);
-        page.write()
+        page.write(super::super::catalogue::CATALOGUE)
     }
 
     #[test]

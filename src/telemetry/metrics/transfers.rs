@@ -48,6 +48,9 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
     ] {
         page.count(metric, &[job], count);
     }
+    for of in &totals.stages {
+        page.times(&metric::TRANSFER_STAGES, &[job, &of.stage], &of.counts, of.sum_us);
+    }
     if let Some(clock) = view.clock {
         page.put(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());
     }

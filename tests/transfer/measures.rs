@@ -1,0 +1,95 @@
+//! What an engine measures of its launches.
+
+use std::time::Duration;
+
+use muster::transfer::{Choice, Engine, Event, Options, Stage, TransferError};
+
+use crate::cluster::{Cluster, PATIENCE, device, done, eventually, incoming, outgoing};
+
+fn ended(engine: &Engine, how: &str) -> u64 {
+    engine.meters().ended().find(|(name, _)| *name == how).map(|(_, count)| count).unwrap()
+}
+
+fn launches(engine: &Engine, stage: Stage) -> u64 {
+    engine.meters().times(stage).counts.iter().sum()
+}
+
+fn slowest_at_least(engine: &Engine, stage: Stage, time: Duration) -> bool {
+    engine.meters().times(stage).sum_us >= time.as_micros() as u64
+}
+
+#[test]
+fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
+    let cluster = Cluster::new(2, Choice::Auto);
+    let (source, target) = (cluster.filled(0, 1 << 20, 1), cluster.empty(1, 1 << 20));
+    let [sender, receiver] = &cluster.engines[..] else { panic!("two engines") };
+    let (sent, received) = cluster.send(0, &source, 1, &target, 1);
+    done(&sent).unwrap();
+    done(&received).unwrap();
+    for engine in [sender, receiver] {
+        assert_eq!(ended(engine, "completed"), 1);
+        for stage in [Stage::Prepare, Stage::Match, Stage::Move] {
+            assert_eq!(launches(engine, stage), 1, "{stage:?}");
+        }
+        assert_eq!(launches(engine, Stage::Dependencies) + launches(engine, Stage::Quiesce), 0);
+    }
+
+    // One side waits for what it depends on; the other for it.
+    let wait = Duration::from_millis(120);
+    let (definer, event) = Event::new();
+    let sent = sender.transfer(&[event], vec![outgoing(&source, 0, 1, 2)], Options::default());
+    let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 2)], Options::default());
+    std::thread::sleep(wait);
+    definer.complete();
+    done(&sent).unwrap();
+    done(&received).unwrap();
+    assert_eq!(launches(sender, Stage::Dependencies), 1);
+    assert!(slowest_at_least(sender, Stage::Dependencies, wait / 2));
+
+    // One side comes late.
+    let received = receiver.transfer(&[], vec![incoming(&target, 0, 1, 3)], Options::default());
+    std::thread::sleep(wait);
+    let sent = sender.transfer(&[], vec![outgoing(&source, 0, 1, 3)], Options::default());
+    done(&sent).unwrap();
+    done(&received).unwrap();
+    assert!(slowest_at_least(receiver, Stage::Match, wait / 2));
+    assert!(receiver.meters().take_failures().is_empty());
+}
+
+#[test]
+fn failures_are_counted_by_reason_and_told_once_with_whom_and_why() {
+    let cluster = Cluster::new(2, Choice::Auto);
+    let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
+    let (sender, meters) = (&cluster.engines[0], cluster.engines[0].meters());
+    let (tell, told) = std::sync::mpsc::channel();
+    meters.on_failure(move || tell.send(()).unwrap());
+
+    let (sent, received) = cluster.send(0, &source, 1, &target, 1);
+    done(&sent).unwrap();
+    done(&received).unwrap();
+    let given_up = sender.transfer(&[], vec![outgoing(&source, 0, 1, 2)], Options::default());
+    assert!(given_up.cancel("no longer wanted").wait_for(PATIENCE));
+    told.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((ended(sender, "cancelled"), ended(sender, "completed")), (1, 1));
+    eventually("the proof is timed", || launches(sender, Stage::Quiesce) == 1);
+    let failures = meters.take_failures();
+    let [failed] = failures.as_slice() else { panic!("{failures:?}") };
+    assert_eq!(failed.peer, cluster.engines[1].here().task);
+    assert!(matches!(&failed.error, TransferError::Cancelled { reason, .. } if reason == "no longer wanted"));
+    assert!(meters.take_failures().is_empty(), "told once");
+
+    // Requests that come to nothing count too.
+    assert!(sender.prepare(Vec::new(), Options::default()).wait().is_err());
+    let nobody =
+        muster::transfer::Spec::send(source.span(), device(0), device(9), muster::transfer::TransferKey(1));
+    assert!(done(&sender.transfer(&[], vec![nobody], Options::default())).is_err());
+    assert_eq!(ended(sender, "refused"), 2);
+    // What is prepared and dropped was never asked for.
+    drop(sender.prepare(vec![outgoing(&source, 0, 1, 3)], Options::default()).wait().unwrap());
+    assert_eq!(ended(sender, "dropped"), 0);
+    // However many there are, a bounded number is kept.
+    for _ in 0..200 {
+        assert!(sender.prepare(Vec::new(), Options::default()).wait().is_err());
+    }
+    assert_eq!((meters.take_failures().len(), ended(sender, "refused")), (64, 202));
+}
