@@ -4,7 +4,9 @@
 //! answer that is known at once costs no queue and no wake-up. Answers to calls that wait are handed to their
 //! [`Inbox`] after the lock is released. One task sleeps until the state machine's next deadline.
 
-use std::collections::{HashMap, VecDeque};
+mod kept;
+
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
@@ -20,6 +22,9 @@ use crate::coordination::{
     JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp, TransferNote,
 };
 use crate::meter;
+
+use kept::Kept;
+pub use kept::Past;
 
 /// Where the answers to waiting calls go: one for each connection.
 pub trait Inbox: Send + Sync {
@@ -75,7 +80,7 @@ struct State {
     effects: Vec<Effect>,
     next_call: u64,
     next_connection: u64,
-    events: VecDeque<Numbered>,
+    kept: Kept,
     next_event: u64,
     inputs: u64,
     lags: u64,
@@ -100,8 +105,6 @@ pub struct Numbered {
     pub event: Arc<Event>,
 }
 
-/// How many events are kept for those who ask later.
-const EVENTS_KEPT: usize = 1 << 14;
 /// How many events a follower may lag behind before it loses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
@@ -168,7 +171,7 @@ impl Engine {
             effects: Vec::new(),
             next_call: 0,
             next_connection: 0,
-            events: VecDeque::new(),
+            kept: Kept::default(),
             next_event: 1,
             inputs: 0,
             lags: 0,
@@ -200,8 +203,8 @@ impl Engine {
         Figures {
             inputs: state.inputs,
             events: state.next_event - 1,
-            events_kept: state.events.len(),
-            events_kept_max: EVENTS_KEPT,
+            events_kept: state.kept.len(),
+            events_kept_max: state.kept.most(),
             events_missed: self.missed.load(Ordering::Relaxed),
             followers: self.followers.receiver_count(),
             lags: state.lags,
@@ -355,12 +358,18 @@ impl Engine {
         self.lock_to_look().waiting.len()
     }
 
-    /// The kept events after number `after`, and a stream of those to come.
+    /// The kept events of all jobs after number `after`, and a stream of those to come.
     #[must_use]
-    pub fn follow(&self, after: u64) -> (Vec<Numbered>, broadcast::Receiver<Numbered>) {
+    pub fn follow(&self, after: u64) -> (Past, broadcast::Receiver<Numbered>) {
         let state = self.lock_to_look();
-        let kept = state.events.iter().filter(|e| e.number > after).cloned().collect();
-        (kept, self.followers.subscribe())
+        (state.kept.after(after), self.followers.subscribe())
+    }
+
+    /// The kept events of a job after number `after`, and a stream of those to come, of all jobs.
+    #[must_use]
+    pub fn follow_job(&self, job: JobId, after: u64) -> (Past, broadcast::Receiver<Numbered>) {
+        let state = self.lock_to_look();
+        (state.kept.of(job, after), self.followers.subscribe())
     }
 
     /// Keeps the deadlines of the state machine, for as long as the returned future is polled.
@@ -445,12 +454,9 @@ impl Engine {
                     observers.iter().for_each(|observer| observer.event(&event));
                     let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
                     state.next_event += 1;
-                    if state.events.len() == EVENTS_KEPT {
-                        state.events.pop_front();
-                    }
                     // Nobody following is no error.
                     let _ = self.followers.send(numbered.clone());
-                    state.events.push_back(numbered);
+                    state.kept.push(numbered);
                 }
                 Effect::BarrierEnded(ending) => {
                     observers.iter().for_each(|observer| observer.barrier_ended(&ending));

@@ -16,7 +16,9 @@ use crate::coordination::JobName;
 use crate::engine::{Engine, Observer};
 use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
-use crate::http::{self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Tokens, Version};
+use crate::http::{
+    self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Timelines, Tokens, Version,
+};
 use crate::meter;
 use crate::reports;
 use crate::telemetry::events::log_events;
@@ -108,7 +110,8 @@ impl Server {
         engine.bound_jobs(config.server.jobs_max);
         let tally = Arc::<Tally>::default();
         let traces = start_traces(config, &engine)?;
-        let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
+        let timelines = Arc::<Timelines>::default();
+        let mut observers: Vec<Arc<dyn Observer>> = vec![timelines.clone()];
         if meter::ON {
             observers.push(tally.clone());
         }
@@ -136,7 +139,7 @@ impl Server {
         let engine = Arc::clone(&server.engine);
         let edge = grpc::Server::behind(grpc_entrance, engine, limits, server.traces.clone());
         let site = server.site(&edge, tally, (Arc::new(audit), handshakes), config);
-        let site = Site { guard: Arc::new(guard), ..site };
+        let site = Site { guard: Arc::new(guard), timelines, ..site };
         server.audit = Arc::clone(&site.audit);
         let limits = Limits::new(config.server.http_connections);
         let http_entrance = Arc::new(http_entrance);

@@ -61,7 +61,7 @@ impl Job {
             let Some(id) = exclusion.task().filter(|id| self.run.task(*id).is_some()) else { continue };
             let waits = |place: &Place| match place {
                 Place::Barrier(_, task) | Place::Poll(task) | Place::LiveSet(_, task) => *task == id,
-                Place::Key(_) | Place::Watch => false,
+                Place::Key(..) | Place::Watch => false,
             };
             ensure!(!self.run.waiters.all().any(|(_, p)| waits(p)), "task {id} is excluded and waits");
             let may_miss = self.settings.recoverable;
@@ -111,7 +111,7 @@ impl Run {
             }
         }
         for (key, call) in self.store.waiting() {
-            let known = self.waiters.place(call) == Some(&Place::Key(key.clone()));
+            let known = matches!(self.waiters.place(call), Some(Place::Key(waited, _)) if waited == key);
             ensure!(known, "the reader {call:?} of a key is not among the waiters");
             found.insert(call);
         }

@@ -322,7 +322,7 @@ impl Run {
     ) {
         let is_its = |(call, place): &(CallId, &Place)| match place {
             Place::Barrier(_, task) | Place::Poll(task) | Place::LiveSet(_, task) => *task == id,
-            Place::Key(_) | Place::Watch => self.waiters.connection(*call).is_some_and(|c| own.contains(&c)),
+            Place::Key(..) | Place::Watch => self.waiters.connection(*call).is_some_and(|c| own.contains(&c)),
         };
         let calls: Vec<CallId> = self.waiters.all().filter(is_its).map(|(call, _)| call).collect();
         for call in calls {

@@ -20,6 +20,9 @@ use super::waiters::Place;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Question {
     pub since: Timestamp,
+    /// Who asked first, and who asked last and when.
+    pub first: TaskId,
+    pub last: (TaskId, Timestamp),
     /// Who has asked, with the calls to answer (one task may have asked more than once).
     pub asked: BTreeMap<TaskId, Vec<CallId>>,
     /// How many live members have not asked.
@@ -56,13 +59,15 @@ impl Run {
         let live = self.task(id).is_some_and(|task| task.is_connected());
         if !self.questions.contains_key(&set) {
             let awaited = set.ids().iter().filter(|id| self.own(**id).is_connected()).count();
-            let question = Question { since: cx.now, asked: BTreeMap::new(), awaited };
+            let question =
+                Question { since: cx.now, first: id, last: (id, cx.now), asked: BTreeMap::new(), awaited };
             self.questions.insert(set.clone(), question);
         }
         let Some(question) = self.questions.get_mut(&set) else { return };
         let calls = question.asked.entry(id).or_default();
-        if calls.is_empty() && live {
-            question.awaited -= 1;
+        if calls.is_empty() {
+            question.awaited -= usize::from(live);
+            question.last = (id, cx.now);
         }
         calls.push(call);
         self.waiters.insert(call, connection, Place::LiveSet(set.clone(), id));

@@ -1,20 +1,24 @@
 //! A job as instruments see it: numbers, made in one pass over its tasks, without the texts of a view.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::barrier::BarrierKey;
+use super::call::TaskSet;
 use super::coordinator::Coordinator;
 use super::event::RunOutcome;
 use super::exclusion::Exclusions;
 use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use super::job::Job;
+use super::live::Question;
 use super::pulse::Gaps;
 use super::run::Run;
 use super::settings::Bounds;
 use super::straggling::{BarrierKind, BarrierRecord, StragglingView};
 use super::view::{RunState, TaskStanding};
+use super::viewing::QUESTION;
 use super::waiters::Place;
 
 /// How many missing members of a barrier are listed.
@@ -35,7 +39,7 @@ pub struct TaskObservation {
     pub peer: Option<SocketAddr>,
     /// Its last sign of life.
     pub last_heartbeat: Option<Timestamp>,
-    /// It waits at a barrier that clients named.
+    /// It waits at a barrier that clients named, or has asked a live-set question.
     pub meets: bool,
     /// How many lives it has had in this run before the present one, as far as they are remembered.
     pub past_lives: usize,
@@ -49,7 +53,7 @@ pub struct TaskObservation {
     pub straggling: Option<StragglingView>,
 }
 
-/// A barrier in progress.
+/// A barrier in progress, or a live-set question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BarrierObservation {
     /// Its id.
@@ -240,6 +244,8 @@ impl Job {
 
 impl Run {
     fn observe_tasks(&self) -> Vec<TaskObservation> {
+        let asking: BTreeSet<TaskId> =
+            self.questions.values().flat_map(|question| question.asked.keys().copied()).collect();
         let observe = |(id, task): (TaskId, &super::task::Task)| {
             let (interval_us, longest_gap_us) = task.pulse.summary();
             TaskObservation {
@@ -248,7 +254,7 @@ impl Run {
                 since: task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
                 peer: task.peer,
                 last_heartbeat: task.last_heartbeat,
-                meets: task.meetings > 0,
+                meets: task.meetings > 0 || asking.contains(&id),
                 past_lives: task.past.len(),
                 registered_at: task.registered_at,
                 interval_us,
@@ -272,7 +278,23 @@ impl Run {
             missing: instance.missing(),
             missing_tasks: instance.missing_tasks().take(MISSING_LISTED).collect(),
         };
-        self.barriers.in_progress().map(observe).collect()
+        let ask = |(set, question): (&TaskSet, &Question)| {
+            let missing = self.awaited_by(set, question);
+            BarrierObservation {
+                id: QUESTION.into(),
+                counter: 0,
+                kind: BarrierKind::LiveSet,
+                since: question.since,
+                last_arrival: question.last.1,
+                deadline: Timestamp(u64::MAX),
+                // Those who are not live are of no weight.
+                members: question.asked.len() + missing.len(),
+                arrived: question.asked.len(),
+                missing: missing.len(),
+                missing_tasks: missing.into_iter().take(MISSING_LISTED).collect(),
+            }
+        };
+        self.barriers.in_progress().map(observe).chain(self.questions.iter().map(ask)).collect()
     }
 
     fn observe_waiting(&self) -> WaitingCalls {
@@ -281,7 +303,7 @@ impl Run {
             *match place {
                 Place::Barrier(..) => &mut waiting.barrier,
                 Place::Poll(_) => &mut waiting.poll,
-                Place::Key(_) => &mut waiting.key,
+                Place::Key(..) => &mut waiting.key,
                 Place::LiveSet(..) => &mut waiting.live_set,
                 Place::Watch => &mut waiting.watch,
             } += 1;

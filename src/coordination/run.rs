@@ -242,7 +242,7 @@ impl Run {
                         return;
                     }
                     match self.store.wait(&key, call, &cx.settings.bounds) {
-                        Ok(key) => return self.waiters.insert(call, connection, Place::Key(key)),
+                        Ok(key) => return self.waiters.insert(call, connection, Place::Key(key, cx.now)),
                         Err(failure) => Err(failure),
                     }
                 }
@@ -407,7 +407,7 @@ impl Run {
     pub fn withdraw(&mut self, cx: &mut Cx<'_>, call: CallId) {
         match self.waiters.remove(call) {
             None | Some(Place::Watch) => {}
-            Some(Place::Key(key)) => self.store.leave(&key, call),
+            Some(Place::Key(key, _)) => self.store.leave(&key, call),
             Some(Place::Poll(task)) => {
                 let task = self.own_mut(task);
                 if task.poll == Some(call) {

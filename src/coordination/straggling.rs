@@ -44,11 +44,14 @@ pub enum BarrierKind {
     Devices,
     /// One that clients named.
     Client,
+    /// A live-set question: who is in it waits for the others as at a barrier.
+    LiveSet,
 }
 
 impl BarrierKind {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Registration, Self::Shutdown, Self::Devices, Self::Client];
+    pub const ALL: [Self; 5] =
+        [Self::Registration, Self::Shutdown, Self::Devices, Self::Client, Self::LiveSet];
 
     /// Its name, as in JSON.
     #[must_use]
@@ -58,6 +61,7 @@ impl BarrierKind {
             Self::Shutdown => "shutdown",
             Self::Devices => "devices",
             Self::Client => "client",
+            Self::LiveSet => "live-set",
         }
     }
 }

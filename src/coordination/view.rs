@@ -233,6 +233,10 @@ pub struct TaskView {
     pub excluded: Option<TaskExclusion>,
     /// What it waits at: barrier ids, or a live-set question.
     pub waits_at: Vec<String>,
+    /// The keys that it waits for, that nobody has written: 4 at most. Not the notice of a preemption, for which every JAX
+    /// program waits.
+    #[serde(default)]
+    pub waits_for: Vec<KeyWait>,
     /// Its error.
     pub error: Option<String>,
 }
@@ -272,7 +276,20 @@ pub struct LiveSetView {
     pub arrived: usize,
     /// Live members that have not.
     pub missing: Vec<TaskId>,
+    /// Who asked first.
+    pub first: TaskId,
     /// When the first asked.
+    pub since: Timestamp,
+    /// Who asked last, and when.
+    pub last: ArrivalView,
+}
+
+/// A key that a task waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct KeyWait {
+    /// The key, as text; long ones are cut.
+    pub key: String,
+    /// Since when.
     pub since: Timestamp,
 }
 

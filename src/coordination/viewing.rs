@@ -1,25 +1,31 @@
 //! Makes the views of a run out of its state.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::barrier::{BarrierKey, Instance, Slot};
+use super::call::TaskSet;
 use super::devices::{self, Device};
 use super::event::RunOutcome;
 use super::exclusion::{Exclusion, ExclusionEnded};
-use super::ids::TaskId;
+use super::ids::{ConnectionId, TaskId};
 use super::job::Job;
+use super::live::Question;
 use super::run::{PREEMPTION_NOTICE, Run};
+use super::store::shown;
 use super::straggling::ArrivalView;
 use super::task::{Standing, Task};
 use super::view::{
-    BarrierView, ExclusionView, LifeView, LiveSetView, PreemptionView, RunLine, RunState, RunSummary,
-    RunView, TaskExclusion, TaskStanding, TaskView,
+    BarrierView, ExclusionView, KeyWait, LifeView, LiveSetView, PreemptionView, RunLine, RunState,
+    RunSummary, RunView, TaskExclusion, TaskStanding, TaskView,
 };
 
 /// How many arrivals at a barrier in progress are shown.
 const ARRIVALS_SHOWN: usize = 256;
 /// What a task waits at that has asked who is alive.
-const QUESTION: &str = "live-set question";
+pub(super) const QUESTION: &str = "live-set question";
+/// How many keys are shown that a task waits for.
+const KEY_WAITS_SHOWN: usize = 4;
 /// The directory in which tasks leave the step that they were at when they learned of a preemption.
 const PREEMPTION_STEPS: &[u8] = b"PREEMPTION_CURRENT_COUNTER";
 /// The barrier at which they wait until all have.
@@ -43,7 +49,8 @@ impl Job {
     /// One task of the present run, with its gaps over time.
     pub(super) fn task_view(&self, id: TaskId) -> Option<TaskView> {
         let recent_gaps = self.run.task(id)?.pulse.course();
-        let mut view = TaskView { recent_gaps, ..self.run.task_view(id, self.run.waits_of(id)) };
+        let waits_for = self.run.key_waits().remove(&id).unwrap_or_default();
+        let mut view = TaskView { recent_gaps, waits_for, ..self.run.task_view(id, self.run.waits_of(id)) };
         self.mark_excluded(std::slice::from_mut(&mut view));
         Some(view)
     }
@@ -162,7 +169,32 @@ impl Run {
                 note(*task, QUESTION);
             }
         }
-        self.ids().zip(waits).map(|(id, waits_at)| self.task_view(id, waits_at)).collect()
+        let mut keys = self.key_waits();
+        let view = |(id, waits_at)| {
+            let waits_for = keys.remove(&id).unwrap_or_default();
+            TaskView { waits_for, ..self.task_view(id, waits_at) }
+        };
+        self.ids().zip(waits).map(view).collect()
+    }
+
+    /// The keys that tasks wait for, by task: a call for a key does not say whose it is, its connection does.
+    fn key_waits(&self) -> BTreeMap<TaskId, Vec<KeyWait>> {
+        let mut waits: BTreeMap<TaskId, Vec<KeyWait>> = BTreeMap::new();
+        let mut wanted = self.waiters.for_keys().filter(|(_, key, _)| *key != PREEMPTION_NOTICE).peekable();
+        if wanted.peek().is_none() {
+            return waits;
+        }
+        let on = self.ids().zip(&self.tasks).filter(|(_, task)| task.is_connected());
+        let on: BTreeMap<ConnectionId, TaskId> =
+            on.filter_map(|(id, task)| Some((task.connection?, id))).collect();
+        for (connection, key, since) in wanted {
+            let Some(task) = on.get(&connection) else { continue };
+            let waits = waits.entry(*task).or_default();
+            if waits.len() < KEY_WAITS_SHOWN {
+                waits.push(KeyWait { key: shown(key).into_owned(), since });
+            }
+        }
+        waits
     }
 
     /// What one task waits at, in the order in which [`Run::task_views`] has it.
@@ -207,6 +239,7 @@ impl Run {
             unsynced: task.unsynced,
             excluded: None,
             waits_at,
+            waits_for: Vec::new(),
             error: task.failure().map(ToString::to_string),
         }
     }
@@ -247,15 +280,18 @@ impl Run {
         let views = self.questions.iter().map(|(set, question)| LiveSetView {
             members: set.ids().len(),
             arrived: question.asked.len(),
-            missing: set
-                .ids()
-                .iter()
-                .copied()
-                .filter(|id| self.own(*id).is_connected() && !question.asked.contains_key(id))
-                .collect(),
+            missing: self.awaited_by(set, question),
+            first: question.first,
             since: question.since,
+            last: ArrivalView { task: question.last.0, at: question.last.1 },
         });
         views.collect()
+    }
+
+    /// The live members of a set that have not asked about it yet.
+    pub(super) fn awaited_by(&self, set: &TaskSet, question: &Question) -> Vec<TaskId> {
+        let missing = |id: &TaskId| self.own(*id).is_connected() && !question.asked.contains_key(id);
+        set.ids().iter().copied().filter(missing).collect()
     }
 
     pub(super) fn preemption(&self) -> Option<PreemptionView> {

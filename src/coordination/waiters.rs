@@ -10,14 +10,15 @@ use serde::{Deserialize, Serialize};
 
 use super::barrier::BarrierKey;
 use super::call::TaskSet;
-use super::ids::{CallId, ConnectionId, TaskId};
+use super::ids::{CallId, ConnectionId, TaskId, Timestamp};
 
 /// Where a call waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Place {
     Barrier(BarrierKey, TaskId),
     Poll(TaskId),
-    Key(Bytes),
+    /// For a key, since then.
+    Key(Bytes, Timestamp),
     LiveSet(TaskSet, TaskId),
     Watch,
 }
@@ -87,6 +88,14 @@ impl Waiters {
     /// Every call that waits for a change of state, in their order.
     pub fn watching(&self) -> impl Iterator<Item = CallId> + '_ {
         self.watching.iter().copied()
+    }
+
+    /// Every call that waits for a key: its connection, the key, and since when.
+    pub fn for_keys(&self) -> impl Iterator<Item = (ConnectionId, &Bytes, Timestamp)> {
+        self.by_call.values().filter_map(|(connection, place)| match place {
+            Place::Key(key, since) => Some((*connection, key, *since)),
+            _ => None,
+        })
     }
 
     /// Every waiting call, in their order.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Detector, Found, Seen, Severity, spoken, usual};
-use crate::coordination::BarrierKind;
+use crate::coordination::{BarrierKind, BarrierObservation};
 
 /// No barrier is stuck before.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,18 +22,17 @@ pub(super) static DETECTOR: Detector = Detector {
 };
 
 fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
-    let old = |barrier: &&crate::coordination::BarrierObservation| {
+    let old = |barrier: &&BarrierObservation| {
         let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES);
         barrier.kind != BarrierKind::Registration && seen.seen_at.since(barrier.since) >= limit
     };
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
     let summary = format!(
-        "{} of {} members have waited at {}::{} for {}; missing: {}",
+        "{} of {} members have waited at {} for {}; missing: {}",
         barrier.arrived,
         barrier.members,
-        shown(&barrier.id),
-        barrier.counter,
+        shown(barrier),
         spoken(waited),
         seen.describe(&barrier.missing_tasks),
     );
@@ -45,7 +44,11 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     )
 }
 
-/// A barrier's id for people: never more of it than a line holds.
-pub(super) fn shown(id: &str) -> &str {
-    id.get(..id.floor_char_boundary(120)).unwrap_or(id)
+/// A barrier and which use of it, for people: never more of its id than a line holds.
+pub(super) fn shown(barrier: &BarrierObservation) -> String {
+    let id = barrier.id.as_ref();
+    match barrier.kind {
+        BarrierKind::LiveSet => format!("a {id}"),
+        _ => format!("{}::{}", id.get(..id.floor_char_boundary(120)).unwrap_or(id), barrier.counter),
+    }
 }

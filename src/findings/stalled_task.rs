@@ -31,15 +31,16 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let barrier = seen
         .barriers
         .iter()
-        .filter(|barrier| barrier.kind == BarrierKind::Client && stalls(seen, barrier))
+        .filter(|barrier| {
+            matches!(barrier.kind, BarrierKind::Client | BarrierKind::LiveSet) && stalls(seen, barrier)
+        })
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
     let summary = format!(
-        "{} of {} members wait at {}::{}; the last of them came {} ago. Alive, and not there: {}",
+        "{} of {} members wait at {}; the last of them came {} ago. Alive, and not there: {}",
         barrier.arrived,
         barrier.members,
-        shown(&barrier.id),
-        barrier.counter,
+        shown(barrier),
         spoken(waited),
         seen.describe(&barrier.missing_tasks),
     );

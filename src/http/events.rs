@@ -145,11 +145,11 @@ pub(super) async fn list(
 }
 
 fn page(engine: &Engine, job: &Job, after: u64, limit: usize) -> EventsPage {
-    let (kept, _) = engine.follow(after);
-    let gap = kept.first().is_some_and(|first| first.number > after.saturating_add(1));
-    let mut next = kept.last().map_or(after, |last| last.number);
+    let (past, _) = engine.follow_job(job.id, after);
+    let gap = past.lacks(after);
+    let mut next = past.events.last().map_or(after, |last| last.number);
     let mut events = Vec::new();
-    for numbered in kept.iter().filter(|numbered| numbered.event.job == job.id) {
+    for numbered in &past.events {
         events.push(EventLine::of(numbered, &job.name));
         if events.len() == limit {
             next = numbered.number;
@@ -190,12 +190,13 @@ impl Follower {
         Ok(follower)
     }
 
-    /// Takes what is kept since the last event.
-    fn catch_up(&mut self) {
-        let (mut kept, coming) = self.engine.follow(self.last);
-        self.gap |= kept.first().is_some_and(|first| first.number > self.last.saturating_add(1));
-        kept.reverse();
-        (self.kept, self.coming) = (kept, coming);
+    /// Takes what is kept since the last event; returns how far back that is whole.
+    fn catch_up(&mut self) -> u64 {
+        let (mut past, coming) = self.engine.follow_job(self.id, self.last);
+        self.gap |= past.lacks(self.last);
+        past.events.reverse();
+        (self.kept, self.coming) = (past.events, coming);
+        past.whole_after
     }
 
     fn stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -223,11 +224,9 @@ impl Follower {
                     match coming {
                         Ok(numbered) => numbered,
                         Err(RecvError::Lagged(_)) => {
-                            let expected = self.last + 1;
-                            self.catch_up();
-                            // What is kept is taken from its end.
-                            let first = self.kept.last().map_or(expected, |first| first.number);
-                            self.engine.note_missed(first.saturating_sub(expected));
+                            let before = self.last;
+                            let whole_after = self.catch_up();
+                            self.engine.note_missed(whole_after.saturating_sub(before));
                             continue;
                         }
                         Err(RecvError::Closed) => return None,

@@ -64,7 +64,7 @@ pub use hosts::Hosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
 pub use listen::{Limits, serve};
-pub use pages::Live;
+pub use pages::{Live, Timelines};
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
@@ -108,6 +108,8 @@ pub struct Site {
     pub findings: Arc<Board>,
     /// What workers report of their transfers.
     pub transfers: Arc<reports::Board>,
+    /// What has happened in each job.
+    pub timelines: Arc<Timelines>,
     /// The pages that follow what changes.
     pub live: Arc<Live>,
     /// Where traces go, if somebody wants them.
@@ -130,6 +132,7 @@ impl Site {
             metrics,
             findings: Arc::default(),
             transfers: Arc::default(),
+            timelines: Arc::default(),
             live: Arc::default(),
             audit,
             streams,

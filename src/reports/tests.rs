@@ -75,10 +75,11 @@ impl World {
     }
 
     fn failures_told(&self) -> Vec<(String, u64)> {
-        let told = self.engine.follow(0).0.into_iter().filter_map(|numbered| match &numbered.event.what {
-            Change::TransferFailed { error, count, .. } => Some((error.to_string(), *count)),
-            _ => None,
-        });
+        let told =
+            self.engine.follow(0).0.events.into_iter().filter_map(|numbered| match &numbered.event.what {
+                Change::TransferFailed { error, count, .. } => Some((error.to_string(), *count)),
+                _ => None,
+            });
         told.collect()
     }
 }

@@ -18,11 +18,9 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
     let mut names = Names::default();
     let mut last = 0;
     'follow: loop {
-        let (kept, mut coming) = engine.follow(last);
-        if let Some(first) = kept.first() {
-            engine.note_missed(first.number.saturating_sub(last + 1));
-        }
-        for numbered in kept {
+        let (past, mut coming) = engine.follow(last);
+        engine.note_missed(past.whole_after.saturating_sub(last));
+        for numbered in past.events {
             last = numbered.number;
             log_event(&numbered, &names.of(&engine, numbered.event.job));
         }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    BarrierKind, BarrierOutcome, Change, Ending, Input, KeyNode, Note, Request, RunState, TaskId,
-    TaskStanding,
+    BarrierKind, BarrierOutcome, Change, Ending, Input, KeyNode, Note, Request, RunState, TaskId, TaskSet,
+    TaskStanding, Timestamp,
 };
 
 use muster::findings::{Seen, detect};
@@ -197,6 +197,52 @@ fn a_task_that_beats_and_does_not_come_is_found_until_it_comes() {
     assert_eq!(found(&job), ["stalled-task"]);
     job.barrier(3, "step", 1);
     assert!(found(&job).is_empty(), "it came");
+}
+
+#[test]
+fn a_task_that_does_not_ask_who_is_alive_is_found_as_one_that_misses_a_barrier() {
+    let mut job = Job::recoverable(3);
+    let everyone = TaskSet::new((0..3).map(TaskId).collect());
+    let ask =
+        |job: &mut Job, task| job.ask(task, Request::LiveSet { task: id(task), tasks: everyone.clone() });
+    ask(&mut job, 0);
+    job.world.advance(Duration::from_secs(2));
+    let began = job.world.now;
+    ask(&mut job, 2);
+    for task in 0..3 {
+        job.beat(task);
+    }
+    job.world.advance(Duration::from_secs(29));
+    assert!(found(&job).is_empty());
+    job.world.advance(Duration::from_secs(1));
+    assert_eq!(found(&job), ["stalled-task"]);
+    let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
+    let (_, stalled) = detect(Seen { job: &seen, clocks: &[] }).remove(0);
+    assert_eq!((stalled.tasks, stalled.since), (vec![TaskId(1)], began));
+    assert!(stalled.summary.contains("2 of 3 members wait at a live-set question"), "{}", stalled.summary);
+    let question = &job.world.view().run.live_sets[0];
+    assert_eq!((question.first, question.last.task, question.last.at), (TaskId(0), TaskId(2), began));
+    ask(&mut job, 1);
+    assert!(found(&job).is_empty(), "it asked");
+}
+
+#[test]
+fn a_task_that_waits_for_a_key_says_for_which_and_since_when() {
+    let mut job = Job::recoverable(2);
+    let since = job.world.now;
+    let get = |key: &str| Request::Get { key: Bytes::copy_from_slice(key.as_bytes()) };
+    job.ask(0, get("RECEIVED_PREEMPTION_NOTICE"));
+    job.ask(1, get("nobody/writes/this"));
+    job.world.advance(Duration::from_secs(5));
+    let waits = |job: &Job, task: usize| -> Vec<(String, Timestamp)> {
+        let tasks = job.world.view().run.tasks;
+        tasks[task].waits_for.iter().map(|wait| (wait.key.clone(), wait.since)).collect()
+    };
+    assert!(waits(&job, 0).is_empty(), "every JAX program waits for that one");
+    assert_eq!(waits(&job, 1), [("nobody/writes/this".to_owned(), since)]);
+    let (key, value) = (Bytes::from_static(b"nobody/writes/this"), Bytes::from_static(b"somebody does"));
+    job.ask(0, Request::Insert { key, value, overwrite: false });
+    assert!(waits(&job, 1).is_empty());
 }
 
 #[test]

@@ -389,7 +389,9 @@ fn address(task: &TaskView) -> Option<std::net::SocketAddr> {
 }
 
 fn waits(task: &TaskView) -> String {
-    let names: Vec<String> = task.waits_at.iter().map(|id| own_name(id)).collect();
+    let barriers = task.waits_at.iter().map(|id| own_name(id));
+    let names: Vec<String> =
+        barriers.chain(task.waits_for.iter().map(|wait| format!("key {}", wait.key))).collect();
     shorten(&names.join(", "), ERROR_CHARS)
 }
 

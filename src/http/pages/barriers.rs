@@ -5,15 +5,13 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::job::{Waiting, head, waiting};
-use super::links::{self, Named};
+use super::links;
 use super::look::barrier_name;
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{look, times};
-use crate::coordination::{
-    BarrierOutcome, BarrierRecord, JobName, LiveSetView, StragglingView, TaskId, TaskView,
-};
+use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglingView, TaskId, TaskView};
 use crate::http::extract::Job;
 use crate::http::{Problem, Site};
 
@@ -27,7 +25,6 @@ const LATE_SHOWN: usize = 20;
 struct Progress<'a> {
     job: &'a JobName,
     waiting: Vec<Waiting<'a>>,
-    questions: Vec<(&'a LiveSetView, Vec<Named>)>,
 }
 
 struct Ended<'a> {
@@ -86,10 +83,7 @@ fn late(task: &TaskView) -> Option<Late<'_>> {
 /// The parts of the page.
 pub(super) fn parts(scene: &Scene) -> Result<Vec<Part>, Problem> {
     let (job, run) = (&scene.view.name, &scene.view.run);
-    let missing =
-        |question: &LiveSetView| question.missing.iter().take(8).map(|task| scene.named(*task)).collect();
-    let questions = run.live_sets.iter().map(|question| (question, missing(question))).collect();
-    let progress = Progress { job, waiting: waiting(scene), questions };
+    let progress = Progress { job, waiting: waiting(scene) };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
     let recent = Recent { job, recent: shown().map(|record| ended(record, longest)).collect() };

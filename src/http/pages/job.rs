@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::links::Named;
-use super::look::{barrier_name, grouped};
+use super::look::{AWAITED_AFTER, barrier_name, grouped};
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
@@ -60,6 +60,8 @@ pub(super) struct Waiting<'a> {
     pub numbers: String,
     /// There is no end to the waiting.
     pub endless: bool,
+    /// Somebody has only just come: nobody is late yet.
+    pub young: bool,
 }
 
 impl<'a> Waiting<'a> {
@@ -73,6 +75,7 @@ impl<'a> Waiting<'a> {
             first: scene.named(barrier.first),
             numbers: links::ranges(&barrier.missing),
             endless: barrier.deadline.since(scene.now()).as_secs() > year,
+            young: is_young(scene, barrier),
             barrier,
         }
     }
@@ -90,6 +93,12 @@ impl<'a> Waiting<'a> {
     pub fn is_registration(&self) -> bool {
         self.barrier.kind == BarrierKind::Registration
     }
+}
+
+/// Whether somebody has only just come to a barrier: it is merely filling.
+pub(super) fn is_young(scene: &Scene, barrier: &BarrierView) -> bool {
+    let last = barrier.arrivals.last().map_or(barrier.since, |last| last.at);
+    barrier.kind != BarrierKind::Registration && scene.now().since(last) < AWAITED_AFTER
 }
 
 /// The barriers in progress, as they are shown.

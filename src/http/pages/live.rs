@@ -25,7 +25,6 @@ use super::patch::{Step, patch};
 use super::scene::Scene;
 use super::shell::Guest;
 use super::table::Listing;
-use super::timeline::Happened;
 use super::{audit, barriers, drain, exclusions, job, overview, task, timeline, transfers};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::Numbered;
@@ -104,7 +103,6 @@ struct Hub {
     news: Arc<watch::Sender<Sight>>,
     events: broadcast::Receiver<Numbered>,
     acts: watch::Receiver<u64>,
-    happened: Happened,
     version: u64,
 }
 
@@ -112,7 +110,7 @@ impl Hub {
     fn new(site: Site, subject: Subject, news: Arc<watch::Sender<Sight>>) -> Self {
         let events = site.engine.follow(u64::MAX).1;
         let acts = site.audit.follow();
-        Self { site, subject, news, events, acts, happened: Happened::default(), version: 0 }
+        Self { site, subject, news, events, acts, version: 0 }
     }
 
     async fn run(mut self) {
@@ -145,7 +143,7 @@ impl Hub {
         match self.subject {
             Subject::All => Some(Seen::All(Box::new(Survey::see(&self.site)), Mutex::default())),
             Subject::Audit => Some(Seen::Audit),
-            Subject::Job(job) => Some(Seen::Job(Box::new(Scene::see(&self.site, job, &mut self.happened)?))),
+            Subject::Job(job) => Some(Seen::Job(Box::new(Scene::see(&self.site, job)?))),
         }
     }
 

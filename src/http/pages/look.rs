@@ -87,6 +87,17 @@ pub(super) fn barrier_name(id: &str) -> String {
     }
 }
 
+/// A key that a task waits for.
+pub(super) fn key_name(key: &str) -> String {
+    format!("key {}", shorten(&crate::text::one_line(key), 120))
+}
+
+/// Where a task waits: barriers first, then keys.
+pub(super) fn waits(task: &TaskView) -> Vec<String> {
+    let barriers = task.waits_at.iter().map(|id| barrier_name(id));
+    barriers.chain(task.waits_for.iter().map(|wait| key_name(&wait.key))).collect()
+}
+
 /// A text of at most so many characters.
 pub(super) fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {

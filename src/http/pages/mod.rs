@@ -47,6 +47,7 @@ use super::Site;
 
 pub use live::Live;
 pub(super) use shell::of_problem;
+pub use timeline::Timelines;
 
 /// The address of a static file.
 pub(super) fn asset(name: &str) -> String {

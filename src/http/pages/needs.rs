@@ -159,8 +159,7 @@ fn failed(scene: &Scene) -> Option<Need> {
 fn awaited(scene: &Scene) -> Option<Need> {
     let barriers = scene.barriers();
     let waits = |task: &TaskId| scene.look(*task) == Look::Awaited;
-    let holds_up =
-        |barrier: &&BarrierView| barrier.kind == BarrierKind::Client && barrier.missing.iter().any(waits);
+    let holds_up = |barrier: &&BarrierView| is_of_steps(barrier.kind) && barrier.missing.iter().any(waits);
     let barrier = barriers.into_iter().find(holds_up)?;
     let name = barrier_name(&barrier.id);
     let who = match &barrier.missing[..] {
@@ -177,6 +176,11 @@ fn awaited(scene: &Scene) -> Option<Need> {
     // Those that are lost have an entry of their own.
     let alive: Vec<TaskId> = barrier.missing.iter().copied().filter(waits).collect();
     Some(need.about(scene, &alive).advised(advice, "/guide/states#awaited"))
+}
+
+/// Whether tasks meet there between the steps of their program.
+fn is_of_steps(kind: BarrierKind) -> bool {
+    matches!(kind, BarrierKind::Client | BarrierKind::LiveSet)
 }
 
 #[derive(Template)]

@@ -12,7 +12,6 @@ use super::needs::{self, Need};
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
-use super::timeline::Happened;
 use super::{links, look, times};
 use crate::coordination::{FirstCause, JobId, JobName, RunNumber, RunState, Timestamp};
 use crate::http::{Problem, Site};
@@ -63,7 +62,7 @@ impl Survey {
         let mut survey = Self { lines: Vec::new(), needs: Vec::new(), handshakes, more, now };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
             // What happened is on the page of the job.
-            if let Some(scene) = Scene::see(site, job, &mut Happened::nothing()) {
+            if let Some(scene) = Scene::see(site, job) {
                 survey.add(&scene);
             }
         }

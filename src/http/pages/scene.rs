@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::links::Named;
-use super::look::{Look, barrier_name};
+use super::look::{Look, barrier_name, key_name};
 use super::part::Part;
 use super::timeline::Happened;
 use crate::coordination::{
-    BarrierKind, BarrierView, JobId, JobView, Roster, TaskId, TaskStanding, TaskView, Timestamp,
+    BarrierKind, BarrierView, JobId, JobView, LiveSetView, Roster, TaskId, TaskStanding, TaskView, Timestamp,
 };
 use crate::findings::Finding;
 use crate::http::extract::Job;
@@ -34,28 +34,29 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// Looks at a job. `happened` is what is known of its past; it is brought up to date.
-    pub fn see(site: &Site, id: JobId, happened: &mut Happened) -> Option<Self> {
+    /// Looks at a job.
+    pub fn see(site: &Site, id: JobId) -> Option<Self> {
         let (view, roster) =
             site.engine.look(|core, now| Some((core.job_view(id, now)?, core.job(id)?.roster())))?;
-        happened.catch_up(&site.engine, id);
         let (open, _) = site.findings.of(id);
-        Some(Self::new(id, (view, roster), open, happened.clone(), Arc::clone(&site.transfers)))
+        Some(Self::new(id, (view, roster), open, site.timelines.of(id), Arc::clone(&site.transfers)))
     }
 
     /// Looks at the job of a request.
     pub fn of(site: &Site, job: &Job) -> Result<Self, Problem> {
-        let seen = Self::see(site, job.id, &mut Happened::default());
+        let seen = Self::see(site, job.id);
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
     fn new(
         id: JobId,
-        (view, roster): (JobView, Roster),
+        (mut view, roster): (JobView, Roster),
         open: Vec<Finding>,
         happened: Happened,
         board: Arc<Board>,
     ) -> Self {
+        let questions = std::mem::take(&mut view.run.live_sets);
+        view.run.barriers.extend(questions.into_iter().map(question));
         let awaited = awaited(&view);
         let look = |task: &TaskView| Look::of(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
@@ -133,6 +134,22 @@ impl Scene {
     }
 }
 
+/// A live-set question as what it is for those who wait: a barrier of the tasks that are alive.
+fn question(of: LiveSetView) -> BarrierView {
+    BarrierView {
+        id: "live-set question".to_owned(),
+        counter: 0,
+        kind: BarrierKind::LiveSet,
+        members: of.arrived + of.missing.len(),
+        arrived: of.arrived,
+        missing: of.missing,
+        first: of.first,
+        since: of.since,
+        deadline: Timestamp(u64::MAX),
+        arrivals: vec![of.last],
+    }
+}
+
 /// Since when the others have been complete but for each task that they wait for.
 fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
     let mut awaited: HashMap<TaskId, Timestamp> = HashMap::new();
@@ -166,6 +183,10 @@ fn doing(task: &TaskView) -> String {
         TaskStanding::Connected if !task.waits_at.is_empty() => {
             let names: Vec<String> = task.waits_at.iter().map(|id| barrier_name(id)).collect();
             format!("waits at {} instead", names.join(", "))
+        }
+        TaskStanding::Connected if !task.waits_for.is_empty() => {
+            let keys: Vec<String> = task.waits_for.iter().map(|wait| key_name(&wait.key)).collect();
+            format!("waits for {}, which nobody has written", keys.join(", "))
         }
         TaskStanding::Connected if task.unsynced => "restarted, and not in step yet".into(),
         TaskStanding::Connected => "alive, and waits nowhere: busy or stuck".into(),

@@ -7,7 +7,7 @@ use askama::Template;
 use serde::Deserialize;
 
 use super::links::{self, encoded};
-use super::look::{Look, barrier_name, shorten};
+use super::look::{Look, shorten, waits};
 use super::part::Part;
 use super::scene::{Scene, host};
 use super::times;
@@ -143,6 +143,7 @@ impl Listing {
         }
         host(task).contains(find)
             || task.waits_at.iter().any(|id| id.contains(find))
+            || task.waits_for.iter().any(|wait| wait.key.contains(find))
             || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
     }
 
@@ -157,7 +158,9 @@ impl Listing {
             "gap" => {
                 tasks.sort_by_key(|task| Reverse(task.pulse.as_ref().map(|pulse| pulse.longest_recent_us)));
             }
-            "waits" => tasks.sort_by(|a, b| a.waits_at.cmp(&b.waits_at)),
+            "waits" => tasks.sort_by_cached_key(|task| {
+                (task.waits_at.clone(), task.waits_for.first().map(|wait| wait.key.clone()))
+            }),
             "score" => tasks.sort_by(|a, b| score(b).total_cmp(&score(a))),
             _ => {}
         }
@@ -185,7 +188,7 @@ struct Row<'a> {
 
 impl<'a> Row<'a> {
     fn of(scene: &'a Scene, task: &'a TaskView) -> Self {
-        let waits: Vec<String> = task.waits_at.iter().map(|id| barrier_name(id)).collect();
+        let waits = waits(task);
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
             look: scene.look(task.task),

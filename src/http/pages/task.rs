@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::exclusions::{Did, Form};
-use super::job::head;
-use super::look::{Look, barrier_name};
+use super::job::{head, is_young};
+use super::look::{Look, barrier_name, key_name};
 use super::part::Part;
 use super::scene::{Scene, host};
 use super::shell::{Guest, Page, Place, answer};
@@ -41,6 +41,8 @@ struct State_<'a> {
     look: Look,
     host: String,
     waits: Vec<String>,
+    /// The keys that it waits for, and since when.
+    keys: Vec<(String, Timestamp)>,
     awaited_at: Vec<(String, usize, usize)>,
     /// What is found that is about it.
     found: Vec<&'a Finding>,
@@ -166,13 +168,15 @@ pub(super) fn parts(
 ) -> Result<Option<Vec<Part>>, Problem> {
     let Some(task) = scene.task(id) else { return Ok(None) };
     let (view, run) = (&scene.view, &scene.view.run);
-    let waited_for = run.barriers.iter().filter(|barrier| barrier.missing.contains(&id));
+    let waited_for =
+        run.barriers.iter().filter(|barrier| barrier.missing.contains(&id) && !is_young(scene, barrier));
     let state = State_ {
         job: &view.name,
         task,
         look: scene.look(id),
         host: host(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
+        keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
         found: scene.open.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
     };

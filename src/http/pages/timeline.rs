@@ -1,6 +1,7 @@
 //! The timeline: what happened in a job, the first cause before what followed from it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use askama::Template;
 use axum::extract::State;
@@ -12,8 +13,10 @@ use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{links, times};
-use crate::coordination::{Change, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp};
-use crate::engine::{Engine, Numbered};
+use crate::coordination::{
+    BarrierEnding, Change, Event, FailureClass, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp,
+};
+use crate::engine::Observer;
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
 use crate::telemetry::events::kind;
@@ -24,8 +27,10 @@ const MOMENTS_KEPT: usize = 400;
 const MOMENTS_SHORT: usize = 14;
 /// How many ranges of tasks one moment names.
 const RANGES_SHOWN: usize = 6;
-/// What many tasks do within this time, in microseconds, is one moment.
-const TOGETHER_US: u64 = 60_000_000;
+/// What many tasks do one after the other is one moment if no two are further apart than this, in microseconds: where it is
+/// no trouble, and where it is.
+const CALM_US: u64 = 60_000_000;
+const TROUBLE_US: u64 = 1_000_000;
 
 /// What a moment is to the failure of its run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,28 +47,30 @@ pub(super) enum Role {
 #[derive(Debug, Clone)]
 pub(super) struct Moment {
     pub at: Timestamp,
+    last_at: Timestamp,
     pub run: RunNumber,
     pub kind: &'static str,
     pub role: Role,
     pub tone: &'static str,
     pub tasks: Vec<TaskId>,
     pub text: String,
-    single: bool,
+    /// What it must share with a moment that it is told of together with; nothing if it stands alone.
+    shared: Option<String>,
 }
 
 impl Moment {
-    fn of(numbered: &Numbered) -> Option<Self> {
-        let event = &numbered.event;
+    fn of(event: &Event) -> Option<Self> {
         let tone = tone(&event.what)?;
         Some(Self {
             at: event.at,
+            last_at: event.at,
             run: event.run,
             kind: kind(&event.what),
             role: if matches!(event.what, Change::FirstCause { .. }) { Role::Cause } else { Role::Plain },
             tone,
             tasks: tasks(&event.what),
             text: crate::text::one_line(&event.reason).into_owned(),
-            single: !gathers(&event.what),
+            shared: shared(event),
         })
     }
 
@@ -94,7 +101,10 @@ impl Moment {
 /// Whether a change is worth a line, and its tone.
 fn tone(what: &Change) -> Option<&'static str> {
     Some(match what {
-        Change::BarrierStarted { .. } => return None,
+        // The exclusion itself is told.
+        Change::BarrierStarted { .. } | Change::TaskFailed { class: FailureClass::Excluded, .. } => {
+            return None;
+        }
         Change::BarrierPassed { without, .. } if without.is_empty() => return None,
         Change::FirstCause { .. } | Change::TaskFailed { .. } | Change::BarrierFailed { .. } => "bad",
         Change::RunEnded { outcome } if *outcome != RunOutcome::Completed => "bad",
@@ -111,17 +121,18 @@ fn tone(what: &Change) -> Option<&'static str> {
     })
 }
 
-/// Whether many changes of this kind at one time are one moment.
-fn gathers(what: &Change) -> bool {
-    matches!(
-        what,
+/// What many changes at one time have to share to be one moment: nothing more than their kind if they are no trouble, the
+/// cause if they are. Others stand alone.
+fn shared(event: &Event) -> Option<String> {
+    match &event.what {
         Change::TaskRegistering { .. }
-            | Change::TaskConnected { .. }
-            | Change::TaskDisconnected { .. }
-            | Change::TaskFailed { .. }
-            | Change::TaskSuspected { .. }
-            | Change::TaskReturned { .. }
-    )
+        | Change::TaskConnected { .. }
+        | Change::TaskDisconnected { .. }
+        | Change::TaskReturned { .. } => Some(String::new()),
+        Change::TaskFailed { class, .. } => Some(class.name().to_owned()),
+        Change::TaskSuspected { .. } => Some("suspected".to_owned()),
+        _ => None,
+    }
 }
 
 fn tasks(what: &Change) -> Vec<TaskId> {
@@ -146,33 +157,14 @@ fn tasks(what: &Change) -> Vec<TaskId> {
 #[derive(Debug, Default, Clone)]
 pub(super) struct Happened {
     /// The latest last.
-    moments: VecDeque<Moment>,
-    last: u64,
+    moments: VecDeque<Arc<Moment>>,
     /// The run whose first cause has been seen.
     caused: Option<RunNumber>,
+    /// Moments before the first were dropped.
+    cut: bool,
 }
 
 impl Happened {
-    /// A past that nobody asks for: it stays empty.
-    pub fn nothing() -> Self {
-        Self { last: u64::MAX, ..Self::default() }
-    }
-
-    /// Takes in what has happened since.
-    pub fn catch_up(&mut self, engine: &Engine, job: JobId) {
-        if self.last == u64::MAX {
-            return;
-        }
-        for numbered in engine.follow(self.last).0 {
-            self.last = numbered.number;
-            if numbered.event.job == job
-                && let Some(moment) = Moment::of(&numbered)
-            {
-                self.push(moment);
-            }
-        }
-    }
-
     fn push(&mut self, mut moment: Moment) {
         if moment.role == Role::Cause {
             self.caused = Some(moment.run);
@@ -180,23 +172,55 @@ impl Happened {
             moment.role = Role::Following;
         }
         if let Some(last) = self.moments.back_mut()
-            && !moment.single
+            && let Some(shared) = &moment.shared
+            && last.shared.as_ref() == Some(shared)
             && (last.kind, last.run, last.role) == (moment.kind, moment.run, moment.role)
-            && moment.at.0.saturating_sub(last.at.0) < TOGETHER_US
+            && moment.at.0.saturating_sub(last.last_at.0)
+                < if shared.is_empty() { CALM_US } else { TROUBLE_US }
         {
+            let last = Arc::make_mut(last);
+            last.last_at = moment.at;
             last.tasks.extend(moment.tasks);
             return;
         }
-        self.moments.push_back(moment);
+        self.moments.push_back(Arc::new(moment));
         if self.moments.len() > MOMENTS_KEPT {
             self.moments.pop_front();
+            self.cut = true;
         }
     }
 
     /// The latest moments first.
     pub fn latest(&self) -> impl Iterator<Item = &Moment> + Clone {
-        self.moments.iter().rev()
+        self.moments.iter().rev().map(Arc::as_ref)
     }
+}
+
+/// What has happened in every job, told as it happens: however many barriers pass, it is not pushed out.
+#[derive(Debug, Default)]
+pub struct Timelines(Mutex<HashMap<JobId, Happened>>);
+
+impl Timelines {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Happened>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has happened in a job.
+    pub(super) fn of(&self, job: JobId) -> Happened {
+        self.lock().get(&job).cloned().unwrap_or_default()
+    }
+}
+
+impl Observer for Timelines {
+    fn event(&self, event: &Event) {
+        if matches!(event.what, Change::JobDeleted { .. }) {
+            self.lock().remove(&event.job);
+        } else if let Some(moment) = Moment::of(event) {
+            self.lock().entry(event.job).or_default().push(moment);
+        }
+    }
+
+    fn barrier_ended(&self, _ending: &BarrierEnding) {}
 }
 
 #[derive(Template)]
@@ -207,6 +231,8 @@ struct Timeline<'a> {
     cause: Option<Cause>,
     moments: Vec<&'a Moment>,
     more: bool,
+    /// What happened before is not kept.
+    cut: bool,
 }
 
 struct Cause {
@@ -232,8 +258,9 @@ pub(super) fn part(scene: &Scene, whole: bool, only: Option<TaskId>) -> Result<P
     });
     let shown = scene.happened.latest().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
-    let moments = shown.take(most).collect();
-    Part::new("timeline", &Timeline { job: &scene.view.name, cause, moments, more })
+    let moments: Vec<&Moment> = shown.take(most).collect();
+    let cut = !more && scene.happened.cut;
+    Part::new("timeline", &Timeline { job: &scene.view.name, cause, moments, more, cut })
 }
 
 #[derive(Template)]
@@ -277,7 +304,31 @@ mod tests {
 
     fn moment(kind: &'static str, task: i32, tone: &'static str, role: Role) -> Moment {
         let (at, run) = (Timestamp(task.unsigned_abs().into()), RunNumber(1));
-        Moment { at, run, kind, role, tone, tasks: vec![TaskId(task)], text: kind.into(), single: false }
+        let (tasks, text, shared) = (vec![TaskId(task)], kind.into(), Some(kind.into()));
+        Moment { at, last_at: at, run, kind, role, tone, tasks, text, shared }
+    }
+
+    fn failed(timelines: &Timelines, at: u64, task: i32, class: FailureClass, reason: &str) {
+        let what = Change::TaskFailed { task: TaskId(task), class };
+        let (run, reason) = (RunNumber(1), reason.to_owned());
+        timelines.event(&Event { at: Timestamp(at), job: JobId(0), run, what, reason });
+    }
+
+    #[test]
+    fn failures_are_one_line_only_where_they_have_one_cause() {
+        let timelines = Timelines::default();
+        failed(&timelines, 0, 1, FailureClass::ConnectionLost, "the host is gone");
+        failed(&timelines, 900_000, 2, FailureClass::ConnectionLost, "the host is gone");
+        failed(&timelines, 1_000_000, 3, FailureClass::HeartbeatTimeout, "no heartbeat for 100 s");
+        failed(&timelines, 2_500_000, 4, FailureClass::HeartbeatTimeout, "no heartbeat for 101 s");
+        failed(&timelines, 2_600_000, 5, FailureClass::Excluded, "its exclusion is told instead");
+        let told: Vec<_> = timelines.of(JobId(0)).latest().map(|m| (m.whose(), m.text.clone())).collect();
+        let wanted = [
+            ("task 4", "no heartbeat for 101 s"),
+            ("task 3", "no heartbeat for 100 s"),
+            ("2 tasks: 1–2", "the host is gone"),
+        ];
+        assert_eq!(told, wanted.map(|(whose, text)| (whose.to_owned(), text.to_owned())));
     }
 
     #[test]
