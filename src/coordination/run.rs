@@ -37,6 +37,8 @@ pub(super) struct Run {
     /// When the registration barrier passed.
     pub started_at: Option<Timestamp>,
     pub ended: Option<(RunOutcome, Timestamp)>,
+    /// Why it has ended, in words.
+    pub end_reason: String,
     pub first_cause: Option<FirstCause>,
     /// When the preemption notice was left.
     pub noticed_at: Option<Timestamp>,
@@ -78,6 +80,7 @@ impl Run {
             opened_at: now,
             started_at: None,
             ended: None,
+            end_reason: String::new(),
             first_cause: None,
             noticed_at: None,
             drain: None,
@@ -106,6 +109,7 @@ impl Run {
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended: self.ended,
+            end_reason: self.end_reason.clone(),
             first_cause: self.first_cause.clone(),
             noticed_at: self.noticed_at,
             drain: self.drain.clone(),
@@ -443,7 +447,9 @@ impl Run {
     /// The run is over. Keeps the first outcome.
     pub fn end(&mut self, cx: &mut Cx<'_>, outcome: RunOutcome, reason: impl Into<String>) {
         if self.ended.is_none() {
+            let reason = reason.into();
             self.ended = Some((outcome, cx.now));
+            self.end_reason = shown(reason.as_bytes()).into_owned();
             cx.event(Change::RunEnded { outcome }, reason);
         }
     }

@@ -142,6 +142,9 @@ pub struct RunView {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
+    /// Why it ended, in words, once it has.
+    #[serde(default)]
+    pub end_reason: Option<String>,
     /// How many tasks are connected.
     pub live: usize,
     /// Its first error.
@@ -324,6 +327,9 @@ pub struct RunSummary {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Timestamp,
+    /// Why it ended, in words.
+    #[serde(default)]
+    pub end_reason: String,
     /// Its first error.
     pub first_cause: Option<FirstCause>,
     /// The devices that its tasks had published.

@@ -107,6 +107,7 @@ impl Run {
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended_at: self.ended.map(|(_, at)| at),
+            end_reason: self.ended.map(|_| self.end_reason.clone()),
             live: self.connected,
             first_cause: self.first_cause.clone(),
             tasks: self.task_views(),
@@ -142,6 +143,7 @@ impl Run {
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended_at,
+            end_reason: self.end_reason.clone(),
             first_cause: self.first_cause.clone(),
             devices: self.devices(),
         }

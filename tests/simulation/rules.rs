@@ -439,9 +439,14 @@ fn when_the_last_live_task_of_a_recoverable_run_is_lost_the_run_is_over() {
     job.kill(0);
     job.kill(1);
     job.world.advance(Duration::from_secs(1));
-    assert_eq!(job.world.view().run.state, RunState::Abandoned);
+    let run = job.world.view().run;
+    assert_eq!(run.state, RunState::Abandoned);
+    let reason = run.end_reason.expect("it has ended");
+    assert!(reason.contains("last live task"), "{reason}");
     job.restart(0);
-    assert_eq!(job.world.view().run.number.0, 2);
+    let view = job.world.view();
+    assert_eq!((view.run.number.0, view.run.end_reason), (2, None));
+    assert_eq!(view.history[0].end_reason, reason);
 }
 
 #[test]

@@ -6,10 +6,13 @@ use axum::response::Response;
 use serde::Deserialize;
 
 use super::job::head;
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{links, look};
-use crate::coordination::{Device, DeviceFate, DeviceMap, DeviceMove, JobName};
+use crate::coordination::{
+    Coordinator, Device, DeviceFate, DeviceMap, DeviceMove, JobName, KeyValue, TaskId,
+};
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
 
@@ -24,29 +27,33 @@ const ORBAX: &[u8] = b"orbax/distributed_to_device_ids";
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct Which {
-    task: String,
-    fate: String,
+    pub task: String,
+    pub fate: String,
 }
 
+impl Which {
+    /// As it stands in the address at which the page is followed.
+    fn query(&self) -> String {
+        format!("devices&task={}&fate={}", links::encoded(&self.task), links::encoded(&self.fate))
+    }
+}
+
+/// What there is, and what moved.
 #[derive(Template)]
-#[template(path = "devices.html")]
-struct DevicesPage {
-    page: Page,
-    job: JobName,
-    which: Which,
+#[template(path = "parts/devices.html")]
+struct Devices<'a> {
+    job: &'a JobName,
+    which: &'a Which,
     total: usize,
     platforms: Vec<(String, usize)>,
     hosts: usize,
-    devices: Vec<Device>,
-    found: usize,
     map: DeviceMap,
     fates: [(DeviceFate, usize); 4],
     changed: Vec<DeviceMove>,
     changes: usize,
-    orbax: Vec<(String, String)>,
 }
 
-impl DevicesPage {
+impl Devices<'_> {
     fn word(&self, fate: &DeviceFate) -> &'static str {
         word(*fate)
     }
@@ -61,33 +68,95 @@ fn word(fate: DeviceFate) -> &'static str {
     }
 }
 
-/// What Orbax says of who has which devices: the process, and its list.
-fn orbax(site: &Site, job: &Job) -> Result<Vec<(String, String)>, Problem> {
-    let lines = site.look(job, |look| {
-        let lines = look.keys(ORBAX, b"", false, ORBAX_KEYS_MAX);
-        let keys = lines.into_iter().filter(|line| line.value_bytes.is_some());
-        keys.filter_map(|line| look.key(&line.key)).collect::<Vec<_>>()
-    })?;
-    let shown = lines.into_iter().filter(|line| !site.redaction.hides(&line.key));
-    Ok(shown
-        .filter_map(|line| {
-            let key = String::from_utf8_lossy(&line.key).into_owned();
-            let process = key.rsplit('/').next()?.to_owned();
-            let text = String::from_utf8_lossy(&line.value[..line.value.len().min(400)]).into_owned();
-            Some((process, text))
-        })
-        .collect())
+/// The devices one by one.
+#[derive(Template)]
+#[template(path = "parts/device-list.html")]
+struct List<'a> {
+    job: &'a JobName,
+    total: usize,
+    devices: Vec<&'a Device>,
+    found: usize,
 }
 
-pub(super) async fn show(
-    State(site): State<Site>,
-    job: Job,
-    guest: Guest,
-    Params(which): Params<Which>,
-) -> Result<Response, Problem> {
-    let scene = Scene::of(&site, &job)?;
-    let now = scene.now();
-    let map = site.look(&job, |look| look.device_map())?;
+#[derive(Template)]
+#[template(path = "parts/orbax.html")]
+struct Orbax<'a> {
+    job: &'a JobName,
+    rows: Vec<Written>,
+}
+
+/// What Orbax wrote of one process, beside who has those devices in this run.
+struct Written {
+    process: String,
+    ids: Vec<i32>,
+    /// The tasks that have them.
+    tasks: Vec<TaskId>,
+    /// Those that no task has.
+    nobodys: Vec<i32>,
+    /// The value, where it is no list of numbers.
+    raw: String,
+}
+
+impl Written {
+    fn of(line: &KeyValue, devices: &[Device]) -> Option<Self> {
+        let process = String::from_utf8_lossy(&line.key).rsplit('/').next()?.to_owned();
+        let ids = super::keys::numbers(&line.value).unwrap_or_default();
+        let owner =
+            |id: &i32| devices.iter().find(|device| device.global_id == *id).map(|device| device.task);
+        let mut tasks: Vec<TaskId> = ids.iter().filter_map(owner).collect();
+        tasks.sort_unstable();
+        tasks.dedup();
+        let nobodys = ids.iter().copied().filter(|id| owner(id).is_none()).collect();
+        let raw = if ids.is_empty() {
+            String::from_utf8_lossy(&line.value[..line.value.len().min(400)]).into_owned()
+        } else {
+            String::new()
+        };
+        Some(Self { process, ids, tasks, nobodys, raw })
+    }
+
+    /// The ids, as they are read.
+    fn list(&self) -> String {
+        let ids: Vec<String> = self.ids.iter().map(i32::to_string).collect();
+        ids.join(", ")
+    }
+
+    /// Whether the process is not the task that has its devices now.
+    fn differs(&self) -> bool {
+        self.tasks.iter().any(|task| task.0.to_string() != self.process)
+    }
+}
+
+/// What Orbax says of who has which devices.
+fn orbax(site: &Site, scene: &Scene) -> Result<Part, Problem> {
+    let look = |core: &Coordinator, _| {
+        let look = core.job(scene.id)?;
+        let lines = look.keys(ORBAX, b"", false, ORBAX_KEYS_MAX);
+        let keys = lines.into_iter().filter(|line| line.value_bytes.is_some());
+        Some(keys.filter_map(|line| look.key(&line.key)).collect::<Vec<_>>())
+    };
+    let lines = site.engine.look(look).unwrap_or_default();
+    let shown = lines.iter().filter(|line| !site.redaction.hides(&line.key));
+    let rows = shown.filter_map(|line| Written::of(line, &scene.view.run.devices)).collect();
+    Part::new("orbax", &Orbax { job: &scene.view.name, rows })
+}
+
+/// The parts of the page, as this guest sees them.
+pub(super) fn parts(site: &Site, scene: &Scene, guest: &Guest, which: &Which) -> Result<Vec<Part>, Problem> {
+    let shared = scene.made(&which.query(), || shared(site, scene, which))?;
+    let mut parts = shared.to_vec();
+    // Values of keys are not for everybody.
+    if guest.operator {
+        parts.push(orbax(site, scene)?);
+    }
+    Ok(parts)
+}
+
+/// The parts that all guests see.
+fn shared(site: &Site, scene: &Scene, which: &Which) -> Result<Vec<Part>, Problem> {
+    let job = &scene.view.name;
+    let look = |core: &Coordinator, _| core.job(scene.id).map(|look| look.device_map());
+    let map = site.engine.look(look).ok_or_else(|| Problem::no_such_job(job.as_str(), Vec::new()))?;
     let count = |fate: DeviceFate| (fate, map.places.iter().filter(|place| place.fate == fate).count());
     let fates = [DeviceFate::Moved, DeviceFate::Gone, DeviceFate::Came, DeviceFate::Same].map(count);
     let wanted = |place: &&DeviceMove| match which.fate.as_str() {
@@ -95,7 +164,6 @@ pub(super) async fn show(
         fate => word(place.fate) == fate,
     };
     let changed: Vec<DeviceMove> = map.places.iter().filter(wanted).cloned().collect();
-    let changes = changed.len();
     let all = &scene.view.run.devices;
     let mut platforms: Vec<(String, usize)> = Vec::new();
     for device in all {
@@ -109,24 +177,44 @@ pub(super) async fn show(
     boots.dedup();
     let task = which.task.trim().parse::<i32>().ok();
     let found: Vec<&Device> = all.iter().filter(|one| task.is_none_or(|task| one.task.0 == task)).collect();
-    // Values of keys are not for everybody.
-    let orbax = if guest.operator { orbax(&site, &job)? } else { Vec::new() };
-    let title = format!("Devices of {}", job.name);
-    let page = Page::of_scene(guest, Place::Devices, title, &scene, "head", vec![head(&scene)?]);
-    let page = DevicesPage {
-        page,
-        orbax,
-        job: job.name,
+    let devices = Devices {
+        job,
         which,
         total: all.len(),
         platforms,
         hosts: boots.len(),
-        found: found.len(),
-        devices: found.into_iter().take(ROWS_MAX).cloned().collect(),
         fates,
+        changes: changed.len(),
         changed: changed.into_iter().take(ROWS_MAX).collect(),
-        changes,
         map,
     };
-    answer(&page, now)
+    let list = List {
+        job,
+        total: all.len(),
+        found: found.len(),
+        devices: found.into_iter().take(ROWS_MAX).collect(),
+    };
+    Ok(vec![head(scene)?, Part::new("devices", &devices)?, Part::new("device-list", &list)?])
+}
+
+#[derive(Template)]
+#[template(path = "devices.html")]
+struct DevicesPage {
+    page: Page,
+    job: JobName,
+    which: Which,
+}
+
+pub(super) async fn show(
+    State(site): State<Site>,
+    job: Job,
+    guest: Guest,
+    Params(which): Params<Which>,
+) -> Result<Response, Problem> {
+    let scene = Scene::of(&site, &job)?;
+    let now = scene.now();
+    let parts = parts(&site, &scene, &guest, &which)?;
+    let title = format!("Devices of {}", job.name);
+    let page = Page::of_scene(guest, Place::Devices, title, &scene, &which.query(), parts);
+    answer(&DevicesPage { page, job: job.name, which }, now)
 }

@@ -133,6 +133,8 @@ pub(super) fn parts(scene: &Scene, listing: &Listing) -> Result<Vec<Part>, Probl
         grid::part(scene)?,
         table::part(scene, listing)?,
         timeline::part(scene, false, None)?,
+        Part::new("history", &History { view: &scene.view })?,
+        Part::new("settings", &Settings { view: &scene.view })?,
     ])
 }
 
@@ -144,6 +146,19 @@ fn calm(view: &JobView) -> String {
     }
 }
 
+/// The runs before this one.
+#[derive(Template)]
+#[template(path = "parts/history.html")]
+struct History<'a> {
+    view: &'a JobView,
+}
+
+#[derive(Template)]
+#[template(path = "parts/settings.html")]
+struct Settings<'a> {
+    view: &'a JobView,
+}
+
 #[derive(Template)]
 #[template(path = "job.html")]
 struct JobPage {
@@ -151,7 +166,7 @@ struct JobPage {
     view: JobView,
 }
 
-impl JobPage {
+impl History<'_> {
     /// How long an ended run lasted.
     fn lasted(&self, run: &RunSummary) -> String {
         times::span(&run.ended_at.since(run.opened_at))

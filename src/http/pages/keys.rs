@@ -1,5 +1,7 @@
 //! `/jobs/{job}/keys`: the store of the present run, a level at a time; and one value, decoded where its shape is known.
 
+use std::sync::Arc;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -8,10 +10,11 @@ use serde::Deserialize;
 
 use super::job::head;
 use super::links::{self, encoded};
+use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::{look, times};
-use crate::coordination::{Device, JobName, KeyLine, TopologyKey, decode_devices};
+use crate::coordination::{Coordinator, Device, JobName, KeyLine, TopologyKey, decode_devices};
 use crate::http::extract::{Job, Params};
 use crate::http::keys::{self, KeyView};
 use crate::http::{Problem, Site};
@@ -22,12 +25,19 @@ const LINES: usize = 200;
 const VALUE_BYTES_MAX: usize = 16 << 10;
 
 /// Which level of the tree is wanted.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
 pub(super) struct Which {
     /// The directory, percent-encoded once more, since keys need not be text.
-    prefix: String,
-    after: String,
+    pub prefix: String,
+    pub after: String,
+}
+
+impl Which {
+    /// As it stands in the address at which the page is followed.
+    fn query(&self) -> String {
+        format!("keys&prefix={}&after={}", encoded(&self.prefix), encoded(&self.after))
+    }
 }
 
 /// A line of the tree.
@@ -47,16 +57,22 @@ struct Crumb {
 }
 
 #[derive(Template)]
-#[template(path = "keys.html")]
-struct KeysPage {
-    page: Page,
-    job: JobName,
-    crumbs: Vec<Crumb>,
+#[template(path = "parts/keys.html")]
+struct Keys<'a> {
+    job: &'a JobName,
     entries: Vec<Entry>,
     next: Option<String>,
     prefix: String,
     total: usize,
     held: usize,
+}
+
+#[derive(Template)]
+#[template(path = "keys.html")]
+struct KeysPage {
+    page: Page,
+    job: JobName,
+    crumbs: Vec<Crumb>,
 }
 
 /// A key in an address.
@@ -92,8 +108,22 @@ pub(super) async fn show(
 ) -> Result<Response, Problem> {
     let scene = Scene::of(&site, &job)?;
     let now = scene.now();
+    let title = format!("Keys of {}", job.name);
+    let parts = parts(&site, &scene, &which)?.to_vec();
+    let page = Page::of_scene(guest, Place::Keys, title, &scene, &which.query(), parts);
+    answer(&KeysPage { page, crumbs: crumbs(&decoded(&which.prefix)), job: job.name }, now)
+}
+
+/// The parts of the page.
+pub(super) fn parts(site: &Site, scene: &Scene, which: &Which) -> Result<Arc<Vec<Part>>, Problem> {
+    scene.made(&which.query(), || Ok(vec![head(scene)?, level(site, scene, which)?]))
+}
+
+/// One level of the tree.
+fn level(site: &Site, scene: &Scene, which: &Which) -> Result<Part, Problem> {
     let (directory, after) = (decoded(&which.prefix), decoded(&which.after));
-    let mut lines = site.look(&job, |look| look.keys(&directory, &after, false, LINES + 1))?;
+    let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(&directory, &after, false, LINES + 1));
+    let mut lines = site.engine.look(look).unwrap_or_default();
     let next = lines.get(LINES).map(|_| coded(&lines[LINES - 1].key));
     lines.truncate(LINES);
     let entries = lines.into_iter().map(|line| {
@@ -102,19 +132,23 @@ pub(super) async fn show(
         let hidden = line.value_bytes.is_some() && site.redaction.hides(&line.key);
         Entry { name: String::from_utf8_lossy(name).into_owned(), address: coded(whole), hidden, line }
     });
-    let title = format!("Keys of {}", job.name);
-    let page = Page::of_scene(guest, Place::Keys, title, &scene, "head", vec![head(&scene)?]);
-    let page = KeysPage {
-        page,
-        crumbs: crumbs(&directory),
+    let keys = Keys {
+        job: &scene.view.name,
         entries: entries.collect(),
         next,
         prefix: coded(&directory),
         total: scene.view.run.keys,
         held: scene.view.run.store_bytes,
-        job: job.name,
     };
-    answer(&page, now)
+    Part::new("keys", &keys)
+}
+
+/// The numbers of a list such as Orbax writes: `[2, 3]`; nothing if it is no such list.
+pub(super) fn numbers(value: &[u8]) -> Option<Vec<i32>> {
+    let text = std::str::from_utf8(value).ok()?.trim();
+    let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    let numbers = inside.split(',').map(str::trim).filter(|number| !number.is_empty());
+    numbers.map(|number| number.parse().ok()).collect()
 }
 
 /// What the shape of a value tells.
@@ -135,9 +169,18 @@ fn decode(key: &str, value: &[u8]) -> Decoded {
         };
     }
     if let Some(process) = key.strip_prefix("orbax/distributed_to_device_ids/") {
-        return Decoded::Words(format!(
-            "Orbax: the global ids of the devices of distributed process {process}."
-        ));
+        return Decoded::Words(match numbers(value) {
+            Some(ids) => {
+                let ids: Vec<String> = ids.iter().map(i32::to_string).collect();
+                format!(
+                    "Orbax: distributed process {process} has {} device(s), with the global ids {}. The page of devices \
+                     says which tasks have them now.",
+                    ids.len(),
+                    ids.join(", ")
+                )
+            }
+            None => format!("Orbax: the global ids of the devices of distributed process {process}."),
+        });
     }
     if let Some(process) = key.strip_prefix("jax/process_id/") {
         return Decoded::Words(format!("JAX: what distributed process {process} says of its process index."));
@@ -197,6 +240,16 @@ pub(super) async fn value(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_numbers_are_read_and_nothing_else() {
+        assert_eq!(numbers(b"[2, 3]"), Some(vec![2, 3]));
+        assert_eq!(numbers(b" 2048,2049 "), Some(vec![2048, 2049]));
+        assert_eq!(numbers(b"[]"), Some(Vec::new()));
+        for other in [&b"[2, x]"[..], b"{\"a\": 1}", b"\xff\xfe", b"[99999999999999999999]"] {
+            assert_eq!(numbers(other), None, "{other:?}");
+        }
+    }
 
     #[test]
     fn every_directory_above_has_its_address_whatever_bytes_it_has() {

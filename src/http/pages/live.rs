@@ -25,7 +25,7 @@ use super::patch::{Step, patch};
 use super::scene::Scene;
 use super::shell::Guest;
 use super::table::Listing;
-use super::{audit, barriers, drain, exclusions, job, overview, task, timeline, transfers};
+use super::{audit, barriers, devices, drain, exclusions, job, keys, overview, task, timeline, transfers};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::Numbered;
 use crate::http::extract::{Job, Params};
@@ -177,6 +177,9 @@ pub(super) struct Which {
     /// The digests of the parts that it has: `id:digest,…`.
     have: String,
     task: String,
+    fate: String,
+    prefix: String,
+    after: String,
     transport: String,
     state: String,
     find: String,
@@ -219,6 +222,14 @@ impl Which {
             "transfers" => {
                 let choice = transfers::Choice { task: self.task.clone(), transport: self.transport.clone() };
                 scene.made(&format!("transfers?{}", choice.query()), || transfers::parts(scene, &choice))
+            }
+            "devices" => {
+                let which = devices::Which { task: self.task.clone(), fate: self.fate.clone() };
+                devices::parts(site, scene, guest, &which).map(Arc::new)
+            }
+            "keys" => {
+                let which = keys::Which { prefix: self.prefix.clone(), after: self.after.clone() };
+                keys::parts(site, scene, &which)
             }
             "barriers" => scene.made("barriers", || barriers::parts(scene)),
             "timeline" => scene.made(&format!("timeline/{task:?}"), || {

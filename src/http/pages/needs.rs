@@ -125,7 +125,9 @@ fn failed(scene: &Scene) -> Option<Need> {
     let run = &scene.view.run;
     let cause = run.first_cause.as_ref();
     if matches!(run.state, RunState::Failed | RunState::Abandoned) {
-        let text = cause.map_or_else(|| "No cause is known.".to_owned(), |cause| cause.error.clone());
+        let reason = || run.end_reason.clone().filter(|reason| !reason.is_empty());
+        let text = cause.map(|cause| cause.error.clone()).or_else(reason);
+        let text = text.unwrap_or_else(|| "No cause is known.".to_owned());
         let title = format!(
             "Run {} {}",
             run.number,

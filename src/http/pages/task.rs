@@ -116,15 +116,21 @@ struct Meetings<'a> {
 }
 
 /// How a task came to a barrier, as far as the record tells.
-fn meeting<'a>(record: &'a BarrierRecord, task: TaskId) -> Meeting<'a> {
+fn meeting<'a>(record: &'a BarrierRecord, task_view: &TaskView) -> Meeting<'a> {
+    let task = task_view.task;
     let arrival = record.latest.iter().position(|arrival| arrival.task == task);
     let late_us = arrival.map(|at| record.lateness_us(&record.latest[at]));
+    let there = task_view.live_since.is_some_and(|since| since <= record.ended);
     let came = match arrival {
         _ if record.without.contains(&task) => "did not come".to_owned(),
         _ if record.first == Some(task) => "came first".to_owned(),
         Some(0) => "came last".to_owned(),
         Some(place) => format!("came {} before the last", place),
-        None => "came in time".to_owned(),
+        // All who came are named.
+        None if record.arrived <= record.latest.len() => "took no part".to_owned(),
+        // Where it was then, another life of it knows.
+        None if !there => "not known: before this life took part".to_owned(),
+        None => format!("not among the last {}", record.latest.len()),
     };
     let passed = record.outcome == BarrierOutcome::Passed;
     Meeting { name: barrier_name(&record.id), came, late_us, passed, record }
@@ -182,7 +188,7 @@ pub(super) fn parts(
     };
     let pulse = Pulse::of(site, scene, task);
     let meetings =
-        run.recent_barriers.iter().take(MEETINGS_SHOWN).map(|record| meeting(record, id)).collect();
+        run.recent_barriers.iter().take(MEETINGS_SHOWN).map(|record| meeting(record, task)).collect();
     Ok(Some(vec![
         head(scene)?,
         Part::new("task", &state)?,
@@ -191,7 +197,54 @@ pub(super) fn parts(
         transfers::of_task(scene, id)?,
         Part::new("meetings", &Meetings { meetings })?,
         timeline::part(scene, false, Some(id))?,
+        devices(scene, id)?,
+        keys(site, scene, id)?,
     ]))
+}
+
+#[derive(Template)]
+#[template(path = "parts/task-devices.html")]
+struct Devices<'a> {
+    job: &'a JobName,
+    devices: Vec<&'a Device>,
+}
+
+fn devices(scene: &Scene, id: TaskId) -> Result<Part, Problem> {
+    let devices = scene.view.run.devices.iter().filter(|device| device.task == id).collect();
+    Part::new("task-devices", &Devices { job: &scene.view.name, devices })
+}
+
+#[derive(Template)]
+#[template(path = "parts/task-keys.html")]
+struct Keys<'a> {
+    job: &'a JobName,
+    keys: Vec<(KeyLine, String)>,
+    /// Every key was looked at; else only the first so many.
+    whole: bool,
+    searched: usize,
+}
+
+impl Keys<'_> {
+    fn address(&self, line: &KeyLine) -> String {
+        super::keys::coded(&line.key)
+    }
+}
+
+/// The keys that a task wrote. Looked for once a scene, however many look.
+fn keys(site: &Site, scene: &Scene, id: TaskId) -> Result<Part, Problem> {
+    let made = scene.made(&format!("task-keys/{id}"), || {
+        let look = |core: &Coordinator, _| Some(core.job(scene.id)?.keys(b"", b"", true, KEYS_SEARCHED));
+        let lines = site.engine.look(look).unwrap_or_default();
+        let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
+        let keys = wrote.map(|line| {
+            let name = String::from_utf8_lossy(&line.key).into_owned();
+            (line, name)
+        });
+        let (job, searched) = (&scene.view.name, KEYS_SEARCHED);
+        let whole = scene.view.run.keys <= searched;
+        Ok(vec![Part::new("task-keys", &Keys { job, keys: keys.collect(), whole, searched })?])
+    })?;
+    made.first().cloned().ok_or_else(Problem::internal)
 }
 
 #[derive(Template)]
@@ -200,14 +253,6 @@ struct TaskPage {
     page: Page,
     view: JobView,
     id: TaskId,
-    keys: Vec<(KeyLine, String)>,
-    devices: Vec<Device>,
-}
-
-impl TaskPage {
-    fn address(&self, line: &KeyLine) -> String {
-        super::keys::coded(&line.key)
-    }
 }
 
 /// The page as it is after what was just done, or with an error in its form.
@@ -216,16 +261,9 @@ pub(super) fn page(site: &Site, job: &Job, guest: Guest, id: TaskId, did: &Did) 
     let missing = || no_such_task(job, id.0, scene.view.settings.tasks);
     let parts = parts(site, &scene, &guest, id)?.ok_or_else(missing)?;
     let now = scene.now();
-    let lines = site.look(job, |look| look.keys(b"", b"", true, KEYS_SEARCHED))?;
-    let wrote = lines.into_iter().filter(|line| line.written_by == Some(id)).take(KEYS_SHOWN);
-    let keys = wrote
-        .map(|line| (String::from_utf8_lossy(&line.key).into_owned(), line))
-        .map(|(k, l)| (l, k))
-        .collect();
-    let devices = scene.view.run.devices.iter().filter(|device| device.task == id).cloned().collect();
     let (title, query) = (format!("Task {id} of {}", job.name), format!("task&task={id}"));
     let page = Page::of_scene(guest, Place::Task, title, &scene, &query, parts).saying(did.words());
-    answer(&TaskPage { page, view: scene.view, id, keys, devices }, now)
+    answer(&TaskPage { page, view: scene.view, id }, now)
 }
 
 pub(super) async fn show(
