@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -98,20 +98,31 @@ pub struct Connection {
     /// A region whose descriptor comes by the socket, and which the ring has told of already: the ring waits for it.
     awaited: Mutex<Option<u32>>,
     last_heard: AtomicU64,
-    /// How many [`Kept`] there are.
-    kept: AtomicUsize,
+    /// Tells of decisions about the end of a connection that this side has agreed to.
+    decided: Condvar,
     started: Instant,
     /// Bytes moved.
     pub counters: Counters,
 }
 
-/// A connection that is not dropped to make room while this is there: somebody is about to prepare something on it.
+/// A connection that does not end to make room while this is there: somebody is about to prepare something on it.
 pub struct Kept(Arc<Connection>);
 
 impl Kept {
-    /// Keeps it.
-    pub fn new(connection: &Arc<Connection>) -> Self {
-        connection.kept.fetch_add(1, Ordering::SeqCst);
+    /// Keeps it; not if this side has agreed to its end.
+    pub fn new(connection: &Arc<Connection>) -> Option<Self> {
+        let kept = lock(&connection.link).keep();
+        kept.then(|| Self(Arc::clone(connection)))
+    }
+
+    /// Once more: it is kept already.
+    pub fn again(&self) -> Self {
+        let _kept = lock(&self.0.link).keep();
+        Self(Arc::clone(&self.0))
+    }
+
+    /// Of a new connection: it is kept until all who wait for it have it. Called once.
+    pub fn first(connection: &Arc<Connection>) -> Self {
         Self(Arc::clone(connection))
     }
 
@@ -123,7 +134,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.0.kept.fetch_sub(1, Ordering::SeqCst);
+        lock(&self.0.link).release();
     }
 }
 
@@ -152,6 +163,9 @@ impl Connection {
     pub fn new(core: &Arc<Core>, making: Making) -> Arc<Self> {
         let Making { me, peer, nonce, dialled, kind, terms, checks, pid } = making;
         let numbers = core.numbers(peer);
+        let mut link = Link::new(me, peer, terms, numbers.clone());
+        // Until it is among the cliques: see `Kept::first`.
+        link.keep();
         Arc::new(Self {
             me,
             peer,
@@ -160,7 +174,7 @@ impl Connection {
             kind,
             fetches: terms.fetch,
             core: Arc::downgrade(core),
-            link: Mutex::new(Link::new(me, peer, terms, numbers.clone())),
+            link: Mutex::new(link),
             numbers,
             lanes: RwLock::default(),
             lost: Mutex::default(),
@@ -173,7 +187,7 @@ impl Connection {
             outbox: OnceLock::new(),
             awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
-            kept: AtomicUsize::new(0),
+            decided: Condvar::new(),
             started: clock::monotonic(),
             counters: Counters::default(),
         })
@@ -273,9 +287,48 @@ impl Connection {
         lock(&self.link).launched()
     }
 
-    /// Whether nobody has prepared anything on it, or is about to, on either side.
-    pub fn is_idle(&self) -> bool {
-        self.kept.load(Ordering::SeqCst) == 0 && lock(&self.link).is_idle()
+    /// Whether nobody has prepared anything on it, or is about to, on either side, as far as this side knows.
+    pub fn is_unused(&self) -> bool {
+        lock(&self.link).is_unused()
+    }
+
+    /// Whether its peer was asked whether it may end, and has not answered.
+    pub fn is_asked(&self) -> bool {
+        lock(&self.link).is_asked()
+    }
+
+    /// Asks the peer whether it may end, if nobody uses it.
+    pub fn ask_to_leave(self: &Arc<Self>) {
+        lock(&self.link).ask_to_leave();
+        self.kick(0);
+    }
+
+    /// Waits until the peer has decided whether a connection stays that this side has agreed to end. None if it is over.
+    ///
+    /// # Errors
+    /// If the peer says nothing until then.
+    pub fn decided(self: &Arc<Self>, until: Instant) -> Result<Option<Kept>, TransferError> {
+        let mut link = lock(&self.link);
+        loop {
+            if self.over.get().is_some() || link.is_gone() {
+                return Ok(None);
+            }
+            if link.keep() {
+                return Ok(Some(Kept(Arc::clone(self))));
+            }
+            let left = until.saturating_duration_since(clock::monotonic());
+            if left.is_zero() {
+                let why = "it asked whether their connection may end, and has said nothing since".to_owned();
+                return Err(TransferError::Transport { transport: self.kind, member: self.peer, why });
+            }
+            link = self.decided.wait_timeout(link, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Nobody uses it on either side, and both have let go of it.
+    fn has_made_room(&self) -> TransferError {
+        let why = "it was dropped to make room: nobody used it".to_owned();
+        TransferError::Transport { transport: self.kind, member: self.peer, why }
     }
 
     /// The parts under way.
@@ -562,6 +615,14 @@ impl Connection {
             self.end(TransferError::Transport { transport: lane.kind, member: self.peer, why: how });
             return;
         }
+        // Both have let go of it, and the peer closes it. If this side is the one to mend it, the peer may not have heard.
+        let mends = lane.control && self.dialled && self.kind != TransportKind::Unix;
+        if !mends && lock(&self.link).is_gone() {
+            if lane.control {
+                self.end(self.has_made_room());
+            }
+            return;
+        }
         core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
         if self.kind == TransportKind::Unix {
             // What the peer said before it ended may still be in the ring.
@@ -617,7 +678,7 @@ impl Connection {
     /// Forgets a definition.
     pub fn undefine(self: &Arc<Self>, number: u32) {
         lock(&self.link).undefine(number);
-        self.kick(0);
+        self.settle();
     }
 
     /// Memory of the peer.
@@ -759,6 +820,7 @@ impl Connection {
             }
             link.drain()
         };
+        self.decided.notify_all();
         let lanes = std::mem::take(&mut *self.lanes.write().unwrap_or_else(PoisonError::into_inner));
         for lane in &lanes {
             lane.close();
@@ -776,16 +838,22 @@ impl Connection {
     /// Does what the link asks for, until it asks for nothing, and sends what there is.
     fn settle(self: &Arc<Self>) {
         let mut sends = 0;
-        loop {
-            let outputs = lock(&self.link).outputs();
+        let unused = loop {
+            let (outputs, unused) = {
+                let mut link = lock(&self.link);
+                (link.outputs(), link.is_unused())
+            };
             if outputs.is_empty() {
-                break;
+                break unused;
             }
             for output in outputs {
                 sends += self.perform(output);
             }
-        }
+        };
         self.kick(sends);
+        if unused && let Some(core) = self.core.upgrade() {
+            core.is_unused();
+        }
     }
 
     /// Returns how many bytes it will send.
@@ -856,6 +924,27 @@ impl Connection {
                     // Opening rings the bell: the reactor reads what is there already.
                     inbox.open();
                 }
+            }
+            Output::Refused => {
+                if let Some(core) = self.core.upgrade() {
+                    core.make_room();
+                }
+            }
+            Output::Left => {
+                self.decided.notify_all();
+                if let Some(core) = self.core.upgrade() {
+                    core.has_left(self);
+                }
+            }
+            Output::Stays => {
+                self.decided.notify_all();
+                if let Some(core) = self.core.upgrade() {
+                    core.has_stayed(self);
+                }
+            }
+            Output::Ended => {
+                self.kick(0);
+                self.end(self.has_made_room());
             }
             // Let go of outside of the lock: its memory may go with it.
             Output::Over(_) => {}

@@ -360,6 +360,8 @@ fn judge(
     }
     if !pending && !old {
         if cliques.len() >= core.config.cliques_max.saturating_mul(2) {
+            drop(cliques);
+            core.make_room();
             return (Verdict::Full, None);
         }
         // At once, so that this side does not begin to dial as well.

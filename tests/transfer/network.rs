@@ -121,6 +121,11 @@ impl Faults {
         let _gone = to.shutdown(std::net::Shutdown::Both);
     }
 
+    /// Holds back each read so long.
+    pub fn delay(&self, time: Duration) {
+        self.delay.store(time.as_micros() as u64, Ordering::SeqCst);
+    }
+
     fn reset(&self, chosen: impl Fn(usize) -> bool) {
         let mut passing = self.passing.lock().unwrap();
         passing.retain(Passing::is_open);
@@ -135,8 +140,7 @@ pub fn through_proxies(setting: impl Fn(&mut Config)) -> (Cluster, Vec<Proxy>) {
         config.lanes = 3;
         setting(config);
     });
-    let proxies: Vec<_> =
-        cluster.engines.iter().map(|engine| Proxy::to(engine.address().tcp[0])).collect();
+    let proxies: Vec<_> = cluster.engines.iter().map(|engine| Proxy::to(engine.address().tcp[0])).collect();
     cluster.reached_at(proxies.iter().map(|proxy| proxy.address).collect());
     (cluster, proxies)
 }
