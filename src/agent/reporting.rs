@@ -13,7 +13,7 @@ use crate::clock::Clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
 use crate::proto::muster::v1::{self as pb};
-use crate::transfer::{Engine, Member, PrepareError, Stats, TransferError, TransportKind, registered_bytes};
+use crate::transfer::{Engine, Member, PrepareError, Stats, TransferError, registered_bytes};
 
 /// How often it reports unless the service says otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -31,10 +31,6 @@ const CONNECTIONS_MAX: usize = 4096;
 pub(super) struct Tally {
     outcomes: BTreeMap<&'static str, u64>,
     failures: VecDeque<pb::Failure>,
-    /// Of connections that are over, by peer and transport: bytes sent and received.
-    ended: BTreeMap<(u32, TransportKind), (u64, u64)>,
-    /// What connections had moved when they were looked at last.
-    seen: BTreeMap<Member, [(u64, u64); TransportKind::ALL.len()]>,
     sequence: u64,
 }
 
@@ -54,6 +50,34 @@ fn peer_of(error: &TransferError) -> Option<Member> {
     }
 }
 
+/// The connections that there are.
+fn connections(engine: &Engine) -> Vec<pb::Connection> {
+    let links = engine.links();
+    let connections = links.iter().take(CONNECTIONS_MAX).map(|link| pb::Connection {
+        peer: link.peer.task.0,
+        peer_incarnation: link.peer.incarnation.get(),
+        transport: link.kind.name().to_owned(),
+        lanes: link.lanes as u32,
+        launches: link.launched as u32,
+    });
+    connections.collect()
+}
+
+/// Bytes by peer and transport, since the life began.
+fn pairs(engine: &Engine) -> Vec<pb::PairTotals> {
+    let moved = engine.moved();
+    let all = moved.iter().flat_map(|(peer, moved)| moved.iter().map(move |moved| (peer.0, moved)));
+    let pairs = all.filter(|(_, (_, (sent, received)))| *sent > 0 || *received > 0).take(PAIRS_MAX).map(
+        |(peer, (kind, (sent, received)))| pb::PairTotals {
+            peer,
+            transport: kind.name().to_owned(),
+            sent_bytes: *sent,
+            received_bytes: *received,
+        },
+    );
+    pairs.collect()
+}
+
 impl Tally {
     /// Counts how a launch ended.
     pub fn count(&mut self, peer: u32, outcome: &Result<Stats, TransferError>) {
@@ -71,59 +95,8 @@ impl Tally {
         });
     }
 
-    /// Looks at the connections: what those that are gone had moved stays counted.
-    fn look(&mut self, engine: &Engine) -> Vec<pb::Connection> {
-        let links = engine.links();
-        let mut seen = BTreeMap::new();
-        for link in &links {
-            seen.insert(link.peer, link.bytes.map(|(_, bytes)| bytes));
-        }
-        for (member, old) in std::mem::replace(&mut self.seen, seen) {
-            let new = self.seen.get(&member);
-            for (at, kind) in TransportKind::ALL.into_iter().enumerate() {
-                let (sent, received) = old[at];
-                // A connection that was made anew begins from nothing.
-                if new.is_none_or(|new| new[at].0 < sent || new[at].1 < received)
-                    && (sent > 0 || received > 0)
-                {
-                    let ended = self.ended.entry((member.task.0, kind)).or_default();
-                    *ended = (ended.0.saturating_add(sent), ended.1.saturating_add(received));
-                }
-            }
-        }
-        let connections = links.iter().take(CONNECTIONS_MAX).map(|link| pb::Connection {
-            peer: link.peer.task.0,
-            peer_incarnation: link.peer.incarnation.get(),
-            transport: link.kind.name().to_owned(),
-            lanes: link.lanes as u32,
-            launches: link.launched as u32,
-        });
-        connections.collect()
-    }
-
-    fn pairs(&self) -> Vec<pb::PairTotals> {
-        let mut totals = self.ended.clone();
-        for (member, bytes) in &self.seen {
-            for (kind, (sent, received)) in TransportKind::ALL.into_iter().zip(bytes) {
-                if *sent > 0 || *received > 0 {
-                    let total = totals.entry((member.task.0, kind)).or_default();
-                    *total = (total.0.saturating_add(*sent), total.1.saturating_add(*received));
-                }
-            }
-        }
-        let pairs =
-            totals.into_iter().take(PAIRS_MAX).map(|((peer, kind), (sent, received))| pb::PairTotals {
-                peer,
-                transport: kind.name().to_owned(),
-                sent_bytes: sent,
-                received_bytes: received,
-            });
-        pairs.collect()
-    }
-
     /// What is to be told now; the failures in it are told once.
     fn report(&mut self, engine: &Engine) -> pb::TransferReport {
-        let connections = self.look(engine);
         let (size, hits, misses, evictions) = engine.cliques();
         let counts = engine.counts();
         self.sequence += 1;
@@ -131,8 +104,8 @@ impl Tally {
             task: engine.here().task.0,
             incarnation: engine.here().incarnation.get(),
             sequence: self.sequence,
-            pairs: self.pairs(),
-            connections,
+            pairs: pairs(engine),
+            connections: connections(engine),
             outcomes: self
                 .outcomes
                 .iter()

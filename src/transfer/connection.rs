@@ -20,8 +20,8 @@ use super::link::definition::{Definition, Source};
 use super::link::{
     Difference, Frame, GroupId, Landing, Launching, Link, Numbers, Output, Push, Terms, Violation,
 };
-use super::memory::Region;
 use super::memory::raw::{Mapping, Piece};
+use super::memory::{Listener, Region};
 use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::lane::{Lane, LaneError};
@@ -103,6 +103,8 @@ pub struct Connection {
     started: Instant,
     /// Bytes moved.
     pub counters: Counters,
+    /// Bytes moved with its peer's task, on this and all other connections.
+    moved: Arc<Counters>,
 }
 
 /// A connection that does not end to make room while this is there: somebody is about to prepare something on it.
@@ -135,6 +137,17 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         lock(&self.0.link).release();
+    }
+}
+
+impl Listener for Connection {
+    /// Called by whoever lets go of the region last, which nobody does under a lock of the connection.
+    fn region_gone(self: Arc<Self>, id: u32) {
+        let offered = lock(&self.offered).remove(&id);
+        if offered.is_some() {
+            lock(&self.link).unshare(id);
+            self.kick(0);
+        }
     }
 }
 
@@ -190,6 +203,7 @@ impl Connection {
             decided: Condvar::new(),
             started: clock::monotonic(),
             counters: Counters::default(),
+            moved: core.moved(peer.task),
         })
     }
 
@@ -216,16 +230,17 @@ impl Connection {
             lanes.push(Arc::clone(lane));
         }
         self.heard();
+        if lane.control && self.inbox.is_some() {
+            // Before anything is read: what is said after the switch to the peer's ring has no descriptors with it.
+            core.reactor(lane.id).add_bell(self)?;
+            lock(&self.link).offer_ring();
+        }
         if let Err(error) = core.reactor(lane.id).add(lane) {
             self.lanes
                 .write()
                 .unwrap_or_else(PoisonError::into_inner)
                 .retain(|other| !Arc::ptr_eq(other, lane));
             return Err(error);
-        }
-        if lane.control && self.inbox.is_some() {
-            core.reactor(lane.id).add_bell(self)?;
-            lock(&self.link).offer_ring();
         }
         if let Some(error) = self.over.get() {
             // Whoever ended it has let go of its lanes, perhaps before this one was among them.
@@ -411,7 +426,7 @@ impl Connection {
             // The peer hears first that all is here: whoever waits for it on this side may end the process at once.
             self.settle();
             if counts {
-                self.counters.add(kind, true, u64::from(header.len));
+                self.count(kind, true, u64::from(header.len));
                 part.arrived(start, u64::from(header.len));
             }
         } else {
@@ -424,15 +439,19 @@ impl Connection {
         }
     }
 
+    fn count(&self, kind: TransportKind, received: bool, bytes: u64) {
+        self.counters.add(kind, received, bytes);
+        self.moved.add(kind, received, bytes);
+    }
+
     /// Bytes left on a lane.
-    pub fn count_sent(&self, part: &Part, kind: TransportKind, bytes: u64) {
-        part.push_counted(bytes);
-        self.counters.add(kind, false, bytes);
+    pub fn count_sent(&self, kind: TransportKind, bytes: u64) {
+        self.count(kind, false, bytes);
     }
 
     /// Bytes were fetched.
     pub fn count_received(&self, kind: TransportKind, bytes: u64) {
-        self.counters.add(kind, true, bytes);
+        self.count(kind, true, bytes);
     }
 
     /// A control frame came by a lane, perhaps with descriptors.
@@ -653,12 +672,8 @@ impl Connection {
             if region.shared().is_some() && !offered.contains_key(&region.id) {
                 offered.insert(region.id, Arc::downgrade(region));
                 link.share(region.id, region.len() as u64);
-                let connection = Arc::downgrade(self);
-                region.when_gone(Box::new(move |id| {
-                    if let Some(connection) = connection.upgrade() {
-                        connection.region_gone(id);
-                    }
-                }));
+                let listener: Arc<dyn Listener> = self.clone();
+                region.when_gone(Arc::downgrade(&listener));
             }
         }
         let number = link.define(definition);
@@ -666,13 +681,6 @@ impl Connection {
         drop(offered);
         self.kick(0);
         number
-    }
-
-    fn region_gone(self: &Arc<Self>, id: u32) {
-        if lock(&self.offered).remove(&id).is_some() {
-            lock(&self.link).unshare(id);
-            self.kick(0);
-        }
     }
 
     /// Forgets a definition.
@@ -726,8 +734,7 @@ impl Connection {
             bytes
         });
         if inline.is_some() {
-            part.push_counted(total);
-            self.counters.add(self.kind, false, total);
+            self.count(self.kind, false, total);
         }
         let token = Arc::clone(part);
         let launching = Launching { token, definition, at, class, source: ready, destination: ready, inline };
@@ -755,6 +762,24 @@ impl Connection {
     pub fn fetched(self: &Arc<Self>, at: GroupId) {
         lock(&self.link).received(at);
         self.settle();
+    }
+
+    /// Whether the memory of the peer can be read, and it will be known whether that was in time.
+    pub fn can_fetch(&self) -> bool {
+        self.outbox.get().is_some()
+    }
+
+    /// Whether all that was read of the peer's memory before this is called counts. A side that ends a connection says so
+    /// first and then uses its memory for other things, however long the other one goes on reading: neither waits for the
+    /// other, and nothing that was read too late counts.
+    pub fn fetch_counts(&self) -> bool {
+        self.outbox.get().is_some_and(Outbox::is_held) && self.over.get().is_none()
+    }
+
+    /// What was fetched does not count: the connection ends, on one side or the other.
+    pub fn fetch_is_late(&self, part: &Arc<Part>) {
+        let how = "its memory was let go of while it was read".to_owned();
+        give_up(part, TransferError::PeerDead { member: self.peer, how });
     }
 
     /// It cannot be fetched.
@@ -815,6 +840,10 @@ impl Connection {
     pub fn end(self: &Arc<Self>, error: TransferError) {
         let parts = {
             let mut link = lock(&self.link);
+            // First: whoever sees that it is over may use what the peer is reading.
+            if let Some(inbox) = &self.inbox {
+                inbox.let_go();
+            }
             if self.over.set(error.clone()).is_err() {
                 return;
             }
@@ -870,15 +899,11 @@ impl Connection {
                     core.copiers.fetch(self, &part, &definition);
                 }
             }
-            Output::Sent(part) => {
-                // What was neither pushed nor sent along was fetched from here.
-                let fetched = part.work.out.total().saturating_sub(part.pushed());
-                if fetched > 0
-                    && let Some(span) = part.work.out.spans.first()
-                {
+            Output::Sent(part, fetched) => {
+                if fetched && let Some(span) = part.work.out.spans.first() {
                     let arena = span.buffer().region().shared().is_some();
                     let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
-                    self.counters.add(kind, false, fetched);
+                    self.count(kind, false, part.work.out.total());
                 }
                 part.sent();
             }
@@ -965,7 +990,7 @@ impl Connection {
                 done += len;
             }
         });
-        self.counters.add(self.kind, true, bytes.len() as u64);
+        self.count(self.kind, true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);
             self.kick(0);

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::cliques::{CliqueKey, Cliques, Found, Settled, Waiter};
-use super::connection::{Connection, Kept};
+use super::connection::{Connection, Counters, Kept};
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
@@ -133,6 +133,9 @@ pub struct Core {
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
     numbers: Mutex<HashMap<Member, Numbers>>,
+    /// Bytes moved with each task, whichever life of it and connection. Connections end at any moment: what they moved is
+    /// counted here as they move it.
+    moved: Mutex<BTreeMap<TaskId, Arc<Counters>>>,
     /// Launches with a deadline that may still wait for their connections.
     expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
 }
@@ -149,6 +152,11 @@ impl Core {
     /// The numbers of launches with a life of a peer.
     pub(super) fn numbers(&self, peer: Member) -> Numbers {
         lock(&self.numbers).entry(peer).or_default().clone()
+    }
+
+    /// Where bytes are counted that are moved with a task.
+    pub(super) fn moved(&self, task: TaskId) -> Arc<Counters> {
+        Arc::clone(lock(&self.moved).entry(task).or_default())
     }
 
     /// Nothing is launched with a number that was taken: a peer that has launched its own is told.
@@ -435,6 +443,7 @@ impl Engine {
             keeper: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
             numbers: Mutex::default(),
+            moved: Mutex::default(),
             expected: Mutex::default(),
             config,
         });
@@ -631,6 +640,16 @@ impl Engine {
             .collect()
     }
 
+    /// Bytes sent to and received from each task since the engine was started, by each transport: on all connections, those
+    /// that are over among them.
+    #[must_use]
+    pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
+        let all = lock(&self.0.core.moved);
+        all.iter()
+            .map(|(task, counters)| (*task, TransportKind::ALL.map(|kind| (kind, counters.get(kind)))))
+            .collect()
+    }
+
     /// Cliques there are, and hits, misses and evictions of their cache.
     #[must_use]
     pub fn cliques(&self) -> (usize, u64, u64, u64) {
@@ -655,9 +674,12 @@ pub struct LinkState {
     pub lanes: usize,
     /// Launches under way.
     pub launched: usize,
-    /// Bytes sent and received by each transport.
-    pub bytes: [(TransportKind, (u64, u64)); TransportKind::ALL.len()],
+    /// Bytes moved.
+    pub bytes: Traffic,
 }
+
+/// Bytes sent and received by each transport.
+pub type Traffic = [(TransportKind, (u64, u64)); TransportKind::ALL.len()];
 
 impl Handle {
     fn shutdown(&self) {

@@ -200,8 +200,6 @@ pub struct Part {
     reserved: Mutex<Vec<Option<Reservation>>>,
     matched: AtomicBool,
     moved: AtomicU64,
-    /// Bytes that this side wrote to a socket.
-    pushed: AtomicU64,
     /// When something last moved, in microseconds since the launch.
     progress: AtomicU64,
 }
@@ -242,7 +240,6 @@ impl Part {
             reserved: Mutex::new(reserved),
             matched: AtomicBool::new(false),
             moved: AtomicU64::new(0),
-            pushed: AtomicU64::new(0),
             progress: AtomicU64::new(0),
         })
     }
@@ -291,16 +288,6 @@ impl Part {
     pub fn progressed(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
         self.touch();
-    }
-
-    /// So many bytes were written to a socket.
-    pub fn push_counted(&self, bytes: u64) {
-        self.pushed.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Bytes that were written to a socket; more than there are, if some were sent again.
-    pub fn pushed(&self) -> u64 {
-        self.pushed.load(Ordering::Relaxed)
     }
 
     /// The bytes `start..start + len` of what is received are in place.

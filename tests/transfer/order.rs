@@ -74,8 +74,9 @@ fn what_fails_before_it_begins_is_told_to_the_other_side_and_the_next_are_in_ste
 }
 
 /// What one task does with another, and the other with it: both the same, at moments of their own. Some is requested at
-/// once, some prepared and launched again and again, some is only prepared.
-fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) {
+/// once, some prepared and launched again and again, some is only prepared. Returns how many bytes go each way.
+fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> u64 {
+    let mut moved = 0;
     let pair = (here.min(there) * 10 + here.max(there)) as u64;
     let mut together = fastrand::Rng::with_seed(pair);
     let mut alone = fastrand::Rng::with_seed(pair * 100 + here as u64);
@@ -106,7 +107,9 @@ fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) {
             done(&engine.transfer(&[], specs(), Options::default())).unwrap_or_else(told);
         }
         assert_contents(&target, key(there));
+        moved += len as u64 * launches.max(1);
     }
+    moved
 }
 
 #[test]
@@ -127,12 +130,23 @@ fn connections_that_nobody_uses_make_room_for_others() {
         proxies.iter().for_each(|proxy| proxy.faults.delay(Duration::from_millis(2)));
         cluster.reached_at(proxies.iter().map(|proxy| proxy.address).collect());
         let rounds = if slow { rounds / 4 } else { rounds };
-        std::thread::scope(|scope| {
-            let pairs = (0..COUNT).flat_map(|here| (0..COUNT).map(move |there| (here, there)));
-            for (here, there) in pairs.filter(|(here, there)| here != there) {
+        let pairs = (0..COUNT).flat_map(|here| (0..COUNT).map(move |there| (here, there)));
+        let pairs: Vec<_> = pairs.filter(|(here, there)| here != there).collect();
+        let moved: Vec<_> = std::thread::scope(|scope| {
+            let meet = |&(here, there)| {
                 let cluster = &cluster;
-                scope.spawn(move || meet_at_random(cluster, here, there, rounds));
-            }
+                scope.spawn(move || meet_at_random(cluster, here, there, rounds))
+            };
+            let meetings: Vec<_> = pairs.iter().map(meet).collect();
+            meetings.into_iter().map(|meeting| meeting.join().unwrap()).collect()
+        });
+        eventually("all that was moved is counted, however short a connection lived", || {
+            pairs.iter().zip(&moved).all(|(&(here, there), &wanted)| {
+                let counted = cluster.engines[here].moved();
+                let (_, traffic) = counted.iter().find(|(task, _)| task.0 as usize == there).unwrap();
+                let sums = traffic.iter().fold((0, 0), |all, (_, some)| (all.0 + some.0, all.1 + some.1));
+                sums == (wanted, wanted)
+            })
         });
         let of = |count: fn(&Engine) -> u64| cluster.engines.iter().map(count).sum::<u64>();
         let (evictions, lost) =

@@ -85,8 +85,8 @@ pub enum Output<T> {
     /// What is received may be fetched, from the sources that the definition names; then call [`Link::received`], or
     /// [`Link::push_instead`].
     Fetch(T, Arc<Definition>),
-    /// The peer has all that was sent.
-    Sent(T),
+    /// The peer has all that was sent; whether it has fetched it.
+    Sent(T, bool),
     /// The peer gave the group up, for this reason, and nothing can land there any more. Let nothing land here either,
     /// then call [`Link::quiesced`].
     StoppedByPeer(T, String),
@@ -551,7 +551,7 @@ impl<T: Clone> Link<T> {
         }
         if local.definition.sent == 0 && group.out != Outbound::Done {
             group.out = Outbound::Done;
-            self.outputs.push(Output::Sent(local.token.clone()));
+            self.outputs.push(Output::Sent(local.token.clone(), false));
         }
         let pushes = !self.terms.fetch || group.out == Outbound::Wanted;
         if matches!(group.out, Outbound::Waiting | Outbound::Wanted)
@@ -777,8 +777,9 @@ impl<T: Clone> Link<T> {
         }
         if group.out != Outbound::Done {
             self.inline_pending -= usize::from(group.out == Outbound::Inline);
+            let fetched = group.out == Outbound::Waiting;
             group.out = Outbound::Done;
-            self.outputs.push(Output::Sent(local.token.clone()));
+            self.outputs.push(Output::Sent(local.token.clone(), fetched));
             self.finish(at);
         }
         Ok(())

@@ -432,7 +432,7 @@ impl Story {
                     self.sides[side].fetches.push(token);
                 }
             }
-            Output::Sent(token) => {
+            Output::Sent(token, _) => {
                 let launched = &mut self.sides[side].launched[token];
                 launched.sent = true;
                 let (at, sends) = (launched.at, launched.sends);

@@ -65,6 +65,7 @@ impl Copiers {
         let inbound = &part.work.inbound;
         for (at, span) in inbound.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
             let fetched = match sources.get(at) {
+                _ if !connection.can_fetch() => false,
                 Some(Source::Region(_, offset)) => {
                     let memory = shared.get(at).and_then(Option::as_ref);
                     memory.is_some_and(|memory| memory.piece(*offset, 0, span.len()).is_some())
@@ -141,6 +142,13 @@ impl Fetch {
             let Some(visit) = self.part.visit() else { return };
             let outcome = self.step(start, len);
             match outcome {
+                Ok(()) if !connection.fetch_counts() => {
+                    drop(visit);
+                    if !self.failed.swap(true, Ordering::AcqRel) {
+                        connection.fetch_is_late(&self.part);
+                    }
+                    return;
+                }
                 Ok(()) => {
                     connection.count_received(self.kind, len);
                     if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
