@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use muster::transfer::{Choice, Engine, Options};
+use muster::transfer::{Choice, Engine, Options, Spec};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, outgoing};
 
@@ -109,32 +109,80 @@ fn between_marks(trace: &str) -> Vec<BTreeMap<String, usize>> {
     all
 }
 
+/// How many are launched one by one, and how large each is.
+const MANY: usize = 256;
+const SMALL: [usize; 3] = [4 << 10, 12 << 10, 40 << 10];
+
+/// Launches many small ones one after the other, then as one, and marks the beginning and the end of each.
 #[test]
-fn the_second_launch_makes_no_system_call_but_those_of_the_path_of_the_bytes() {
+#[ignore = "is started by the other test, which looks at its system calls"]
+fn alone_many() {
+    let Ok(name) = std::env::var("MUSTER_TEST_CALLS") else { return };
+    let (_, choice) = CHOICES.into_iter().find(|(known, _)| *known == name).unwrap();
+    let cluster = Cluster::with(2, |config| {
+        config.transport = choice;
+        config.reactors = 1;
+        config.lanes = 1;
+    });
+    for len in SMALL {
+        let sources: Vec<_> = (0..MANY).map(|key| cluster.filled(0, len, key as u64)).collect();
+        let targets: Vec<_> = (0..MANY).map(|_| cluster.empty(1, len)).collect();
+        let sends: Vec<_> = (0..).zip(&sources).map(|(key, source)| outgoing(source, 0, 1, key)).collect();
+        let receives: Vec<_> = (0..).zip(&targets).map(|(key, target)| incoming(target, 0, 1, key)).collect();
+        for together in [false, true] {
+            let prepare = |task: usize, specs: &[Spec]| -> Vec<_> {
+                let groups = specs.chunks(if together { MANY } else { 1 }).map(<[Spec]>::to_vec);
+                let prepared = groups.map(|specs| cluster.engines[task].prepare(specs, Options::default()));
+                prepared.map(|prepared| prepared.wait().unwrap()).collect()
+            };
+            let (mut sending, mut receiving) = (prepare(0, &sends), prepare(1, &receives));
+            let mut launch = || {
+                let received: Vec<_> = receiving.iter_mut().map(|prepared| prepared.launch(&[])).collect();
+                let sent: Vec<_> = sending.iter_mut().map(|prepared| prepared.launch(&[])).collect();
+                received.iter().chain(&sent).for_each(|transfer| assert!(done(transfer).is_ok()));
+            };
+            launch();
+            targets.iter().for_each(|target| target.fill(0).unwrap());
+            eventually("all that preparing does is done", || helpers() == 0);
+            mark();
+            launch();
+            mark();
+            (0..).zip(&targets).for_each(|(key, target)| assert_contents(target, key));
+        }
+    }
+}
+
+/// Runs a test of this file under `strace -f`; what it called between its marks. None if no process may be traced here.
+fn traced(test: &str, name: &str) -> Option<Vec<BTreeMap<String, usize>>> {
     match Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output() {
         Err(error) => panic!("strace cannot be run ({error}): tests/run installs it"),
         Ok(tried) if !tried.status.success() => {
             let why = String::from_utf8_lossy(&tried.stderr);
             println!("skipped: no process may be traced here: {}", why.trim());
-            return;
+            return None;
         }
         Ok(_) => {}
     }
+    let file = std::env::temp_dir().join(format!("muster-{test}-{}-{name}", std::process::id()));
+    let status = Command::new("strace")
+        .args(["-f", "-qq", "-o"])
+        .arg(&file)
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("calls::{test}"), "--ignored", "--nocapture"])
+        .env("MUSTER_TEST_CALLS", name)
+        .status()
+        .unwrap();
+    let trace = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(status.success(), "{name}");
+    assert!(trace.contains("eventfd2(") && trace.contains("mmap("), "what is not for a launch is seen");
+    Some(between_marks(&trace))
+}
+
+#[test]
+fn the_second_launch_makes_no_system_call_but_those_of_the_path_of_the_bytes() {
     for (name, _) in CHOICES {
-        let file = std::env::temp_dir().join(format!("muster-calls-{}-{name}", std::process::id()));
-        let status = Command::new("strace")
-            .args(["-f", "-qq", "-o"])
-            .arg(&file)
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "calls::alone_twice", "--ignored", "--nocapture"])
-            .env("MUSTER_TEST_CALLS", name)
-            .status()
-            .unwrap();
-        let trace = std::fs::read_to_string(&file).unwrap();
-        std::fs::remove_file(&file).unwrap();
-        assert!(status.success(), "{name}");
-        assert!(trace.contains("eventfd2(") && trace.contains("mmap("), "what is not for a launch is seen");
-        let counts = between_marks(&trace);
+        let Some(counts) = traced("alone_twice", name) else { return };
         assert_eq!(counts.len(), SIZES.len(), "{name}: not all was marked");
         for (len, counts) in SIZES.into_iter().zip(counts) {
             println!("{name}, {len} bytes, both sides together: {counts:?}");
@@ -145,6 +193,20 @@ fn the_second_launch_makes_no_system_call_but_those_of_the_path_of_the_bytes() {
             let fetched = ["shm", "pvm"].contains(&name);
             assert!(!fetched || !sockets.iter().any(|call| counts.contains_key(*call)), "{name}: {counts:?}");
             assert!(others.is_empty(), "{name}, {len} bytes: {others:?} besides what moves bytes");
+        }
+    }
+}
+
+#[test]
+fn many_small_transfers_that_are_launched_as_one_need_hardly_any_system_calls() {
+    for (name, _) in CHOICES {
+        let Some(counts) = traced("alone_many", name) else { return };
+        let ways = SMALL.into_iter().flat_map(|len| [(len, "one by one"), (len, "as one")]);
+        for ((len, how), counts) in ways.zip(counts) {
+            println!("{name}, {MANY} of {len} bytes {how}, both sides together: {counts:?}");
+            let calls: usize = counts.values().sum();
+            let chunks = (MANY * len).div_ceil(256 << 10);
+            assert!(how != "as one" || calls < 100 + 20 * chunks, "{name}, {len} bytes: {calls} calls");
         }
     }
 }
