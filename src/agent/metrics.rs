@@ -13,8 +13,8 @@ pub(super) fn page(inner: &Inner) -> String {
     let here = engine.here();
     let (task, incarnation) = (here.task.to_string(), format!("{:016x}", here.incarnation.get()));
     page.count(&metric::ENGINE_INFO, &[env!("CARGO_PKG_VERSION"), &task, &incarnation], 1);
-    let (pairs, clock) = reporting::with(&inner.tally, |tally| (tally.moved(engine), tally.clock()));
-    for pair in pairs {
+    let clock = reporting::with(&inner.tally, |tally| tally.clock());
+    for pair in reporting::pairs(engine) {
         let peer = pair.peer.to_string();
         for (direction, bytes) in [("sent", pair.sent_bytes), ("received", pair.received_bytes)] {
             page.count(&metric::ENGINE_BYTES, &[&peer, &pair.transport, direction], bytes);

@@ -1,6 +1,6 @@
 //! What the service is told of the engine: about once a second, and at the end.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
 use crate::proto::muster::v1::{self as pb};
-use crate::transfer::{Engine, Failed, Member, Stage, Times, TransportKind, registered_bytes};
+use crate::transfer::{Engine, Failed, Stage, Times, registered_bytes};
 
 /// How often it reports unless the service says otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -33,74 +33,42 @@ pub(super) struct Tally {
     /// Failures that are still to be told, and how many were before the first of them.
     failures: VecDeque<Failed>,
     settled: u64,
-    /// Of connections that are over, by peer and transport: bytes sent and received.
-    ended: BTreeMap<(u32, TransportKind), (u64, u64)>,
-    /// What connections had moved when they were looked at last.
-    seen: BTreeMap<Member, [(u64, u64); TransportKind::ALL.len()]>,
     sequence: u64,
     clock: Offset,
 }
 
+/// The connections that there are.
+fn connections(engine: &Engine) -> Vec<pb::Connection> {
+    let links = engine.links();
+    let connections = links.iter().take(CONNECTIONS_MAX).map(|link| pb::Connection {
+        peer: link.peer.task.0,
+        peer_incarnation: link.peer.incarnation.get(),
+        transport: link.kind.name().to_owned(),
+        lanes: link.lanes as u32,
+        launches: link.launched as u32,
+    });
+    connections.collect()
+}
+
+/// Bytes by peer and transport, since the life began.
+pub(super) fn pairs(engine: &Engine) -> Vec<pb::PairTotals> {
+    let moved = engine.moved();
+    let all = moved.iter().flat_map(|(peer, moved)| moved.iter().map(move |moved| (peer.0, moved)));
+    let pairs = all.filter(|(_, (_, (sent, received)))| *sent > 0 || *received > 0).take(PAIRS_MAX).map(
+        |(peer, (kind, (sent, received)))| pb::PairTotals {
+            peer,
+            transport: kind.name().to_owned(),
+            sent_bytes: *sent,
+            received_bytes: *received,
+        },
+    );
+    pairs.collect()
+}
+
 impl Tally {
-    /// Looks at the connections: what those that are gone had moved stays counted.
-    fn look(&mut self, engine: &Engine) -> Vec<pb::Connection> {
-        let links = engine.links();
-        let mut seen = BTreeMap::new();
-        for link in &links {
-            seen.insert(link.peer, link.bytes.map(|(_, bytes)| bytes));
-        }
-        for (member, old) in std::mem::replace(&mut self.seen, seen) {
-            let new = self.seen.get(&member);
-            for (at, kind) in TransportKind::ALL.into_iter().enumerate() {
-                let (sent, received) = old[at];
-                // A connection that was made anew begins from nothing.
-                if new.is_none_or(|new| new[at].0 < sent || new[at].1 < received)
-                    && (sent > 0 || received > 0)
-                {
-                    let ended = self.ended.entry((member.task.0, kind)).or_default();
-                    *ended = (ended.0.saturating_add(sent), ended.1.saturating_add(received));
-                }
-            }
-        }
-        let connections = links.iter().take(CONNECTIONS_MAX).map(|link| pb::Connection {
-            peer: link.peer.task.0,
-            peer_incarnation: link.peer.incarnation.get(),
-            transport: link.kind.name().to_owned(),
-            lanes: link.lanes as u32,
-            launches: link.launched as u32,
-        });
-        connections.collect()
-    }
-
-    /// What has moved by now, by peer and transport.
-    pub fn moved(&mut self, engine: &Engine) -> Vec<pb::PairTotals> {
-        self.look(engine);
-        self.pairs()
-    }
-
     /// This host's clock beside the service's.
     pub fn clock(&self) -> Option<pb::ClockReading> {
         self.clock.best()
-    }
-
-    fn pairs(&self) -> Vec<pb::PairTotals> {
-        let mut totals = self.ended.clone();
-        for (member, bytes) in &self.seen {
-            for (kind, (sent, received)) in TransportKind::ALL.into_iter().zip(bytes) {
-                if *sent > 0 || *received > 0 {
-                    let total = totals.entry((member.task.0, kind)).or_default();
-                    *total = (total.0.saturating_add(*sent), total.1.saturating_add(*received));
-                }
-            }
-        }
-        let pairs =
-            totals.into_iter().take(PAIRS_MAX).map(|((peer, kind), (sent, received))| pb::PairTotals {
-                peer,
-                transport: kind.name().to_owned(),
-                sent_bytes: sent,
-                received_bytes: received,
-            });
-        pairs.collect()
     }
 
     /// There are more failures to tell of; the newest are kept.
@@ -118,7 +86,6 @@ impl Tally {
 
     /// What is to be told now. Its failures are told again until they were taken.
     fn report(&mut self, engine: &Engine) -> pb::TransferReport {
-        let connections = self.look(engine);
         let (size, hits, misses, evictions) = engine.cliques();
         let counts = engine.counts();
         self.sequence += 1;
@@ -142,8 +109,8 @@ impl Tally {
             task: engine.here().task.0,
             incarnation: engine.here().incarnation.get(),
             sequence: self.sequence,
-            pairs: self.pairs(),
-            connections,
+            pairs: pairs(engine),
+            connections: connections(engine),
             outcomes: outcomes.collect(),
             stages: stages.collect(),
             cliques: Some(pb::CliqueCache { size: size as u64, hits, misses, evictions }),

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Kept};
 use super::error::TransferError;
@@ -36,9 +36,15 @@ pub type Waiter = Box<dyn FnOnce(Result<Kept, TransferError>) + Send>;
 enum Slot {
     /// It is being made. The number tells this making from others of the same clique.
     Pending { making: u64, waiters: Vec<Waiter> },
-    /// It is there.
-    Ready { connection: Arc<Connection>, used: Instant },
+    /// It is there. It may have been asked at that time whether it may end.
+    Ready { connection: Arc<Connection>, used: Instant, asked: Option<Instant> },
 }
+
+/// Whoever is asked whether a connection may end is not asked again for so long, and counts as leaving meanwhile. Who has
+/// not answered by then counts as staying.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// Connections fall out of use all the time; the whole cache is not looked through more often than this for it.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// How a clique was found.
 pub enum Found {
@@ -46,8 +52,9 @@ pub enum Found {
     Ready(Kept, Waiter),
     /// Somebody makes it; the waiter was taken.
     Pending,
-    /// The caller is to make it, under this number; the waiter was taken.
-    Make(u64),
+    /// The caller is to make it, under this number; the waiter was taken. If there is a connection that this side agreed
+    /// to end, its peer decides first whether that one stays.
+    Make(u64, Option<Arc<Connection>>),
 }
 
 /// How a clique became ready.
@@ -63,6 +70,8 @@ pub enum Settled {
 pub struct Cliques {
     slots: HashMap<CliqueKey, Slot>,
     makings: u64,
+    /// When it was last looked through for connections that nobody uses.
+    looked: Option<Instant>,
     /// Cliques found, not found, dropped for room.
     pub hits: u64,
     /// See `hits`.
@@ -74,24 +83,26 @@ pub struct Cliques {
 impl Cliques {
     /// Finds a clique, or takes the waiter for when it is there.
     pub fn find(&mut self, key: CliqueKey, now: Instant, waiter: Waiter) -> Found {
-        match self.slots.get_mut(&key) {
-            Some(Slot::Ready { connection, used }) if connection.over().is_none() => {
-                self.hits += 1;
-                *used = now;
-                Found::Ready(Kept::new(connection), waiter)
+        let undecided = match self.slots.get_mut(&key) {
+            Some(Slot::Ready { connection, used, .. }) if connection.over().is_none() => {
+                if let Some(kept) = Kept::new(connection) {
+                    self.hits += 1;
+                    *used = now;
+                    return Found::Ready(kept, waiter);
+                }
+                Some(Arc::clone(connection))
             }
             Some(Slot::Pending { waiters, .. }) => {
                 self.hits += 1;
                 waiters.push(waiter);
-                Found::Pending
+                return Found::Pending;
             }
-            _ => {
-                self.misses += 1;
-                self.makings += 1;
-                self.slots.insert(key, Slot::Pending { making: self.makings, waiters: vec![waiter] });
-                Found::Make(self.makings)
-            }
-        }
+            _ => None,
+        };
+        self.misses += 1;
+        self.makings += 1;
+        self.slots.insert(key, Slot::Pending { making: self.makings, waiters: vec![waiter] });
+        Found::Make(self.makings, undecided)
     }
 
     /// The peer is making the clique, and nobody here is: whoever wants it from now on waits for the peer's.
@@ -144,7 +155,8 @@ impl Cliques {
         {
             return Settled::Waited(std::mem::take(waiters));
         }
-        match self.slots.insert(key, Slot::Ready { connection: Arc::clone(connection), used: now }) {
+        let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
+        match self.slots.insert(key, ready) {
             Some(Slot::Ready { connection: old, .. }) if !Arc::ptr_eq(&old, connection) => {
                 Settled::Ready(Some(old))
             }
@@ -173,28 +185,48 @@ impl Cliques {
         }
     }
 
-    /// Takes out the connections that nobody uses, the longest unused first, as many as there are too many.
-    pub fn surplus(&mut self, most: usize) -> Vec<Arc<Connection>> {
-        let excess = self.slots.len().saturating_sub(most);
+    /// A connection may be used again that this side had agreed to end. If somebody wants it, they find out themselves.
+    pub fn restore(&mut self, connection: &Arc<Connection>, now: Instant) {
+        let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
+        self.slots.entry(CliqueKey::new(connection.me, connection.peer)).or_insert(ready);
+    }
+
+    /// Forgets a connection that made room for others.
+    pub fn evict(&mut self, connection: &Arc<Connection>) {
+        self.evictions += 1;
+        self.forget(connection);
+    }
+
+    /// Whether there are too many, and that was not seen to a moment ago.
+    pub fn is_crowded(&self, most: usize, now: Instant) -> bool {
+        let lately = self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_AGAIN);
+        self.slots.len() > most && !lately
+    }
+
+    /// The connections that nobody uses, the longest unused first, as many as there are too many: their peers are to be
+    /// asked whether they may end.
+    pub fn surplus(&mut self, most: usize, now: Instant) -> Vec<Arc<Connection>> {
+        let mut excess = self.slots.len().saturating_sub(most);
         if excess == 0 {
             return Vec::new();
         }
-        let mut idle: Vec<_> = self
-            .slots
-            .iter()
-            .filter_map(|(key, slot)| match slot {
-                Slot::Ready { connection, used } if connection.is_idle() => {
-                    Some((*used, *key, Arc::clone(connection)))
-                }
-                _ => None,
-            })
-            .collect();
-        idle.sort_by_key(|(used, ..)| *used);
-        idle.truncate(excess);
-        self.evictions += idle.len() as u64;
-        idle.into_iter()
-            .map(|(_, key, connection)| {
-                self.slots.remove(&key);
+        self.looked = Some(now);
+        let mut unused = Vec::new();
+        for slot in self.slots.values_mut() {
+            let Slot::Ready { connection, used, asked } = slot else { continue };
+            let recently = asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_AGAIN);
+            if recently {
+                excess = excess.saturating_sub(usize::from(connection.is_asked()));
+            } else if connection.is_unused() && !connection.is_asked() {
+                unused.push((*used, Arc::clone(connection), asked));
+            }
+        }
+        unused.sort_by_key(|(used, ..)| *used);
+        unused.truncate(excess);
+        unused
+            .into_iter()
+            .map(|(_, connection, asked)| {
+                *asked = Some(now);
                 connection
             })
             .collect()

@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -20,8 +20,8 @@ use super::link::definition::{Definition, Source};
 use super::link::{
     Difference, Frame, GroupId, Landing, Launching, Link, Numbers, Output, Push, Terms, Violation,
 };
-use super::memory::Region;
 use super::memory::raw::{Mapping, Piece};
+use super::memory::{Listener, Region};
 use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::lane::{Lane, LaneError};
@@ -98,20 +98,33 @@ pub struct Connection {
     /// A region whose descriptor comes by the socket, and which the ring has told of already: the ring waits for it.
     awaited: Mutex<Option<u32>>,
     last_heard: AtomicU64,
-    /// How many [`Kept`] there are.
-    kept: AtomicUsize,
+    /// Tells of decisions about the end of a connection that this side has agreed to.
+    decided: Condvar,
     started: Instant,
     /// Bytes moved.
     pub counters: Counters,
+    /// Bytes moved with its peer's task, on this and all other connections.
+    moved: Arc<Counters>,
 }
 
-/// A connection that is not dropped to make room while this is there: somebody is about to prepare something on it.
+/// A connection that does not end to make room while this is there: somebody is about to prepare something on it.
 pub struct Kept(Arc<Connection>);
 
 impl Kept {
-    /// Keeps it.
-    pub fn new(connection: &Arc<Connection>) -> Self {
-        connection.kept.fetch_add(1, Ordering::SeqCst);
+    /// Keeps it; not if this side has agreed to its end.
+    pub fn new(connection: &Arc<Connection>) -> Option<Self> {
+        let kept = lock(&connection.link).keep();
+        kept.then(|| Self(Arc::clone(connection)))
+    }
+
+    /// Once more: it is kept already.
+    pub fn again(&self) -> Self {
+        let _kept = lock(&self.0.link).keep();
+        Self(Arc::clone(&self.0))
+    }
+
+    /// Of a new connection: it is kept until all who wait for it have it. Called once.
+    pub fn first(connection: &Arc<Connection>) -> Self {
         Self(Arc::clone(connection))
     }
 
@@ -123,7 +136,18 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.0.kept.fetch_sub(1, Ordering::SeqCst);
+        lock(&self.0.link).release();
+    }
+}
+
+impl Listener for Connection {
+    /// Called by whoever lets go of the region last, which nobody does under a lock of the connection.
+    fn region_gone(self: Arc<Self>, id: u32) {
+        let offered = lock(&self.offered).remove(&id);
+        if offered.is_some() {
+            lock(&self.link).unshare(id);
+            self.kick(0);
+        }
     }
 }
 
@@ -152,6 +176,9 @@ impl Connection {
     pub fn new(core: &Arc<Core>, making: Making) -> Arc<Self> {
         let Making { me, peer, nonce, dialled, kind, terms, checks, pid } = making;
         let numbers = core.numbers(peer);
+        let mut link = Link::new(me, peer, terms, numbers.clone());
+        // Until it is among the cliques: see `Kept::first`.
+        link.keep();
         Arc::new(Self {
             me,
             peer,
@@ -160,7 +187,7 @@ impl Connection {
             kind,
             fetches: terms.fetch,
             core: Arc::downgrade(core),
-            link: Mutex::new(Link::new(me, peer, terms, numbers.clone())),
+            link: Mutex::new(link),
             numbers,
             lanes: RwLock::default(),
             lost: Mutex::default(),
@@ -173,9 +200,10 @@ impl Connection {
             outbox: OnceLock::new(),
             awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
-            kept: AtomicUsize::new(0),
+            decided: Condvar::new(),
             started: clock::monotonic(),
             counters: Counters::default(),
+            moved: core.moved(peer.task),
         })
     }
 
@@ -202,16 +230,17 @@ impl Connection {
             lanes.push(Arc::clone(lane));
         }
         self.heard();
+        if lane.control && self.inbox.is_some() {
+            // Before anything is read: what is said after the switch to the peer's ring has no descriptors with it.
+            core.reactor(lane.id).add_bell(self)?;
+            lock(&self.link).offer_ring();
+        }
         if let Err(error) = core.reactor(lane.id).add(lane) {
             self.lanes
                 .write()
                 .unwrap_or_else(PoisonError::into_inner)
                 .retain(|other| !Arc::ptr_eq(other, lane));
             return Err(error);
-        }
-        if lane.control && self.inbox.is_some() {
-            core.reactor(lane.id).add_bell(self)?;
-            lock(&self.link).offer_ring();
         }
         if let Some(error) = self.over.get() {
             // Whoever ended it has let go of its lanes, perhaps before this one was among them.
@@ -273,9 +302,48 @@ impl Connection {
         lock(&self.link).launched()
     }
 
-    /// Whether nobody has prepared anything on it, or is about to, on either side.
-    pub fn is_idle(&self) -> bool {
-        self.kept.load(Ordering::SeqCst) == 0 && lock(&self.link).is_idle()
+    /// Whether nobody has prepared anything on it, or is about to, on either side, as far as this side knows.
+    pub fn is_unused(&self) -> bool {
+        lock(&self.link).is_unused()
+    }
+
+    /// Whether its peer was asked whether it may end, and has not answered.
+    pub fn is_asked(&self) -> bool {
+        lock(&self.link).is_asked()
+    }
+
+    /// Asks the peer whether it may end, if nobody uses it.
+    pub fn ask_to_leave(self: &Arc<Self>) {
+        lock(&self.link).ask_to_leave();
+        self.kick(0);
+    }
+
+    /// Waits until the peer has decided whether a connection stays that this side has agreed to end. None if it is over.
+    ///
+    /// # Errors
+    /// If the peer says nothing until then.
+    pub fn decided(self: &Arc<Self>, until: Instant) -> Result<Option<Kept>, TransferError> {
+        let mut link = lock(&self.link);
+        loop {
+            if self.over.get().is_some() || link.is_gone() {
+                return Ok(None);
+            }
+            if link.keep() {
+                return Ok(Some(Kept(Arc::clone(self))));
+            }
+            let left = until.saturating_duration_since(clock::monotonic());
+            if left.is_zero() {
+                let why = "it asked whether their connection may end, and has said nothing since".to_owned();
+                return Err(TransferError::Transport { transport: self.kind, member: self.peer, why });
+            }
+            link = self.decided.wait_timeout(link, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Nobody uses it on either side, and both have let go of it.
+    fn has_made_room(&self) -> TransferError {
+        let why = "it was dropped to make room: nobody used it".to_owned();
+        TransferError::Transport { transport: self.kind, member: self.peer, why }
     }
 
     /// The parts under way.
@@ -358,7 +426,7 @@ impl Connection {
             // The peer hears first that all is here: whoever waits for it on this side may end the process at once.
             self.settle();
             if counts {
-                self.counters.add(kind, true, u64::from(header.len));
+                self.count(kind, true, u64::from(header.len));
                 part.arrived(start, u64::from(header.len));
             }
         } else {
@@ -371,15 +439,19 @@ impl Connection {
         }
     }
 
+    fn count(&self, kind: TransportKind, received: bool, bytes: u64) {
+        self.counters.add(kind, received, bytes);
+        self.moved.add(kind, received, bytes);
+    }
+
     /// Bytes left on a lane.
-    pub fn count_sent(&self, part: &Part, kind: TransportKind, bytes: u64) {
-        part.push_counted(bytes);
-        self.counters.add(kind, false, bytes);
+    pub fn count_sent(&self, kind: TransportKind, bytes: u64) {
+        self.count(kind, false, bytes);
     }
 
     /// Bytes were fetched.
     pub fn count_received(&self, kind: TransportKind, bytes: u64) {
-        self.counters.add(kind, true, bytes);
+        self.count(kind, true, bytes);
     }
 
     /// A control frame came by a lane, perhaps with descriptors.
@@ -562,6 +634,14 @@ impl Connection {
             self.end(TransferError::Transport { transport: lane.kind, member: self.peer, why: how });
             return;
         }
+        // Both have let go of it, and the peer closes it. If this side is the one to mend it, the peer may not have heard.
+        let mends = lane.control && self.dialled && self.kind != TransportKind::Unix;
+        if !mends && lock(&self.link).is_gone() {
+            if lane.control {
+                self.end(self.has_made_room());
+            }
+            return;
+        }
         core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
         if self.kind == TransportKind::Unix {
             // What the peer said before it ended may still be in the ring.
@@ -592,12 +672,8 @@ impl Connection {
             if region.shared().is_some() && !offered.contains_key(&region.id) {
                 offered.insert(region.id, Arc::downgrade(region));
                 link.share(region.id, region.len() as u64);
-                let connection = Arc::downgrade(self);
-                region.when_gone(Box::new(move |id| {
-                    if let Some(connection) = connection.upgrade() {
-                        connection.region_gone(id);
-                    }
-                }));
+                let listener: Arc<dyn Listener> = self.clone();
+                region.when_gone(Arc::downgrade(&listener));
             }
         }
         let number = link.define(definition);
@@ -607,17 +683,10 @@ impl Connection {
         number
     }
 
-    fn region_gone(self: &Arc<Self>, id: u32) {
-        if lock(&self.offered).remove(&id).is_some() {
-            lock(&self.link).unshare(id);
-            self.kick(0);
-        }
-    }
-
     /// Forgets a definition.
     pub fn undefine(self: &Arc<Self>, number: u32) {
         lock(&self.link).undefine(number);
-        self.kick(0);
+        self.settle();
     }
 
     /// Memory of the peer.
@@ -665,8 +734,7 @@ impl Connection {
             bytes
         });
         if inline.is_some() {
-            part.push_counted(total);
-            self.counters.add(self.kind, false, total);
+            self.count(self.kind, false, total);
         }
         let token = Arc::clone(part);
         let launching = Launching { token, definition, at, class, source: ready, destination: ready, inline };
@@ -694,6 +762,24 @@ impl Connection {
     pub fn fetched(self: &Arc<Self>, at: GroupId) {
         lock(&self.link).received(at);
         self.settle();
+    }
+
+    /// Whether the memory of the peer can be read, and it will be known whether that was in time.
+    pub fn can_fetch(&self) -> bool {
+        self.outbox.get().is_some()
+    }
+
+    /// Whether all that was read of the peer's memory before this is called counts. A side that ends a connection says so
+    /// first and then uses its memory for other things, however long the other one goes on reading: neither waits for the
+    /// other, and nothing that was read too late counts.
+    pub fn fetch_counts(&self) -> bool {
+        self.outbox.get().is_some_and(Outbox::is_held) && self.over.get().is_none()
+    }
+
+    /// What was fetched does not count: the connection ends, on one side or the other.
+    pub fn fetch_is_late(&self, part: &Arc<Part>) {
+        let how = "its memory was let go of while it was read".to_owned();
+        give_up(part, TransferError::PeerDead { member: self.peer, how });
     }
 
     /// It cannot be fetched.
@@ -754,11 +840,16 @@ impl Connection {
     pub fn end(self: &Arc<Self>, error: TransferError) {
         let parts = {
             let mut link = lock(&self.link);
+            // First: whoever sees that it is over may use what the peer is reading.
+            if let Some(inbox) = &self.inbox {
+                inbox.let_go();
+            }
             if self.over.set(error.clone()).is_err() {
                 return;
             }
             link.drain()
         };
+        self.decided.notify_all();
         let lanes = std::mem::take(&mut *self.lanes.write().unwrap_or_else(PoisonError::into_inner));
         for lane in &lanes {
             lane.close();
@@ -776,16 +867,22 @@ impl Connection {
     /// Does what the link asks for, until it asks for nothing, and sends what there is.
     fn settle(self: &Arc<Self>) {
         let mut sends = 0;
-        loop {
-            let outputs = lock(&self.link).outputs();
+        let unused = loop {
+            let (outputs, unused) = {
+                let mut link = lock(&self.link);
+                (link.outputs(), link.is_unused())
+            };
             if outputs.is_empty() {
-                break;
+                break unused;
             }
             for output in outputs {
                 sends += self.perform(output);
             }
-        }
+        };
         self.kick(sends);
+        if unused && let Some(core) = self.core.upgrade() {
+            core.is_unused();
+        }
     }
 
     /// Returns how many bytes it will send.
@@ -802,15 +899,11 @@ impl Connection {
                     core.copiers.fetch(self, &part, &definition);
                 }
             }
-            Output::Sent(part) => {
-                // What was neither pushed nor sent along was fetched from here.
-                let fetched = part.work.out.total().saturating_sub(part.pushed());
-                if fetched > 0
-                    && let Some(span) = part.work.out.spans.first()
-                {
+            Output::Sent(part, fetched) => {
+                if fetched && let Some(span) = part.work.out.spans.first() {
                     let arena = span.buffer().region().shared().is_some();
                     let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
-                    self.counters.add(kind, false, fetched);
+                    self.count(kind, false, part.work.out.total());
                 }
                 part.sent();
             }
@@ -857,6 +950,27 @@ impl Connection {
                     inbox.open();
                 }
             }
+            Output::Refused => {
+                if let Some(core) = self.core.upgrade() {
+                    core.make_room();
+                }
+            }
+            Output::Left => {
+                self.decided.notify_all();
+                if let Some(core) = self.core.upgrade() {
+                    core.has_left(self);
+                }
+            }
+            Output::Stays => {
+                self.decided.notify_all();
+                if let Some(core) = self.core.upgrade() {
+                    core.has_stayed(self);
+                }
+            }
+            Output::Ended => {
+                self.kick(0);
+                self.end(self.has_made_room());
+            }
             // Let go of outside of the lock: its memory may go with it.
             Output::Over(_) => {}
         }
@@ -876,7 +990,7 @@ impl Connection {
                 done += len;
             }
         });
-        self.counters.add(self.kind, true, bytes.len() as u64);
+        self.count(self.kind, true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);
             self.kick(0);

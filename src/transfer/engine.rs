@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::cliques::{CliqueKey, Cliques, Found, Settled, Waiter};
-use super::connection::{Connection, Kept};
+use super::connection::{Connection, Counters, Kept};
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
@@ -135,6 +135,9 @@ pub struct Core {
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
     numbers: Mutex<HashMap<Member, Numbers>>,
+    /// Bytes moved with each task, whichever life of it and connection. Connections end at any moment: what they moved is
+    /// counted here as they move it.
+    moved: Mutex<BTreeMap<TaskId, Arc<Counters>>>,
     /// Launches with a deadline that may still wait for their connections.
     expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
 }
@@ -151,6 +154,11 @@ impl Core {
     /// The numbers of launches with a life of a peer.
     pub(super) fn numbers(&self, peer: Member) -> Numbers {
         lock(&self.numbers).entry(peer).or_default().clone()
+    }
+
+    /// Where bytes are counted that are moved with a task.
+    pub(super) fn moved(&self, task: TaskId) -> Arc<Counters> {
+        Arc::clone(lock(&self.moved).entry(task).or_default())
     }
 
     /// Nothing is launched with a number that was taken: a peer that has launched its own is told.
@@ -186,14 +194,21 @@ impl Core {
         }
     }
 
-    /// A clique is there: all who wait for it are served, in their order.
+    /// A connection was made: all who wait for its clique are served, in their order.
     pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
+        self.serve(&Kept::first(connection));
+        self.make_room();
+    }
+
+    /// Serves all who wait for a clique, whose connection is kept meanwhile.
+    fn serve(&self, kept: &Kept) {
+        let connection = kept.connection();
         let key = CliqueKey::new(connection.me, connection.peer);
         let replaced = loop {
             let settled = lock(&self.cliques).settle(key, connection, clock::monotonic());
             match settled {
                 Settled::Waited(waiters) => {
-                    waiters.into_iter().for_each(|waiter| waiter(Ok(Kept::new(connection))));
+                    waiters.into_iter().for_each(|waiter| waiter(Ok(kept.again())));
                 }
                 Settled::Ready(replaced) => break replaced,
             }
@@ -213,14 +228,53 @@ impl Core {
         if connection.over().is_some() {
             lock(&self.cliques).forget(connection);
         }
-        // Without the lock, which the end of a connection takes.
-        let surplus = lock(&self.cliques).surplus(self.config.cliques_max);
-        for surplus in surplus {
-            surplus.end(TransferError::Transport {
-                transport: surplus.kind,
-                member: surplus.peer,
-                why: "it was dropped to make room: nobody used it".to_owned(),
-            });
+    }
+
+    /// Nobody uses a connection any more: it may be one of too many.
+    pub(super) fn is_unused(&self) {
+        let crowded = lock(&self.cliques).is_crowded(self.config.cliques_max, clock::monotonic());
+        if crowded {
+            self.make_room();
+        }
+    }
+
+    /// Asks the peers of connections that nobody uses, if there are too many, whether they may end.
+    pub(super) fn make_room(&self) {
+        // Without the lock, which whatever comes of the question takes.
+        let surplus = lock(&self.cliques).surplus(self.config.cliques_max, clock::monotonic());
+        surplus.iter().for_each(Connection::ask_to_leave);
+    }
+
+    /// The peer has decided that a connection stays that this side had agreed to end.
+    pub(super) fn has_stayed(&self, connection: &Arc<Connection>) {
+        let mut cliques = lock(&self.cliques);
+        if connection.over().is_none() {
+            cliques.restore(connection, clock::monotonic());
+        }
+    }
+
+    /// A connection made room for others: its peer agreed.
+    pub(super) fn has_left(&self, connection: &Arc<Connection>) {
+        lock(&self.cliques).evict(connection);
+    }
+
+    /// Makes a clique whose connection this side agreed to end, unless its peer decides that it stays.
+    fn make_unless_it_stays(self: &Arc<Self>, old: Arc<Connection>, making: u64) {
+        let (core, peer) = (Arc::clone(self), old.peer);
+        let key = CliqueKey::new(self.here(), peer);
+        let spawned = std::thread::Builder::new().name("muster-undecided".to_owned()).spawn(move || {
+            match old.decided(clock::monotonic() + core.config.dial_timeout) {
+                Ok(None) => meeting::make(&core, peer, making),
+                Ok(Some(kept)) if lock(&core.cliques).is_making(key, making) => core.serve(&kept),
+                // The peer has begun another one.
+                Ok(Some(_)) => {}
+                Err(error) => core.clique_failed(key, Some(making), &error),
+            }
+        });
+        if let Err(error) = spawned {
+            let why = format!("no thread to wait on: {error}");
+            let error = TransferError::Transport { transport: TransportKind::Tcp, member: peer, why };
+            self.clique_failed(key, Some(making), &error);
         }
     }
 
@@ -392,6 +446,7 @@ impl Engine {
             keeper: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
             numbers: Mutex::default(),
+            moved: Mutex::default(),
             expected: Mutex::default(),
             config,
         });
@@ -598,6 +653,16 @@ impl Engine {
             .collect()
     }
 
+    /// Bytes sent to and received from each task since the engine was started, by each transport: on all connections, those
+    /// that are over among them.
+    #[must_use]
+    pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
+        let all = lock(&self.0.core.moved);
+        all.iter()
+            .map(|(task, counters)| (*task, TransportKind::ALL.map(|kind| (kind, counters.get(kind)))))
+            .collect()
+    }
+
     /// Cliques there are, and hits, misses and evictions of their cache.
     #[must_use]
     pub fn cliques(&self) -> (usize, u64, u64, u64) {
@@ -622,9 +687,12 @@ pub struct LinkState {
     pub lanes: usize,
     /// Launches under way.
     pub launched: usize,
-    /// Bytes sent and received by each transport.
-    pub bytes: [(TransportKind, (u64, u64)); TransportKind::ALL.len()],
+    /// Bytes moved.
+    pub bytes: Traffic,
 }
+
+/// Bytes sent and received by each transport.
+pub type Traffic = [(TransportKind, (u64, u64)); TransportKind::ALL.len()];
 
 impl Handle {
     fn shutdown(&self) {
@@ -853,7 +921,8 @@ fn gather(
     match how {
         Found::Ready(connection, waiter) => waiter(Ok(connection)),
         Found::Pending => {}
-        Found::Make(making) => meeting::make(&core, member, making),
+        Found::Make(making, None) => meeting::make(&core, member, making),
+        Found::Make(making, Some(undecided)) => core.make_unless_it_stays(undecided, making),
     }
 }
 

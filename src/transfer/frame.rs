@@ -78,6 +78,16 @@ pub enum Kind {
     Switch = 19,
     /// The descriptor of a region, on the socket, when its `Region` is in the ring.
     Descriptor = 20,
+    /// May the connection end? Nothing is under way here.
+    Leave = 21,
+    /// Yes: nor here, and nothing will be.
+    Agree = 22,
+    /// No: it is used here.
+    Refuse = 23,
+    /// It is agreed, and so it ends.
+    Gone = 24,
+    /// It is agreed, but it was used meanwhile, and goes on.
+    Stay = 25,
 }
 
 impl Kind {
@@ -103,6 +113,11 @@ impl Kind {
             18 => Self::Ring,
             19 => Self::Switch,
             20 => Self::Descriptor,
+            21 => Self::Leave,
+            22 => Self::Agree,
+            23 => Self::Refuse,
+            24 => Self::Gone,
+            25 => Self::Stay,
             _ => return None,
         })
     }

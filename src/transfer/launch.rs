@@ -201,8 +201,6 @@ pub struct Part {
     reserved: Mutex<Vec<Option<Reservation>>>,
     matched: AtomicBool,
     moved: AtomicU64,
-    /// Bytes that this side wrote to a socket.
-    pushed: AtomicU64,
     /// When something last moved, in microseconds since the launch.
     progress: AtomicU64,
 }
@@ -243,7 +241,6 @@ impl Part {
             reserved: Mutex::new(reserved),
             matched: AtomicBool::new(false),
             moved: AtomicU64::new(0),
-            pushed: AtomicU64::new(0),
             progress: AtomicU64::new(0),
         })
     }
@@ -294,16 +291,6 @@ impl Part {
     pub fn progressed(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
         self.touch();
-    }
-
-    /// So many bytes were written to a socket.
-    pub fn push_counted(&self, bytes: u64) {
-        self.pushed.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Bytes that were written to a socket; more than there are, if some were sent again.
-    pub fn pushed(&self) -> u64 {
-        self.pushed.load(Ordering::Relaxed)
     }
 
     /// The bytes `start..start + len` of what is received are in place.
@@ -442,6 +429,13 @@ const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
 
+/// Nobody waits.
+const NOBODY: u8 = 0;
+/// Somebody waits for the whole. A batch does not wake them for each of its transfers.
+const WHOLE: u8 = 1;
+/// Somebody waits for a single transfer.
+const EACH: u8 = 2;
+
 /// The outcomes of a launch's transfers.
 pub struct Launch {
     meters: Arc<Meters>,
@@ -462,7 +456,8 @@ pub struct Launch {
     parts: OnceLock<Vec<Weak<Part>>>,
     unproven: AtomicUsize,
     given_up: Mutex<Option<(TaskId, String)>>,
-    watched: AtomicBool,
+    /// Whether anybody waits, and for what: see `NOBODY` and the following.
+    watched: AtomicU8,
     watchers: Mutex<Vec<(Wanted, Waker)>>,
     changed: Condvar,
 }
@@ -494,7 +489,7 @@ impl Launch {
             parts: OnceLock::new(),
             unproven: AtomicUsize::new(usize::MAX),
             given_up: Mutex::default(),
-            watched: AtomicBool::new(false),
+            watched: AtomicU8::new(NOBODY),
             watchers: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -564,7 +559,9 @@ impl Launch {
             self.elapsed_us.store(now, Ordering::Release);
             self.measure(now);
         }
-        self.notify(|wanted| wanted == Wanted::One(spec) || last && wanted == Wanted::All);
+        if last || self.watched.load(Ordering::SeqCst) == EACH {
+            self.notify(|wanted| wanted == Wanted::One(spec) || last && wanted == Wanted::All);
+        }
     }
 
     /// What it depends on has happened.
@@ -617,8 +614,14 @@ impl Launch {
         }
     }
 
+    /// Somebody waits. Said first; then they look whether what they wait for is there.
+    fn watch(&self, wanted: Wanted) {
+        let how = if matches!(wanted, Wanted::One(_)) { EACH } else { WHOLE };
+        self.watched.fetch_max(how, Ordering::SeqCst);
+    }
+
     fn notify(&self, whom: impl Fn(Wanted) -> bool) {
-        if !self.watched.load(Ordering::SeqCst) {
+        if self.watched.load(Ordering::SeqCst) == NOBODY {
             return;
         }
         let mut watchers = lock(&self.watchers);
@@ -677,15 +680,20 @@ impl Launch {
             watchers.push((wanted, cx.waker().clone()));
         }
         drop(watchers);
-        self.watched.store(true, Ordering::SeqCst);
+        self.watch(wanted);
         state(self).map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn block<R>(&self, until: Option<Instant>, state: impl Fn(&Self) -> Option<R>) -> Option<R> {
+    fn block<R>(
+        &self,
+        wanted: Wanted,
+        until: Option<Instant>,
+        state: impl Fn(&Self) -> Option<R>,
+    ) -> Option<R> {
         if let Some(known) = state(self) {
             return Some(known);
         }
-        self.watched.store(true, Ordering::SeqCst);
+        self.watch(wanted);
         let unsettled = self.parts().into_iter().find(|part| !part.is_settled());
         if let Some(part) = unsettled
             && part.connection.follow(until, || state(self).is_some())
@@ -764,13 +772,13 @@ impl Transfer {
     /// # Errors
     /// Of the first transfer that failed, when all have their outcome.
     pub fn wait(&self) -> Result<Stats, TransferError> {
-        self.launch.block(None, Launch::whole).unwrap_or(Err(TransferError::Closed))
+        self.launch.block(Wanted::All, None, Launch::whole).unwrap_or(Err(TransferError::Closed))
     }
 
     /// Waits so long; none if it is not known by then.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> Option<Result<Stats, TransferError>> {
-        self.launch.block(Some(clock::monotonic() + time), Launch::whole)
+        self.launch.block(Wanted::All, Some(clock::monotonic() + time), Launch::whole)
     }
 
     /// Gives up what is not complete. What is returned resolves when no byte can land any more, neither here nor at
@@ -835,13 +843,17 @@ impl Completion {
     /// # Errors
     /// If the transfer failed.
     pub fn wait(&self) -> Result<(), TransferError> {
-        self.launch.block(None, |launch| launch.outcome(self.number)).unwrap_or(Err(TransferError::Closed))
+        self.launch
+            .block(Wanted::One(self.number), None, |launch| launch.outcome(self.number))
+            .unwrap_or(Err(TransferError::Closed))
     }
 
     /// Waits so long; none if it is not known by then.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> Option<Result<(), TransferError>> {
-        self.launch.block(Some(clock::monotonic() + time), |launch| launch.outcome(self.number))
+        self.launch.block(Wanted::One(self.number), Some(clock::monotonic() + time), |launch| {
+            launch.outcome(self.number)
+        })
     }
 }
 
@@ -864,13 +876,13 @@ pub struct Quiesced {
 impl Quiesced {
     /// Waits for it on this thread.
     pub fn wait(&self) {
-        self.launch.block(None, Launch::proof);
+        self.launch.block(Wanted::Proof, None, Launch::proof);
     }
 
     /// Waits so long; whether it is proven by then.
     #[must_use]
     pub fn wait_for(&self, time: Duration) -> bool {
-        self.launch.block(Some(clock::monotonic() + time), Launch::proof).is_some()
+        self.launch.block(Wanted::Proof, Some(clock::monotonic() + time), Launch::proof).is_some()
     }
 }
 

@@ -34,6 +34,10 @@ const GREETING_MAX: usize = 256;
 const MEMBERSHIP_WAIT: Duration = Duration::from_secs(3);
 /// Room in the socket for so much that is not yet read or sent.
 const SOCKET_BUFFER: usize = 2 << 20;
+/// A lost lane is dialled at least so often while its connection cannot do without it.
+const OFTEN: Duration = Duration::from_millis(250);
+/// And so often when it could not be made anew for long, and others carry the chunks.
+const RARELY: Duration = Duration::from_secs(1);
 /// The number of the lane that begins a connection.
 const FIRST_LANE: u16 = 0;
 
@@ -360,6 +364,8 @@ fn judge(
     }
     if !pending && !old {
         if cliques.len() >= core.config.cliques_max.saturating_mul(2) {
+            drop(cliques);
+            core.make_room();
             return (Verdict::Full, None);
         }
         // At once, so that this side does not begin to dial as well.
@@ -650,6 +656,11 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: 
                 Err(HelloError::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
                     return dead(format!("{how}; nobody listens at its address"));
                 }
+                // The connection goes on with the lanes that it has: only without control frames it cannot.
+                Err(error) if clock::monotonic() >= until && !control => {
+                    tracing::debug!(%peer, %error, "a lane cannot be made anew, and is tried again");
+                    pause = RARELY;
+                }
                 Err(error) if clock::monotonic() >= until => {
                     return dead(format!("{how}; dialled in vain: {error}"));
                 }
@@ -674,6 +685,6 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: 
             }
         }
         thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(250));
+        pause = (pause * 2).min(if pause < RARELY { OFTEN } else { RARELY });
     }
 }

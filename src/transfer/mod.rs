@@ -36,7 +36,7 @@ mod sys;
 mod transport;
 
 pub use cliques::CliqueKey;
-pub use engine::{Batch, Choice, Config, Counts, Engine, LinkState, Preparing};
+pub use engine::{Batch, Choice, Config, Counts, Engine, LinkState, Preparing, Traffic};
 pub use error::{MemoryError, PrepareError, TransferError, TransferKey};
 pub use event::{Definer, Event};
 pub use identity::{Address, DeviceId, Incarnation, Member, Membership, Peer, TaskId};

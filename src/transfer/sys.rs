@@ -43,10 +43,25 @@ pub fn discard(socket: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
     })
 }
 
-/// Reads `len` bytes at `address` of the process `pid` into `into`.
+/// Reads what is at `address` of the process `pid` into `into`.
 pub fn read_process(pid: i32, address: u64, into: &Piece<'_>) -> Result<usize, Errno> {
-    let local = Piece::vectors(std::slice::from_ref(into));
-    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: into.len() };
+    read_process_pieces(pid, &[address], std::slice::from_ref(into))
+}
+
+/// Reads what is at each of the addresses of the process `pid` into the piece with the same number, one after the other,
+/// as much as can be read. At most [`PIECES_MAX`] of them are looked at.
+pub fn read_process_pieces(pid: i32, addresses: &[u64], into: &[Piece<'_>]) -> Result<usize, Errno> {
+    let count = addresses.len().min(into.len()).min(PIECES_MAX);
+    let local = Piece::vectors(&into[..count]);
+    let remote: Vec<_> = addresses
+        .iter()
+        .zip(local)
+        .map(|(address, piece)| libc::iovec {
+            iov_base: *address as *mut libc::c_void,
+            iov_len: piece.iov_len,
+        })
+        .collect();
+    let count = count as libc::c_ulong;
     // SAFETY: `local` is memory of ours as for `read`; the kernel checks that `remote` is memory of the other process.
-    result(unsafe { libc::process_vm_readv(pid, local.as_ptr(), 1, &raw const remote, 1, 0) })
+    result(unsafe { libc::process_vm_readv(pid, local.as_ptr(), count, remote.as_ptr(), count, 0) })
 }

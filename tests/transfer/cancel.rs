@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster::transfer::{Choice, Config, Engine, Options, TransferError};
+use muster::transfer::{Arena, Buffer, Choice, Config, Engine, Options, TransferError, registered_bytes};
 
 use crate::cluster::{
     Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing, start,
@@ -51,6 +51,48 @@ fn what_is_received_of_a_sender_that_cancels_is_whole_or_an_error() {
             }
         }
         println!("{choice:?}: {whole} whole, {cancelled} cancelled");
+    }
+}
+
+#[test]
+fn what_is_received_while_either_engine_shuts_down_is_whole_or_an_error() {
+    for choice in CHOICES {
+        let mut cluster = bare(choice);
+        let mut random = fastrand::Rng::with_seed(8);
+        let (mut whole, mut failed) = (0, 0);
+        let len = 3 << 20;
+        let wanted = contents(len, 1);
+        let source = cluster.filled(0, len, 1);
+        for round in 1..60 {
+            source.write(|bytes| bytes.copy_from_slice(&wanted)).unwrap();
+            let target = cluster.empty(1, len);
+            let (sent, received) = cluster.send(0, &source, 1, &target, round);
+            std::thread::sleep(Duration::from_micros(random.u64(0..3000)));
+            let who = usize::from(round % 2 == 0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| cluster.engines[who].shutdown());
+                // As soon as the sender may, it uses the buffer for something else.
+                while sent.outcome().is_none() || source.fill(0).is_err() {
+                    std::hint::spin_loop();
+                }
+            });
+            match done(&received) {
+                Ok(_) => {
+                    whole += 1;
+                    target
+                        .read(|bytes| assert!(bytes == wanted, "{choice:?}: wrong bytes in round {round}"))
+                        .unwrap();
+                }
+                Err(_) => failed += 1,
+            }
+            let _over = done(&sent);
+            cluster.engines[who] = start(who, round, |config| {
+                config.transport = choice;
+                config.checks = false;
+            });
+            cluster.announce();
+        }
+        println!("{choice:?}: {whole} whole, {failed} failed");
     }
 }
 
@@ -287,6 +329,62 @@ fn alone_restarts() {
 fn engines_that_are_dropped_and_restarted_under_fire_leave_nothing_behind() {
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "cancel::alone_restarts", "--ignored", "--nocapture"])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+/// Alone in its process: it counts the memory that engines know.
+#[test]
+#[ignore = "run by the test below, in a process of its own"]
+fn alone_letting_go() {
+    let before = registered_bytes();
+    let mut random = fastrand::Rng::with_seed(9);
+    for choice in CHOICES {
+        let cluster = bare(choice);
+        for round in 0..400u64 {
+            let len = *random.choice(&[100, 9000, 200_000]).unwrap();
+            // Of memory that nobody has but the launch: it goes when the last of it does, whoever that is.
+            let owned = |len: usize| match round % 3 {
+                0 => Buffer::foreign(vec![1; len]),
+                _ => Arena::new(len).unwrap().allocate(len).unwrap(),
+            };
+            let sent = {
+                let specs = vec![outgoing(&owned(len), 0, 1, round)];
+                cluster.engines[0].transfer(&[], specs, Options::default())
+            };
+            let shorter = usize::from(random.u8(0..5) == 0);
+            let received = {
+                let specs = vec![incoming(&owned(len - shorter), 0, 1, round)];
+                cluster.engines[1].transfer(&[], specs, Options::default())
+            };
+            match random.u8(0..6) {
+                0 => drop(sent.cancel("by the sender")),
+                1 => drop(received.cancel("by the receiver")),
+                2 => drop((sent.cancel("by both"), received.cancel("by both"))),
+                _ => {}
+            }
+            let (sent, received) = (done(&sent), done(&received));
+            assert!(shorter == 0 || sent.is_err() && received.is_err());
+        }
+        // What is under way when the engines end, too.
+        for task in [0, 1] {
+            let specs = vec![outgoing(&Buffer::foreign(vec![1; 5000]), task, 1 - task, 1000)];
+            let unmet = cluster.engines[task].transfer(
+                &[],
+                specs,
+                Options { channel: 1 + task as u32, ..Options::default() },
+            );
+            assert!(unmet.outcome().is_none());
+        }
+    }
+    eventually("no memory is left", || registered_bytes() == before);
+}
+
+#[test]
+fn memory_that_only_a_launch_holds_goes_with_it_under_no_lock_that_its_end_takes() {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "cancel::alone_letting_go", "--ignored", "--nocapture"])
         .status()
         .unwrap();
     assert!(status.success());

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 #![allow(clippy::disallowed_methods, reason = "real sockets and processes take real time")]
 
+mod calls;
 mod cancel;
 mod cluster;
 mod contents;

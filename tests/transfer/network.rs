@@ -121,6 +121,11 @@ impl Faults {
         let _gone = to.shutdown(std::net::Shutdown::Both);
     }
 
+    /// Holds back each read so long.
+    pub fn delay(&self, time: Duration) {
+        self.delay.store(time.as_micros() as u64, Ordering::SeqCst);
+    }
+
     fn reset(&self, chosen: impl Fn(usize) -> bool) {
         let mut passing = self.passing.lock().unwrap();
         passing.retain(Passing::is_open);
@@ -190,6 +195,32 @@ fn lanes_that_are_reset_are_made_anew_and_nothing_is_lost() {
         counts.lanes_made.load(Ordering::Relaxed)
     );
     assert!(counts.lanes_lost.load(Ordering::Relaxed) > 20);
+}
+
+#[test]
+fn a_connection_goes_on_with_the_lanes_that_it_has_and_tries_the_lost_one_again() {
+    let dial_timeout = Duration::from_millis(200);
+    let (cluster, proxies) = through_proxies(|config| config.dial_timeout = dial_timeout);
+    assert_eq!(move_under(&cluster, 1 << 20, 0, || ()), (None, None));
+    let lanes = || cluster.engines.iter().map(|engine| engine.links()[0].lanes).collect::<Vec<_>>();
+    eventually("all lanes are there", || lanes() == [4, 4]);
+    let shut = |shut| proxies.iter().for_each(|proxy| proxy.faults.shut.store(shut, Ordering::SeqCst));
+    shut(true);
+    // The first one is for control frames.
+    proxies.iter().for_each(|proxy| proxy.faults.reset(|at| at == 1));
+    eventually("both sides have lost it", || lanes() == [3, 3]);
+    let until = Instant::now() + 4 * dial_timeout;
+    let mut key = 0;
+    while Instant::now() < until {
+        key += 1;
+        assert_eq!(move_under(&cluster, 1 << 20, key, || ()), (None, None), "after {key} transfers");
+    }
+    assert_eq!(lanes(), [3, 3]);
+    shut(false);
+    eventually("it is there again", || lanes() == [4, 4]);
+    assert_eq!(move_under(&cluster, 1 << 20, key + 1, || ()), (None, None));
+    let links: Vec<_> = cluster.engines.iter().map(|engine| engine.links().len()).collect();
+    assert_eq!(links, [1, 1], "it is the same connection");
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! | `stream.rs` | which chunks are sent by which lane, landed, lost, sent again |
 //! | `schedule.rs` | whose chunk is next |
 //! | `definition.rs` | what both sides must agree on |
+//! | `leaving.rs` | when a connection that nobody uses may end |
 //!
 //! Invariants (checked by [`Link::audit`] after every step of the simulation in `tests.rs`):
 //! 1. A chunk is landing on one lane at most, and never after it has landed.
@@ -19,9 +20,12 @@
 //!    afterwards.
 //! 4. A group is forgotten only when neither side waits for anything of it.
 //! 5. Every table is within its bound.
+//!
+//! `leaving.rs` has those of the end of a connection.
 
 mod control;
 pub(super) mod definition;
+mod leaving;
 mod schedule;
 mod stream;
 #[cfg(test)]
@@ -33,6 +37,7 @@ use std::sync::{Arc, Mutex};
 use control::Control;
 pub use control::Frame;
 use definition::Definition;
+use leaving::Leaving;
 pub use schedule::Class;
 use schedule::Schedule;
 use stream::{Inbound, Outbound};
@@ -80,8 +85,8 @@ pub enum Output<T> {
     /// What is received may be fetched, from the sources that the definition names; then call [`Link::received`], or
     /// [`Link::push_instead`].
     Fetch(T, Arc<Definition>),
-    /// The peer has all that was sent.
-    Sent(T),
+    /// The peer has all that was sent; whether it has fetched it.
+    Sent(T, bool),
     /// The peer gave the group up, for this reason, and nothing can land there any more. Let nothing land here either,
     /// then call [`Link::quiesced`].
     StoppedByPeer(T, String),
@@ -99,6 +104,14 @@ pub enum Output<T> {
     Unregion(u32),
     /// The peer's further control frames are in the ring.
     Switched,
+    /// The peer uses the connection that this side asked to end.
+    Refused,
+    /// Both sides have agreed, and this one has let go of the connection. The peer closes it.
+    Left,
+    /// The connection that this side agreed to end stays: it may be used again.
+    Stays,
+    /// Both sides have let go of the connection: send what there is, and close it.
+    Ended,
 }
 
 /// How the lists of the two sides differ.
@@ -293,6 +306,7 @@ pub struct Link<T> {
     inline_held: usize,
     schedule: Schedule,
     control: Control,
+    leaving: Leaving,
     outputs: Vec<Output<T>>,
 }
 
@@ -316,6 +330,7 @@ impl<T: Clone> Link<T> {
             inline_held: 0,
             schedule: Schedule::default(),
             control: Control::new(!terms.lasting),
+            leaving: Leaving::default(),
             outputs: Vec::new(),
         }
     }
@@ -536,7 +551,7 @@ impl<T: Clone> Link<T> {
         }
         if local.definition.sent == 0 && group.out != Outbound::Done {
             group.out = Outbound::Done;
-            self.outputs.push(Output::Sent(local.token.clone()));
+            self.outputs.push(Output::Sent(local.token.clone(), false));
         }
         let pushes = !self.terms.fetch || group.out == Outbound::Wanted;
         if matches!(group.out, Outbound::Waiting | Outbound::Wanted)
@@ -620,6 +635,11 @@ impl<T: Clone> Link<T> {
             Kind::Ping => self.tell(self.header(Kind::Pong), Vec::new()),
             Kind::Unregion => self.outputs.push(Output::Unregion(header.index)),
             Kind::Switch => self.outputs.push(Output::Switched),
+            Kind::Leave => self.on_leave()?,
+            Kind::Agree => self.on_agree()?,
+            Kind::Refuse => self.on_refuse()?,
+            Kind::Gone => self.on_gone()?,
+            Kind::Stay => self.on_stay()?,
             // What these bring is the connection's business.
             Kind::Ack | Kind::Pong | Kind::Ring | Kind::Region | Kind::Descriptor => {}
             Kind::Data => return Err(Violation("data among control frames")),
@@ -757,8 +777,9 @@ impl<T: Clone> Link<T> {
         }
         if group.out != Outbound::Done {
             self.inline_pending -= usize::from(group.out == Outbound::Inline);
+            let fetched = group.out == Outbound::Waiting;
             group.out = Outbound::Done;
-            self.outputs.push(Output::Sent(local.token.clone()));
+            self.outputs.push(Output::Sent(local.token.clone(), fetched));
             self.finish(at);
         }
         Ok(())

@@ -362,5 +362,6 @@ impl<T: Clone> Link<T> {
         assert_eq!(inline, self.inline_pending, "inline groups are counted");
         let held = self.groups.values().filter_map(|group| group.remote.as_ref()?.inline.as_ref()).count();
         assert_eq!(held, self.inline_held, "inline bytes are counted");
+        self.audit_leaving();
     }
 }

@@ -20,7 +20,7 @@ pub(super) use buffer::{Claim, Reservation, Use};
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use raw::Mapping;
 
@@ -41,11 +41,33 @@ pub(super) struct Region {
     /// Its number.
     pub id: u32,
     memory: Memory,
-    gone: Mutex<Vec<Listener>>,
+    gone: Mutex<Listeners>,
 }
 
-/// Is told the number of a region that is gone.
-pub(super) type Listener = Box<dyn FnOnce(u32) + Send>;
+/// Whoever has told others of a region is told when it is gone.
+pub(super) trait Listener: Send + Sync {
+    /// The region with this number is gone.
+    fn region_gone(self: Arc<Self>, id: u32);
+}
+
+/// Those to be told. A region may live as long as its process, and connections come and go: those that are gone are
+/// forgotten before there are more than twice as many as live.
+#[derive(Default)]
+struct Listeners {
+    all: Vec<Weak<dyn Listener>>,
+    lived: usize,
+}
+
+impl Listeners {
+    fn add(&mut self, listener: Weak<dyn Listener>) {
+        const FEW: usize = 16;
+        if self.all.len() >= FEW.max(2 * self.lived) {
+            self.all.retain(|listener| listener.strong_count() > 0);
+            self.lived = self.all.len();
+        }
+        self.all.push(listener);
+    }
+}
 
 impl std::fmt::Debug for Region {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -57,8 +79,8 @@ impl Drop for Region {
     fn drop(&mut self) {
         REGISTERED.fetch_sub(self.len() as u64, Ordering::Relaxed);
         let listeners = std::mem::take(self.gone.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for listener in listeners {
-            listener(self.id);
+        for listener in listeners.all.iter().filter_map(Weak::upgrade) {
+            listener.region_gone(self.id);
         }
     }
 }
@@ -78,9 +100,9 @@ impl Region {
         region
     }
 
-    /// Calls `listener` when it is gone.
-    pub fn when_gone(&self, listener: Listener) {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+    /// Tells `listener` when it is gone, if there is one then.
+    pub fn when_gone(&self, listener: Weak<dyn Listener>) {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).add(listener);
     }
 
     /// Its length in bytes.
@@ -105,5 +127,38 @@ impl Region {
             Memory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),
             Memory::Foreign(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Counted(AtomicU32);
+
+    impl Listener for Counted {
+        fn region_gone(self: Arc<Self>, _: u32) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_region_that_lives_long_remembers_those_who_live_and_no_others() {
+        let region = Region::new(Memory::Foreign(raw::Foreign::new(vec![0; 10].into())));
+        let counted = || Arc::new(Counted(AtomicU32::new(0)));
+        let weak = |listener: &Arc<Counted>| -> Weak<dyn Listener> {
+            let listener: Arc<dyn Listener> = listener.clone();
+            Arc::downgrade(&listener)
+        };
+        let living: Vec<_> = (0..50).map(|_| counted()).collect();
+        living.iter().for_each(|listener| region.when_gone(weak(listener)));
+        for _ in 0..10_000 {
+            let listener = counted();
+            region.when_gone(weak(&listener));
+            let remembered = region.gone.lock().unwrap().all.len();
+            assert!(remembered <= 2 * (living.len() + 1) + 1, "{remembered}");
+        }
+        drop(region);
+        assert!(living.iter().all(|listener| listener.0.load(Ordering::Relaxed) == 1));
     }
 }

@@ -10,6 +10,7 @@ use super::TransportKind;
 use crate::transfer::connection::{Connection, Shared};
 use crate::transfer::launch::Part;
 use crate::transfer::link::definition::{Definition, Source};
+use crate::transfer::memory::raw::Piece;
 use crate::transfer::sys;
 
 /// Bytes of one step. A fetch that is given up stops at the end of a step.
@@ -65,6 +66,7 @@ impl Copiers {
         let inbound = &part.work.inbound;
         for (at, span) in inbound.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
             let fetched = match sources.get(at) {
+                _ if !connection.can_fetch() => false,
                 Some(Source::Region(_, offset)) => {
                     let memory = shared.get(at).and_then(Option::as_ref);
                     memory.is_some_and(|memory| memory.piece(*offset, 0, span.len()).is_some())
@@ -141,6 +143,13 @@ impl Fetch {
             let Some(visit) = self.part.visit() else { return };
             let outcome = self.step(start, len);
             match outcome {
+                Ok(()) if !connection.fetch_counts() => {
+                    drop(visit);
+                    if !self.failed.swap(true, Ordering::AcqRel) {
+                        connection.fetch_is_late(&self.part);
+                    }
+                    return;
+                }
                 Ok(()) => {
                     connection.count_received(self.kind, len);
                     if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
@@ -167,6 +176,8 @@ impl Fetch {
 
     fn step(&self, start: u64, len: u64) -> Result<(), Errno> {
         let mut outcome = Ok(());
+        // Many small ones in one call.
+        let (mut addresses, mut pieces) = (Vec::new(), Vec::new());
         let inbound = &self.part.work.inbound;
         inbound.each(start, len, |at, from, bytes| {
             if outcome.is_err() {
@@ -184,24 +195,34 @@ impl Fetch {
                     },
                     _ => Err(Errno::BADF),
                 },
-                Some(Source::Address(address)) => self.read_process(*address + from as u64, &into),
+                Some(Source::Address(address)) => {
+                    addresses.push(*address + from as u64);
+                    pieces.push(into);
+                    Ok(())
+                }
                 _ => Err(Errno::INVAL),
             };
         });
-        outcome
+        outcome.and_then(|()| self.read_process(&mut addresses, &mut pieces))
     }
 
-    fn read_process(
-        &self,
-        address: u64,
-        into: &crate::transfer::memory::raw::Piece<'_>,
-    ) -> Result<(), Errno> {
+    /// Reads what is at each address into the piece with the same number.
+    fn read_process(&self, addresses: &mut [u64], pieces: &mut [Piece<'_>]) -> Result<(), Errno> {
         let Some(pid) = self.part.connection.pid() else { return Err(Errno::PERM) };
-        let mut done = 0;
-        while done < into.len() {
-            match sys::read_process(pid, address + done as u64, &into.part(done, into.len() - done))? {
+        let mut at = 0;
+        while at < pieces.len() {
+            let mut done = match sys::read_process_pieces(pid, &addresses[at..], &pieces[at..])? {
                 0 => return Err(Errno::FAULT),
-                some => done += some,
+                some => some,
+            };
+            while at < pieces.len() && done >= pieces[at].len() {
+                done -= pieces[at].len();
+                at += 1;
+            }
+            if done > 0 {
+                // The rest of one that was read in part.
+                addresses[at] += done as u64;
+                pieces[at] = pieces[at].part(done, pieces[at].len() - done);
             }
         }
         Ok(())

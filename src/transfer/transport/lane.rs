@@ -378,7 +378,7 @@ impl Lane {
                 drop(pieces);
                 *sent += now;
                 if *sent == HEADER + *len {
-                    self.connection.count_sent(part, self.kind, *len as u64);
+                    self.connection.count_sent(self.kind, *len as u64);
                     *writing = Writing::Idle;
                 }
                 Ok(now)

@@ -10,6 +10,7 @@
 //! | 64..72 | how many were ever read |
 //! | 128..132 | how the reader sleeps |
 //! | 192..196 | whether the writer waits for room |
+//! | 256..260 | whether its owner has let go of the memory that it shares |
 //! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
 //!
 //! Nothing in it is trusted: counters are checked, and a frame is copied before it is looked at.
@@ -31,6 +32,7 @@ const WRITTEN: usize = 0;
 const READ: usize = 64;
 const SLEEP: usize = 128;
 const WAITING: usize = 192;
+const LET_GO: usize = 256;
 const FRAMES: usize = 4096;
 const CAPACITY: usize = 256 << 10;
 
@@ -126,6 +128,12 @@ impl Inbox {
     /// Whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
         self.memory.word64(WRITTEN).load(Ordering::SeqCst) == self.memory.word64(READ).load(Ordering::SeqCst)
+    }
+
+    /// Says that what the other side may read of this one's memory changes from here on.
+    pub fn let_go(&self) {
+        self.memory.word32(LET_GO).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// Wakes a thread that waits for the word.
@@ -242,6 +250,12 @@ impl Outbox {
         }
     }
 
+    /// Whether the other side's memory was as it was said to be for all that was read of it before this is called.
+    pub fn is_held(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.memory.word32(LET_GO).load(Ordering::SeqCst) == 0
+    }
+
     /// Tells the other side that there is room again.
     pub fn ring(&self) {
         ring(&self.bell);
@@ -349,6 +363,14 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    fn who_reads_the_memory_of_another_sees_that_it_was_let_go_of() {
+        let (inbox, outbox) = pair();
+        assert!(outbox.is_held());
+        inbox.let_go();
+        assert!(!outbox.is_held());
     }
 
     #[test]
