@@ -26,6 +26,7 @@ use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::lane::{Lane, LaneError};
 use super::transport::ring::{Given, Inbox, Outbox, Reader};
+use super::transport::wire::{Nature, Wire, WireError};
 use crate::clock;
 
 /// The most regions that a peer may share.
@@ -78,6 +79,7 @@ pub struct Connection {
     pub kind: TransportKind,
     /// Whether receivers fetch from the memory of senders.
     pub fetches: bool,
+    nature: Nature,
     core: Weak<Core>,
     link: Mutex<Link<Arc<Part>>>,
     numbers: Numbers,
@@ -139,6 +141,8 @@ pub struct Making {
     pub dialled: bool,
     /// How its lanes are made.
     pub kind: TransportKind,
+    /// What its lanes are like.
+    pub nature: Nature,
     /// The terms of the link.
     pub terms: Terms,
     /// Whether chunks carry checksums.
@@ -150,7 +154,7 @@ pub struct Making {
 impl Connection {
     /// A connection without lanes.
     pub fn new(core: &Arc<Core>, making: Making) -> Arc<Self> {
-        let Making { me, peer, nonce, dialled, kind, terms, checks, pid } = making;
+        let Making { me, peer, nonce, dialled, kind, nature, terms, checks, pid } = making;
         let numbers = core.numbers(peer);
         Arc::new(Self {
             me,
@@ -158,6 +162,7 @@ impl Connection {
             nonce,
             dialled,
             kind,
+            nature,
             fetches: terms.fetch,
             core: Arc::downgrade(core),
             link: Mutex::new(Link::new(me, peer, terms, numbers.clone())),
@@ -169,7 +174,7 @@ impl Connection {
             pid,
             offered: Mutex::default(),
             shared: Mutex::default(),
-            inbox: if kind == TransportKind::Unix { Inbox::new().ok() } else { None },
+            inbox: if nature.shares { Inbox::new().ok() } else { None },
             outbox: OnceLock::new(),
             awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
@@ -521,28 +526,20 @@ impl Connection {
     }
 
     /// Sends the beginning of a control frame with the descriptors that go with it.
-    pub fn send_descriptors(
+    pub fn send_with_descriptors(
         &self,
-        socket: BorrowedFd<'_>,
+        wire: &dyn Wire,
         bytes: &[u8],
         kind: Kind,
         region: u32,
-    ) -> Result<usize, Errno> {
-        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let slices = [std::io::IoSlice::new(bytes)];
+    ) -> Result<usize, WireError> {
         let region = lock(&self.offered).get(&region).and_then(Weak::upgrade);
         let descriptors: Vec<BorrowedFd<'_>> = match (kind, &self.inbox, &region) {
             (Kind::Ring, Some(inbox), _) => inbox.descriptors().to_vec(),
             (Kind::Region | Kind::Descriptor, _, Some(region)) => region.shared().into_iter().collect(),
             _ => Vec::new(),
         };
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        }
-        sendmsg(socket, &slices, &mut ancillary, flags)
+        wire.send_with(bytes, &descriptors)
     }
 
     /// A lane is over. The connection is, when it was the last or the one for control and cannot be made anew.
@@ -563,7 +560,7 @@ impl Connection {
             return;
         }
         core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
-        if self.kind == TransportKind::Unix {
+        if !self.nature.breaks {
             // What the peer said before it ended may still be in the ring.
             if let Err(violation) = self.serve_ring() {
                 tracing::debug!(peer = %self.peer, %violation, "the last words of a peer");

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::cliques::{CliqueKey, Cliques, Found, Settled, Waiter};
 use super::connection::{Connection, Kept};
+use super::dialling;
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
@@ -25,6 +26,7 @@ use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
 use super::transport::reactor::Reactor;
+use super::transport::wire::{self, Listener};
 use crate::clock;
 
 /// Which transports may be used.
@@ -42,6 +44,9 @@ pub enum Choice {
     Unix,
     /// TCP, even on this host.
     Tcp,
+    /// Between engines of one process, as over TCP but without listening on anything: for tests, and for programs that
+    /// embed several engines.
+    Loopback,
 }
 
 /// How an engine is set up.
@@ -51,7 +56,7 @@ pub struct Config {
     pub here: Member,
     /// The devices whose buffers it moves.
     pub devices: Vec<DeviceId>,
-    /// Where it listens on TCP; none to listen on this host only.
+    /// Where it listens on TCP; none to listen on this host only. Not used with [`Choice::Loopback`].
     pub listen: Option<SocketAddr>,
     /// What it tells others to dial, where that differs from `listen`.
     pub advertise: Vec<SocketAddr>,
@@ -128,8 +133,8 @@ pub struct Core {
     pub(super) counts: Counts,
     pub(super) closed: AtomicBool,
     pub(super) greeting: AtomicUsize,
-    /// Shut down when the engine is, to wake those who accept.
-    pub(super) listeners: Mutex<Vec<std::os::fd::OwnedFd>>,
+    /// Stopped when the engine ends, to wake those who accept.
+    pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
     numbers: Mutex<HashMap<Member, Numbers>>,
@@ -243,7 +248,7 @@ impl Core {
     }
 
     pub(super) fn lane_lost(self: &Arc<Self>, connection: &Arc<Connection>, lane: &Arc<Lane>, how: &str) {
-        meeting::mend(self, connection, lane.control, how);
+        dialling::mend(self, connection, lane.control, how);
     }
 
     /// A launch has to be over by then, whether it has its connections or not.
@@ -363,7 +368,7 @@ impl Engine {
         config.chunk = config.chunk.clamp(4 << 10, super::frame::CHUNK_MAX as u32);
         config.devices.sort_unstable();
         config.devices.dedup();
-        let listening = meeting::listen(&config)?;
+        let (address, listeners) = wire::listen(&config)?;
         let mut threads = Vec::new();
         let mut reactors = Vec::new();
         for n in 0..config.reactors.max(1) {
@@ -374,7 +379,7 @@ impl Engine {
         let (copiers, copying) = Copiers::start(config.copiers.max(1))?;
         threads.extend(copying);
         let core = Arc::new(Core {
-            address: listening.address.clone(),
+            address,
             probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
             membership: RwLock::default(),
             changed: (Mutex::new(()), Condvar::new()),
@@ -392,7 +397,7 @@ impl Engine {
             expected: Mutex::default(),
             config,
         });
-        threads.extend(meeting::accept(&core, listening)?);
+        threads.extend(meeting::accept(&core, listeners)?);
         let keeping = Arc::clone(&core);
         threads
             .push(std::thread::Builder::new().name("muster-keep".to_owned()).spawn(move || keeping.keep())?);
@@ -835,7 +840,7 @@ fn gather(
     match how {
         Found::Ready(connection, waiter) => waiter(Ok(connection)),
         Found::Pending => {}
-        Found::Make(making) => meeting::make(&core, member, making),
+        Found::Make(making) => dialling::make(&core, member, making),
     }
 }
 
@@ -853,7 +858,7 @@ fn define(
         let region = spec.span.buffer().region();
         let source = match core.config.transport {
             _ if !spec.outgoing || spec.span.is_empty() => Source::None,
-            Choice::Unix | Choice::Tcp => Source::None,
+            Choice::Unix | Choice::Tcp | Choice::Loopback => Source::None,
             Choice::Auto | Choice::Shm if region.shared().is_some() => {
                 regions.entry(member).or_default().insert(region.id, Arc::clone(region));
                 Source::Region(region.id, spec.span.offset() as u64)

@@ -12,3 +12,4 @@ mod network;
 mod order;
 mod requests;
 mod resharding;
+mod wires;

@@ -135,8 +135,7 @@ pub fn through_proxies(setting: impl Fn(&mut Config)) -> (Cluster, Vec<Proxy>) {
         config.lanes = 3;
         setting(config);
     });
-    let proxies: Vec<_> =
-        cluster.engines.iter().map(|engine| Proxy::to(engine.address().tcp[0])).collect();
+    let proxies: Vec<_> = cluster.engines.iter().map(|engine| Proxy::to(engine.address().tcp[0])).collect();
     cluster.reached_at(proxies.iter().map(|proxy| proxy.address).collect());
     (cluster, proxies)
 }

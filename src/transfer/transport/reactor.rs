@@ -68,7 +68,8 @@ impl Reactor {
         shared.lanes.insert(number, Arc::clone(lane));
         let flags =
             epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        let added = epoll::add(&self.epoll, lane.socket(), epoll::EventData::new_u64(number), flags);
+        let added =
+            epoll::add(&self.epoll, lane.wire().descriptor(), epoll::EventData::new_u64(number), flags);
         if added.is_err() {
             shared.lanes.remove(&number);
         }
@@ -186,7 +187,7 @@ impl Reactor {
 
     fn end(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
         self.lock().lanes.remove(&number);
-        let _gone = epoll::delete(&self.epoll, lane.socket());
+        let _gone = epoll::delete(&self.epoll, lane.wire().descriptor());
         lane.close();
         lane.drain();
         lane.connection().lane_over(lane, error);
