@@ -14,7 +14,7 @@ use super::engine::{Choice, Core};
 use super::error::TransferError;
 use super::hello::{self, Hello, HelloError, Verdict};
 use super::identity::{Address, Member};
-use super::meeting::{HELLO_TIMEOUT, add, begin, cannot, is_ours, probe};
+use super::meeting::{HELLO_TIMEOUT, add, begin, cannot, fit, is_ours, probe};
 use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::wire::{self, Spoken, Way, Wire};
@@ -136,6 +136,7 @@ fn dial(
         control: joining.as_ref().is_none_or(|joining| joining.control),
         begins: joining.is_none(),
         fetch: core.config.transport != Choice::Unix,
+    let wire = fit(core, wire);
         checks: core.config.checks,
         chunk: core.config.chunk,
         heard: joining.as_ref().map_or(0, |joining| joining.connection.control_heard()),

@@ -26,7 +26,7 @@ use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
 use super::transport::reactor::Reactor;
-use super::transport::wire::{self, Listener};
+use super::transport::wire::{self, Faults, Listener};
 use crate::clock;
 
 /// Which transports may be used.
@@ -80,6 +80,8 @@ pub struct Config {
     pub dial_timeout: Duration,
 }
 
+    /// What goes wrong on its wires on purpose. For tests: nobody else sets it.
+    pub faults: Option<Faults>,
 impl Config {
     /// The defaults for a task: TCP on any port of the loopback interface, all transports, checksums.
     #[must_use]
@@ -101,6 +103,7 @@ impl Config {
             dial_timeout: Duration::from_secs(10),
         }
     }
+            faults: None,
 }
 
 /// What is counted beside the bytes of connections.

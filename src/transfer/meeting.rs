@@ -68,6 +68,14 @@ pub fn is_ours(wire: &dyn Wire) -> bool {
     wire.peer().is_none_or(|peer| peer.uid == rustix::process::geteuid().as_raw())
 }
 
+/// A wire as this engine uses it.
+pub fn fit(core: &Core, wire: Box<dyn Wire>) -> Box<dyn Wire> {
+    match &core.config.faults {
+        Some(faults) => faults.around(wire),
+        None => wire,
+    }
+}
+
 /// Hears a hello on a thread of its own, if not too many are heard already.
 fn greet(core: &Arc<Core>, wire: Box<dyn Wire>) {
     if core.greeting.fetch_add(1, Ordering::AcqRel) >= GREETING_MAX {
@@ -90,6 +98,7 @@ fn hear(core: &Arc<Core>, wire: Box<dyn Wire>) -> Result<(), HelloError> {
     if !is_ours(&*wire) {
         return Err(HelloError::Protocol);
     }
+    let wire = fit(core, wire);
     let token = core.config.token.as_deref();
     let mut joined = None;
     let mut expected = None;

@@ -7,6 +7,7 @@
 //! | `tcp.rs` | TCP connections |
 //! | `local.rs` | Unix sockets of this host, which carry descriptors |
 //! | `loopback.rs` | engines of one process, without any listening socket |
+//! | `faulty.rs` | around any of them: what goes wrong on purpose, for tests |
 //!
 //! A [lane](super::lane) sends and receives on a [`Wire`] and asks it what it can; it knows no kind of them. A
 //! [`Medium`] makes wires: it listens, and knows the ways to a peer's address. Which media an engine uses is its
@@ -14,6 +15,7 @@
 //!
 //! Wires do not block: what waits waits for their descriptor, by edges. So a wire has to be exact about when it is dry.
 
+mod faulty;
 mod local;
 mod loopback;
 mod socket;
@@ -23,16 +25,18 @@ mod tcp;
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
 
 use super::TransportKind;
+use super::reactor::Reactor;
 use crate::transfer::engine::{Choice, Config};
 use crate::transfer::identity::Address;
 use crate::transfer::memory::raw::Piece;
 
+pub use faulty::Faults;
 pub use spoken::Spoken;
 
 /// Why a wire did not do what it was asked for.
@@ -125,8 +129,32 @@ pub trait Wire: Send + Sync {
     /// Takes up to `len` bytes, and drops them.
     fn discard(&self, len: usize) -> Result<usize, WireError>;
 
+    /// It is attended to from here on: a wire that says [`WireError::Later`] although no edge of its descriptor will come
+    /// keeps this, and wakes.
+    fn woken_by(&self, _wake: Wake) {}
+
     /// Ends it in both directions: whoever waits for it sees its end.
     fn end(&self);
+}
+
+/// Has whoever attends to a wire look at it again.
+pub struct Wake {
+    reactor: Weak<Reactor>,
+    seat: u64,
+}
+
+impl Wake {
+    /// Of the lane that a reactor knows by this number.
+    pub const fn new(reactor: Weak<Reactor>, seat: u64) -> Self {
+        Self { reactor, seat }
+    }
+
+    /// It may be sent on, and there may be something to receive.
+    pub fn wake(&self) {
+        if let Some(reactor) = self.reactor.upgrade() {
+            reactor.look(self.seat);
+        }
+    }
 }
 
 /// Takes wires that others dial.
