@@ -565,6 +565,10 @@ impl Connection {
             if let Err(violation) = self.serve_ring() {
                 tracing::debug!(peer = %self.peer, %violation, "the last words of a peer");
             }
+            // A peer that drops what nobody uses has not lost its way here.
+            if !self.is_idle() {
+                core.take_detour(self.peer, &how);
+            }
             self.end(TransferError::PeerDead { member: self.peer, how });
             return;
         }

@@ -63,7 +63,7 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferE
         };
         why.clear();
         let mut refused = 0;
-        let ways = ways(core, &info.address);
+        let ways = ways(core, peer, &info.address);
         let count = ways.len();
         for way in ways {
             match dial(core, peer, &*way, None) {
@@ -80,6 +80,10 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferE
                 Err(error) => {
                     let dead = matches!(&error, HelloError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused);
                     refused += usize::from(dead);
+                    // What was refused in words came by a way that works.
+                    if !way.nature().breaks && !matches!(error, HelloError::Refused(_)) {
+                        core.take_detour(peer, &format!("{way}: {error}"));
+                    }
                     why.push(format!("{way}: {error}"));
                 }
             }
@@ -99,9 +103,13 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferE
     }
 }
 
-/// The ways to a peer, the best first.
-fn ways(core: &Core, address: &Address) -> Vec<Box<dyn Way>> {
-    wire::ways(core.config.transport, &core.address, address)
+/// The ways to a peer, the best first; one that has failed comes last for a time.
+fn ways(core: &Core, peer: Member, address: &Address) -> Vec<Box<dyn Way>> {
+    let mut ways = wire::ways(core.config.transport, &core.address, address);
+    if core.detours.has(peer, clock::monotonic()) {
+        ways.sort_by_key(|way| !way.nature().breaks);
+    }
+    ways
 }
 
 /// A lane of a connection that is there: which, and whether it is the one for control.
@@ -128,6 +136,7 @@ fn dial(
     if !is_ours(&*wire) {
         return Err(HelloError::Protocol);
     }
+    let wire = fit(core, wire);
     let hello = Hello {
         from: core.here(),
         to: peer,
@@ -136,7 +145,6 @@ fn dial(
         control: joining.as_ref().is_none_or(|joining| joining.control),
         begins: joining.is_none(),
         fetch: core.config.transport != Choice::Unix,
-    let wire = fit(core, wire);
         checks: core.config.checks,
         chunk: core.config.chunk,
         heard: joining.as_ref().map_or(0, |joining| joining.connection.control_heard()),
@@ -190,7 +198,7 @@ fn join(
     control: bool,
 ) -> Result<(), HelloError> {
     let mut last = HelloError::Protocol;
-    for way in more_ways(core, address) {
+    for way in more_ways(core, connection.peer, address) {
         match dial(core, connection.peer, &*way, Some(Joining { connection, lane, control })) {
             Ok(Dialled { wire, hello, heard, .. }) => return add(core, connection, &hello, wire, heard),
             Err(error) => last = error,
@@ -200,8 +208,8 @@ fn join(
 }
 
 /// The ways by which a connection that may lose lanes gets more of them.
-fn more_ways(core: &Core, address: &Address) -> Vec<Box<dyn Way>> {
-    let mut ways = ways(core, address);
+fn more_ways(core: &Core, peer: Member, address: &Address) -> Vec<Box<dyn Way>> {
+    let mut ways = ways(core, peer, address);
     ways.retain(|way| way.nature().breaks);
     ways
 }
@@ -260,7 +268,7 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: 
                 let dialled = way.dial(HELLO_TIMEOUT);
                 dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
             };
-            let ways = more_ways(core, &info.address);
+            let ways = more_ways(core, peer, &info.address);
             if !ways.is_empty() && ways.iter().all(|way| refused(&**way)) {
                 return dead(format!("{how}; nobody listens at its address"));
             }

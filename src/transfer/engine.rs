@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::cliques::{CliqueKey, Cliques, Found, Settled, Waiter};
 use super::connection::{Connection, Kept};
+use super::detours::Detours;
 use super::dialling;
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
@@ -78,10 +79,10 @@ pub struct Config {
     pub cliques_max: usize,
     /// How long making a connection may take, and making a lost one anew.
     pub dial_timeout: Duration,
-}
-
     /// What goes wrong on its wires on purpose. For tests: nobody else sets it.
     pub faults: Option<Faults>,
+}
+
 impl Config {
     /// The defaults for a task: TCP on any port of the loopback interface, all transports, checksums.
     #[must_use]
@@ -101,9 +102,9 @@ impl Config {
             copiers: cores.clamp(1, 8),
             cliques_max: 1024,
             dial_timeout: Duration::from_secs(10),
+            faults: None,
         }
     }
-            faults: None,
 }
 
 /// What is counted beside the bytes of connections.
@@ -134,6 +135,7 @@ pub struct Core {
     reactors: Vec<Arc<Reactor>>,
     pub(super) copiers: Arc<Copiers>,
     pub(super) counts: Counts,
+    pub(super) detours: Detours,
     pub(super) closed: AtomicBool,
     pub(super) greeting: AtomicUsize,
     /// Stopped when the engine ends, to wake those who accept.
@@ -242,6 +244,14 @@ impl Core {
         tracing::debug!(peer = %connection.peer, %error, "connection over");
         lock(&self.cliques).forget(connection);
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
+    }
+
+    /// The best way to a peer has failed although it may live: for a time, others are tried first.
+    pub(super) fn take_detour(&self, peer: Member, how: &str) {
+        if self.config.transport == Choice::Auto && self.membership().has(peer) {
+            tracing::debug!(%peer, how, "other ways come first for a time");
+            self.detours.add(peer, clock::monotonic());
+        }
     }
 
     /// A number for a lane that takes the place of another. Those of the first lanes are below all of these.
@@ -391,6 +401,7 @@ impl Engine {
             reactors,
             copiers,
             counts: Counts::default(),
+            detours: Detours::default(),
             closed: AtomicBool::new(false),
             greeting: AtomicUsize::new(0),
             listeners: Mutex::default(),
@@ -430,6 +441,7 @@ impl Engine {
         }
         let gone = |member: Member| member != core.here() && !membership.has(member);
         lock(&core.numbers).retain(|member, _| !gone(*member));
+        core.detours.retain(|member| !gone(member));
         let pending = lock(&core.cliques).pending(gone);
         let error = |member: Member| TransferError::StaleIncarnation {
             member,

@@ -17,6 +17,7 @@
 
 mod cliques;
 mod connection;
+mod detours;
 mod dialling;
 mod engine;
 mod error;
