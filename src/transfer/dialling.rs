@@ -17,7 +17,7 @@ use super::identity::{Address, Member};
 use super::meeting::{HELLO_TIMEOUT, add, begin, cannot, fit, is_ours, probe};
 use super::sync::lock;
 use super::transport::TransportKind;
-use super::transport::wire::{self, Spoken, Way, Wire};
+use super::transport::wire::{self, Side, Spoken, Way, Wire};
 use crate::clock;
 
 /// The number of the lane that begins a connection.
@@ -136,7 +136,8 @@ fn dial(
     if !is_ours(&*wire) {
         return Err(HelloError::Protocol);
     }
-    let wire = fit(core, wire);
+    let until = clock::monotonic() + HELLO_TIMEOUT;
+    let wire = fit(core, wire, Side::Dialled, until)?;
     let hello = Hello {
         from: core.here(),
         to: peer,
@@ -152,7 +153,7 @@ fn dial(
         probe: probe(core),
         random: clock::random_bytes(),
     };
-    let mut spoken = Spoken::new(&*wire, clock::monotonic() + HELLO_TIMEOUT);
+    let mut spoken = Spoken::new(&*wire, until);
     let answer = hello::dial(&mut spoken, &hello, core.config.token.as_deref())?;
     Ok(Dialled { wire, hello, heard: answer.heard, probe: answer.probe })
 }

@@ -27,14 +27,15 @@ use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
 use super::transport::reactor::Reactor;
-use super::transport::wire::{self, Faults, Listener};
+use super::transport::wire::{self, Certificates, Faults, Identity, Listener};
 use crate::clock;
 
 /// Which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// The best that both sides can: shared memory, another process's memory, a Unix socket, TCP.
+    /// The best that both sides can: shared memory, another process's memory, a Unix socket, TCP. Chosen again where one
+    /// fails.
     #[default]
     Auto,
     /// On this host, arenas as shared memory; other memory by a Unix socket.
@@ -79,6 +80,9 @@ pub struct Config {
     pub cliques_max: usize,
     /// How long making a connection may take, and making a lost one anew.
     pub dial_timeout: Duration,
+    /// Certificates, by which engines know one another, and which TCP connections are encrypted by; those within a host are
+    /// as they are. Every engine of a cluster has some, or none. A token works beside them.
+    pub tls: Option<Certificates>,
     /// What goes wrong on its wires on purpose. For tests: nobody else sets it.
     pub faults: Option<Faults>,
 }
@@ -102,6 +106,7 @@ impl Config {
             copiers: cores.clamp(1, 8),
             cliques_max: 1024,
             dial_timeout: Duration::from_secs(10),
+            tls: None,
             faults: None,
         }
     }
@@ -126,6 +131,8 @@ pub struct Counts {
 pub struct Core {
     pub(super) config: Config,
     pub(super) address: Address,
+    /// What TLS connections are made of, if there are some.
+    pub(super) identity: Option<Identity>,
     /// A word that holds this life's incarnation: whoever reads it there can read this process's memory.
     pub(super) probe: Box<AtomicU64>,
     membership: RwLock<Membership>,
@@ -375,12 +382,13 @@ impl Engine {
     /// Starts an engine: its threads, and its listeners.
     ///
     /// # Errors
-    /// If it cannot listen where it should, or the system gives no threads.
+    /// If it cannot listen where it should, its certificates cannot be used, or the system gives no threads.
     pub fn start(mut config: Config) -> std::io::Result<Self> {
         config.lanes = config.lanes.clamp(1, 64);
         config.chunk = config.chunk.clamp(4 << 10, super::frame::CHUNK_MAX as u32);
         config.devices.sort_unstable();
         config.devices.dedup();
+        let identity = config.tls.as_ref().map(Identity::new).transpose()?;
         let (address, listeners) = wire::listen(&config)?;
         let mut threads = Vec::new();
         let mut reactors = Vec::new();
@@ -393,6 +401,7 @@ impl Engine {
         threads.extend(copying);
         let core = Arc::new(Core {
             address,
+            identity,
             probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
             membership: RwLock::default(),
             changed: (Mutex::new(()), Condvar::new()),

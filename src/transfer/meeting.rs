@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::cliques::CliqueKey;
 use super::connection::{Connection, Making};
@@ -22,7 +22,7 @@ use super::sync::lock;
 use super::sys;
 use super::transport::TransportKind;
 use super::transport::lane::Lane;
-use super::transport::wire::{Listener, Spoken, Wire};
+use super::transport::wire::{self, Listener, Side, Spoken, Wire, WireError};
 use crate::clock;
 
 /// How long a stranger may take to say who it is.
@@ -58,7 +58,8 @@ pub fn accept(core: &Arc<Core>, listeners: Vec<Arc<dyn Listener>>) -> io::Result
 
 /// Wakes the listening threads of an engine that ends.
 pub fn stop(core: &Core) {
-    for listener in std::mem::take(&mut *lock(&core.listeners)) {
+    let listeners = std::mem::take(&mut *lock(&core.listeners));
+    for listener in listeners {
         listener.stop();
     }
 }
@@ -68,12 +69,11 @@ pub fn is_ours(wire: &dyn Wire) -> bool {
     wire.peer().is_none_or(|peer| peer.uid == rustix::process::geteuid().as_raw())
 }
 
-/// A wire as this engine uses it.
-pub fn fit(core: &Core, wire: Box<dyn Wire>) -> Box<dyn Wire> {
-    match &core.config.faults {
-        Some(faults) => faults.around(wire),
-        None => wire,
-    }
+/// A wire as this engine uses it, ready for the hello; that may take until then.
+pub fn fit(core: &Core, wire: Box<dyn Wire>, side: Side, until: Instant) -> Result<Box<dyn Wire>, WireError> {
+    let wire = wire::fit(wire, side, core.identity.as_ref(), core.config.faults.as_ref())?;
+    wire.begin(until)?;
+    Ok(wire)
 }
 
 /// Hears a hello on a thread of its own, if not too many are heard already.
@@ -98,11 +98,12 @@ fn hear(core: &Arc<Core>, wire: Box<dyn Wire>) -> Result<(), HelloError> {
     if !is_ours(&*wire) {
         return Err(HelloError::Protocol);
     }
-    let wire = fit(core, wire);
+    let until = clock::monotonic() + HELLO_TIMEOUT;
+    let wire = fit(core, wire, Side::Accepted, until)?;
     let token = core.config.token.as_deref();
     let mut joined = None;
     let mut expected = None;
-    let mut spoken = Spoken::new(&*wire, clock::monotonic() + HELLO_TIMEOUT);
+    let mut spoken = Spoken::new(&*wire, until);
     let hello = hello::answer(&mut spoken, token, clock::random_bytes(), |hello| {
         let (verdict, connection) = judge(core, hello, &mut expected);
         let heard = connection.as_ref().map_or(0, |connection| connection.control_heard());

@@ -49,4 +49,4 @@ pub use memory::{Arena, Buffer, Span, registered_bytes};
 pub use prepared::{Options, Prepared, Spec};
 pub use resharding::{Moved, ReshardError, ShardBuffers};
 pub use transport::TransportKind;
-pub use transport::wire::Faults;
+pub use transport::wire::{Certificates, Faults};

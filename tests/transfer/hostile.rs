@@ -110,13 +110,13 @@ fn random_bytes_and_half_hellos_harm_nobody() {
 }
 
 /// Stands before an engine, passes everything on, and keeps what each dialler said first.
-struct Listening {
-    address: SocketAddr,
-    heard: Arc<Mutex<Vec<Vec<u8>>>>,
+pub struct Listening {
+    pub address: SocketAddr,
+    pub heard: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl Listening {
-    fn before(target: SocketAddr) -> Self {
+    pub fn before(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));

@@ -12,4 +12,5 @@ mod network;
 mod order;
 mod requests;
 mod resharding;
+mod secure;
 mod wires;

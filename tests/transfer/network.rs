@@ -14,7 +14,7 @@ const BREAKING: [Choice; 2] = [Choice::Tcp, Choice::Loopback];
 const WIRES: [Choice; 3] = [Choice::Tcp, Choice::Loopback, Choice::Unix];
 
 /// Two engines, and what goes wrong on the wires of each.
-fn with_faults(choice: Choice, setting: impl Fn(&mut Config)) -> (Cluster, [Faults; 2]) {
+pub fn with_faults(choice: Choice, setting: impl Fn(&mut Config)) -> (Cluster, [Faults; 2]) {
     let faults = [Faults::new(1), Faults::new(2)];
     let cluster = Cluster::with(2, |config| {
         config.transport = choice;
@@ -26,7 +26,7 @@ fn with_faults(choice: Choice, setting: impl Fn(&mut Config)) -> (Cluster, [Faul
 }
 
 /// Moves so many bytes while `harm` is done, and says how it went on both sides.
-fn move_under(
+pub fn move_under(
     cluster: &Cluster,
     len: usize,
     key: u64,

@@ -202,7 +202,7 @@ impl Lane {
                 return Err(LaneError::Closed);
             }
             if matches!(writing, Writing::Idle) && !self.take_next(writing) {
-                return Ok(());
+                return self.flush();
             }
             let sent = match self.send_some(writing) {
                 Ok(sent) => sent,
@@ -210,6 +210,17 @@ impl Lane {
                 Err(error) => return Err(LaneError::Wire(error)),
             };
             self.bytes.fetch_add(sent as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// There is nothing more to send: what waits in the wire leaves, now or when there is room.
+    fn flush(&self) -> Result<(), LaneError> {
+        if !self.nature.keeps {
+            return Ok(());
+        }
+        match self.wire.flush() {
+            Ok(()) | Err(WireError::Later) => Ok(()),
+            Err(error) => Err(LaneError::Wire(error)),
         }
     }
 

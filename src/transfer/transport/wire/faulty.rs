@@ -209,10 +209,16 @@ impl Faulty {
     }
 }
 
-/// Where the payload of a chunk begins, if that is what the pieces are.
+/// The first bytes of a record of TLS that carries data, and how long its head is.
+const RECORD: ([u8; 3], usize) = ([23, 3, 3], 5);
+
+/// Where the payload of a chunk or of a record begins, if that is what the pieces are.
 fn payload(pieces: &[Piece<'_>]) -> Option<usize> {
     let first = pieces.first().filter(|first| first.len() >= HEADER)?;
     first.read(|bytes| {
+        if bytes.starts_with(&RECORD.0) {
+            return Some(RECORD.1);
+        }
         let header = bytes.first_chunk::<HEADER>()?;
         let is_chunk = Header::decode(header).is_ok_and(|header| header.kind == Kind::Data);
         is_chunk.then_some(HEADER)

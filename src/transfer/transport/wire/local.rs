@@ -22,7 +22,7 @@ use crate::transfer::identity::Address;
 use crate::transfer::memory::raw::Piece;
 use crate::transfer::transport::TransportKind;
 
-const NATURE: Nature = Nature { shares: true, breaks: false };
+const NATURE: Nature = Nature { shares: true, breaks: false, exposed: false, keeps: false };
 
 /// Makes them.
 pub struct Local;

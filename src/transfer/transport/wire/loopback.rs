@@ -23,7 +23,7 @@ use crate::transfer::transport::TransportKind;
 /// How many wires may wait to be accepted.
 const BACKLOG: usize = 128;
 
-const NATURE: Nature = Nature { shares: false, breaks: true };
+const NATURE: Nature = Nature { shares: false, breaks: true, exposed: false, keeps: false };
 
 /// Who listens in this process, by name.
 static LISTENING: Mutex<BTreeMap<String, SyncSender<UnixStream>>> = Mutex::new(BTreeMap::new());

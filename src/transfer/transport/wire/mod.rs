@@ -7,6 +7,8 @@
 //! | `tcp.rs` | TCP connections |
 //! | `local.rs` | Unix sockets of this host, which carry descriptors |
 //! | `loopback.rs` | engines of one process, without any listening socket |
+//! | `tls.rs` | around those that leave the host: TLS |
+//! | `certificates.rs` | by what engines know one another under TLS |
 //! | `faulty.rs` | around any of them: what goes wrong on purpose, for tests |
 //!
 //! A [lane](super::lane) sends and receives on a [`Wire`] and asks it what it can; it knows no kind of them. A
@@ -15,18 +17,20 @@
 //!
 //! Wires do not block: what waits waits for their descriptor, by edges. So a wire has to be exact about when it is dry.
 
+mod certificates;
 mod faulty;
 mod local;
 mod loopback;
 mod socket;
 mod spoken;
 mod tcp;
+mod tls;
 
 use std::fmt::Display;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -36,6 +40,7 @@ use crate::transfer::engine::{Choice, Config};
 use crate::transfer::identity::Address;
 use crate::transfer::memory::raw::Piece;
 
+pub use certificates::{Certificates, Identity};
 pub use faulty::Faults;
 pub use spoken::Spoken;
 
@@ -48,6 +53,9 @@ pub enum WireError {
     /// The system says so.
     #[error("{0}")]
     System(Errno),
+    /// It is not safe to speak to whoever is there, or TLS fails; in words, with what to do.
+    #[error("{0}")]
+    Secure(String),
 }
 
 impl From<Errno> for WireError {
@@ -61,6 +69,7 @@ impl From<WireError> for io::Error {
         match error {
             WireError::Later => io::ErrorKind::WouldBlock.into(),
             WireError::System(error) => error.into(),
+            WireError::Secure(why) => Self::other(why),
         }
     }
 }
@@ -83,6 +92,19 @@ pub struct Nature {
     /// It may be lost while both ends live: a connection has several, their chunks carry checksums, and lost ones are made
     /// anew. One that does not break is lost with its peer.
     pub breaks: bool,
+    /// Others than the two ends may listen to it: it is what TLS is for.
+    pub exposed: bool,
+    /// What was sent may wait in it though there is room: whoever has nothing more to send flushes it.
+    pub keeps: bool,
+}
+
+/// Which end of a wire this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// It was dialled from here.
+    Dialled,
+    /// It was accepted here.
+    Accepted,
 }
 
 /// The process at the other end, as this host knows it.
@@ -107,6 +129,11 @@ pub trait Wire: Send + Sync {
         None
     }
 
+    /// Does what has to be done before the first byte, and waits for it until then.
+    fn begin(&self, _until: Instant) -> Result<(), WireError> {
+        Ok(())
+    }
+
     /// What tells by edges that there is something to receive, or room to send.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
@@ -116,6 +143,11 @@ pub trait Wire: Send + Sync {
     /// Sends bytes together with descriptors. Wires that carry none send the bytes alone.
     fn send_with(&self, bytes: &[u8], _descriptors: &[BorrowedFd<'_>]) -> Result<usize, WireError> {
         self.send(&[Piece::of(bytes)])
+    }
+
+    /// Has what waits in it leave.
+    fn flush(&self) -> Result<(), WireError> {
+        Ok(())
     }
 
     /// Receives what is there into the pieces. The caller holds a visit to write them.
@@ -219,6 +251,24 @@ pub fn listen(config: &Config) -> io::Result<(Address, Vec<Arc<dyn Listener>>)> 
 /// The ways from here to a peer, the best first.
 pub fn ways(choice: Choice, here: &Address, peer: &Address) -> Vec<Box<dyn Way>> {
     dials(choice).iter().flat_map(|medium| medium.ways(here, peer)).collect()
+}
+
+/// A wire as an engine uses it: under TLS if it has certificates and others could listen, and with faults if there are to
+/// be some. They happen below TLS, where a network's would.
+pub fn fit(
+    wire: Box<dyn Wire>,
+    side: Side,
+    identity: Option<&Identity>,
+    faults: Option<&Faults>,
+) -> Result<Box<dyn Wire>, WireError> {
+    let wire = match faults {
+        Some(faults) => faults.around(wire),
+        None => wire,
+    };
+    match identity.filter(|_| wire.nature().exposed) {
+        Some(identity) => Ok(Box::new(tls::Tls::new(wire, identity, side)?)),
+        None => Ok(wire),
+    }
 }
 
 /// This host and its boot.

@@ -22,7 +22,7 @@ const SOCKET_BUFFER: usize = 2 << 20;
 /// The most addresses of a peer that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-const NATURE: Nature = Nature { shares: false, breaks: true };
+const NATURE: Nature = Nature { shares: false, breaks: true, exposed: true, keeps: false };
 
 /// Makes them.
 pub struct Tcp;
