@@ -319,12 +319,24 @@ impl Connection {
         });
     }
 
-    /// The next chunk for a lane. The control lane carries chunks only where there is no other.
+    /// The next chunk for a lane. The control lane carries chunks only where there is no other, and after what waits to be
+    /// said.
     pub fn next_chunk(&self, lane: &Lane) -> Option<Push<Arc<Part>>> {
         if lane.control && self.lanes().iter().any(|lane| !lane.control && !lane.is_over()) {
             return None;
         }
-        lock(&self.link).next_chunk(lane.id)
+        let mut link = lock(&self.link);
+        // Said before the chunk could be sent, it goes before it: behind it on the same lane, the `Go` that the chunk is
+        // held for would never be read.
+        if lane.control && link.has_control() {
+            return None;
+        }
+        link.next_chunk(lane.id)
+    }
+
+    /// Whether control frames wait for the lane that carries them.
+    pub fn has_control(&self) -> bool {
+        lock(&self.link).has_control()
     }
 
     /// Whether a frame is from this peer's life to this life.

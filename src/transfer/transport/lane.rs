@@ -224,29 +224,43 @@ impl Lane {
         }
     }
 
+    /// Begins with what is to be sent next, if there is something: control frames first.
     fn take_next(&self, writing: &mut Writing) -> bool {
-        if self.control {
-            // Everything that waits, up to a bound, leaves in one call.
-            let mut bytes = Vec::new();
-            let mut descriptor = None;
-            while bytes.len() < 256 << 10 {
-                let Some(frame) = self.connection.next_control(descriptor.is_none() && bytes.is_empty())
-                else {
-                    break;
-                };
-                if matches!(frame.header.kind, Kind::Region | Kind::Ring | Kind::Descriptor) {
-                    descriptor = Some((frame.header.kind, frame.header.index));
-                }
-                encode(&frame, &mut bytes);
-                if descriptor.is_some() {
-                    break;
-                }
-            }
-            if !bytes.is_empty() {
-                *writing = Writing::Bytes { bytes, sent: 0, descriptor };
+        loop {
+            if self.control && self.take_control(writing) || self.take_chunk(writing) {
                 return true;
             }
+            // Something was said between the two: the chunk waits for it.
+            if !self.control || !self.connection.has_control() {
+                return false;
+            }
         }
+    }
+
+    fn take_control(&self, writing: &mut Writing) -> bool {
+        // Everything that waits, up to a bound, leaves in one call.
+        let mut bytes = Vec::new();
+        let mut descriptor = None;
+        while bytes.len() < 256 << 10 {
+            let Some(frame) = self.connection.next_control(descriptor.is_none() && bytes.is_empty()) else {
+                break;
+            };
+            if matches!(frame.header.kind, Kind::Region | Kind::Ring | Kind::Descriptor) {
+                descriptor = Some((frame.header.kind, frame.header.index));
+            }
+            encode(&frame, &mut bytes);
+            if descriptor.is_some() {
+                break;
+            }
+        }
+        if bytes.is_empty() {
+            return false;
+        }
+        *writing = Writing::Bytes { bytes, sent: 0, descriptor };
+        true
+    }
+
+    fn take_chunk(&self, writing: &mut Writing) -> bool {
         loop {
             let Some(push) = self.connection.next_chunk(self) else { return false };
             // Given up since: it does not begin.
