@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::error::AgentError;
 use super::place::TASKS_MAX;
-use crate::transfer::{Choice, DeviceId, TaskId};
+use crate::transfer::{Certificates, Choice, DeviceId, TaskId};
 
 /// Devices of task `n` are numbered from `n` times this on, as JAX numbers CPU devices.
 pub const DEVICES_MAX: u32 = 2048;
@@ -39,6 +39,8 @@ pub struct Config {
     pub advertise: Vec<SocketAddr>,
     /// Every engine of a job has the same one, or none.
     pub token: Option<Vec<u8>>,
+    /// Certificates of the engines, by which transfers over TCP are encrypted; every engine of a job has some, or none.
+    pub transfer_tls: Option<Certificates>,
     /// How long the registration may take, waiting for the service and for all other tasks included.
     pub register_limit: Duration,
     /// The heartbeat timeout of the job: heartbeats are sent twice as often.
@@ -75,6 +77,7 @@ impl Config {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: Vec::new(),
             token: None,
+            transfer_tls: None,
             register_limit: Duration::from_secs(300),
             heartbeat_timeout: Duration::from_secs(100),
             patience: Duration::from_secs(30),

@@ -129,7 +129,7 @@ mod tests {
 
     fn address() -> Address {
         let tcp = vec!["10.0.0.1:9".parse().unwrap()];
-        Address { host: "boot".to_owned(), local: "muster-3".to_owned(), tcp }
+        Address { host: "boot".to_owned(), local: "muster-3".to_owned(), tcp, ..Address::default() }
     }
 
     fn edited(edit: impl Fn(&mut serde_json::Value)) -> Result<Peer, EntryError> {

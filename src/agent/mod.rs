@@ -391,6 +391,7 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
     engine.listen = config.listen;
     engine.advertise = config.advertise.clone();
     engine.token = config.token.clone();
+    engine.tls = config.transfer_tls.clone();
     engine.transport = config.transport;
     let engine = Engine::start(engine).map_err(|error| AgentError::Engine(error.to_string()))?;
     // What stands in it is dialled by others.

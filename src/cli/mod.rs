@@ -1,6 +1,7 @@
 //! The command line: one file for each subcommand.
 
 mod audit;
+mod certificates;
 mod client;
 mod config;
 mod credentials;

@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
+use super::certificates::TransferFiles;
 use super::{limits, print};
 use crate::agent::place::{Asked, Place, Variables};
 use crate::agent::{Agent, Config, DEVICES_MAX, TlsFiles, exercise};
@@ -98,7 +99,10 @@ pub struct Arguments {
     )]
     token_file: Option<PathBuf>,
 
-    /// Listen beyond loopback without a shared secret
+    #[command(flatten, next_help_heading = "Transfers")]
+    certificates: TransferFiles,
+
+    /// Listen beyond loopback without a shared secret and without certificates
     #[arg(long, help_heading = "Transfers")]
     insecure_transfers: bool,
 
@@ -232,13 +236,15 @@ impl Arguments {
             }
         });
         let token = token.transpose()?;
+        let certificates = self.certificates.read()?;
         if let Some(address) = listen.filter(|address| !address.ip().is_loopback())
             && token.is_none()
+            && certificates.is_none()
             && !self.insecure_transfers
         {
             bail!(
                 "--listen {address} can be reached by other machines, and nothing would ask who they are: give all workers \
-                 --token-file with one secret, or say --insecure-transfers inside a network that you trust"
+                 --token-file with one secret or --transfer-cert, --transfer-key and --transfer-ca, or say --insecure-transfers inside a network that you trust"
             );
         }
         if let Some(address) = self.metrics.filter(|address| !address.ip().is_loopback())
@@ -266,6 +272,7 @@ impl Arguments {
             listen,
             advertise: self.advertise.clone(),
             token,
+            transfer_tls: certificates,
             register_limit: options.register_timeout,
             heartbeat_timeout: options.heartbeat_timeout,
             shutdown_limit: options.shutdown_timeout,

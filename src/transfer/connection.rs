@@ -26,6 +26,7 @@ use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::lane::{Lane, LaneError};
 use super::transport::ring::{Given, Inbox, Outbox, Reader};
+use super::transport::wire::{Nature, Wire, WireError};
 use crate::clock;
 
 /// The most regions that a peer may share.
@@ -78,6 +79,7 @@ pub struct Connection {
     pub kind: TransportKind,
     /// Whether receivers fetch from the memory of senders.
     pub fetches: bool,
+    nature: Nature,
     core: Weak<Core>,
     link: Mutex<Link<Arc<Part>>>,
     numbers: Numbers,
@@ -163,6 +165,8 @@ pub struct Making {
     pub dialled: bool,
     /// How its lanes are made.
     pub kind: TransportKind,
+    /// What its lanes are like.
+    pub nature: Nature,
     /// The terms of the link.
     pub terms: Terms,
     /// Whether chunks carry checksums.
@@ -174,7 +178,7 @@ pub struct Making {
 impl Connection {
     /// A connection without lanes.
     pub fn new(core: &Arc<Core>, making: Making) -> Arc<Self> {
-        let Making { me, peer, nonce, dialled, kind, terms, checks, pid } = making;
+        let Making { me, peer, nonce, dialled, kind, nature, terms, checks, pid } = making;
         let numbers = core.numbers(peer);
         let mut link = Link::new(me, peer, terms, numbers.clone());
         // Until it is among the cliques: see `Kept::first`.
@@ -185,6 +189,7 @@ impl Connection {
             nonce,
             dialled,
             kind,
+            nature,
             fetches: terms.fetch,
             core: Arc::downgrade(core),
             link: Mutex::new(link),
@@ -196,7 +201,7 @@ impl Connection {
             pid,
             offered: Mutex::default(),
             shared: Mutex::default(),
-            inbox: if kind == TransportKind::Unix { Inbox::new().ok() } else { None },
+            inbox: if nature.shares { Inbox::new().ok() } else { None },
             outbox: OnceLock::new(),
             awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
@@ -382,12 +387,24 @@ impl Connection {
         });
     }
 
-    /// The next chunk for a lane. The control lane carries chunks only where there is no other.
+    /// The next chunk for a lane. The control lane carries chunks only where there is no other, and after what waits to be
+    /// said.
     pub fn next_chunk(&self, lane: &Lane) -> Option<Push<Arc<Part>>> {
         if lane.control && self.lanes().iter().any(|lane| !lane.control && !lane.is_over()) {
             return None;
         }
-        lock(&self.link).next_chunk(lane.id)
+        let mut link = lock(&self.link);
+        // Said before the chunk could be sent, it goes before it: behind it on the same lane, the `Go` that the chunk is
+        // held for would never be read.
+        if lane.control && link.has_control() {
+            return None;
+        }
+        link.next_chunk(lane.id)
+    }
+
+    /// Whether control frames wait for the lane that carries them.
+    pub fn has_control(&self) -> bool {
+        lock(&self.link).has_control()
     }
 
     /// Whether a frame is from this peer's life to this life.
@@ -593,28 +610,20 @@ impl Connection {
     }
 
     /// Sends the beginning of a control frame with the descriptors that go with it.
-    pub fn send_descriptors(
+    pub fn send_with_descriptors(
         &self,
-        socket: BorrowedFd<'_>,
+        wire: &dyn Wire,
         bytes: &[u8],
         kind: Kind,
         region: u32,
-    ) -> Result<usize, Errno> {
-        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let slices = [std::io::IoSlice::new(bytes)];
+    ) -> Result<usize, WireError> {
         let region = lock(&self.offered).get(&region).and_then(Weak::upgrade);
         let descriptors: Vec<BorrowedFd<'_>> = match (kind, &self.inbox, &region) {
             (Kind::Ring, Some(inbox), _) => inbox.descriptors().to_vec(),
             (Kind::Region | Kind::Descriptor, _, Some(region)) => region.shared().into_iter().collect(),
             _ => Vec::new(),
         };
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        }
-        sendmsg(socket, &slices, &mut ancillary, flags)
+        wire.send_with(bytes, &descriptors)
     }
 
     /// A lane is over. The connection is, when it was the last or the one for control and cannot be made anew.
@@ -635,7 +644,7 @@ impl Connection {
             return;
         }
         // Both have let go of it, and the peer closes it. If this side is the one to mend it, the peer may not have heard.
-        let mends = lane.control && self.dialled && self.kind != TransportKind::Unix;
+        let mends = lane.control && self.dialled && self.nature.breaks;
         if !mends && lock(&self.link).is_gone() {
             if lane.control {
                 self.end(self.has_made_room());
@@ -643,10 +652,14 @@ impl Connection {
             return;
         }
         core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
-        if self.kind == TransportKind::Unix {
+        if !self.nature.breaks {
             // What the peer said before it ended may still be in the ring.
             if let Err(violation) = self.serve_ring() {
                 tracing::debug!(peer = %self.peer, %violation, "the last words of a peer");
+            }
+            // A peer that drops what nobody uses has not lost its way here.
+            if !lock(&self.link).is_unused() {
+                core.take_detour(self.peer, &how);
             }
             self.end(TransferError::PeerDead { member: self.peer, how });
             return;

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::cliques::{CliqueKey, Cliques, Found, Settled, Waiter};
 use super::connection::{Connection, Counters, Kept};
+use super::detours::Detours;
+use super::dialling;
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
@@ -26,13 +28,15 @@ use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
 use super::transport::reactor::Reactor;
+use super::transport::wire::{self, Certificates, Faults, Identity, Listener};
 use crate::clock;
 
 /// Which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// The best that both sides can: shared memory, another process's memory, a Unix socket, TCP.
+    /// The best that both sides can: shared memory, another process's memory, a Unix socket, TCP. Chosen again where one
+    /// fails.
     #[default]
     Auto,
     /// On this host, arenas as shared memory; other memory by a Unix socket.
@@ -43,6 +47,9 @@ pub enum Choice {
     Unix,
     /// TCP, even on this host.
     Tcp,
+    /// Between engines of one process, as over TCP but without listening on anything: for tests, and for programs that
+    /// embed several engines.
+    Loopback,
 }
 
 /// How an engine is set up.
@@ -52,7 +59,7 @@ pub struct Config {
     pub here: Member,
     /// The devices whose buffers it moves.
     pub devices: Vec<DeviceId>,
-    /// Where it listens on TCP; none to listen on this host only.
+    /// Where it listens on TCP; none to listen on this host only. Not used with [`Choice::Loopback`].
     pub listen: Option<SocketAddr>,
     /// What it tells others to dial, where that differs from `listen`.
     pub advertise: Vec<SocketAddr>,
@@ -74,6 +81,11 @@ pub struct Config {
     pub cliques_max: usize,
     /// How long making a connection may take, and making a lost one anew.
     pub dial_timeout: Duration,
+    /// Certificates, by which engines know one another, and which TCP connections are encrypted by; those within a host are
+    /// as they are. Every engine of a cluster has some, or none. A token works beside them.
+    pub tls: Option<Certificates>,
+    /// What goes wrong on its wires on purpose. For tests: nobody else sets it.
+    pub faults: Option<Faults>,
 }
 
 impl Config {
@@ -95,6 +107,8 @@ impl Config {
             copiers: cores.clamp(1, 8),
             cliques_max: 1024,
             dial_timeout: Duration::from_secs(10),
+            tls: None,
+            faults: None,
         }
     }
 }
@@ -118,6 +132,8 @@ pub struct Counts {
 pub struct Core {
     pub(super) config: Config,
     pub(super) address: Address,
+    /// What TLS connections are made of, if there are some.
+    pub(super) identity: Option<Identity>,
     /// A word that holds this life's incarnation: whoever reads it there can read this process's memory.
     pub(super) probe: Box<AtomicU64>,
     membership: RwLock<Membership>,
@@ -128,10 +144,11 @@ pub struct Core {
     pub(super) copiers: Arc<Copiers>,
     pub(super) counts: Counts,
     pub(super) meters: Arc<Meters>,
+    pub(super) detours: Detours,
     pub(super) closed: AtomicBool,
     pub(super) greeting: AtomicUsize,
-    /// Shut down when the engine is, to wake those who accept.
-    pub(super) listeners: Mutex<Vec<std::os::fd::OwnedFd>>,
+    /// Stopped when the engine ends, to wake those who accept.
+    pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
     keeper: (Mutex<Option<Instant>>, Condvar),
     lanes: AtomicUsize,
     numbers: Mutex<HashMap<Member, Numbers>>,
@@ -264,7 +281,7 @@ impl Core {
         let key = CliqueKey::new(self.here(), peer);
         let spawned = std::thread::Builder::new().name("muster-undecided".to_owned()).spawn(move || {
             match old.decided(clock::monotonic() + core.config.dial_timeout) {
-                Ok(None) => meeting::make(&core, peer, making),
+                Ok(None) => dialling::make(&core, peer, making),
                 Ok(Some(kept)) if lock(&core.cliques).is_making(key, making) => core.serve(&kept),
                 // The peer has begun another one.
                 Ok(Some(_)) => {}
@@ -292,6 +309,14 @@ impl Core {
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
     }
 
+    /// The best way to a peer has failed although it may live: for a time, others are tried first.
+    pub(super) fn take_detour(&self, peer: Member, how: &str) {
+        if self.config.transport == Choice::Auto && self.membership().has(peer) {
+            tracing::debug!(%peer, how, "other ways come first for a time");
+            self.detours.add(peer, clock::monotonic());
+        }
+    }
+
     /// A number for a lane that takes the place of another. Those of the first lanes are below all of these.
     pub(super) fn next_lane(&self) -> u16 {
         const FIRST: usize = 1000;
@@ -299,7 +324,7 @@ impl Core {
     }
 
     pub(super) fn lane_lost(self: &Arc<Self>, connection: &Arc<Connection>, lane: &Arc<Lane>, how: &str) {
-        meeting::mend(self, connection, lane.control, how);
+        dialling::mend(self, connection, lane.control, how);
     }
 
     /// A launch has to be over by then, whether it has its connections or not.
@@ -413,13 +438,14 @@ impl Engine {
     /// Starts an engine: its threads, and its listeners.
     ///
     /// # Errors
-    /// If it cannot listen where it should, or the system gives no threads.
+    /// If it cannot listen where it should, its certificates cannot be used, or the system gives no threads.
     pub fn start(mut config: Config) -> std::io::Result<Self> {
         config.lanes = config.lanes.clamp(1, 64);
         config.chunk = config.chunk.clamp(4 << 10, super::frame::CHUNK_MAX as u32);
         config.devices.sort_unstable();
         config.devices.dedup();
-        let listening = meeting::listen(&config)?;
+        let identity = config.tls.as_ref().map(Identity::new).transpose()?;
+        let (address, listeners) = wire::listen(&config)?;
         let mut threads = Vec::new();
         let mut reactors = Vec::new();
         for n in 0..config.reactors.max(1) {
@@ -430,7 +456,8 @@ impl Engine {
         let (copiers, copying) = Copiers::start(config.copiers.max(1))?;
         threads.extend(copying);
         let core = Arc::new(Core {
-            address: listening.address.clone(),
+            address,
+            identity,
             probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
             membership: RwLock::default(),
             changed: (Mutex::new(()), Condvar::new()),
@@ -440,6 +467,7 @@ impl Engine {
             copiers,
             counts: Counts::default(),
             meters: Arc::new(Meters::new(config.here.task)),
+            detours: Detours::default(),
             closed: AtomicBool::new(false),
             greeting: AtomicUsize::new(0),
             listeners: Mutex::default(),
@@ -450,7 +478,7 @@ impl Engine {
             expected: Mutex::default(),
             config,
         });
-        threads.extend(meeting::accept(&core, listening)?);
+        threads.extend(meeting::accept(&core, listeners)?);
         let keeping = Arc::clone(&core);
         threads
             .push(std::thread::Builder::new().name("muster-keep".to_owned()).spawn(move || keeping.keep())?);
@@ -480,6 +508,7 @@ impl Engine {
         }
         let gone = |member: Member| member != core.here() && !membership.has(member);
         lock(&core.numbers).retain(|member, _| !gone(*member));
+        core.detours.retain(|member| !gone(member));
         let pending = lock(&core.cliques).pending(gone);
         let error = |member: Member| TransferError::StaleIncarnation {
             member,
@@ -547,6 +576,9 @@ impl Engine {
                 return transfer;
             }
         };
+        if let Some(peer) = request.distinct.first() {
+            launch.is_with(peer.task);
+        }
         let tickets: Vec<_> =
             request.distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
         let dependencies = dependencies.to_vec();
@@ -921,7 +953,7 @@ fn gather(
     match how {
         Found::Ready(connection, waiter) => waiter(Ok(connection)),
         Found::Pending => {}
-        Found::Make(making, None) => meeting::make(&core, member, making),
+        Found::Make(making, None) => dialling::make(&core, member, making),
         Found::Make(making, Some(undecided)) => core.make_unless_it_stays(undecided, making),
     }
 }
@@ -940,7 +972,7 @@ fn define(
         let region = spec.span.buffer().region();
         let source = match core.config.transport {
             _ if !spec.outgoing || spec.span.is_empty() => Source::None,
-            Choice::Unix | Choice::Tcp => Source::None,
+            Choice::Unix | Choice::Tcp | Choice::Loopback => Source::None,
             Choice::Auto | Choice::Shm if region.shared().is_some() => {
                 regions.entry(member).or_default().insert(region.id, Arc::clone(region));
                 Source::Region(region.id, spec.span.offset() as u64)

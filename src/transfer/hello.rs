@@ -15,6 +15,8 @@ const MAGIC: &[u8; 8] = b"MUSTERX1";
 const HELLO: usize = 96;
 const ANSWER: usize = 80;
 const PROOF: usize = 32;
+/// How an alert of TLS begins, and how long it is.
+const ALERT: ([u8; 2], usize) = ([21, 3], 7);
 
 /// What the dialler says first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +89,12 @@ pub enum HelloError {
     /// The socket failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
+    /// The wire is not safe, or failed.
+    #[error(transparent)]
+    Wire(#[from] super::transport::wire::WireError),
+    /// Whoever is there speaks TLS only.
+    #[error("it speaks TLS only, and this engine has no certificates: give every engine some, or none")]
+    Secured,
     /// What came is no hello.
     #[error("whoever is there speaks another protocol")]
     Protocol,
@@ -232,7 +240,13 @@ pub fn dial(
     let hello = Hello { token: token.is_some(), ..*hello }.encode();
     socket.write_all(&hello)?;
     let mut bytes = [0; ANSWER];
-    socket.read_exact(&mut bytes)?;
+    // As much as an alert of TLS has, which is all that comes from whoever expects a handshake.
+    let (head, rest) = bytes.split_at_mut(ALERT.1);
+    socket.read_exact(head)?;
+    if head.starts_with(&ALERT.0) {
+        return Err(HelloError::Secured);
+    }
+    socket.read_exact(rest)?;
     let answer = Answer::decode(&bytes).ok_or(HelloError::Protocol)?;
     if answer.verdict != Verdict::Welcome {
         return Err(HelloError::Refused(answer.verdict));

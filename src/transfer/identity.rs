@@ -73,7 +73,7 @@ impl fmt::Display for Member {
 }
 
 /// Where an engine is reached. Published as it is serialised; nothing in it is trusted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Address {
     /// Names the host and its boot: equal for processes that can share memory.
     pub host: String,
@@ -83,6 +83,9 @@ pub struct Address {
     /// Where it listens on TCP, the first choice first; empty where it does not.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tcp: Vec<SocketAddr>,
+    /// Its name among the engines of its own process; empty where it has none ([`Choice::Loopback`](super::Choice)).
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub inside: String,
 }
 
 /// A task that lives, as a membership tells of it.

@@ -446,6 +446,8 @@ pub struct Launch {
     ready_us: AtomicU64,
     matched_us: AtomicU64,
     given_up_us: AtomicU64,
+    /// With whom, or with whom among others.
+    with: OnceLock<TaskId>,
     outcomes: Box<[AtomicU8]>,
     left: AtomicUsize,
     elapsed_us: AtomicU64,
@@ -480,6 +482,7 @@ impl Launch {
             ready_us: AtomicU64::new(0),
             matched_us: AtomicU64::new(0),
             given_up_us: AtomicU64::new(0),
+            with: OnceLock::new(),
             outcomes: (0..count).map(|_| AtomicU8::new(PENDING)).collect(),
             left: AtomicUsize::new(count),
             elapsed_us: AtomicU64::new(0),
@@ -500,6 +503,11 @@ impl Launch {
         let _once = self.began.set(clock::monotonic());
     }
 
+    /// It is with this task, or with it among others.
+    pub fn is_with(&self, task: TaskId) {
+        let _once = self.with.set(task);
+    }
+
     /// When its time began to run.
     pub fn began(&self) -> Instant {
         self.began.get().copied().unwrap_or_else(clock::monotonic)
@@ -513,6 +521,9 @@ impl Launch {
     /// It consists of these parts. Returns who gave it up meanwhile, and why.
     pub fn attach(&self, parts: &[Arc<Part>]) -> Option<(TaskId, String)> {
         self.launched_us.store(self.age_us(), Ordering::Relaxed);
+        if let Some(part) = parts.first() {
+            self.is_with(part.connection.peer.task);
+        }
         let given_up = lock(&self.given_up);
         self.unproven.store(parts.len(), Ordering::Release);
         let _once = self.parts.set(parts.iter().map(Arc::downgrade).collect());
@@ -589,8 +600,7 @@ impl Launch {
                 self.meters.completed();
             }
             Some(error) => {
-                let peer = self.parts().first().map(|part| part.connection.peer.task);
-                self.meters.failed(peer, &error);
+                self.meters.failed(self.with.get().copied(), &error);
             }
         }
     }

@@ -10,12 +10,15 @@
 //! | prepared | everything slow is done: [`Prepared`] |
 //! | group | what one launch moves between two tasks: the n-th launch of a channel on both sides |
 //! | clique | the lives that share connections: [`CliqueKey`] |
-//! | lane | one socket of a connection |
+//! | wire | a byte stream between two engines, whatever it is made of |
+//! | lane | one wire of a connection |
 //! | plan | which bytes move where so that an array becomes sharded in another way: [`plan`] |
 //! | chunk | the unit in which a group's bytes are cut, checked, sent again and interleaved |
 
 mod cliques;
 mod connection;
+mod detours;
+mod dialling;
 mod engine;
 mod error;
 mod event;
@@ -48,3 +51,4 @@ pub use meters::{Failed, Meters, Stage, TIMES_US, Times};
 pub use prepared::{Options, Prepared, Spec};
 pub use resharding::{Moved, ReshardError, ShardBuffers};
 pub use transport::TransportKind;
+pub use transport::wire::{Certificates, Faults};

@@ -27,8 +27,11 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
     refused(
         &[&place[..], &["--listen", "0.0.0.0:0"]].concat(),
         &[],
-        &["--token-file", "--insecure-transfers"],
+        &["--token-file", "--transfer-cert", "--insecure-transfers"],
     );
+    let half = ["--transfer-cert", "server.pem", "--transfer-key", "server-key.pem"];
+    let missing = [&half[..], &["--transfer-ca", "ca.pem"]].concat();
+    refused(&[&place[..], &missing].concat(), &[], &["cannot read server.pem"]);
     let open = ["--listen", "0.0.0.0:0", "--insecure-transfers"];
     refused(&[&place[..], &open].concat(), &[], &["--advertise"]);
     refused(&[&place[..], &["--register-timeout", "200ms"]].concat(), &[], &["127.0.0.1:9", "refused"]);

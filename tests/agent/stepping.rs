@@ -112,3 +112,23 @@ fn so_many_steps_are_made_and_then_all_leave_together() {
         });
     }
 }
+
+#[test]
+fn workers_step_over_tls() {
+    let folder = std::env::temp_dir().join(format!("muster-worker-tls-{}", std::process::id()));
+    muster::tls::make::write(&folder, &["workers".to_owned()]).unwrap();
+    let path = |name: &str| folder.join(name).display().to_string();
+    let (cert, key, ca) = (path("server.pem"), path("server-key.pem"), path("ca.pem"));
+    let server = Server::start(&["--tasks", "2"]);
+    let common =
+        ["--program", "exercise", "--steps", "5", "--transport", "tcp", "--transfer-name", "workers"];
+    let files = ["--transfer-cert", &cert, "--transfer-key", &key, "--transfer-ca", &ca];
+    let arguments = [&common[..], &files].concat();
+    let workers: Vec<_> = (0..2).map(|task| worker(&server, task, &arguments)).collect();
+    for worker in workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.out.contains("5 steps:") && ended.out.contains("0 fault(s)"), "{ended:?}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -47,6 +47,21 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
 }
 
 #[test]
+fn tcp_is_measured_under_tls_too() {
+    let folder = std::env::temp_dir().join(format!("muster-bench-tls-{}", std::process::id()));
+    muster::tls::make::write(&folder, &["engines".to_owned()]).expect("certificates can be made");
+    let path = |name: &str| folder.join(name).display().to_string();
+    let (cert, key, ca) = (path("server.pem"), path("server-key.pem"), path("ca.pem"));
+    let files = ["--transfer-cert", &cert, "--transfer-key", &key, "--transfer-ca", &ca];
+    let lines = lines(&[&["--transport", "tcp", "--size", "3KiB,1MiB"][..], &files].concat());
+    assert_eq!(lines.len(), 2);
+    for line in lines {
+        assert_eq!((&line["verified"], &line["transport"]), (&Value::Bool(true), &"tcp".into()), "{line}");
+    }
+    std::fs::remove_dir_all(&folder).expect("they can be removed");
+}
+
+#[test]
 fn batches_pairs_lanes_and_checksums_are_as_asked() {
     let asked = [
         "--transport",

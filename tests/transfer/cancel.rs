@@ -8,7 +8,7 @@ use crate::cluster::{
     Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing, start,
 };
 
-const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Pvm, Choice::Unix, Choice::Tcp];
+const CHOICES: [Choice; 5] = [Choice::Auto, Choice::Pvm, Choice::Unix, Choice::Tcp, Choice::Loopback];
 
 /// Without checksums, so that nothing but the protocol keeps wrong bytes out.
 fn bare(choice: Choice) -> Cluster {
@@ -122,7 +122,7 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
 
 #[test]
 fn cancels_at_the_moment_of_the_launch_are_proven_too() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = bare(choice);
         let len = 6000;
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));

@@ -4,7 +4,8 @@ use muster::transfer::{Choice, Options};
 
 use crate::cluster::{Cluster, assert_contents, done, incoming, outgoing};
 
-const CHOICES: [Choice; 5] = [Choice::Auto, Choice::Shm, Choice::Pvm, Choice::Unix, Choice::Tcp];
+const CHOICES: [Choice; 6] =
+    [Choice::Auto, Choice::Shm, Choice::Pvm, Choice::Unix, Choice::Tcp, Choice::Loopback];
 
 #[test]
 fn every_size_arrives_whole_on_every_transport() {
@@ -67,7 +68,7 @@ fn both_directions_at_once_of_many_buffers_at_odd_offsets() {
 
 #[test]
 fn eight_tasks_all_send_to_all() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = Cluster::new(8, choice);
         let len = 100_003;
         let mut requests: Vec<_> = (0..8).map(|_| Vec::new()).collect();

@@ -1,14 +1,14 @@
 //! Whoever can reach an engine's sockets and is not of the cluster harms nobody.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use muster::transfer::{Choice, Options};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, start};
-use crate::network::through_proxies;
 
 fn held() -> (usize, usize) {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
@@ -109,9 +109,56 @@ fn random_bytes_and_half_hellos_harm_nobody() {
     }
 }
 
+/// Stands before an engine, passes everything on, and keeps what each dialler said first.
+pub struct Listening {
+    pub address: SocketAddr,
+    pub heard: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl Listening {
+    pub fn before(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let keeping = Arc::clone(&heard);
+        // The threads end with the test's process, or with the connections.
+        std::thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect(target) else { continue };
+                let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                let keeping = Arc::clone(&keeping);
+                std::thread::spawn(move || pass(near, far, Some(&keeping)));
+                std::thread::spawn(move || pass(far_too, near_too, None));
+            }
+        });
+        Self { address, heard }
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, keep: Option<&Mutex<Vec<Vec<u8>>>>) {
+    let mut buffer = vec![0; 128 << 10];
+    let mut first = keep;
+    while let Ok(got @ 1..) = from.read(&mut buffer) {
+        if let Some(keep) = first.take() {
+            keep.lock().unwrap().push(buffer[..got].to_vec());
+        }
+        if to.write_all(&buffer[..got]).is_err() {
+            break;
+        }
+    }
+    let _gone = from.shutdown(std::net::Shutdown::Both);
+    let _gone = to.shutdown(std::net::Shutdown::Both);
+}
+
 #[test]
 fn a_hello_that_is_played_back_without_the_token_harms_nobody() {
-    let (cluster, proxies) = through_proxies(|config| config.token = Some(b"known to all".to_vec()));
+    let mut cluster = Cluster::with(2, |config| {
+        config.transport = Choice::Tcp;
+        config.token = Some(b"known to all".to_vec());
+    });
+    let listening: Vec<_> =
+        cluster.engines.iter().map(|engine| Listening::before(engine.address().tcp[0])).collect();
+    cluster.reached_at(listening.iter().map(|before| before.address).collect());
     while_transfers_go_on(&cluster, || ());
     let lost = |cluster: &Cluster| {
         cluster.engines.iter().map(|engine| engine.counts().lanes_lost.load(Ordering::Relaxed)).sum::<u64>()
@@ -120,13 +167,10 @@ fn a_hello_that_is_played_back_without_the_token_harms_nobody() {
     let before = (lost(&cluster), cliques(&cluster));
     let moved = while_transfers_go_on(&cluster, || {
         for _ in 0..10 {
-            for proxy in &proxies {
-                let hellos: Vec<Vec<u8>> = {
-                    let passing = proxy.faults.passing.lock().unwrap();
-                    passing.iter().map(|passing| passing.first.lock().unwrap().clone()).collect()
-                };
-                for hello in hellos {
-                    let mut socket = TcpStream::connect(proxy.address).unwrap();
+            for before in &listening {
+                let hellos = before.heard.lock().unwrap().clone();
+                for hello in hellos.into_iter().take(4) {
+                    let mut socket = TcpStream::connect(before.address).unwrap();
                     let _gone = socket.write_all(&hello[..hello.len().min(96)]);
                     let _gone = socket.set_read_timeout(Some(Duration::from_millis(20)));
                     let _gone = socket.read(&mut [0; 80]);

@@ -14,3 +14,5 @@ mod network;
 mod order;
 mod requests;
 mod resharding;
+mod secure;
+mod wires;

@@ -3,10 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster::transfer::{Choice, Engine, Options, TransferError};
+use muster::transfer::{Choice, Engine, Faults, Options, TransferError};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, incoming, member, outgoing};
-use crate::network::Proxy;
 
 #[test]
 fn transfers_asked_for_before_there_are_connections_keep_their_order() {
@@ -117,18 +116,17 @@ fn connections_that_nobody_uses_make_room_for_others() {
     const COUNT: usize = 5;
     let rounds = std::env::var("ROUNDS").map_or(150, |rounds| rounds.parse().unwrap());
     for (choice, slow) in [(Choice::Auto, false), (Choice::Tcp, false), (Choice::Tcp, true)] {
-        let mut cluster = Cluster::with(COUNT, |config| {
+        let cluster = Cluster::with(COUNT, |config| {
             config.transport = choice;
             config.cliques_max = 2;
             config.lanes = 2;
+            if slow {
+                // A question is long under way, and requests are made meanwhile.
+                let faults = Faults::new(u64::from(config.here.task.0));
+                faults.delay(Duration::from_millis(2));
+                config.faults = Some(faults);
+            }
         });
-        // On a slow network a question is long under way, and requests are made meanwhile.
-        let proxies: Vec<_> = match slow {
-            true => cluster.engines.iter().map(|engine| Proxy::to(engine.address().tcp[0])).collect(),
-            false => Vec::new(),
-        };
-        proxies.iter().for_each(|proxy| proxy.faults.delay(Duration::from_millis(2)));
-        cluster.reached_at(proxies.iter().map(|proxy| proxy.address).collect());
         let rounds = if slow { rounds / 4 } else { rounds };
         let pairs = (0..COUNT).flat_map(|here| (0..COUNT).map(move |there| (here, there)));
         let pairs: Vec<_> = pairs.filter(|(here, there)| here != there).collect();

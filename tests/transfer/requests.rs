@@ -93,7 +93,7 @@ fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
 
 #[test]
 fn different_layouts_and_different_orders_are_told_to_both_sides() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = Cluster::new(2, choice);
         let (source, target) = (cluster.filled(0, 400, 1), cluster.empty(1, 400));
         let layout = |shape: &[u64]| Layout::array("f32", 4, shape, "").unwrap();
@@ -168,7 +168,7 @@ fn arena_and_other_memory_mix_in_one_request() {
 
 #[test]
 fn what_is_over_leaves_nothing_behind() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = Cluster::new(2, choice);
         for round in 0..20 {
             let (source, target) = (cluster.filled(0, 100_000, round), cluster.empty(1, 100_000));

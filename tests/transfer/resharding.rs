@@ -77,7 +77,7 @@ fn compare(cluster: &Cluster, source: ArrayDescription, destination: ArrayDescri
 
 #[test]
 fn an_array_is_resharded_in_every_way_over_every_transport() {
-    for choice in [Choice::Auto, Choice::Tcp] {
+    for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = cluster(4, choice);
         let all: Vec<u32> = (0..8).collect();
         let reversed: Vec<u32> = (0..8).rev().collect();

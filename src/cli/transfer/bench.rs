@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
+use crate::cli::certificates::TransferFiles;
 use crate::cli::print;
 use crate::transfer::{Choice, TransportKind};
 use figures::{Figures, Repetition};
@@ -70,6 +71,9 @@ pub struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     lanes: Option<u32>,
 
+    #[command(flatten)]
+    certificates: TransferFiles,
+
     /// How often each size is measured
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: u32,
@@ -88,6 +92,7 @@ Examples:
   muster transfer bench
   muster transfer bench --transport tcp --size 4KiB --batch 256
   muster transfer bench --transport tcp --size 16MiB --checksums off --lanes 2
+  muster transfer bench --transport tcp --transfer-cert server.pem --transfer-key server-key.pem --transfer-ca ca.pem
   muster transfer bench --size 4KiB --latency --json | jq '{p50_us, p99_us}'";
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -150,6 +155,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         transport: arguments.transport.into(),
         lanes: arguments.lanes.map(|lanes| lanes as usize),
         checksums: arguments.checksums == Switch::On,
+        certificates: arguments.certificates.clone(),
     };
     let mut tasks = Tasks::start(arguments.pairs, &setup)?;
     let prepares = tasks.prepares()?;
@@ -168,7 +174,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 /// By what two processes of this host move bytes when they are told to move them like this.
 pub fn probe(transport: Choice) -> Result<TransportKind> {
-    let setup = Setup { transport, lanes: None, checksums: true };
+    let certificates = TransferFiles::default();
+    let setup = Setup { transport, lanes: None, checksums: true, certificates };
     let mut tasks = Tasks::start(1, &setup)?;
     // More than travels with the announcement of it.
     let shape = Shape { size: 1 << 20, batch: 1, in_flight: 2 };

@@ -4,6 +4,7 @@ pub(super) mod copying;
 pub(super) mod lane;
 pub(super) mod reactor;
 pub(super) mod ring;
+pub(super) mod wire;
 
 use std::fmt;
 
@@ -19,11 +20,13 @@ pub enum TransportKind {
     Unix,
     /// The sender writes to TCP connections.
     Tcp,
+    /// The sender writes to sockets that are known within one process only.
+    Loopback,
 }
 
 impl TransportKind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp];
+    pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Loopback];
 
     /// Its name as a metric's label.
     #[must_use]
@@ -33,6 +36,7 @@ impl TransportKind {
             Self::Pvm => "pvm",
             Self::Unix => "unix",
             Self::Tcp => "tcp",
+            Self::Loopback => "loopback",
         }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::lane::{Lane, LaneError};
+use super::wire::Wake;
 use crate::transfer::connection::Connection;
 
 /// Events taken in one call.
@@ -33,6 +34,8 @@ struct Shared {
     bells: HashMap<u64, Weak<Connection>>,
     /// Lanes with something to send that nobody is sending, or to read that could not be read before.
     eager: Vec<u64>,
+    /// Lanes that are to be looked at in both directions, though no edge said so.
+    woken: Vec<u64>,
 }
 
 impl Reactor {
@@ -58,17 +61,19 @@ impl Reactor {
     }
 
     /// Takes a lane in.
-    pub fn add(&self, lane: &Arc<Lane>) -> std::io::Result<()> {
+    pub fn add(self: &Arc<Self>, lane: &Arc<Lane>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
         let mut shared = self.lock();
         if self.stopping.load(Ordering::SeqCst) {
             return Err(std::io::ErrorKind::NotConnected.into());
         }
         lane.sits_at(number);
+        lane.wire().woken_by(Wake::new(Arc::downgrade(self), number));
         shared.lanes.insert(number, Arc::clone(lane));
         let flags =
             epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        let added = epoll::add(&self.epoll, lane.socket(), epoll::EventData::new_u64(number), flags);
+        let added =
+            epoll::add(&self.epoll, lane.wire().descriptor(), epoll::EventData::new_u64(number), flags);
         if added.is_err() {
             shared.lanes.remove(&number);
         }
@@ -93,6 +98,12 @@ impl Reactor {
             self.lock().eager.push(seat);
             self.wake();
         }
+    }
+
+    /// Has the thread look at the lane with this number, whatever its socket says.
+    pub fn look(&self, seat: u64) {
+        self.lock().woken.push(seat);
+        self.wake();
     }
 
     fn wake(&self) {
@@ -164,12 +175,16 @@ impl Reactor {
                     Err(error) => self.end(number, &lane, &error),
                 }
             }
-            let eager = std::mem::take(&mut self.lock().eager);
-            for number in eager {
+            let (eager, woken) = {
+                let mut shared = self.lock();
+                (std::mem::take(&mut shared.eager), std::mem::take(&mut shared.woken))
+            };
+            let eager = eager.into_iter().map(|number| (number, false));
+            for (number, both) in eager.chain(woken.into_iter().map(|number| (number, true))) {
                 let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
                 match lane
                     .pump_output()
-                    .and_then(|()| if lane.is_held() { lane.pump_input() } else { Ok(false) })
+                    .and_then(|()| if both || lane.is_held() { lane.pump_input() } else { Ok(false) })
                 {
                     Ok(true) => unread.push((number, lane)),
                     Ok(false) => {}
@@ -186,7 +201,7 @@ impl Reactor {
 
     fn end(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
         self.lock().lanes.remove(&number);
-        let _gone = epoll::delete(&self.epoll, lane.socket());
+        let _gone = epoll::delete(&self.epoll, lane.wire().descriptor());
         lane.close();
         lane.drain();
         lane.connection().lane_over(lane, error);

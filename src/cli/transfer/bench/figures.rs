@@ -260,7 +260,8 @@ mod tests {
 
     #[test]
     fn what_is_wrong_in_any_repetition_is_told() {
-        let setup = Setup { transport: Choice::Tcp, lanes: None, checksums: true };
+        let certificates = crate::cli::certificates::TransferFiles::default();
+        let setup = Setup { transport: Choice::Tcp, lanes: None, checksums: true, certificates };
         let shape = Shape { size: 4096, batch: 1, in_flight: 2 };
         let prepares = Prepares::new(&[(5000, vec![1000, 2000, 3000])]);
         let one = |rate, wrong: Option<&str>| Repetition {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Shape;
+use crate::cli::certificates::TransferFiles;
 use crate::transfer::{Choice, Member, Membership, Peer, TransportKind};
 
 /// How the engines are set up.
@@ -11,6 +12,7 @@ pub struct Setup {
     pub transport: Choice,
     pub lanes: Option<usize>,
     pub checksums: bool,
+    pub certificates: TransferFiles,
 }
 
 /// Which end of a pair a task is.

@@ -1,0 +1,62 @@
+//! Certificates of transfer engines, as commands take them.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use crate::transfer::Certificates;
+
+/// The files.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+pub struct TransferFiles {
+    /// Encrypt transfers by TCP, and show this certificate to the other workers; it has to be good for a server
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_TRANSFER_CERT_FILE",
+        hide_env_values = true,
+        requires = "transfer_key",
+        requires = "transfer_ca"
+    )]
+    transfer_cert: Option<PathBuf>,
+
+    /// Its key
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_TRANSFER_KEY_FILE",
+        hide_env_values = true,
+        requires = "transfer_cert"
+    )]
+    transfer_key: Option<PathBuf>,
+
+    /// The authorities that the other workers' certificates are to come from
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "MUSTER_TRANSFER_CA_FILE",
+        hide_env_values = true,
+        requires = "transfer_cert"
+    )]
+    transfer_ca: Option<PathBuf>,
+
+    /// The name that their certificates are to be for [default: any that the authorities have signed]
+    #[arg(long, value_name = "NAME", requires = "transfer_cert")]
+    transfer_name: Option<String>,
+}
+
+impl TransferFiles {
+    /// Reads them, if they are given.
+    pub fn read(&self) -> Result<Option<Certificates>> {
+        let (Some(cert), Some(key), Some(ca)) = (&self.transfer_cert, &self.transfer_key, &self.transfer_ca)
+        else {
+            return Ok(None);
+        };
+        let read =
+            |path: &Path| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let name = self.transfer_name.clone();
+        Ok(Some(Certificates { cert: read(cert)?, key: read(key)?, ca: read(ca)?, name }))
+    }
+}

@@ -1,0 +1,118 @@
+//! TCP connections.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::retry_on_intr;
+
+use super::socket::Socket;
+use super::{Listener, Medium, Nature, Received, Way, Wire, WireError};
+use crate::transfer::engine::Config;
+use crate::transfer::identity::Address;
+use crate::transfer::memory::raw::Piece;
+use crate::transfer::sys;
+use crate::transfer::transport::TransportKind;
+
+/// Room in the socket for so much that is not yet read or sent.
+const SOCKET_BUFFER: usize = 2 << 20;
+/// The most addresses of a peer that are tried.
+const ADDRESSES_MAX: usize = 8;
+
+const NATURE: Nature = Nature { shares: false, breaks: true, exposed: true, keeps: false };
+
+/// Makes them.
+pub struct Tcp;
+
+impl Medium for Tcp {
+    fn listen(&self, config: &Config, address: &mut Address) -> io::Result<Option<Arc<dyn Listener>>> {
+        let listener = config.listen.map(TcpListener::bind).transpose()?;
+        let bound = listener.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
+        address.tcp = if config.advertise.is_empty() { bound } else { config.advertise.clone() };
+        Ok(listener.map(|listener| Arc::new(Listening(listener)) as Arc<dyn Listener>))
+    }
+
+    fn ways(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Way>> {
+        peer.tcp.iter().take(ADDRESSES_MAX).map(|at| Box::new(To(*at)) as Box<dyn Way>).collect()
+    }
+}
+
+struct Listening(TcpListener);
+
+impl Listener for Listening {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn accept(&self) -> io::Result<Box<dyn Wire>> {
+        Ok(Box::new(Connected::new(self.0.accept()?.0)?))
+    }
+
+    fn stop(&self) {
+        let _woken = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
+struct To(SocketAddr);
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tcp:{}", self.0)
+    }
+}
+
+impl Way for To {
+    fn nature(&self) -> Nature {
+        NATURE
+    }
+
+    fn dial(&self, time: Duration) -> io::Result<Box<dyn Wire>> {
+        Ok(Box::new(Connected::new(TcpStream::connect_timeout(&self.0, time)?)?))
+    }
+}
+
+struct Connected(Socket);
+
+impl Connected {
+    fn new(socket: TcpStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        let socket = socket2::Socket::from(socket);
+        let _bounded_by_the_system = socket.set_send_buffer_size(SOCKET_BUFFER);
+        let _bounded_by_the_system = socket.set_recv_buffer_size(SOCKET_BUFFER);
+        Ok(Self(Socket::new(socket.into())))
+    }
+}
+
+impl Wire for Connected {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn nature(&self) -> Nature {
+        NATURE
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
+        self.0.send(pieces)
+    }
+
+    fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
+        self.0.receive(pieces)
+    }
+
+    fn discard(&self, len: usize) -> Result<usize, WireError> {
+        Ok(retry_on_intr(|| sys::discard(self.0.as_fd(), len))?)
+    }
+
+    fn end(&self) {
+        self.0.end();
+    }
+}

@@ -1,0 +1,183 @@
+//! TLS between engines: what is moved arrives whole and unseen, and whoever is not of the cluster hears why.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use muster::tls::make::{Authority, Purpose};
+use muster::transfer::{Certificates, Choice, Config, Engine, TransportKind};
+
+use crate::cluster::{Cluster, assert_contents, done, member};
+use crate::hostile::Listening;
+use crate::network::{move_under, with_faults};
+
+/// A certificate of `signed_by` for this name, and belief in `trusted`.
+fn certificates(signed_by: &Authority, trusted: &Authority, name: &str) -> Certificates {
+    signed(signed_by, trusted, Purpose::Server, name, 9)
+}
+
+fn signed(by: &Authority, trusted: &Authority, purpose: Purpose, name: &str, days: i64) -> Certificates {
+    let made = by.sign(purpose, &[name.to_owned()], days).unwrap();
+    let (cert, key) = (made.cert.into_bytes(), made.key.into_bytes());
+    Certificates { cert, key, ca: trusted.cert().into_bytes(), name: None }
+}
+
+fn secure(config: &mut Config, certificates: &Certificates) {
+    config.transport = Choice::Tcp;
+    config.tls = Some(certificates.clone());
+}
+
+#[test]
+fn what_is_moved_both_ways_at_once_arrives_whole_with_and_without_a_token() {
+    let authority = Authority::new("of the engines").unwrap();
+    let own = certificates(&authority, &authority, "engines");
+    for (token, name) in [(None, None), (Some(b"known to all".to_vec()), Some("engines".to_owned()))] {
+        let mut cluster = Cluster::with(2, |config| {
+            secure(config, &Certificates { name: name.clone(), ..own.clone() });
+            config.token = token.clone();
+            config.lanes = 3;
+        });
+        let before: Vec<_> =
+            cluster.engines.iter().map(|engine| Listening::before(engine.address().tcp[0])).collect();
+        cluster.reached_at(before.iter().map(|before| before.address).collect());
+        let mut moved = Vec::new();
+        for (n, len) in [0, 1, 63, 4096, 8193, 16_384, 65_537, (3 << 20) + 5, 9 << 20].into_iter().enumerate()
+        {
+            for (from, to) in [(0, 1), (1, 0)] {
+                let key = 2 * n as u64 + from as u64;
+                let (source, target) = (cluster.filled(from, len, key), cluster.empty(to, len));
+                moved.push((cluster.send(from, &source, to, &target, key), target, key));
+            }
+        }
+        for ((sent, received), target, key) in moved {
+            assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{key}");
+            assert_contents(&target, key);
+        }
+        let link = &cluster.engines[0].links()[0];
+        assert_eq!((link.kind, link.lanes), (TransportKind::Tcp, 4));
+        let heard: Vec<_> = before.iter().flat_map(|before| before.heard.lock().unwrap().clone()).collect();
+        assert!(heard.len() >= 4);
+        for first in heard {
+            // A handshake, and no hello that anybody could read.
+            assert_eq!(first[0], 22);
+            assert!(!first.windows(8).any(|bytes| bytes == b"MUSTERX1"));
+        }
+    }
+}
+
+#[test]
+fn under_tls_a_bad_network_is_survived_too() {
+    let authority = Authority::new("of the engines").unwrap();
+    let own = certificates(&authority, &authority, "engines");
+    let (cluster, faults) = with_faults(Choice::Tcp, |config| secure(config, &own));
+    assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
+    let mut random = fastrand::Rng::with_seed(5);
+    for round in 1..30u64 {
+        let side = &faults[round as usize % 2];
+        match round % 5 {
+            0 => side.narrow(random.usize(1..3000)),
+            1 => side.truncate(2),
+            // A record that was changed ends its connection: no byte of it is believed.
+            2 => side.damage(1),
+            3 => side.delay(Duration::from_micros(random.u64(0..500))),
+            _ => faults.iter().for_each(muster::transfer::Faults::heal),
+        }
+        let outcomes = move_under(&cluster, random.usize(1..4 << 20), round, || {
+            if round % 3 == 0 {
+                std::thread::sleep(Duration::from_micros(random.u64(0..20_000)));
+                side.reset(|at| at == round as usize % 4);
+            }
+        });
+        assert_eq!(outcomes, (None, None), "round {round}");
+    }
+    let counts = cluster.engines[1].counts();
+    assert_eq!(counts.damaged.load(Ordering::Relaxed), 0);
+    assert!(counts.lanes_lost.load(Ordering::Relaxed) > 3);
+}
+
+/// What each of two engines says when they cannot meet.
+fn strangers(first: Option<&Certificates>, second: Option<&Certificates>) -> [String; 2] {
+    let cluster = Cluster::with(2, |config| {
+        config.transport = Choice::Tcp;
+        config.tls = if config.here.task.0 == 0 { first } else { second }.cloned();
+        config.dial_timeout = Duration::from_millis(300);
+    });
+    // One after the other: each hears what comes of its own dialling.
+    let source = cluster.filled(0, 1000, 1);
+    let out = crate::cluster::outgoing(&source, 0, 1, 1);
+    let first = cluster.engines[0].transfer(&[], vec![out], muster::transfer::Options::default());
+    let first = done(&first).unwrap_err().to_string();
+    let target = cluster.empty(1, 1000);
+    let into = crate::cluster::incoming(&target, 0, 1, 1);
+    let second = cluster.engines[1].transfer(&[], vec![into], muster::transfer::Options::default());
+    let second = done(&second).unwrap_err().to_string();
+    assert!(cluster.engines.iter().all(|engine| engine.links().is_empty()));
+    println!("{first}\n{second}");
+    [first, second]
+}
+
+#[test]
+fn whoever_has_no_right_certificate_is_refused_and_hears_why() {
+    let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
+    let own = certificates(&ours, &ours, "engines");
+    let foreign = "does not come from an authority of this engine";
+    let away = "turns this engine's certificate away";
+
+    let [first, second] = strangers(Some(&own), Some(&certificates(&theirs, &theirs, "engines")));
+    assert!(first.contains(foreign) && second.contains(foreign));
+
+    let [first, second] = strangers(Some(&own), Some(&certificates(&theirs, &ours, "engines")));
+    assert!(first.contains(foreign) && second.contains(away));
+
+    let named = Certificates { name: Some("engines".to_owned()), ..own.clone() };
+    let [first, second] = strangers(Some(&named), Some(&certificates(&ours, &ours, "something-else")));
+    assert!(first.contains("not for the name") && second.contains(away));
+
+    let [first, second] = strangers(Some(&own), Some(&signed(&ours, &ours, Purpose::Server, "engines", -1)));
+    assert!(first.contains("has expired") && second.contains(away));
+
+    let [first, second] = strangers(Some(&own), Some(&signed(&ours, &ours, Purpose::Client, "engines", 9)));
+    assert!(first.contains("not good for a server") && second.contains(away));
+}
+
+#[test]
+fn plaintext_and_tls_do_not_mix() {
+    let authority = Authority::new("ours").unwrap();
+    let own = certificates(&authority, &authority, "engines");
+    let [first, second] = strangers(Some(&own), None);
+    assert!(first.contains("hung up in the TLS handshake"));
+    assert!(second.contains("it speaks TLS only"));
+}
+
+#[test]
+fn a_right_certificate_does_not_stand_for_the_token() {
+    let authority = Authority::new("ours").unwrap();
+    let own = certificates(&authority, &authority, "engines");
+    let cluster = Cluster::with(2, |config| {
+        secure(config, &own);
+        config.dial_timeout = Duration::from_millis(300);
+        config.token = Some(vec![config.here.task.0 as u8]);
+    });
+    let (source, target) = (cluster.filled(0, 100, 0), cluster.empty(1, 100));
+    let (sent, _received) = cluster.send(0, &source, 1, &target, 0);
+    let error = done(&sent).unwrap_err().to_string();
+    assert!(error.contains("token"), "{error}");
+}
+
+#[test]
+fn certificates_that_cannot_be_used_are_told_of_at_the_start() {
+    let authority = Authority::new("ours").unwrap();
+    let [own, other] = ["a", "b"].map(|name| certificates(&authority, &authority, name));
+    for (certificates, said) in [
+        (Certificates { cert: b"nothing".to_vec(), ..own.clone() }, "the engine's certificate"),
+        (Certificates { key: Vec::new(), ..own.clone() }, "the engine's key"),
+        (Certificates { key: other.key, ..own.clone() }, "certificate and key"),
+        (Certificates { ca: Vec::new(), ..own.clone() }, "the engine's authorities"),
+        (Certificates { name: Some("not a name".to_owned()), ..own.clone() }, "the name of the engines"),
+    ] {
+        let mut config = Config::new(member(0, 0), vec![crate::cluster::device(0)]);
+        config.tls = Some(certificates);
+        let error = Engine::start(config).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    assert!(!format!("{own:?}").contains("PRIVATE"));
+}
