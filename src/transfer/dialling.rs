@@ -72,7 +72,7 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferE
         let count = ways.len();
         for way in ways {
             match dial(core, peer, &*way, None) {
-                Ok(dialled) => return establish(core, peer, making, &info.address, dialled),
+                Ok(dialled) => return establish(core, peer, &info.address, dialled),
                 // Theirs counts: it will be here in a moment.
                 Err(HelloError::Refused(Verdict::Busy)) => {
                     why = vec![format!("{way}: it is dialling as well, and its connection does not come")];
@@ -167,14 +167,11 @@ fn dial(
 fn establish(
     core: &Arc<Core>,
     peer: Member,
-    making: u64,
     address: &Address,
     dialled: Dialled,
 ) -> Result<(), TransferError> {
-    let key = CliqueKey::new(core.here(), peer);
-    if !lock(&core.cliques).is_making(key, making) {
-        return Ok(());
-    }
+    // The peer has welcomed it, and may use it at this moment. So it counts, even if another one was faster meanwhile: the
+    // peer would have said that it is busy if that one still were.
     let Dialled { wire, hello, probe, .. } = dialled;
     let breaks = wire.nature().breaks;
     let connection = begin(core, &hello, &*wire, peer, probe, true);
