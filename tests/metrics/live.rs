@@ -62,6 +62,9 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
             (rule["name"].as_str().unwrap_or_default(), rule["query"].as_str().unwrap_or_default());
         ask(name, &without_threshold(query));
         assert_eq!(rule["health"], "ok", "{name}: {}", rule["lastError"]);
+        // The runbook address of an alert is made of it.
+        let at = prometheus.labels(&without_threshold(query), "instance");
+        assert!(at.iter().all(|instance| !instance.is_empty()), "{name} does not keep where it was seen");
     }
     assert!(empty.is_empty(), "\n{}", empty.join("\n"));
 
