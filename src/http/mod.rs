@@ -47,6 +47,7 @@ mod problem;
 mod redaction;
 mod routes;
 mod runs;
+mod traffic;
 mod transfers;
 
 use std::sync::Arc;
@@ -69,6 +70,7 @@ pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
 pub use routes::{metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
+pub use traffic::Traffic;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
 use crate::coordination::{Act, Actor, Done, JobLook, Means, Reason, Target};

@@ -129,6 +129,8 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
         "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         "muster_tls_handshakes_failed_total{listener=\"http\",reason=\"plaintext\"} 0",
         "muster_audit_lines_total{outcome=\"done\"} 1",
+        "muster_http_requests_total{listener=\"http\",class=\"5xx\"} 0",
+        "muster_http_connections_limit{listener=\"http\"} 1024",
         "muster_rpc_duration_seconds_count{method=\"ReportErrorToService\",generation=\"c\"} 1",
     ] {
         assert!(scrape.lines().any(|found| found == line), "no {line} in:\n{scrape}");
