@@ -68,7 +68,7 @@ pub use listen::{Limits, serve};
 pub use pages::Live;
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
-pub use routes::{metrics_router, router};
+pub use routes::{NEEDS, metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
 pub use traffic::Traffic;
 pub use transfers::{TaskTransfersPage, TransfersPage};

@@ -19,8 +19,9 @@ use super::{
 };
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
-/// row and every row its route. A route without one, which there cannot be, is for admins if it changes something.
-static NEEDS: &[(Need, &str, &[&str])] = &[
+/// row and every row its route, and another walks all of them. A route without one, which there cannot be, is for admins if it
+/// changes something.
+pub static NEEDS: &[(Need, &str, &[&str])] = &[
     // Probes know no tokens, and whoever logs in has not shown theirs yet.
     (
         Need::Nothing,
