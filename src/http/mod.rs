@@ -69,7 +69,7 @@ pub use pages::Live;
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
 pub use routes::{NEEDS, metrics_router, router};
-pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
+pub use runs::{BarriersPage, DevicesPage, EndedBarrier, RunsPage, TasksPage};
 pub use traffic::Traffic;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
