@@ -218,20 +218,36 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use axum::body::Body;
     use axum::routing::get;
+    use bytes::Bytes;
+    use futures_util::stream;
 
     use super::*;
+    #[cfg(feature = "metrics")]
+    use crate::telemetry::metrics::catalogue::CATALOGUE;
+    #[cfg(feature = "metrics")]
+    use crate::telemetry::metrics::{Page, Shows as _};
 
     async fn started(
         limits: Limits,
     ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
+        serving(Traffic::new("http", crate::clock::Clock::start(), limits)).await
+    }
+
+    async fn serving(
+        traffic: Arc<Traffic>,
+    ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = watch::Sender::new(false);
-        let router = Router::new().route("/", get(async || "here"));
+        let endless = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+        let router =
+            Router::new().route("/", get(async || "here")).route("/stream", get(async move || endless()));
         let failures = Arc::new(tls::Failures::new(crate::clock::Clock::start()));
         let entrance = Arc::new(Entrance::plain("http", failures));
-        let traffic = Traffic::new("http", crate::clock::Clock::start(), limits);
         let served = tokio::spawn(serve(listener, entrance, router, traffic, stop.subscribe()));
         (address, stop, served)
     }
@@ -257,6 +273,39 @@ mod tests {
             }
             drop(first);
             assert!(waiting.await.ends_with("here"));
+        }
+    }
+
+    #[tokio::test]
+    #[cfg(feature = "metrics")]
+    async fn a_stream_without_end_counts_as_a_request_when_it_begins() {
+        let traffic = Traffic::new("http", crate::clock::Clock::start(), Limits::new(8));
+        let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
+        let shown = || {
+            let mut page = Page::default();
+            traffic.show(&mut page);
+            page.write(CATALOGUE)
+        };
+        let mut first = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut first).await.ends_with("here"));
+        let mut second = TcpStream::connect(address).await.unwrap();
+        second.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        assert!(second.read(&mut [0; 4096]).await.unwrap() > 0, "its head is there");
+        first.write_all(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        assert!(first.read(&mut [0; 4096]).await.unwrap() > 0);
+        let text = shown();
+        for line in [
+            "muster_http_requests_total{listener=\"http\",class=\"2xx\"} 2",
+            "muster_http_requests_total{listener=\"http\",class=\"4xx\"} 1",
+            "muster_http_request_duration_seconds_count{listener=\"http\"} 3",
+            "muster_http_connections{listener=\"http\"} 2",
+            "muster_http_connections_limit{listener=\"http\"} 8",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in:\n{text}");
+        }
+        drop((first, second));
+        while !shown().contains("muster_http_connections{listener=\"http\"} 0") {
+            tokio::task::yield_now().await;
         }
     }
 
