@@ -9,6 +9,7 @@
 //! | `failures.rs` | the handshakes that failed: counted, logged and kept, within bounds |
 //! | `rewind.rs` | a stream whose first bytes were read already |
 //! | `check.rs` | what a certificate lacks, for `muster tls check` |
+//! | `words.rs` | what the checks say, in words |
 //! | `make.rs` | certificates for trying things out, for `muster tls new` |
 //!
 //! A client of JAX never says that TLS is why it cannot connect: it retries until its time is up and then speaks of a
@@ -22,6 +23,7 @@ mod failures;
 mod files;
 pub mod make;
 mod rewind;
+mod words;
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,6 +36,7 @@ pub use entrance::Entrance;
 pub use failures::{FailedHandshake, Failures, FailuresPage, LISTENERS};
 pub use files::{Files, TlsError, certificates, client, system_authorities};
 pub use rewind::Rewind;
+pub use words::dialling;
 
 /// The first byte of every TLS connection. HTTP/1 and HTTP/2 begin with a letter.
 pub const FIRST_BYTE: u8 = 0x16;

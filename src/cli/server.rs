@@ -17,12 +17,13 @@ use crate::engine::{Engine, Observer};
 use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{
-    self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Timelines, Tokens, Version,
+    self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Timelines, Tokens, Traffic,
+    Version,
 };
 use crate::meter;
 use crate::reports;
 use crate::telemetry::events::log_events;
-use crate::telemetry::metrics::{Metrics, Sources, Tally};
+use crate::telemetry::metrics::{Metrics, Shows, Sources, Tally};
 use crate::telemetry::traces::{Protocol, Traces, Trust};
 use crate::tls::{Entrance, Failures};
 
@@ -138,19 +139,22 @@ impl Server {
         let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
         let engine = Arc::clone(&server.engine);
         let edge = grpc::Server::behind(grpc_entrance, engine, limits, server.traces.clone());
-        let site = server.site(&edge, tally, (Arc::new(audit), handshakes), config);
+        let limits = Limits::new(config.server.http_connections);
+        let traffic = Traffic::new("http", clock, limits);
+        let metrics_traffic = metrics_listener.is_some().then(|| Traffic::new("metrics", clock, limits));
+        let listeners_seen: Vec<_> = metrics_traffic.iter().chain([&traffic]).cloned().collect();
+        let site = server.site(&edge, tally, (Arc::new(audit), handshakes), (config, listeners_seen));
         let site = Site { guard: Arc::new(guard), timelines, ..site };
         server.audit = Arc::clone(&site.audit);
-        let limits = Limits::new(config.server.http_connections);
         let http_entrance = Arc::new(http_entrance);
-        if let Some((listener, address)) = metrics_listener {
+        if let (Some((listener, address)), Some(traffic)) = (metrics_listener, metrics_traffic) {
             tracing::info!(%address, "metrics have a listener of their own");
             let router = http::metrics_router(site.clone());
             let (entrance, stop) = (Arc::clone(&http_entrance), server.http.stop.subscribe());
-            server.http.tasks.spawn(http::serve(listener, entrance, router, limits, stop));
+            server.http.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));
         }
         let stop = server.http.stop.subscribe();
-        server.http.tasks.spawn(http::serve(web, http_entrance, http::router(site), limits, stop));
+        server.http.tasks.spawn(http::serve(web, http_entrance, http::router(site), traffic, stop));
         server.serve_grpc(&edge, listeners, config)?;
         warn_if_open(config);
         server.readiness.started();
@@ -171,8 +175,12 @@ impl Server {
         edge: &Arc<grpc::Server>,
         tally: Arc<Tally>,
         (audit, handshakes): (Arc<Audit>, Arc<Failures>),
-        config: &Config,
+        (config, listeners): (&Config, Vec<Arc<Traffic>>),
     ) -> Site {
+        let mut others: Vec<Arc<dyn Shows>> =
+            vec![self.readiness.clone(), self.streams.clone(), audit.clone()];
+        others.extend(listeners.into_iter().map(|listener| listener as Arc<dyn Shows>));
+        others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Shows>));
         let findings = Arc::<Board>::default();
         self.timers.spawn(Metrics::sample_lag(Arc::clone(&self.engine), Arc::clone(&tally)));
         let sources = Sources {
@@ -181,7 +189,7 @@ impl Server {
             tally,
             board: Arc::clone(&findings),
             handshakes: Arc::clone(&handshakes),
-            others: vec![self.readiness.clone(), self.streams.clone(), audit.clone()],
+            others,
         };
         let metrics = Metrics::new(sources, config.server.task_metrics_max);
         let (engine, readiness) = (Arc::clone(&self.engine), Arc::clone(&self.readiness));

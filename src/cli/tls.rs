@@ -181,7 +181,8 @@ async fn converse_with(
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             let text = format!(
-                "no handshake with {server}: {error}; the server's log and /api/v1/handshakes say more"
+                "no handshake with {server}: {}; the server's log and /api/v1/handshakes say more",
+                tls::dialling(&error)
             );
             found.add(Verdict::Bad, text);
             return Ok(());
@@ -214,7 +215,10 @@ async fn converse_with(
         Ok(Ok(_)) => found.add(Verdict::Good, "the server takes this client and speaks HTTP/2"),
         Ok(Err(error)) => found.add(
             Verdict::Bad,
-            format!("the server refuses this client: {error}; its log and /api/v1/handshakes say why"),
+            format!(
+                "the server refuses this client: {}; its log and /api/v1/handshakes say why",
+                tls::dialling(&error)
+            ),
         ),
         Err(_) => found.add(Verdict::Bad, "the server says nothing after the handshake"),
     }

@@ -9,6 +9,7 @@ use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::job::Job;
 use super::settings::JobSettings;
 use super::store::normalise;
+use super::straggling::BarrierRecord;
 use super::task::Task;
 use super::view::{
     BarrierView, ExclusionView, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, PreemptionView, RunLine,
@@ -99,6 +100,12 @@ impl JobLook<'_> {
     pub fn runs(&self) -> Vec<RunLine> {
         let past = self.job.history().map(RunSummary::line);
         std::iter::once(self.job.run.line()).chain(past).collect()
+    }
+
+    /// The last barriers of the present run that ended, the latest first.
+    #[must_use]
+    pub fn recent_barriers(&self) -> Vec<BarrierRecord> {
+        self.job.run.recent.iter().rev().cloned().collect()
     }
 
     /// Every task of the present run.

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::Params;
-use super::page::limit;
+use super::page::{limit, some};
 use super::{Problem, Role, Site};
 use crate::coordination::{Actor, JobName, Reason, Timestamp};
 
@@ -270,6 +270,8 @@ pub(super) struct AuditQuery {
     #[serde(default)]
     after: u64,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
     /// Only acts upon this job.
     job: Option<String>,

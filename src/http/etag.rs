@@ -6,14 +6,21 @@ use axum::body::{Body, HttpBody as _};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 use http_body_util::BodyExt as _;
+
+use super::Problem;
 
 /// The moment of a view, which says nothing of the state.
 const MOMENT: &[u8] = b"\"seen_at\":";
 
-/// Gives every successful answer to a GET a weak tag, and answers 304 where the client has it.
+/// Gives every successful answer to a GET a weak tag, and answers 304 where the client has it. A change on condition of a tag is
+/// refused: the condition asks for a strong one, and to pass over it would change what the client has not seen.
 pub(super) async fn tag(request: Request, next: Next) -> Response {
+    let condition = request.headers().get(header::IF_MATCH).filter(|_| !request.method().is_safe());
+    if condition.is_some_and(|condition| condition.as_bytes().trim_ascii() != b"*") {
+        return Problem::no_strong_tags().into_response();
+    }
     // An answer to HEAD has no body that could be hashed.
     let asks = *request.method() == Method::GET;
     let known = request.headers().get(header::IF_NONE_MATCH).cloned();

@@ -1,7 +1,8 @@
 //! What happened in a job: page by page, or as a stream of server-sent events.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Json;
@@ -16,10 +17,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Job, Params};
-use super::page::limit;
-use super::{Problem, Site};
-use crate::coordination::{Change, JobId, JobName, RunNumber, Timestamp};
+use super::page::{limit, some};
+use super::{Problem, Site, openapi};
+use crate::coordination::{Change, JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::engine::{Engine, Numbered};
+use crate::telemetry::events::{concerns, kind};
 
 /// How long a stream may be silent before a comment shows that it is alive.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -50,7 +52,7 @@ impl EventLine {
     }
 }
 
-/// Some events of a job, oldest first.
+/// Some events of a job, oldest first unless the newest were asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventsPage {
     /// The events.
@@ -111,15 +113,57 @@ pub(super) struct EventsQuery {
     #[serde(default)]
     after: u64,
     /// How many to give at most; a stream has no end.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
+    /// Only events of these kinds, with commas between them: `task-failed`, `barrier-passed`, …
+    kind: Option<String>,
+    /// Only events that are about this task, alone or among others.
+    task: Option<i32>,
+    /// `true` for the newest first; `after` is then the number before which they must have happened, and 0 is the end.
+    #[serde(default)]
+    newest: bool,
     /// 1 for a stream of server-sent events, as with `Accept: text/event-stream`.
     #[serde(default)]
     stream: u8,
 }
 
+/// The kinds of events that there are.
+static KINDS: LazyLock<BTreeSet<String>> = LazyLock::new(|| openapi::kinds::<Change>("kind"));
+
+/// Which events of a job are wanted.
+struct Wanted {
+    job: JobId,
+    kinds: Option<BTreeSet<String>>,
+    task: Option<TaskId>,
+}
+
+impl Wanted {
+    fn new(job: JobId, query: &EventsQuery) -> Result<Self, Problem> {
+        let kinds: Option<BTreeSet<String>> =
+            query.kind.as_ref().map(|kinds| kinds.split(',').map(|kind| kind.trim().to_owned()).collect());
+        let unknown = kinds.iter().flatten().find(|kind| !KINDS.contains(*kind));
+        if let Some(unknown) = unknown {
+            let all: Vec<&str> = KINDS.iter().map(String::as_str).collect();
+            return Err(Problem::bad_query(format!(
+                "kind: {unknown:?} is none; there are {}",
+                all.join(", ")
+            )));
+        }
+        Ok(Self { job, kinds, task: query.task.map(TaskId) })
+    }
+
+    fn take(&self, numbered: &Numbered) -> bool {
+        let event = &numbered.event;
+        event.job == self.job
+            && self.kinds.as_ref().is_none_or(|kinds| kinds.contains(kind(&event.what)))
+            && self.task.is_none_or(|task| concerns(&event.what, task))
+    }
+}
+
 /// What happened in a job
 ///
-/// As JSON a page, oldest first. As `text/event-stream` what happens from `after` (or the header `Last-Event-ID`) on,
+/// As JSON a page, oldest first unless `newest` is said. As `text/event-stream` what happens from `after` (or the header `Last-Event-ID`) on,
 /// without end: each event has its number as `id`, its kind as `event` and its JSON as `data`. An event `gap` says that
 /// some are no longer kept; it comes too if `after` is of a server before this one, and then everything that there is.
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/events", operation_id = "events_list", tag = "events",
@@ -135,21 +179,28 @@ pub(super) async fn list(
     Params(query): Params<EventsQuery>,
 ) -> Result<Response, Problem> {
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let wanted = Wanted::new(job.id, &query)?;
     if query.stream == 0 && !accepts.contains("text/event-stream") {
-        return Ok(Json(page(&site.engine, &job, query.after, limit(query.limit))).into_response());
+        let page = if query.newest { newest } else { page };
+        return Ok(Json(page(&site.engine, &job, &wanted, query.after, limit(query.limit))).into_response());
+    }
+    if query.newest {
+        return Err(Problem::bad_query(
+            "newest: a stream tells what happens as it happens: leave it out, or ask for a page",
+        ));
     }
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
-    let follower = Follower::new(&site, job, last.unwrap_or(query.after))?;
+    let follower = Follower::new(&site, job, wanted, last.unwrap_or(query.after))?;
     let alive = KeepAlive::new().interval(SILENCE_MAX).text("alive");
     Ok(Sse::new(follower.stream()).keep_alive(alive).into_response())
 }
 
-fn page(engine: &Engine, job: &Job, after: u64, limit: usize) -> EventsPage {
+fn page(engine: &Engine, job: &Job, wanted: &Wanted, after: u64, limit: usize) -> EventsPage {
     let (past, _) = engine.follow_job(job.id, after);
     let gap = past.lacks(after);
     let mut next = past.events.last().map_or(after, |last| last.number);
     let mut events = Vec::new();
-    for numbered in &past.events {
+    for numbered in past.events.iter().filter(|numbered| wanted.take(numbered)) {
         events.push(EventLine::of(numbered, &job.name));
         if events.len() == limit {
             next = numbered.number;
@@ -159,10 +210,24 @@ fn page(engine: &Engine, job: &Job, after: u64, limit: usize) -> EventsPage {
     EventsPage { events, next, gap }
 }
 
+/// The newest events first: those before the one with the number `before`, or the newest of all if that is 0.
+fn newest(engine: &Engine, job: &Job, wanted: &Wanted, before: u64, limit: usize) -> EventsPage {
+    let (past, _) = engine.follow_job(job.id, 0);
+    let first = past.events.first().map_or(1, |first| first.number);
+    let earlier = |numbered: &&Numbered| before == 0 || numbered.number < before;
+    let mut found = past.events.iter().rev().filter(earlier).filter(|numbered| wanted.take(numbered));
+    let events: Vec<EventLine> =
+        found.by_ref().take(limit).map(|numbered| EventLine::of(numbered, &job.name)).collect();
+    // What is there no more would have come after the last.
+    let more = found.next().is_some();
+    let next = events.last().filter(|_| more).map_or(first, |last| last.number);
+    EventsPage { events, next, gap: !more && past.lacks(0) }
+}
+
 /// One who follows the events of a job.
 struct Follower {
     engine: Arc<Engine>,
-    id: JobId,
+    wanted: Wanted,
     name: JobName,
     /// The last event that was looked at.
     last: u64,
@@ -176,23 +241,23 @@ struct Follower {
 }
 
 impl Follower {
-    fn new(site: &Site, job: Job, after: u64) -> Result<Self, Problem> {
+    fn new(site: &Site, job: Job, wanted: Wanted, after: u64) -> Result<Self, Problem> {
         let (slot, stop) = site.streams.enter()?;
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;
-        let (id, name) = (job.id, job.name);
+        let name = job.name;
         // Events that have not happened yet were seen on a server before this one: here everything is new.
         let foreign = after > engine.figures().events;
         let last = if foreign { 0 } else { after };
         let mut follower =
-            Self { engine, id, name, last, kept: Vec::new(), coming, gap: foreign, stop, _slot: slot };
+            Self { engine, wanted, name, last, kept: Vec::new(), coming, gap: foreign, stop, _slot: slot };
         follower.catch_up();
         Ok(follower)
     }
 
     /// Takes what is kept since the last event; returns how far back that is whole.
     fn catch_up(&mut self) -> u64 {
-        let (mut past, coming) = self.engine.follow_job(self.id, self.last);
+        let (mut past, coming) = self.engine.follow_job(self.wanted.job, self.last);
         self.gap |= past.lacks(self.last);
         past.events.reverse();
         (self.kept, self.coming) = (past.events, coming);
@@ -237,7 +302,7 @@ impl Follower {
                 continue;
             }
             self.last = numbered.number;
-            if numbered.event.job == self.id {
+            if self.wanted.take(&numbered) {
                 return Some(sent(&EventLine::of(&numbered, &self.name)));
             }
         }
@@ -245,8 +310,67 @@ impl Follower {
 }
 
 fn sent(line: &EventLine) -> Event {
-    let kind = crate::telemetry::events::kind(&line.what);
+    let kind = kind(&line.what);
     // Strings and numbers always serialise.
     let data = serde_json::to_string(line).unwrap_or_default();
     Event::default().id(line.number.to_string()).event(kind).data(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::coordination::{Act, Actor, JobSettings, Reason, Target};
+
+    fn query(kind: Option<&str>, task: Option<i32>) -> EventsQuery {
+        EventsQuery { after: 0, limit: None, kind: kind.map(str::to_owned), task, newest: false, stream: 0 }
+    }
+
+    fn numbers(page: &EventsPage) -> Vec<u64> {
+        page.events.iter().map(|event| event.number).collect()
+    }
+
+    #[tokio::test]
+    async fn events_are_found_by_kind_and_task_and_from_the_newest_on() {
+        let engine = Engine::new(Clock::start());
+        let job = |name: &str| {
+            let id = engine.declare(name.parse().unwrap(), JobSettings::new(4)).unwrap();
+            Job { id, name: name.parse().unwrap() }
+        };
+        // The first four events are the jobs' own.
+        let (job, other) = (job("a"), job("b"));
+        let by =
+            || Actor { who: Actor::ANONYMOUS.into(), address: None, means: crate::coordination::Means::Api };
+        for (job, task) in [(&job, 1), (&other, 1), (&job, 2), (&job, 3)] {
+            let act = Act::Exclude { target: Target::Task(TaskId(task)), expires_in: None, end_run: true };
+            engine.act(job.id, by(), Reason::try_from("r".to_owned()).unwrap(), act).unwrap();
+        }
+        let all = page(&engine, &job, &Wanted::new(job.id, &query(None, None)).unwrap(), 0, 100);
+        let excluded: Vec<u64> = all
+            .events
+            .iter()
+            .filter(|event| kind(&event.what) == "excluded")
+            .map(|event| event.number)
+            .collect();
+        assert_eq!(excluded.len(), 3, "{all:?}");
+
+        let wanted = Wanted::new(job.id, &query(Some("excluded,readmitted"), None)).unwrap();
+        assert_eq!(numbers(&page(&engine, &job, &wanted, 0, 100)), excluded);
+        let backwards: Vec<u64> = excluded.iter().rev().copied().collect();
+        let first = newest(&engine, &job, &wanted, 0, 2);
+        assert_eq!(numbers(&first), backwards[..2]);
+        let second = newest(&engine, &job, &wanted, first.next, 2);
+        assert_eq!((numbers(&second), second.gap), (backwards[2..].to_vec(), false));
+        assert!(newest(&engine, &job, &wanted, second.next, 2).events.is_empty());
+
+        let wanted = Wanted::new(job.id, &query(None, Some(2))).unwrap();
+        assert_eq!(numbers(&page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
+        let wrong = Wanted::new(job.id, &query(Some("exploded"), None)).err().unwrap();
+        assert!(wrong.detail.contains("task-failed"), "{wrong:?}");
+    }
+
+    #[test]
+    fn every_kind_of_event_is_known() {
+        assert!(KINDS.len() > 20 && KINDS.contains("barrier-passed"), "{KINDS:?}");
+    }
 }

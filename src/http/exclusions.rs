@@ -12,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::actor::{Acting, Author};
 use super::extract::{Body, Item, Job, Params};
-use super::page::cut;
+use super::page::{cut, some};
 use super::{Problem, Site};
 use crate::coordination::{Act, Done, ExclusionId, ExclusionPreview, ExclusionView, Reason, Target, TaskId};
 
@@ -105,6 +105,8 @@ pub(super) struct ExclusionsQuery {
     /// The number of the last exclusion that the caller has.
     after: Option<u64>,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 

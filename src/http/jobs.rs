@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::actor::Acting;
 use super::extract::{Body, Job, Params};
-use super::page::cut;
+use super::page::{cut, some};
 use super::{AuditOutcome, Problem, Site};
 use crate::config::{TASKS_MAX, parse_duration};
 use crate::coordination::{
@@ -40,6 +40,8 @@ pub(super) struct JobsQuery {
     /// The name of the last job that the caller has.
     after: Option<String>,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 

@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::actor::Acting;
 use super::exclusions::Because;
 use super::extract::{Body, Job, Params};
-use super::page::limit;
+use super::page::{limit, some};
 use super::{Problem, Site};
 use crate::coordination::{Act, KeyLine, Reason, TaskId, Timestamp};
 
@@ -90,6 +90,8 @@ pub(super) struct KeysQuery {
     #[serde(default)]
     after: String,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 

@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
+use super::Traffic;
 use super::actor::{Channel, Peer};
 use crate::tls::{self, Entrance, Rewind};
 
@@ -55,19 +56,21 @@ const FIRST_READ: usize = 4 << 10;
 struct House {
     entrance: Arc<Entrance>,
     router: Router,
-    limits: Limits,
+    traffic: Arc<Traffic>,
 }
 
-/// Serves `router` to whom `entrance` takes until `stop` says so, then lets requests in progress finish.
+/// Serves `router` to whom `entrance` takes, within the bounds of `traffic`, until `stop` says so, then lets requests in progress
+/// finish.
 pub async fn serve(
     listener: TcpListener,
     entrance: Arc<Entrance>,
     router: Router,
-    limits: Limits,
+    traffic: Arc<Traffic>,
     mut stop: watch::Receiver<bool>,
 ) {
+    let limits = traffic.limits;
     let slots = Arc::new(Semaphore::new(limits.connections));
-    let house = House { entrance, router, limits };
+    let house = House { entrance, router, traffic };
     let mut connections = JoinSet::new();
     let mut told_full = false;
     loop {
@@ -117,11 +120,12 @@ async fn connection(
     mut stop: watch::Receiver<bool>,
     _slot: OwnedSemaphorePermit,
 ) {
+    let _counted = house.traffic.enter();
     let socket = socket2::SockRef::from(&stream);
     // Without these the connection works too, only less well.
     let _ = socket.set_tcp_nodelay(true);
     #[cfg(target_os = "linux")]
-    let _ = socket.set_tcp_user_timeout(Some(house.limits.send_timeout));
+    let _ = socket.set_tcp_user_timeout(Some(house.traffic.limits.send_timeout));
     let met = tokio::select! {
         met = meet(stream, peer, &house) => met,
         () = told(&mut stop) => None,
@@ -151,7 +155,7 @@ enum Met {
 async fn meet(mut stream: TcpStream, peer: SocketAddr, house: &House) -> Option<Met> {
     let entrance = &house.entrance;
     let mut early = Vec::with_capacity(FIRST_READ);
-    let within = house.limits.head_timeout;
+    let within = house.traffic.limits.head_timeout;
     let first = tokio::time::timeout(within, stream.read_buf(&mut early)).await;
     if !matches!(first, Ok(Ok(1..))) {
         return None;
@@ -177,12 +181,21 @@ async fn speak<S>(stream: S, from: (Peer, Channel), house: House, mut stop: watc
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let House { router, limits, .. } = house;
+    let House { router, traffic, .. } = house;
+    let limits = traffic.limits;
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(from.0);
         request.extensions_mut().insert(from.1.clone());
-        router.call(request)
+        let (traffic, began) = (Arc::clone(&traffic), traffic.began());
+        let answer = router.call(request);
+        async move {
+            let answer = answer.await;
+            if let Ok(response) = &answer {
+                traffic.answered(response.status(), began);
+            }
+            answer
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -205,20 +218,37 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use axum::body::Body;
     use axum::routing::get;
+    use bytes::Bytes;
+    use futures_util::stream;
 
     use super::*;
+    #[cfg(feature = "metrics")]
+    use crate::telemetry::metrics::catalogue::CATALOGUE;
+    #[cfg(feature = "metrics")]
+    use crate::telemetry::metrics::{Page, Shows as _};
 
     async fn started(
         limits: Limits,
     ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
+        serving(Traffic::new("http", crate::clock::Clock::start(), limits)).await
+    }
+
+    async fn serving(
+        traffic: Arc<Traffic>,
+    ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = watch::Sender::new(false);
-        let router = Router::new().route("/", get(async || "here"));
+        let endless = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
+        let router =
+            Router::new().route("/", get(async || "here")).route("/stream", get(async move || endless()));
         let failures = Arc::new(tls::Failures::new(crate::clock::Clock::start()));
         let entrance = Arc::new(Entrance::plain("http", failures));
-        let served = tokio::spawn(serve(listener, entrance, router, limits, stop.subscribe()));
+        let served = tokio::spawn(serve(listener, entrance, router, traffic, stop.subscribe()));
         (address, stop, served)
     }
 
@@ -243,6 +273,39 @@ mod tests {
             }
             drop(first);
             assert!(waiting.await.ends_with("here"));
+        }
+    }
+
+    #[tokio::test]
+    #[cfg(feature = "metrics")]
+    async fn a_stream_without_end_counts_as_a_request_when_it_begins() {
+        let traffic = Traffic::new("http", crate::clock::Clock::start(), Limits::new(8));
+        let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
+        let shown = || {
+            let mut page = Page::default();
+            traffic.show(&mut page);
+            page.write(CATALOGUE)
+        };
+        let mut first = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut first).await.ends_with("here"));
+        let mut second = TcpStream::connect(address).await.unwrap();
+        second.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        assert!(second.read(&mut [0; 4096]).await.unwrap() > 0, "its head is there");
+        first.write_all(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        assert!(first.read(&mut [0; 4096]).await.unwrap() > 0);
+        let text = shown();
+        for line in [
+            "muster_http_requests_total{listener=\"http\",class=\"2xx\"} 2",
+            "muster_http_requests_total{listener=\"http\",class=\"4xx\"} 1",
+            "muster_http_request_duration_seconds_count{listener=\"http\"} 3",
+            "muster_http_connections{listener=\"http\"} 2",
+            "muster_http_connections_limit{listener=\"http\"} 8",
+        ] {
+            assert!(text.lines().any(|found| found == line), "no {line} in:\n{text}");
+        }
+        drop((first, second));
+        while !shown().contains("muster_http_connections{listener=\"http\"} 0") {
+            tokio::task::yield_now().await;
         }
     }
 

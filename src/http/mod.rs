@@ -47,6 +47,7 @@ mod problem;
 mod redaction;
 mod routes;
 mod runs;
+mod traffic;
 mod transfers;
 
 use std::sync::Arc;
@@ -67,8 +68,9 @@ pub use listen::{Limits, serve};
 pub use pages::{Live, Timelines};
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
-pub use routes::{metrics_router, router};
-pub use runs::{BarriersPage, DevicesPage, RunsPage, TasksPage};
+pub use routes::{NEEDS, metrics_router, router};
+pub use runs::{BarriersPage, DevicesPage, EndedBarrier, RunsPage, TasksPage};
+pub use traffic::Traffic;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
 use crate::coordination::{Act, Actor, Done, JobLook, Means, Reason, Target};

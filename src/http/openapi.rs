@@ -1,11 +1,17 @@
 //! The description of the REST API, made from the handlers.
 
+use std::collections::BTreeSet;
+
 use axum::Extension;
 use axum::http::header;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use utoipa::OpenApi;
+use utoipa::PartialSchema;
 use utoipa::openapi::schema::{Discriminator, Schema};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
 use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
 
 /// What the description says of the whole.
@@ -15,7 +21,10 @@ use utoipa::openapi::{Content, Ref, RefOr, ResponseBuilder};
         title = "Muster",
         description = "Jobs of a Muster server: look at them and steer them. Errors are RFC 9457 problem details \
                        (application/problem+json). Times are microseconds since the Unix epoch. Lists come in pages: give \
-                       the `next` of one as `after` of the following. Answers to GET have weak entity tags."
+                       the `next` of one as `after` of the following. Answers to GET have weak entity tags, to be asked about \
+                       with If-None-Match; they cannot make a change conditional, so that a change with an If-Match other \
+                       than * is answered 412. A server with --tokens-file asks who comes: by a bearer token, or by the \
+                       cookie of a login, with which a change must also show its proof in the header x-csrf-token."
     ),
     tags(
         (name = "jobs"), (name = "runs"), (name = "tasks"), (name = "barriers"), (name = "devices"), (name = "keys"),
@@ -40,6 +49,7 @@ pub(super) struct Document(Bytes);
 impl Document {
     pub fn new(mut described: utoipa::openapi::OpenApi) -> Self {
         describe_problems(&mut described);
+        describe_guard(&mut described);
         tell_kinds_apart(&mut described, "Change", "kind");
         // Axum writes a path's rest as `{*key}`, which no description knows.
         let text = described.to_json().unwrap_or_default();
@@ -71,6 +81,35 @@ fn describe_problems(described: &mut utoipa::openapi::OpenApi) {
     }
 }
 
+/// Who comes is known by a token or by the cookie of a login; a server without tokens asks nobody.
+fn describe_guard(described: &mut utoipa::openapi::OpenApi) {
+    let Some(components) = &mut described.components else { return };
+    let bearer =
+        HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("A token of `muster token new`"));
+    let cookie = |name: &str, how: &str| {
+        SecurityScheme::ApiKey(ApiKey::Cookie(ApiKeyValue::with_description(name, how)))
+    };
+    components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
+    components.add_security_scheme("cookie", cookie("__Host-muster", "What /login sets under TLS"));
+    components
+        .add_security_scheme("cookie-plaintext", cookie("muster-session", "What /login sets without TLS"));
+    let one = |name: &str| SecurityRequirement::new(name, Vec::<String>::new());
+    let ways = [SecurityRequirement::default(), one("bearer"), one("cookie"), one("cookie-plaintext")];
+    described.security = Some(ways.into());
+}
+
+/// The kinds of a type whose kind is told by a field.
+pub(super) fn kinds<T: PartialSchema>(field: &str) -> BTreeSet<String> {
+    let RefOr::T(Schema::OneOf(whole)) = T::schema() else { return BTreeSet::new() };
+    whole.items.iter().filter_map(|item| kind(item, field)).collect()
+}
+
+/// Which kind a schema is. How that is told is easier to find in what is sent than in the types that describe it.
+fn kind(item: &RefOr<Schema>, field: &str) -> Option<String> {
+    let json = serde_json::to_value(item).unwrap_or_default();
+    json.pointer(&format!("/properties/{field}/enum/0"))?.as_str().map(str::to_owned)
+}
+
 /// Gives each of the objects that a schema may be a name of its own, and says which field tells them apart: without that,
 /// who reads the description gets one type for all of them.
 fn tell_kinds_apart(described: &mut utoipa::openapi::OpenApi, name: &str, field: &str) {
@@ -78,10 +117,7 @@ fn tell_kinds_apart(described: &mut utoipa::openapi::OpenApi, name: &str, field:
     let Some(RefOr::T(Schema::OneOf(whole))) = components.schemas.get_mut(name) else { return };
     let mut named = Vec::new();
     for item in &mut whole.items {
-        // How a kind is told is easier to find in what is sent than in the types that describe it.
-        let json = serde_json::to_value(&*item).unwrap_or_default();
-        let kind = json.pointer(&format!("/properties/{field}/enum/0")).and_then(serde_json::Value::as_str);
-        let Some(kind) = kind.map(str::to_owned) else { continue };
+        let Some(kind) = kind(item, field) else { continue };
         let of_kind = format!("{name}.{kind}");
         let schema = std::mem::replace(item, RefOr::Ref(Ref::from_schema_name(&of_kind)));
         named.push((kind, of_kind, schema));

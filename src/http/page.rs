@@ -1,7 +1,6 @@
 //! Long answers, page by page.
 
-use serde::Deserialize;
-use utoipa::IntoParams;
+use serde::de::{Deserialize, Deserializer, Error as _};
 
 /// How many items a page has at most, and has if nobody says how many.
 pub(super) const PAGE_MAX: usize = 1000;
@@ -11,15 +10,12 @@ pub(super) fn limit(asked: Option<usize>) -> usize {
     asked.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX)
 }
 
-/// Which page is wanted.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Paging {
-    /// The last item that the caller has: the `next` of the page before.
-    pub after: Option<u64>,
-    /// How many to give at most.
-    pub limit: Option<usize>,
+/// Reads a limit. To ask for nothing is a mistake, and would be answered with something.
+pub(super) fn some<'de, D: Deserializer<'de>>(text: D) -> Result<Option<usize>, D::Error> {
+    match usize::deserialize(text)? {
+        0 => Err(D::Error::custom(format_args!("write a number from 1 to {PAGE_MAX}, or leave it out"))),
+        limit => Ok(Some(limit)),
+    }
 }
 
 /// Cuts a page out of `items`, which are in the order of their keys. Returns it with what to give as `after` for the next

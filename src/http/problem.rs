@@ -183,6 +183,14 @@ impl Problem {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-logins", "Too many logins", detail)
     }
 
+    /// A change is asked for on a condition that cannot hold.
+    #[must_use]
+    pub fn no_strong_tags() -> Self {
+        let detail = "If-Match asks for a strong entity tag, and those here are weak: nothing was changed; look again, and ask \
+                      without it";
+        Self::new(StatusCode::PRECONDITION_FAILED, "/problems/no-strong-tags", "Condition not met", detail)
+    }
+
     /// The query makes no sense.
     #[must_use]
     pub fn bad_query(detail: impl Into<Box<str>>) -> Self {

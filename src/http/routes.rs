@@ -19,8 +19,9 @@ use super::{
 };
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
-/// row and every row its route. A route without one, which there cannot be, is for admins if it changes something.
-static NEEDS: &[(Need, &str, &[&str])] = &[
+/// row and every row its route, and another walks all of them. A route without one, which there cannot be, is for admins if it
+/// changes something.
+pub static NEEDS: &[(Need, &str, &[&str])] = &[
     // Probes know no tokens, and whoever logs in has not shown theirs yet.
     (
         Need::Nothing,
@@ -198,7 +199,16 @@ mod tests {
     }
 
     async fn ask(router: &mut Router, method: &str, path: &str) -> (StatusCode, Value) {
-        let request = Request::builder().method(method).uri(path);
+        ask_with(router, method, path, ("accept", "*/*")).await
+    }
+
+    async fn ask_with(
+        router: &mut Router,
+        method: &str,
+        path: &str,
+        (name, value): (&str, &str),
+    ) -> (StatusCode, Value) {
+        let request = Request::builder().method(method).uri(path).header(name, value);
         let request = request.header("host", "localhost").header("content-type", "application/json");
         let request = request.body(Body::empty()).unwrap();
         let (head, body) = router.call(request).await.unwrap().into_parts();
@@ -279,6 +289,78 @@ mod tests {
         routes.sort();
         rows.sort();
         assert_eq!(rows, routes);
+    }
+
+    #[tokio::test]
+    async fn what_makes_no_sense_in_a_query_is_said_in_words() {
+        let mut router = router(site());
+        for (path, words) in [
+            ("/api/v1/jobs?limit=0", "limit: write a number from 1 to 1000"),
+            ("/api/v1/audit?limit=0", "limit: write a number from 1 to 1000"),
+            ("/api/v1/jobs/a/events?limit=0", "limit: write a number from 1 to 1000"),
+            ("/api/v1/jobs/a/barriers?state=recent&limit=0", "limit: write a number from 1 to 1000"),
+            ("/api/v1/jobs/a/events?kind=nothing", "\"nothing\" is none; there are barrier-failed"),
+            ("/api/v1/jobs/a/events?stream=1&newest=true", "a stream tells what happens as it happens"),
+            ("/api/v1/jobs/a/barriers?state=old", "in-progress"),
+        ] {
+            let (status, problem) = ask(&mut router, "GET", path).await;
+            assert_eq!(
+                (status, &problem["type"]),
+                (StatusCode::BAD_REQUEST, &"/problems/bad-query".into()),
+                "{path}"
+            );
+            assert!(
+                problem["detail"].as_str().is_some_and(|detail| detail.contains(words)),
+                "{path}: {problem}"
+            );
+        }
+        let (status, page) = ask(&mut router, "GET", "/api/v1/jobs/a/barriers?state=recent&limit=1").await;
+        assert_eq!((status, &page["recent"]), (StatusCode::OK, &serde_json::json!([])), "{page}");
+        let (status, page) = ask(&mut router, "GET", "/api/v1/jobs/a/events?newest=true&limit=1").await;
+        assert_eq!((status, &page["events"][0]["kind"]), (StatusCode::OK, &"run-opened".into()), "{page}");
+        // Every list says that its limit is not 0.
+        for (_, path, operation) in described(&mut router).await {
+            for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                let limit = parameter["name"] == "limit";
+                assert!(!limit || parameter["schema"]["minimum"] == 1, "{path}: {parameter}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_on_condition_of_a_tag_changes_nothing() {
+        let mut router = router(site());
+        for (method, path) in [("PATCH", "/api/v1/jobs/a"), ("DELETE", "/api/v1/jobs/a?reason=r")] {
+            let (status, problem) =
+                ask_with(&mut router, method, path, ("if-match", "W/\"0123456789abcdef\"")).await;
+            assert_eq!(status, StatusCode::PRECONDITION_FAILED, "{method}: {problem}");
+            assert_eq!(problem["type"], "/problems/no-strong-tags");
+        }
+        let (status, _) = ask_with(&mut router, "GET", "/api/v1/jobs/a", ("if-match", "\"x\"")).await;
+        assert_eq!(status, StatusCode::OK, "it is there, and to look changes nothing");
+        let (status, _) = ask_with(&mut router, "DELETE", "/api/v1/jobs/a?reason=r", ("if-match", "*")).await;
+        assert_eq!(status, StatusCode::NO_CONTENT, "whatever it is, it was there");
+    }
+
+    #[tokio::test]
+    async fn the_description_says_how_a_caller_shows_who_they_are() {
+        let (_, document) = ask(&mut router(site()), "GET", "/api/v1/openapi.json").await;
+        let schemes = &document["components"]["securitySchemes"];
+        assert_eq!(
+            (&schemes["bearer"]["type"], &schemes["bearer"]["scheme"]),
+            (&"http".into(), &"bearer".into())
+        );
+        for (scheme, cookie) in [("cookie", "__Host-muster"), ("cookie-plaintext", "muster-session")] {
+            let found = (&schemes[scheme]["in"], &schemes[scheme]["name"]);
+            assert_eq!(found, (&"cookie".into(), &cookie.into()), "{schemes}");
+        }
+        let ways: Vec<String> = document["security"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .flat_map(|way| way.as_object().unwrap().keys().cloned())
+            .collect();
+        assert_eq!(ways, ["bearer", "cookie", "cookie-plaintext"], "or nothing, where nobody is asked");
     }
 
     #[tokio::test]

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Item, Job, Params};
-use super::page::{Paging, cut};
+use super::page::{cut, limit, some};
 use super::{Problem, Site};
 use crate::coordination::{
-    BarrierView, Device, DeviceFate, DeviceMap, LiveView, RunLine, RunNumber, RunState, TaskId, TaskStanding,
-    TaskView,
+    BarrierRecord, BarrierView, Device, DeviceFate, DeviceMap, LiveView, RunLine, RunNumber, RunState,
+    TaskId, TaskStanding, TaskView, Timestamp,
 };
 
 /// Runs of a job, the newest first.
@@ -33,6 +33,8 @@ pub(super) struct RunsQuery {
     /// The number of the last run that the caller has.
     after: Option<u64>,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
@@ -76,6 +78,8 @@ pub(super) struct TasksQuery {
     /// The number of the last task that the caller has.
     after: Option<i32>,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
@@ -117,29 +121,99 @@ pub(super) fn no_such_task(job: &Job, number: i32, tasks: u32) -> Problem {
     Problem::not_found("no-such-task", text)
 }
 
-/// Barriers in progress, in the order in which they began.
+/// Barriers in progress, in the order in which they began, or some that have ended, the latest first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BarriersPage {
-    /// Those of this page.
+    /// Those in progress; none if recent ones were asked for.
     pub barriers: Vec<BarrierView>,
+    /// Those that have ended, if they were asked for.
+    #[serde(default)]
+    pub recent: Vec<EndedBarrier>,
     /// What to give as `after` for those that follow; none if these are the last.
     pub next: Option<u64>,
 }
 
-/// The barriers in progress, the longest waiting first
+/// One use of a barrier that has ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EndedBarrier {
+    /// From the first arrival to its end, in microseconds.
+    pub duration_us: u64,
+    /// What is known of it.
+    #[serde(flatten)]
+    pub record: BarrierRecord,
+}
+
+impl From<BarrierRecord> for EndedBarrier {
+    fn from(record: BarrierRecord) -> Self {
+        Self { duration_us: record.ended.0.saturating_sub(record.began.0), record }
+    }
+}
+
+/// How barriers stand.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum BarrierState {
+    /// Somebody waits.
+    #[default]
+    InProgress,
+    /// They have ended.
+    Recent,
+}
+
+/// Which barriers are wanted.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct BarriersQuery {
+    /// Those `in-progress`, or those of the present run that have ended: `recent`.
+    #[serde(default)]
+    #[param(inline)]
+    state: BarrierState,
+    /// The last item that the caller has: the `next` of the page before.
+    after: Option<u64>,
+    /// How many to give at most; a few more where several ended in one moment.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
+    limit: Option<usize>,
+}
+
+/// The barriers in progress, the longest waiting first, or recent ones, the latest first
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/barriers", operation_id = "barriers", tag = "barriers",
-    params(("job" = String, Path, description = "The job's name"), Paging),
-    responses((status = 200, body = BarriersPage, description = "A page of barriers: who came, who is missing, until when they wait")))]
+    params(("job" = String, Path, description = "The job's name"), BarriersQuery),
+    responses((status = 200, body = BarriersPage, description = "A page of barriers: who came, who is missing, until when they wait; of recent ones how long they took and how far apart their members came")))]
 pub(super) async fn barriers(
     State(site): State<Site>,
     job: Job,
-    Params(page): Params<Paging>,
+    Params(page): Params<BarriersQuery>,
 ) -> Result<Json<BarriersPage>, Problem> {
+    if page.state == BarrierState::Recent {
+        let latest = site.look(&job, |look| look.recent_barriers())?;
+        return Ok(Json(recent(latest, page.after.map(Timestamp), limit(page.limit))));
+    }
     let mut barriers = site.look(&job, |look| look.barriers())?;
     barriers.sort_by(|a, b| (a.since, &a.id).cmp(&(b.since, &b.id)));
     let numbered = (1..).zip(barriers);
     let (page, next) = cut(numbered, page.after, page.limit, |(number, _)| *number);
-    Ok(Json(BarriersPage { barriers: page.into_iter().map(|(_, barrier)| barrier).collect(), next }))
+    let barriers = page.into_iter().map(|(_, barrier)| barrier).collect();
+    Ok(Json(BarriersPage { barriers, recent: Vec::new(), next }))
+}
+
+/// A page of barriers that have ended, the latest first. They are told apart by when that was: those of one moment are never
+/// on two pages.
+fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) -> BarriersPage {
+    let mut rest =
+        latest.into_iter().filter(|record| after.is_none_or(|after| record.ended < after)).peekable();
+    let mut recent: Vec<EndedBarrier> = Vec::new();
+    while let Some(next) = rest.peek() {
+        let same = recent.last().is_some_and(|last| last.record.ended == next.ended);
+        if recent.len() >= limit && !same {
+            break;
+        }
+        recent.extend(rest.next().map(EndedBarrier::from));
+    }
+    let more = rest.peek().is_some();
+    let next = recent.last().filter(|_| more).map(|last| last.record.ended.0);
+    BarriersPage { barriers: Vec::new(), recent, next }
 }
 
 /// The live set, and the questions about it that are in progress
@@ -171,6 +245,8 @@ pub(super) struct DevicesQuery {
     /// The place of the last device that the caller has, as `next` gave it.
     after: Option<u64>,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
@@ -217,4 +293,44 @@ pub(super) async fn device_map(
     let mut map = site.look(&job, |look| look.device_map())?;
     map.places.retain(|place| query.state.is_none_or(|fate| fate == place.fate));
     Ok(Json(map))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coordination::{BarrierKind, BarrierOutcome};
+
+    #[test]
+    fn recent_barriers_come_in_pages_the_latest_first_and_none_is_passed_over() {
+        let record = |counter: i64, ended: u64| BarrierRecord {
+            id: "step".into(),
+            counter,
+            kind: BarrierKind::Client,
+            began: Timestamp(ended - 5),
+            ended: Timestamp(ended),
+            members: 2,
+            arrived: 2,
+            first: Some(TaskId(0)),
+            last: Some(TaskId(1)),
+            skew_us: 4,
+            waited_us: 6,
+            outcome: BarrierOutcome::Passed,
+            without: Vec::new(),
+            latest: Vec::new(),
+        };
+        let all = || vec![record(4, 40), record(3, 30), record(2, 30), record(1, 10)];
+        let of = |page: &BarriersPage| -> Vec<i64> {
+            assert!(page.barriers.is_empty() && page.recent.iter().all(|ended| ended.duration_us == 5));
+            page.recent.iter().map(|ended| ended.record.counter).collect()
+        };
+        let first = recent(all(), None, 2);
+        assert_eq!((of(&first), first.next), (vec![4, 3, 2], Some(30)), "two that ended at once");
+        let second = recent(all(), Some(Timestamp(30)), 2);
+        assert_eq!((of(&second), second.next), (vec![1], None));
+        let json = serde_json::to_value(&first.recent[0]).unwrap();
+        assert_eq!(
+            (&json["duration_us"], &json["skew_us"], &json["id"]),
+            (&5.into(), &4.into(), &"step".into())
+        );
+    }
 }

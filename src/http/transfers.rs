@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Job, Params};
-use super::page::{cut, limit};
+use super::page::{cut, limit, some};
 use super::{Problem, Site};
 use crate::coordination::{Roster, TaskId};
 use crate::reports::{ConnectionView, PairView, TaskTransfers, Throughput, TransfersView, Transport};
@@ -47,6 +47,8 @@ pub(super) struct TransfersQuery {
     /// The last pair that the caller has: the `next` of the page before.
     after: Option<u64>,
     /// How many pairs to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 
@@ -111,6 +113,8 @@ pub(super) struct TaskTransfersQuery {
     /// The number of the last task that the caller has.
     after: Option<i32>,
     /// How many to give at most.
+    #[serde(default, deserialize_with = "some")]
+    #[param(minimum = 1)]
     limit: Option<usize>,
 }
 

@@ -166,6 +166,18 @@ pub fn kind(what: &Change) -> &'static str {
     }
 }
 
+/// Whether a change is about a task, alone or among others.
+#[must_use]
+pub fn concerns(what: &Change, task: TaskId) -> bool {
+    match what {
+        Change::BarrierPassed { without: tasks, .. }
+        | Change::FindingOpened { tasks, .. }
+        | Change::Excluded { target: Target::Host(_), tasks, .. } => tasks.contains(&task),
+        Change::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
+        other => about(other).task == Some(task),
+    }
+}
+
 fn about(what: &Change) -> About<'_> {
     match what {
         Change::TaskRegistering { task, peer, .. } => {

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::LazyConfigAcceptor;
 
 use super::clients::SHOWN;
-use super::{Files, Rewind, TlsError};
+use super::{Files, Rewind, TlsError, words};
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
 
@@ -207,10 +207,13 @@ fn explain(error: &io::Error) -> (Fault, String) {
                 .into()
         }
         Error::PeerIncompatible(wrong) => {
-            format!("the client and this server have nothing in common (TLS 1.2 and 1.3 are spoken): {wrong:?}")
+            format!("the client and this server have nothing in common (TLS 1.2 and 1.3 are spoken): {}", words::spelled(&format!("{wrong:?}")))
         }
         Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
             format!("what the client sent is no TLS: {error}")
+        }
+        Error::PeerMisbehaved(wrong) => {
+            format!("the client does not keep to the protocol: {}", words::spelled(&format!("{wrong:?}")))
         }
         other => other.to_string(),
     };
@@ -219,12 +222,6 @@ fn explain(error: &io::Error) -> (Fault, String) {
 
 fn refusal(wrong: &CertificateError) -> String {
     match wrong {
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            "it has expired: renew it".into()
-        }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            "it is not valid yet: look at the clocks".into()
-        }
         CertificateError::UnknownIssuer => {
             "no authority that this port trusts has issued it: compare its issuer with the client CA file, and let the \
              client send the certificates in between"
@@ -238,7 +235,7 @@ fn refusal(wrong: &CertificateError) -> String {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "it is not made for clients: its extended key usage lacks clientAuth".into()
         }
-        other => format!("{other}"),
+        other => words::certificate(other),
     }
 }
 
@@ -261,6 +258,6 @@ fn accusation(alert: AlertDescription) -> String {
         AlertDescription::HandshakeFailure => {
             "it has nothing in common with this server; JAX, for one, knows no Ed25519 certificates".into()
         }
-        other => format!("alert {other:?}"),
+        other => format!("it says {:?}", words::spelled(&format!("{other:?}"))),
     }
 }

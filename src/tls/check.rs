@@ -13,7 +13,7 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
 use super::make::Purpose;
-use super::{TlsError, clients, files, provider};
+use super::{TlsError, clients, files, provider, words};
 
 /// A certificate that ends sooner than this is worth a word.
 const SOON_DAYS: i64 = 30;
@@ -151,14 +151,19 @@ fn validity(read: &X509Certificate<'_>, found: &mut Findings) {
     let validity = read.validity();
     let now = UnixTime::now().as_secs().cast_signed();
     let (from, to) = (validity.not_before.timestamp(), validity.not_after.timestamp());
-    let days = (to - now) / (24 * 60 * 60);
+    let hours = (to - now) / (60 * 60);
     if now < from {
         let text = format!("it holds only from {}: look at the clocks, or wait", validity.not_before);
         found.add(Verdict::Bad, text);
     } else if now > to {
         found.add(Verdict::Bad, format!("it has expired on {}: renew it", validity.not_after));
-    } else if days < SOON_DAYS {
-        found.add(Verdict::Note, format!("it expires in {days} days, on {}", validity.not_after));
+    } else if hours < SOON_DAYS * 24 {
+        let left = match hours {
+            48.. => format!("{} days", hours / 24),
+            2.. => format!("{hours} hours"),
+            _ => "less than two hours".into(),
+        };
+        found.add(Verdict::Note, format!("it expires in {left}, on {}", validity.not_after));
     } else {
         found.add(Verdict::Good, format!("it holds until {}", validity.not_after));
     }
@@ -250,6 +255,10 @@ fn trust(
             Verdict::Bad,
             "no authority in the CA file has issued it: give the right CA file, or put the certificates in between behind it",
         ),
+        Err(Error::InvalidCertificate(error)) => found.add(
+            Verdict::Bad,
+            format!("the authority does not vouch for it: {}", words::certificate(&error)),
+        ),
         Err(error) => found.add(Verdict::Bad, format!("the authority does not vouch for it: {error}")),
     }
 }
@@ -288,7 +297,10 @@ mod tests {
         let old = findings(&ours, &ours, Purpose::Server, &["muster.example"], -1);
         assert!(old.contains("WRONG it has expired"), "{old}");
         let soon = findings(&ours, &ours, Purpose::Server, &["muster.example"], 5);
-        assert!(soon.contains("note  it expires in"), "{soon}");
+        assert!(soon.contains("note  it expires in ") && soon.contains(" days, on "), "{soon}");
+        let now = findings(&ours, &ours, Purpose::Server, &["muster.example"], 1);
+        // 24 hours, or a moment less.
+        assert!(now.contains("note  it expires in 2") && now.contains(" hours, on "), "{now}");
         let other = findings(&ours, &ours, Purpose::Server, &["other.example"], 91);
         assert!(other.contains("WRONG it is not for muster.example"), "{other}");
         let foreign = findings(&ours, &theirs, Purpose::Server, &["muster.example"], 92);

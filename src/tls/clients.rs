@@ -86,7 +86,10 @@ fn describe(certificate: &CertificateDer<'_>) -> String {
     let validity = read.validity();
     let mut text = format!("subject {}, issuer {}", read.subject(), read.issuer());
     // Writing to a string cannot fail.
-    let _ = write!(text, ", names {}", names(&read).join(" "));
+    let _ = match &names(&read)[..] {
+        [] => write!(text, ", no names"),
+        names => write!(text, ", names {}", names.join(" ")),
+    };
     let _ = write!(text, ", valid from {} to {}", validity.not_before, validity.not_after);
     let mut shown = crate::text::one_line(&text).into_owned();
     shown.truncate(shown.floor_char_boundary(SHOWN_BYTES));

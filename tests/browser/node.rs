@@ -32,6 +32,11 @@ fn browser() -> String {
 impl Script {
     /// Starts a script against the server at `address`.
     pub fn start(name: &str, address: std::net::SocketAddr) -> Self {
+        Self::start_with(name, address, &[])
+    }
+
+    /// The same, with these variables.
+    pub fn start_with(name: &str, address: std::net::SocketAddr, variables: &[(&str, &str)]) -> Self {
         assert!(
             room().join("node_modules/playwright-core").exists(),
             "the browser is driven by playwright-core, which is not there: run `npm ci` in tests/browser (tests/run does)"
@@ -41,6 +46,7 @@ impl Script {
             .current_dir(room())
             .env("MUSTER_URL", format!("http://{address}"))
             .env("MUSTER_CHROMIUM", browser())
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())

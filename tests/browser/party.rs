@@ -96,7 +96,7 @@ impl Member {
     }
 
     /// What JAX publishes: the devices of this process.
-    async fn publish(&self) {
+    fn topology(&self) -> Call {
         let device = |local: i32| DeviceProto {
             local_device_ordinal: local,
             global_device_id: self.task * 4 + local,
@@ -110,8 +110,12 @@ impl Member {
             devices: (0..4).map(device).collect(),
             ..LocalTopologyProto::default()
         };
-        let key = format!("cuda:local_topology/cuda/{}", self.task);
-        self.ask(Call::insert(&key, topology.encode_to_vec())).await;
+        Call::insert(&format!("cuda:local_topology/cuda/{}", self.task), topology.encode_to_vec())
+    }
+
+    /// The same, and what programs publish of themselves.
+    async fn publish(&self) {
+        self.ask(self.topology()).await;
         let first = self.task * 4;
         let ids = format!("[{}, {}, {}, {}]", first, first + 1, first + 2, first + 3);
         self.ask(Call::insert(&format!("orbax/distributed_to_device_ids/{}", self.task), ids)).await;
@@ -218,6 +222,15 @@ impl Party {
                 reporter.move_bytes((task + step) % tasks, "tcp", u64::from(task * step), 0);
             }
             reporter.say().await.expect("the report is taken");
+        }
+    }
+
+    /// They publish their devices, all at once.
+    pub async fn publish(&self) {
+        let told = self.all().map(|member| member.client.start(member.caller(), member.topology(), |_| {}));
+        for answer in told.collect::<Vec<Pending>>() {
+            let answer = answer.within(LIMIT).await.expect("it is answered");
+            assert!(answer.is_ok(), "{answer:?}");
         }
     }
 

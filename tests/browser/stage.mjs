@@ -58,6 +58,27 @@ export const accessible = async (page) => {
   for (const found of JSON.parse(result.value)) wrong(`${page.url()}: ${found.id}: ${found.help}: ${found.where.join(' | ')}`);
 };
 
+// Walks pages, light and wide, then dark and narrow: each is there, strict, no wider than the window, and accessible.
+export const walk = async (browser, paths) => {
+  const sizes = [];
+  for (const scheme of ['light', 'dark']) {
+    const page = await open(browser, { colorScheme: scheme, viewport: { width: scheme === 'dark' ? 390 : 1440, height: 900 } });
+    for (const path of paths) {
+      const answer = await page.goto(url + path, { waitUntil: 'load' });
+      if (answer.status() !== 200) wrong(`${path} answers ${answer.status()}`);
+      const policy = answer.headers()['content-security-policy'] ?? '';
+      if (!policy.includes("default-src 'none'")) wrong(`${path} has no strict policy: ${policy}`);
+      if (await page.locator('[style]:not(.u-wrap, .u-wrap *)').count()) wrong(`${path} has styles within`);
+      const beyond = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+      if (beyond > 1) wrong(`${path} is ${beyond} px wider than the ${scheme} window`);
+      await accessible(page);
+      sizes.push((await answer.body()).length);
+    }
+    await page.context().close();
+  }
+  console.log(`${paths.length} pages, the largest of ${Math.max(...sizes)} bytes`);
+};
+
 export const finish = async (browser) => {
   await browser.close();
   process.exit(wrongs.length ? 1 : 0);

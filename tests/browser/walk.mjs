@@ -1,5 +1,5 @@
 // Every page, with and without JavaScript; and how soon a change shows.
-import { accessible, ask, finish, open, stage, url, wrong } from './stage.mjs';
+import { accessible, ask, finish, open, stage, url, walk, wrong } from './stage.mjs';
 
 const browser = await stage();
 const pages = [
@@ -11,23 +11,7 @@ const pages = [
   '/jobs/train/exclusions', '/jobs/train/drain', '/jobs/train/tasks/6', '/jobs/train/tasks/0',
   '/jobs/train?state=awaited&sort=score', '/jobs/train?find=%3Cscript%3E&sort=nothing&page=99',
 ];
-const sizes = [];
-for (const scheme of ['light', 'dark']) {
-  const page = await open(browser, { colorScheme: scheme, viewport: { width: scheme === 'dark' ? 390 : 1440, height: 900 } });
-  for (const path of pages) {
-    const answer = await page.goto(url + path, { waitUntil: 'load' });
-    if (answer.status() !== 200) wrong(`${path} answers ${answer.status()}`);
-    const policy = answer.headers()['content-security-policy'] ?? '';
-    if (!policy.includes("default-src 'none'")) wrong(`${path} has no strict policy: ${policy}`);
-    if (await page.locator('[style]:not(.u-wrap, .u-wrap *)').count()) wrong(`${path} has styles within`);
-    const beyond = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
-    if (beyond > 1) wrong(`${path} is ${beyond} px wider than the ${scheme} window`);
-    await accessible(page);
-    sizes.push((await answer.body()).length);
-  }
-  await page.context().close();
-}
-console.log(`${pages.length} pages, the largest of ${Math.max(...sizes)} bytes`);
+await walk(browser, pages);
 
 // Where there is nothing.
 {

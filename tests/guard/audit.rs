@@ -95,3 +95,58 @@ async fn the_form_of_a_page_is_written_down_once_whether_it_makes_sense_or_not()
     assert_eq!(acts, ["login", "change", "readmit", "change"], "{lines:#?}");
     assert!(lines.iter().all(|line| line["role"] == "operator"), "{lines:#?}");
 }
+
+#[tokio::test]
+async fn whoever_asks_for_a_job_is_told_of_what_was_refused_before_it_came_to_a_handler() {
+    let house = House::closed("audit-jobs");
+    let (viewer, operator) = (house.bearer(Role::Viewer), house.bearer(Role::Operator));
+    let json = ("content-type", "application/json");
+    // Without the role, without a token, from elsewhere, and what makes no sense.
+    let exclusions = "/api/v1/jobs/a/exclusions";
+    house.ask("POST", exclusions, &[("authorization", &viewer), json], "{}").await;
+    house.ask("POST", exclusions, &[json], "{}").await;
+    let elsewhere = [("authorization", &*operator), json, ("origin", "https://elsewhere.example")];
+    house.ask("POST", exclusions, &elsewhere, "{}").await;
+    house.ask("DELETE", "/api/v1/jobs/%61/exclusions/x?reason=r", &[("authorization", &operator)], "").await;
+    house.ask("POST", "/api/v1/jobs/b/exclusions", &[("authorization", &viewer), json], "{}").await;
+    let path = "/api/v1/audit?job=a&outcome=refused";
+    let page = house.ask("GET", path, &[("authorization", &viewer)], "").await.json();
+    let of_a = page["lines"].as_array().cloned().unwrap_or_else(|| panic!("{page}"));
+    let who: Vec<&Value> = of_a.iter().map(|line| &line["actor"]["who"]).collect();
+    assert_eq!(who, ["a-viewer", "anonymous", "a-operator", "a-operator"], "{of_a:#?}");
+    let all = lines(&house).await;
+    assert_eq!(all.len(), 5, "{all:#?}");
+    assert_eq!(all.last().map(|line| &line["job"]), Some(&Value::Null), "there is no such job: {all:#?}");
+}
+
+#[tokio::test]
+async fn a_name_that_nobody_gave_the_server_is_written_down_once() {
+    let house = House::closed("audit-hosts");
+    for _ in 0..10 {
+        let headers = [("host", "rebound.example"), ("content-type", "application/json")];
+        let answer = house.ask("POST", "/api/v1/jobs/a/drain", &headers, "{}").await;
+        assert_eq!(answer.status, StatusCode::MISDIRECTED_REQUEST);
+    }
+    let lines = lines(&house).await;
+    let [line] = &lines[..] else { panic!("{lines:#?}") };
+    assert!(line["detail"].as_str().is_some_and(|why| why.contains("rebound.example")), "{line}");
+    assert_eq!(line["job"], "a");
+}
+
+#[tokio::test]
+async fn changes_that_come_too_often_fill_one_line_from_the_first_of_them() {
+    let house = House::patient("audit-often", 1);
+    let operator = house.bearer(Role::Operator);
+    let headers = [("authorization", &*operator), ("content-type", "application/json")];
+    let mut late = 0;
+    for _ in 0..30 {
+        let answer = house.ask("POST", "/api/v1/jobs/a/exclusions", &headers, "{}").await;
+        late += u32::from(answer.status == StatusCode::TOO_MANY_REQUESTS);
+    }
+    assert!(late > 20, "{late}");
+    let lines = lines(&house).await;
+    let often = |line: &&Value| line["detail"].as_str().is_some_and(|why| why.contains("so many changes"));
+    let often: Vec<&Value> = lines.iter().filter(often).collect();
+    let [line] = &often[..] else { panic!("{lines:#?}") };
+    assert_eq!((&line["actor"]["who"], &line["job"]), (&"a-operator".into(), &"a".into()));
+}

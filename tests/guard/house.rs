@@ -69,6 +69,15 @@ impl House {
 
     /// One whose logins hold for so long, if it asks for tokens.
     pub fn new(name: &str, closed: bool, session: Duration) -> Self {
+        Self::made(name, closed, session, |guard| guard)
+    }
+
+    /// One that asks for tokens, and takes so many changes a second of one actor.
+    pub fn patient(name: &str, changes: usize) -> Self {
+        Self::made(name, true, Duration::from_secs(3600), |guard| guard.with_changes(changes))
+    }
+
+    fn made(name: &str, closed: bool, session: Duration, more: impl FnOnce(Guard) -> Guard) -> Self {
         let clock = Clock::start();
         let engine = Engine::new(clock);
         engine.declare("a".parse().unwrap(), JobSettings::new(2)).unwrap();
@@ -82,6 +91,7 @@ impl House {
         }
         let kept = closed.then(|| Tokens::read(&file, clock).unwrap());
         let guard = Guard::open(clock).with_tokens(kept, session).with_hosts(Hosts::parse(HOST).unwrap());
+        let guard = more(guard);
         let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
         let site = Site::new(Arc::clone(&engine), Arc::default(), Arc::new(about));
         let router = router(Site { guard: Arc::new(guard), ..site });

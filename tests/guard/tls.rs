@@ -106,6 +106,16 @@ impl Drop for Desk {
     }
 }
 
+/// A certificate that signed itself, as an authority's does, for no name.
+fn signs_itself(name: &str) -> Made {
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = params.self_signed(&key).unwrap();
+    Made { cert: cert.pem(), key: key.serialize_pem() }
+}
+
 /// A server, and where it listens.
 fn start(settings: &[String]) -> (Running, String, String) {
     let mut command = muster(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
@@ -150,12 +160,14 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
     desk.write("foreign", theirs.sign(Purpose::Client, &["foreign".into()], 90).unwrap());
     desk.write("old", desk.ours.sign(Purpose::Client, &["old".into()], -1).unwrap());
     desk.write("wrong-use", desk.ours.sign(Purpose::Server, &["wrong-use".into()], 90).unwrap());
+    desk.write("itself", signs_itself("itself"));
     let (mut running, grpc, http) = start(&desk.settings("grpc", "required"));
     assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
     for (client, reason) in [
         (Some("foreign"), "no authority that this port trusts has issued it"),
         (Some("old"), "it has expired"),
         (Some("wrong-use"), "lacks clientAuth"),
+        (Some("itself"), "refused: it is the certificate of an authority"),
         (None, "the client showed no certificate"),
     ] {
         desk.speak(&grpc, client, b"h2", HTTP2).await.unwrap_err();
@@ -167,6 +179,7 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
         assert_eq!(latest.name.as_deref(), Some("localhost"));
         let shown = latest.shown.as_deref().unwrap_or_default();
         assert!(client.is_none_or(|name| shown.contains(&format!("CN={name}"))), "{shown:?}");
+        assert_eq!(shown.contains(", no names,"), client == Some("itself"), "{shown:?}");
     }
     desk.speak(&grpc, Some("client"), b"smtp", HTTP2).await.unwrap_err();
     assert_eq!(plain(&grpc, HTTP2).await, b"");
@@ -174,7 +187,7 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
     plain(&grpc, b"\x16\x03\x01\x00\x05garbage and more of it").await;
     running.err_line("what the client sent is no TLS");
     let page = failures(&http).await;
-    assert!((page.succeeded, page.failed) >= (1, 7), "{page:?}");
+    assert!((page.succeeded, page.failed) >= (1, 8), "{page:?}");
     assert!(desk.speak(&grpc, Some("client"), b"h2", HTTP2).await.is_ok());
 
     let check = |arguments: &[&str]| {
@@ -194,6 +207,11 @@ async fn only_the_right_certificate_gets_in_and_the_server_says_what_is_wrong_wi
         old.code == Some(1) && old.out.contains("expired") && old.out.contains("another certificate"),
         "{old:?}"
     );
+    let itself = check(&["--cert", "@itself", "--for", "client"]);
+    let says =
+        ["WRONG it is the certificate of an authority", "does not vouch for it: it is the certificate of"];
+    assert!(itself.code == Some(1) && says.iter().all(|words| itself.out.contains(words)), "{itself:?}");
+    assert!(!itself.out.contains("CaUsed") && !itself.out.contains("Other("), "{itself:?}");
     let name = check(&["--cert", "@server", "--key", "@server-key", "--name", "10.0.0.1"]);
     assert!(name.code == Some(1) && name.out.contains("it is not for 10.0.0.1"), "{name:?}");
 }

@@ -1,7 +1,9 @@
 //! Through every door: the routes of the description, and those that no description has.
 
+use std::collections::BTreeSet;
+
 use http::StatusCode;
-use muster::http::{Channel, Role};
+use muster::http::{Channel, NEEDS, Need, Role};
 use serde_json::{Value, json};
 
 use crate::house::{HOST, House};
@@ -11,41 +13,53 @@ struct Operation {
     method: String,
     path: String,
     body: String,
+    /// Anybody may ask for it.
+    public: bool,
 }
 
 impl Operation {
+    fn new(need: Need, method: &str, path: &str) -> Self {
+        let body = body(method, path);
+        let path = match (method, path) {
+            ("DELETE", path) => format!("{path}?reason=why"),
+            (_, path) if path.ends_with("/keys/value") => format!("{path}?key=k"),
+            _ => path.to_owned(),
+        };
+        Self { method: method.into(), path, body, public: need == Need::Nothing }
+    }
+
     fn changes(&self) -> bool {
         self.method != "GET"
     }
 }
 
-/// Every operation of the description, with a body that is taken as far as may be, and the routes that stand elsewhere.
+/// Every route there is, with something in its places and a body that is taken as far as may be, and some that there are not.
 async fn operations(house: &House) -> Vec<Operation> {
     let admin = house.bearer(Role::Admin);
-    let document = house.ask("GET", "/api/v1/openapi.json", &[("authorization", &admin)], "").await.json();
+    let guide = house.ask("GET", "/guide/start", &[("authorization", &admin)], "").await.body;
+    let named = |start: &str| -> BTreeSet<&str> {
+        let links = guide.split('"').filter_map(|text| text.strip_prefix(start));
+        links.filter_map(|link| link.split(['?', '#']).next()).collect()
+    };
+    let (chapters, files) = (named("/guide/"), named("/static/"));
+    assert!(chapters.len() > 5 && !files.is_empty(), "{chapters:?} {files:?}");
     let mut all = Vec::new();
-    for (path, methods) in document["paths"].as_object().expect("there are paths") {
-        let path =
-            path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0").replace("{key}", "k");
-        for method in methods.as_object().expect("there are methods").keys() {
-            let method = method.to_uppercase();
-            let body = body(&method, &path);
-            let path = if method == "DELETE" { format!("{path}?reason=why") } else { path.clone() };
-            all.push(Operation { method, path, body });
+    for (need, method, paths) in NEEDS {
+        for path in *paths {
+            let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
+            let path = path.replace("{*key}", "k");
+            for filled in match path.as_str() {
+                "/guide/{page}" => chapters.iter().map(|name| format!("/guide/{name}")).collect(),
+                "/static/{file}" => files.iter().map(|name| format!("/static/{name}")).collect(),
+                path => vec![path.to_owned()],
+            } {
+                assert!(!filled.contains('{'), "what stands for {filled}?");
+                all.push(Operation::new(*need, method, &filled));
+            }
         }
     }
-    assert!(all.len() > 25, "only {} operations", all.len());
-    for path in ["/metrics", "/healthz/live", "/healthz/ready", "/version", "/login"] {
-        all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
-    }
-    for path in PAGES {
-        all.push(Operation { method: "GET".into(), path: path.into(), body: String::new() });
-    }
-    for path in FORMS {
-        all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
-    }
-    for path in ["/logout", "/nothing", "/api/v1/nothing"] {
-        all.push(Operation { method: "POST".into(), path: path.into(), body: "{}".into() });
+    for path in ["/nothing", "/api/v1/nothing"] {
+        all.push(Operation::new(Need::Role(Role::Admin), "POST", path));
     }
     all
 }
@@ -61,35 +75,12 @@ fn body(method: &str, path: &str) -> String {
     value.to_string()
 }
 
-/// The pages, but for those that never end.
-const PAGES: [&str; 15] = [
-    "/",
-    "/jobs/a",
-    "/jobs/a/timeline",
-    "/jobs/a/barriers",
-    "/jobs/a/tasks/0",
-    "/jobs/a/devices",
-    "/jobs/a/keys",
-    "/jobs/a/keys/value?key=k",
-    "/jobs/a/drain",
-    "/jobs/a/exclusions",
-    "/jobs/a/transfers",
-    "/transfers",
-    "/audit",
-    "/api",
-    "/guide/start",
-];
-/// What their forms do.
-const FORMS: [&str; 3] = ["/jobs/a/exclusions", "/jobs/a/exclusions/1/lift", "/jobs/a/drain"];
-
 /// The same headers for every request, and more of them for this one.
 async fn ask(house: &House, operation: &Operation, headers: &[(&str, &str)]) -> crate::house::Answer {
     let mut all = vec![("content-type", "application/json")];
     all.extend(headers);
     house.ask(&operation.method, &operation.path, &all, &operation.body).await
 }
-
-const PUBLIC: [&str; 4] = ["/healthz/live", "/healthz/ready", "/version", "/login"];
 
 #[tokio::test]
 async fn nothing_but_probes_and_the_login_answers_a_stranger() {
@@ -98,7 +89,7 @@ async fn nothing_but_probes_and_the_login_answers_a_stranger() {
     for operation in operations(&house).await {
         let answer = ask(&house, &operation, &[]).await;
         let place = format!("{} {}", operation.method, operation.path);
-        if PUBLIC.contains(&operation.path.as_str()) && !operation.changes() {
+        if operation.public {
             assert_ne!(answer.status, StatusCode::UNAUTHORIZED, "{place}");
             continue;
         }
@@ -121,7 +112,8 @@ async fn every_change_asks_for_its_role() {
     let mut for_admins = Vec::new();
     for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
         let place = format!("{} {}", operation.method, operation.path);
-        if operation.path == "/logout" {
+        // Whoever may look may log in and out.
+        if ["/login", "/logout"].contains(&operation.path.as_str()) {
             continue;
         }
         let before = house.digest();
@@ -211,7 +203,7 @@ async fn a_name_that_leads_here_by_somebody_elses_will_is_refused() {
         let admin = house.bearer(Role::Admin);
         let before = house.digest();
         for operation in operations(&house).await {
-            if PUBLIC.contains(&operation.path.as_str()) && !operation.changes() {
+            if operation.public && !operation.changes() {
                 continue;
             }
             let answer =
@@ -270,7 +262,8 @@ async fn where_everybody_may_do_everything_a_browser_still_shows_proof_and_tools
             let answer = ask(&house, operation, &[mark]).await;
             assert_eq!(answer.problem(), "no-proof", "{place} {mark:?}");
         }
-        if operation.method == "POST" {
+        // A login is a form, and shows its proof.
+        if operation.method == "POST" && !operation.public {
             for kind in ["text/plain", crate::house::FORM, "multipart/form-data; boundary=x"] {
                 let answer = ask(&house, operation, &[("content-type", kind)]).await;
                 assert_eq!(answer.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{place} {kind}");

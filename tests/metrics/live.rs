@@ -62,6 +62,9 @@ async fn every_panel_and_every_rule_has_an_answer_on_a_server_where_everything_h
             (rule["name"].as_str().unwrap_or_default(), rule["query"].as_str().unwrap_or_default());
         ask(name, &without_threshold(query));
         assert_eq!(rule["health"], "ok", "{name}: {}", rule["lastError"]);
+        // The runbook address of an alert is made of it.
+        let at = prometheus.labels(&without_threshold(query), "instance");
+        assert!(at.iter().all(|instance| !instance.is_empty()), "{name} does not keep where it was seen");
     }
     assert!(empty.is_empty(), "\n{}", empty.join("\n"));
 
@@ -126,6 +129,8 @@ async fn what_is_exported_is_in_the_catalogue_and_the_other_way_round() {
         "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
         "muster_tls_handshakes_failed_total{listener=\"http\",reason=\"plaintext\"} 0",
         "muster_audit_lines_total{outcome=\"done\"} 1",
+        "muster_http_requests_total{listener=\"http\",class=\"5xx\"} 0",
+        "muster_http_connections_limit{listener=\"http\"} 1024",
         "muster_rpc_duration_seconds_count{method=\"ReportErrorToService\",generation=\"c\"} 1",
     ] {
         assert!(scrape.lines().any(|found| found == line), "no {line} in:\n{scrape}");

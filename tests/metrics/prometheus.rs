@@ -91,6 +91,14 @@ impl Prometheus {
         self.try_get(&path_of(query)).map(|found| samples(&found))
     }
 
+    /// The values of a label in what answers a query now; empty where the label is missing.
+    pub fn labels(&self, query: &str, label: &str) -> Vec<String> {
+        let found = self.try_get(&path_of(query)).unwrap_or_else(|error| panic!("{query}: {error}"));
+        let result = found["data"]["result"].as_array().cloned().unwrap_or_default();
+        let text = |series: &Value| series["metric"][label].as_str().unwrap_or_default().to_owned();
+        result.iter().map(text).collect()
+    }
+
     /// Every rule, with its group's.
     pub fn rules(&self) -> Vec<Value> {
         let found = self.try_get("/api/v1/rules").expect("it tells its rules");
@@ -146,14 +154,28 @@ pub fn get(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
     send(address, "GET", path, "")
 }
 
+/// The same by another name than the address.
+pub fn get_as(address: SocketAddr, host: &str, path: &str) -> std::io::Result<(u16, String)> {
+    send_as(address, host, ("GET", path), "")
+}
+
 /// The answer to a request with a body of JSON.
 pub fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+    send_as(address, &address.to_string(), (method, path), body)
+}
+
+fn send_as(
+    address: SocketAddr,
+    host: &str,
+    (method, path): (&str, &str),
+    body: &str,
+) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     let length = body.len();
     // HTTP/1.0, so that no answer comes in pieces.
     write!(
         stream,
-        "{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+        "{method} {path} HTTP/1.0\r\nhost: {host}\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n\r\n{body}"
     )?;
     let mut text = String::new();

@@ -1,8 +1,10 @@
 //! The rules for Prometheus, by its own tool.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
 
-use crate::prometheus::{complaints, promtool, read};
+use crate::prometheus::{complaints, get_as, promtool, read};
 
 const FILES: [&str; 2] = ["rules/recording.yml", "rules/alerts.yml"];
 
@@ -53,7 +55,9 @@ fn every_alert_has_a_severity_a_runbook_and_a_case_in_which_it_fires_and_one_in_
             }
             slug.push(c.to_ascii_lowercase());
         }
-        assert!(links.contains(format!("/guide/alerts#{slug}").as_str()), "no runbook address of {alert}");
+        // Alertmanager and whoever it wakes are elsewhere: the address says at which server.
+        let link = format!("'http://{{{{ $labels.instance }}}}/guide/alerts#{slug}'");
+        assert!(links.contains(link.as_str()), "no runbook address of {alert}");
         assert!(book.contains(&format!("\n## {slug}\n")), "no runbook of {alert}");
     }
     let severities = values(&rules, "severity");
@@ -61,4 +65,66 @@ fn every_alert_has_a_severity_a_runbook_and_a_case_in_which_it_fires_and_one_in_
     assert!(severities.iter().all(|severity| ["critical", "warning", "info"].contains(severity)));
     assert_eq!(values(&rules, "summary").len(), alerts.len());
     assert_eq!(values(&rules, "description").len(), alerts.len());
+}
+
+/// A list in a line of a file: `key: ["one", "two"]`.
+fn list(text: &str, key: &str) -> Vec<String> {
+    let found = values(text, key);
+    let [list] = &found[..] else { panic!("{key} stands there once, and not as {found:?}") };
+    serde_json::from_str(list).unwrap_or_else(|error| panic!("{key}: {error}: {list}"))
+}
+
+/// A process that ends with this value.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn muster_starts_as_the_compose_file_says_and_prometheus_may_scrape_it_by_the_name_of_its_target() {
+    let command = list(&read("compose.yaml"), "command");
+    let [target] = &list(&read("prometheus.yml"), "targets")[..] else { panic!("one target") };
+    let (host, port) = target.split_once(':').expect("a name and a port");
+    assert!(
+        read("compose.yaml").contains(&format!("\n  {host}:\n    build:")),
+        "a service has the name {host}"
+    );
+    assert!(command.iter().any(|argument| *argument == format!("0.0.0.0:{port}")), "it listens at {port}");
+
+    // The addresses stay as open as they are: only the ports are others.
+    let free = |argument: &String| match argument.strip_prefix("0.0.0.0:") {
+        Some(_) => "0.0.0.0:0".to_owned(),
+        None => argument.clone(),
+    };
+    let started = Command::new(env!("CARGO_BIN_EXE_muster"))
+        .args(command.iter().map(free))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut muster = Ended(started.expect("it is there"));
+    let lines = BufReader::new(muster.0.stdout.take().expect("it is piped")).lines();
+    let said = lines
+        .map_while(Result::ok)
+        .find_map(|line| Some(line.split_once("HTTP  http://0.0.0.0:")?.1.to_owned()));
+    let port: u16 = said.expect("it starts, and says where").parse().expect("a port");
+    let address = ([127, 0, 0, 1], port).into();
+    let (status, scrape) = get_as(address, target, "/metrics").expect("it answers");
+    assert!(status == 200 && scrape.contains("muster_build_info"), "{status}: {scrape}");
+    let (status, _) = get_as(address, "elsewhere:8477", "/metrics").expect("it answers");
+    assert_eq!(status, 421, "no other name will do");
+}
+
+#[test]
+fn what_is_built_elsewhere_is_not_sent_to_the_image() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let ignored = std::fs::read_to_string(root.join(".dockerignore")).expect("the file is there");
+    for name in [".git", "target", "**/node_modules"] {
+        assert!(ignored.lines().any(|line| line == name), "{name}");
+    }
 }

@@ -93,7 +93,10 @@ impl World {
     /// Starts everything; what goes on goes on until this value is dropped.
     pub async fn start() -> Self {
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
-        let server = Muster::serve(&["--config", config, "--task-metrics-max", "20", "--log", "error"]);
+        // Nobody listens at a port that takes no connections: traces go nowhere.
+        let nowhere = ["--otlp-endpoint", "http://127.0.0.1:9"];
+        let settings = ["--config", config, "--task-metrics-max", "20", "--log", "error"];
+        let server = Muster::serve(&[&settings[..], &nowhere].concat());
         let service = server.grpc();
         let (train, flex) =
             tokio::join!(Gang::register(service, "train", 4), Gang::register(service, "flex", 3));
@@ -168,6 +171,7 @@ impl World {
             "muster_transfer_reporting_tasks{muster_job=\"train\"} 1",
             "muster_findings{muster_job=\"train\",finding=\"worker-clock-off\"} 1",
             "muster_tls_handshakes_failed_total{listener=\"grpc\",reason=\"no-tls-here\"} 1",
+            "muster_trace_spans_left_out_total 0",
         ];
         for _ in 0..600 {
             let scrape = self.scrape();

@@ -236,8 +236,20 @@ async fn a_collector_that_is_not_there_harms_nobody() {
     let nobody = std::net::TcpListener::bind("127.0.0.2:0").expect("a free port");
     let endpoint = format!("http://{}", nobody.local_addr().expect("it is bound"));
     drop(nobody);
-    let mut server = Muster::serve(&["--tasks", "2", "--otlp-endpoint", &endpoint]);
+    // Batches leave as often as they fail in an hour elsewhere.
+    let often = [("OTEL_BSP_SCHEDULE_DELAY", "50")];
+    let mut server = Muster::serve_with(&["--tasks", "2", "--otlp-endpoint", &endpoint], &often);
     job(&server).await;
+    let lost = || {
+        let scrape = http(&server, "GET", "/metrics", "", "");
+        let line = scrape.lines().find_map(|line| line.strip_prefix("muster_trace_spans_failed_total "));
+        line.and_then(|count| count.parse::<u64>().ok()).unwrap_or_else(|| panic!("{scrape}"))
+    };
+    let began = tokio::time::Instant::now();
+    while lost() < 10 {
+        assert!(began.elapsed() < PATIENCE, "{} spans are lost", lost());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     server.terminate();
     let ended = tokio::time::timeout(PATIENCE, async {
         while server.is_running() {
@@ -245,4 +257,8 @@ async fn a_collector_that_is_not_there_harms_nobody() {
         }
     });
     assert!(ended.await.is_ok(), "it stops all the same");
+    let said = server.said();
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("could not be sent")).collect();
+    assert!(matches!(lines[..], [_] | [_, _]), "one line a minute, and one at the end:\n{said}");
+    assert!(!said.contains("BatchSpanProcessor") && !said.contains("opentelemetry"), "{said}");
 }

@@ -45,8 +45,10 @@ impl Scraped {
         };
         let nothing = || async { (StatusCode::NOT_FOUND, "a worker serves /metrics, and nothing else\n") };
         let router = Router::new().route("/metrics", get(scrape)).fallback(nothing);
-        let entrance = Arc::new(Entrance::plain("metrics", Arc::new(Failures::new(Clock::start()))));
+        let clock = Clock::start();
+        let entrance = Arc::new(Entrance::plain("metrics", Arc::new(Failures::new(clock))));
+        let traffic = http::Traffic::new("metrics", clock, http::Limits::new(CONNECTIONS));
         let (_never, stop) = watch::channel(false);
-        http::serve(self.listener, entrance, router, http::Limits::new(CONNECTIONS), stop).await;
+        http::serve(self.listener, entrance, router, traffic, stop).await;
     }
 }

@@ -13,7 +13,7 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 
 use super::rates::place;
 use super::{Guard, How, Need, Role, Visitor, tokens};
-use crate::coordination::{Actor, Means};
+use crate::coordination::{Actor, JobName, Means};
 use crate::http::actor::{Author, Channel, Peer, means};
 use crate::http::problem::wants_page;
 use crate::http::{AuditOutcome, BODY_BYTES_MAX, Problem, Site};
@@ -110,7 +110,9 @@ pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Res
     if (asked.changes || asked.need != Need::Nothing)
         && !host(&request).is_some_and(|host| guard.hosts.allow(host))
     {
-        return Problem::wrong_host(host(&request).unwrap_or_default()).into_response();
+        let problem = Problem::wrong_host(host(&request).unwrap_or_default());
+        write_down(&site, Attempt::of(&site, &request), &asked, None, &problem.detail);
+        return problem.into_response();
     }
     let visitor = match identify(guard, &request, &asked, &channel) {
         Ok(visitor) => visitor,
@@ -135,10 +137,11 @@ pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Res
         && !guard.changes.allow(guard.clock.now(), format!("{} {}", visitor.actor.who, from(asked.peer)))
     {
         let problem = Problem::too_many_changes();
-        write_down(&site, &Attempt::of(&request), &asked, Some(visitor), &problem.detail);
+        let attempt = Attempt { often: true, ..Attempt::of(&site, &request) };
+        write_down(&site, attempt, &asked, Some(visitor), &problem.detail);
         return late(problem);
     }
-    let attempt = (asked.changes && visitor.is_some()).then(|| Attempt::of(&request));
+    let attempt = (asked.changes && visitor.is_some()).then(|| Attempt::of(&site, &request));
     let author = visitor.as_ref().map(|visitor| {
         let parent = Parent::of(request.headers());
         Author::new(visitor.actor.clone(), Some(visitor.role), parent)
@@ -151,7 +154,7 @@ pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Res
     {
         let problem = response.extensions().get::<Problem>().map(|problem| &*problem.detail);
         let detail = problem.or(response.status().canonical_reason()).unwrap_or_default();
-        write_down(&site, &attempt, &asked, visitor.as_ref(), detail);
+        write_down(&site, attempt, &asked, visitor.as_ref(), detail);
     }
     response
 }
@@ -345,7 +348,7 @@ async fn shown(request: Request) -> (Request, Option<String>) {
 /// A token that is none.
 fn unknown(site: &Site, request: &Request, asked: &Asked, problem: Problem) -> Response {
     let guard = &site.guard;
-    write_down(site, &Attempt::of(request), asked, None, &problem.detail);
+    write_down(site, Attempt::of(site, request), asked, None, &problem.detail);
     if !guard.logins.allow(guard.clock.now(), from(asked.peer)) {
         return late(Problem::too_many_logins());
     }
@@ -370,14 +373,18 @@ pub(super) fn late(problem: Problem) -> Response {
 
 /// What a request wants, in words for the audit.
 struct Attempt {
+    /// The job that the path names, if there is one of that name: whoever invents names invents no jobs.
+    job: Option<JobName>,
     act: &'static str,
     subject: String,
     peer: Option<SocketAddr>,
     agent: Means,
+    /// It comes too often: there will be more of it, so that it is gathered from the start.
+    often: bool,
 }
 
 impl Attempt {
-    fn of(request: &Request) -> Self {
+    fn of(site: &Site, request: &Request) -> Self {
         let mut subject = crate::text::one_line(request.uri().path()).into_owned();
         subject.truncate(subject.floor_char_boundary(200));
         let act = match *request.method() {
@@ -387,8 +394,18 @@ impl Attempt {
         };
         let agent = request.headers().get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-        Self { act, subject, peer, agent: means(agent.unwrap_or_default()) }
+        let job =
+            job_of(request).filter(|job| site.engine.look(|core, _| core.job_named(job.as_str()).is_some()));
+        Self { job, act, subject, peer, agent: means(agent.unwrap_or_default()), often: false }
     }
+}
+
+/// What stands in the path where its route has a job.
+fn job_of(request: &Request) -> Option<JobName> {
+    let route = request.extensions().get::<MatchedPath>()?.as_str();
+    let mut pairs = route.split('/').zip(request.uri().path().split('/'));
+    let (_, name) = pairs.find(|(place, _)| *place == "{job}")?;
+    percent_decode_str(name).decode_utf8().ok()?.parse().ok()
 }
 
 /// Says no, and writes down that somebody was refused.
@@ -399,13 +416,13 @@ fn refuse(
     visitor: Option<&Visitor>,
     problem: Problem,
 ) -> Response {
-    write_down(site, &Attempt::of(request), asked, visitor, &problem.detail);
+    write_down(site, Attempt::of(site, request), asked, visitor, &problem.detail);
     challenge(problem)
 }
 
-/// Writes down that somebody was refused. Those who are known have a line each time, up to a rate; strangers, and what is
-/// beyond the rate, are gathered by where they come from.
-fn write_down(site: &Site, attempt: &Attempt, asked: &Asked, visitor: Option<&Visitor>, detail: &str) {
+/// Writes down that somebody was refused. Those who are known have a line each time, up to a rate; strangers, what is
+/// beyond the rate and what comes too often are gathered, by where they come from and the job that they mean.
+fn write_down(site: &Site, attempt: Attempt, asked: &Asked, visitor: Option<&Visitor>, detail: &str) {
     let guard = &site.guard;
     let now = guard.clock.now();
     let source = from(asked.peer);
@@ -417,15 +434,17 @@ fn write_down(site: &Site, attempt: &Attempt, asked: &Asked, visitor: Option<&Vi
             None,
         ),
     };
-    let deed = author.deed(None, attempt.act, attempt.subject.clone(), None);
-    match visitor {
-        Some(_) if guard.refusals.allow(now, source.clone()) => {
-            site.audit.record(now, deed, AuditOutcome::Refused, detail.to_owned());
-        }
-        Some(visitor) => {
-            let source = format!("{} {source}", visitor.actor.who);
-            site.audit.gather(guard.clock, source, deed, detail.to_owned());
-        }
-        None => site.audit.gather(guard.clock, source, deed, detail.to_owned()),
+    let Attempt { job, act, subject, often, .. } = attempt;
+    // A line is about one job, so that whoever asks for the acts upon a job is told of all of them.
+    let gathered = format!(
+        "{} {source} {} {often}",
+        visitor.map_or("", |visitor| &visitor.actor.who),
+        job.as_ref().map_or("", JobName::as_str)
+    );
+    let deed = author.deed(job, act, subject, None);
+    if visitor.is_some() && !often && guard.refusals.allow(now, source) {
+        site.audit.record(now, deed, AuditOutcome::Refused, detail.to_owned());
+    } else {
+        site.audit.gather(guard.clock, gathered, deed, detail.to_owned());
     }
 }

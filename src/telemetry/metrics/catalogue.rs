@@ -227,6 +227,15 @@ catalogue! {
     /// How much they may take.
     BODIES_BYTES_LIMIT: Gauge "muster_bodies_in_flight_limit_bytes" [];
 
+    /// Requests that were answered over HTTP, by the first digit of the status. A stream of events counts when it begins.
+    HTTP_REQUESTS: Counter "muster_http_requests_total" ["listener", "class"];
+    /// From the head of a request over HTTP to the head of its answer; how long a stream of events goes on is not in it.
+    HTTP_DURATION: Histogram "muster_http_request_duration_seconds" ["listener"];
+    /// HTTP connections now.
+    HTTP_CONNECTIONS: Gauge "muster_http_connections" ["listener"];
+    /// How many there may be; more wait.
+    HTTP_CONNECTIONS_LIMIT: Gauge "muster_http_connections_limit" ["listener"];
+
     /// Inputs that were applied to the state machine.
     INPUTS: Counter "muster_engine_inputs_total" [];
     /// How long the state machine was waited for: by inputs, of which one in 64 is timed, and by looks (pages, scrapes,
@@ -252,6 +261,10 @@ catalogue! {
     STREAMS: Gauge "muster_event_streams" [];
     /// How many there may be.
     STREAMS_LIMIT: Gauge "muster_event_streams_limit" [];
+    /// Spans that were left out of the traces, since too many were on their way. Absent where no traces are sent.
+    SPANS_LEFT_OUT: Counter "muster_trace_spans_left_out_total" [];
+    /// Spans that could not be sent to the collector, and are lost. Absent where no traces are sent.
+    SPANS_FAILED: Counter "muster_trace_spans_failed_total" [];
     /// Lines of the audit, by what came of the act.
     AUDIT_LINES: Counter "muster_audit_lines_total" ["outcome"];
     /// Lines of the audit that are kept in memory.

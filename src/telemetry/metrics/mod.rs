@@ -22,7 +22,7 @@ use crate::coordination::{BarrierKind, Gaps, JobId, JobObservation, RunState, Ta
 use crate::engine::Engine;
 use crate::findings::{self, Board};
 use crate::grpc;
-use crate::meter::{self, Timed};
+use crate::meter;
 use crate::tls::Failures;
 
 /// The media type of a scrape.
@@ -150,8 +150,8 @@ impl Metrics {
         page.size(&metric::FOLLOWERS, &[], figures.followers);
         let locks = self.sources.engine.locks();
         for (user, lock) in [("input", &locks.inputs), ("look", &locks.looks)] {
-            show_times(&metric::LOCK_WAIT, &[user], &lock.waited.read(), page);
-            show_times(&metric::LOCK_HELD, &[user], &lock.held.read(), page);
+            page.timed(&metric::LOCK_WAIT, &[user], &lock.waited.read());
+            page.timed(&metric::LOCK_HELD, &[user], &lock.held.read());
         }
         for (listener, fault, count) in self.sources.handshakes.faults() {
             page.count(&metric::HANDSHAKES_FAILED, &[listener, fault.name()], count);
@@ -168,7 +168,7 @@ impl Metrics {
             page.count(&metric::CALLS, &[calls.method, calls.generation, calls.code], calls.count);
         }
         for calls in self.sources.edge.call_times() {
-            show_times(&metric::CALL_DURATION, &[calls.method, calls.generation], &calls.timed, page);
+            page.timed(&metric::CALL_DURATION, &[calls.method, calls.generation], &calls.timed);
         }
         page.count(&metric::CALLS_RECEIVED, &[], figures.calls);
         page.count(&metric::CALLS_REFUSED, &[], figures.calls_refused);
@@ -269,13 +269,6 @@ impl Metrics {
             }
         }
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
-fn show_times(metric: &'static metric::Metric, labels: &[&str], timed: &Timed, page: &mut Page) {
-    let in_seconds = |nanos: u64| nanos as f64 / 1e9;
-    let bounded = Timed::bounds_ns().map(in_seconds).zip(&timed.counts);
-    page.buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
 }
 
 fn show_gaps(job: &str, gaps: &Gaps, page: &mut Page) {

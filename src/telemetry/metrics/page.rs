@@ -11,6 +11,7 @@ use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{Encoder as _, TextEncoder};
 
 use super::catalogue::{CATALOGUE, Kind, Metric};
+use crate::meter::Timed;
 use crate::transfer::TIMES_US;
 
 /// Observations, counted by their size.
@@ -105,6 +106,14 @@ impl Page {
         let seconds = |us: u64| Duration::from_micros(us).as_secs_f64();
         let bounded = TIMES_US.iter().map(|bound| seconds(*bound)).zip(counts);
         self.buckets(metric, labels, bounded, counts, seconds(sum_us));
+    }
+
+    /// Adds a sample of a histogram of times that were measured on the way.
+    #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
+    pub fn timed(&mut self, metric: &'static Metric, labels: &[&str], timed: &Timed) {
+        let in_seconds = |nanos: u64| nanos as f64 / 1e9;
+        let bounded = Timed::bounds_ns().map(in_seconds).zip(&timed.counts);
+        self.buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
     }
 
     /// Adds what the process uses, as far as it is in the catalogue.

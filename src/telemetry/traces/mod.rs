@@ -7,13 +7,14 @@
 //!   that it turned away. It is a child of what the `traceparent` of the request named, or else stands alone.
 //!
 //! What the engine tells of is handed to a thread, so that nothing is put together under the engine's lock; what
-//! comes when very much is on its way already is left out and counted. Calls that come when tracing is off cost one look.
+//! comes when very much is on its way already is left out and counted, as are spans that the collector did not take. Calls that come when tracing is off cost one look.
 
+mod counted;
 mod exclusions;
 mod export;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -35,6 +36,8 @@ use crate::coordination::{
     Timestamp,
 };
 use crate::engine::{Engine, Observer};
+use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
+use counted::{Counted, Counts};
 use exclusions::Exclusions;
 pub use export::{Protocol, Trust, check_endpoint};
 
@@ -102,7 +105,7 @@ pub struct Traces {
     told: SyncSender<Told>,
     thread: Mutex<Option<JoinHandle<()>>>,
     names: Arc<Names>,
-    left_out: AtomicU64,
+    counts: Arc<Counts>,
 }
 
 /// The names of jobs, which never change.
@@ -138,8 +141,9 @@ impl Traces {
         trust: &Trust,
     ) -> Result<Arc<Self>, String> {
         let exporter = export::exporter(endpoint, protocol, trust)?;
+        let counts = Counts::new(*engine.clock());
         let provider = SdkTracerProvider::builder()
-            .with_batch_exporter(exporter)
+            .with_span_processor(Counted::new(exporter, &counts))
             .with_max_events_per_span(ARRIVALS_MAX)
             .with_resource(
                 opentelemetry_sdk::Resource::builder()
@@ -158,14 +162,7 @@ impl Traces {
             .name("muster-traces".into())
             .spawn(move || runs.follow(&coming))
             .map_err(|error| error.to_string())?;
-        Ok(Arc::new(Self {
-            tracer,
-            provider,
-            told,
-            thread: Mutex::new(Some(thread)),
-            names,
-            left_out: AtomicU64::new(0),
-        }))
+        Ok(Arc::new(Self { tracer, provider, told, thread: Mutex::new(Some(thread)), names, counts }))
     }
 
     /// A call begins.
@@ -213,16 +210,20 @@ impl Traces {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "the last traces could not be sent");
         }
-        let left_out = self.left_out.load(Ordering::Relaxed);
-        if left_out > 0 {
-            tracing::warn!(left_out, "some barriers and runs are in no trace: there were too many at once");
-        }
+        self.counts.last_words();
     }
 
     fn tell(&self, told: Told) {
         if self.told.try_send(told).is_err() {
-            self.left_out.fetch_add(1, Ordering::Relaxed);
+            self.counts.leave_out();
         }
+    }
+}
+
+impl Shows for Traces {
+    fn show(&self, page: &mut Page) {
+        page.count(&metric::SPANS_LEFT_OUT, &[], self.counts.left_out.load(Ordering::Relaxed));
+        page.count(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
     }
 }
 
