@@ -57,6 +57,9 @@ pub struct Arguments {
     pause: Duration,
 }
 
+/// Short, so that there are heartbeats to look at. They come twice as often.
+const HEARTBEAT_TIMEOUT: &str = "10s";
+
 /// A duration, or a bare number of seconds.
 fn seconds(text: &str) -> Result<Duration, String> {
     text.parse::<u32>()
@@ -89,6 +92,7 @@ async fn serve_at([grpc, http]: [u16; 2]) -> Result<Server> {
         ("grpc", address(grpc).to_string()),
         ("http", address(http).to_string()),
         ("recoverable", true.to_string()),
+        ("heartbeat-timeout", HEARTBEAT_TIMEOUT.to_owned()),
     ]);
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
     let jobs = AskedJobs::Only { name, tasks: WORKERS };
@@ -237,7 +241,7 @@ impl Demo {
         command.arg(BECOME).arg("--parent").arg(std::process::id().to_string()).arg("--");
         command.arg(THIS_PROGRAM).args(["worker", "--program", "exercise", "--service", &self.service]);
         command.arg("--task").arg(task.to_string()).arg("--tasks").arg(WORKERS.to_string());
-        command.args(["--devices", "2"]);
+        command.args(["--devices", "2", "--heartbeat-timeout", HEARTBEAT_TIMEOUT]);
         command.arg("--pause").arg(format!("{}ms", self.pause.as_millis()));
         let own = std::env::vars_os().filter(|(name, _)| {
             let name = name.to_string_lossy();

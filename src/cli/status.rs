@@ -16,13 +16,14 @@ use super::credentials::Credentials;
 use super::print;
 use crate::config::parse_positive_duration;
 use crate::coordination::{JobName, JobView};
-use crate::http::About;
+use crate::findings::Finding;
+use crate::http::{About, FindingsPage};
 use style::Style;
 
 /// Show what the jobs of a server do, and who is missing
 ///
-/// For each job: its run, the first error (the cause; what followed is its consequence), tasks that failed or are
-/// suspected, barriers in progress with the tasks that have not come, since when, and when they give up. Of large jobs
+/// For each job: its run, the first error (the cause; what followed is its consequence), what the server has found and
+/// what to do about it, tasks that failed or are suspected, barriers in progress with the tasks that have not come, since when, and when they give up. Of large jobs
 /// only the tasks that are not fine are listed.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -60,6 +61,8 @@ Examples:
 struct Seen {
     server: About,
     jobs: Vec<JobView>,
+    /// What is open of what the server has found, by job, what matters most first.
+    findings: Vec<Finding>,
 }
 
 /// Runs the subcommand.
@@ -88,7 +91,7 @@ fn shown(arguments: &Arguments, (url, seen): &(String, Seen)) -> Result<String> 
         text.push('\n');
         text
     } else {
-        render::render(url, &seen.server, &seen.jobs, Style::of_stdout())
+        render::render(url, &seen.server, &seen.jobs, &seen.findings, Style::of_stdout())
     })
 }
 
@@ -102,5 +105,7 @@ async fn look(arguments: &Arguments) -> Result<(String, Seen)> {
     for name in &names {
         jobs.push(client.job(name).await?);
     }
-    Ok((client.url().into(), Seen { server: client.about().clone(), jobs }))
+    let FindingsPage { mut findings, .. } = client.get("/api/v1/findings").await?;
+    findings.retain(|finding| names.contains(&finding.job));
+    Ok((client.url().into(), Seen { server: client.about().clone(), jobs, findings }))
 }

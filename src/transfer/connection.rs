@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::engine::Core;
 use super::error::TransferError;
 use super::frame::{Header, Kind};
 use super::identity::Member;
+use super::inside::Core;
 use super::launch::{Part, give_up};
 use super::link::definition::{Definition, Source};
 use super::link::{

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use super::cliques::CliqueKey;
 use super::connection::Connection;
-use super::engine::{Choice, Core};
+use super::engine::Choice;
 use super::error::TransferError;
 use super::hello::{self, Hello, HelloError, Verdict};
 use super::identity::{Address, Member};
+use super::inside::Core;
 use super::meeting::{HELLO_TIMEOUT, add, begin, cannot, fit, is_ours, probe};
 use super::sync::lock;
 use super::transport::TransportKind;

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::connection::Connection;
-use super::engine::{Core, Ticket};
 use super::error::{TransferError, TransferKey};
 use super::event::Event;
 use super::identity::DeviceId;
+use super::inside::Core;
 use super::launch::{Launch, Limits, Part, Transfer, Work, give_up};
 use super::layout::Layout;
 use super::link::Class;
 use super::memory::{Span, Use};
+use super::request::Ticket;
 
 /// One transfer that is asked for.
 #[derive(Debug, Clone)]

@@ -30,9 +30,15 @@ for (const path of ['/', '/jobs/train', '/jobs/train/tasks/6', '/jobs/train/tran
 if (process.env.MUSTER_README_PICTURES && !many) {
   const out = '../../web/screenshots';
   mkdirSync(out, { recursive: true });
-  const small = { viewport: { width: 1200, height: 820 } };
-  for (const [name, path, colorScheme] of [['job-light', '/jobs/train', 'light'], ['overview-dark', '/', 'dark']]) {
-    const page = await open(browser, { ...small, colorScheme });
+  const [wide, narrow] = [{ width: 1200, height: 820 }, { width: 390, height: 820 }];
+  const shown = [
+    ['job-light', '/jobs/train', 'light', wide],
+    ['overview-dark', '/', 'dark', wide],
+    ['overview-light-narrow', '/', 'light', narrow],
+    ['job-dark-narrow', '/jobs/train', 'dark', narrow],
+  ];
+  for (const [name, path, colorScheme, viewport] of shown) {
+    const page = await open(browser, { viewport, colorScheme });
     await page.goto(url + path);
     await page.waitForTimeout(900);
     await page.screenshot({ path: `${out}/${name}.png` });

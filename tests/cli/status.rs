@@ -107,3 +107,23 @@ fn what_cannot_be_shown_is_explained() {
     let ended = run(muster(["status"]).env("MUSTER_SERVER", server.url()));
     assert!(ended.code == Some(0) && ended.out.contains("JOB a"), "{ended:?}");
 }
+
+#[test]
+fn what_the_server_has_found_is_shown_with_what_to_do() {
+    let jobs = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
+    let server = Server::start(&["--config", jobs]);
+    assert!(!status(&server, &["--job", "full"]).contains("NEEDS YOU"));
+    for key in 0..10 {
+        let path = format!("/api/v1/jobs/full/keys/k{key}");
+        let put = server.send("PUT", &path, r#"{"text": "v", "reason": "to fill it"}"#);
+        assert!((200..300).contains(&put.status), "{put:?}");
+    }
+    wait_until("the full store is found", || status(&server, &["--job", "full"]).contains("NEEDS YOU"));
+    let text = status(&server, &["--job", "full"]);
+    assert!(text.contains("A bound is nearly reached") && text.contains("bounds.keys"), "{text}");
+    assert!(text.contains("to do  Raise the setting"), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&status(&server, &["--job", "full", "--json"])).unwrap();
+    assert_eq!(json["findings"][0]["id"], "nearly-full-bounds", "{json}");
+    assert!(!status(&server, &["--job", "train"]).contains("NEEDS YOU"), "it is another job's");
+}

@@ -348,8 +348,12 @@ const course = (rows, table, axis, colour) => {
 };
 
 // Lines over time, one for each column of the table; drawn in place of the picture that came with the page.
-const dashes = { pvm: [7, 3], unix: [2, 2], tcp: [10, 3, 2, 3], other: [1, 4] };
-const colours = { shm: '--ok', pvm: '--info', unix: '--warn-cell', tcp: '--link', other: '--dim' };
+// By the class that its column names; the picture has the same.
+const strokes = {
+  't-shm': ['--ok'], 't-pvm': ['--info', [7, 3]], 't-unix': ['--warn-cell', [2, 2]], 't-tcp': ['--link', [10, 3, 2, 3]],
+  't-other': ['--dim', [1, 4]], 'l-0': ['--link'], 'l-1': ['--ok', [10, 3]], 'l-2': ['--warn-cell', [4, 3]],
+  'l-3': ['--info', [10, 3, 2, 3]], 'l-4': ['--text', [2, 3]],
+};
 const amount = (bytes) => {
   const at = Math.min(Math.floor(Math.log2(Math.max(bytes, 1)) / 10), 4);
   return `${Number((bytes / 1024 ** at).toPrecision(3))} ${['B', 'KiB', 'MiB', 'GiB', 'TiB'][at]}/s`;
@@ -359,7 +363,8 @@ const lines = (place) => {
   const table = byId(place.dataset.lines);
   if (!table || typeof window.uPlot !== 'function') return;
   const rows = [...table.tBodies[0].rows];
-  const names = [...table.tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
+  const heads = [...table.tHead.rows[0].cells].slice(1);
+  const names = heads.map((cell) => cell.textContent);
   const when = rows.map((row) => row.cells[0].textContent);
   const rates = names.map((_, column) => rows.map((row) => Number(row.cells[column + 1].dataset.value)));
   const drawn = JSON.stringify([names, when, rates, place.parentElement.clientWidth]);
@@ -377,7 +382,10 @@ const lines = (place) => {
       { ...axis, values: (_, ticks) => ticks.map((at) => when[at] ?? '') },
       { ...axis, size: 84, incrs: Array.from({ length: 50 }, (_, at) => 2 ** at), values: (_, ticks) => ticks.map(amount) },
     ],
-    series: [{}, ...names.map((name) => ({ stroke: colour(colours[name] ?? '--dim'), width: 2, dash: dashes[name], points: { show: false } }))],
+    series: [{}, ...heads.map((cell) => {
+      const [name, dash] = strokes[cell.dataset.style] ?? strokes['t-other'];
+      return { stroke: colour(name), width: 2, dash, points: { show: false } };
+    })],
   }, [when.map((_, at) => at), ...rates], place);
   place.setAttribute('aria-hidden', 'true');
 };

@@ -6,6 +6,7 @@ use super::style::{Colour, Style, shorten, span};
 use crate::coordination::{
     BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskStanding, TaskView, Timestamp,
 };
+use crate::findings::{Finding, Severity};
 use crate::http::About;
 use crate::text::one_line;
 
@@ -26,7 +27,7 @@ const ERROR_CHARS: usize = 300;
 const RANGES_LISTED: usize = 12;
 
 /// Everything as text.
-pub fn render(url: &str, about: &About, jobs: &[JobView], style: Style) -> String {
+pub fn render(url: &str, about: &About, jobs: &[JobView], findings: &[Finding], style: Style) -> String {
     let version = one_line(&about.version.version);
     let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
     let mut text = style.entry(
@@ -37,7 +38,8 @@ pub fn render(url: &str, about: &About, jobs: &[JobView], style: Style) -> Strin
     );
     for job in jobs {
         text.push('\n');
-        text.push_str(&Job { view: job, run: &job.run, now: job.seen_at, style }.render());
+        let findings: Vec<&Finding> = findings.iter().filter(|finding| finding.job == job.name).collect();
+        text.push_str(&Job { view: job, run: &job.run, findings, now: job.seen_at, style }.render());
     }
     text
 }
@@ -45,6 +47,7 @@ pub fn render(url: &str, about: &About, jobs: &[JobView], style: Style) -> Strin
 struct Job<'a> {
     view: &'a JobView,
     run: &'a RunView,
+    findings: Vec<&'a Finding>,
     now: Timestamp,
     style: Style,
 }
@@ -53,6 +56,7 @@ impl Job<'_> {
     fn render(&self) -> String {
         let mut text = self.headline();
         text.push_str(&self.cause());
+        text.push_str(&self.found());
         text.push_str(&self.exclusions());
         text.push_str(&self.troubled());
         text.push_str(&self.barriers());
@@ -98,6 +102,22 @@ impl Job<'_> {
 
     fn nobody_came(&self) -> bool {
         self.run.barriers.is_empty() && self.run.tasks.iter().all(|task| task.lives.is_empty())
+    }
+
+    /// What the server has found, what matters most first, and what to do about it.
+    fn found(&self) -> String {
+        let mut text = String::new();
+        for finding in &self.findings {
+            let colour = match finding.severity {
+                Severity::Critical => Colour::Bad,
+                Severity::Warning | Severity::Notice => Colour::Caution,
+            };
+            let summary = shorten(&one_line(&finding.summary), CAUSE_CHARS);
+            let about = format!("{} for {}: {summary}", finding.title, self.ago(finding.since));
+            text.push_str(&self.style.entry(2, "NEEDS YOU", colour, &about));
+            text.push_str(&self.style.entry(4, "to do", Colour::Faint, &one_line(&finding.advice)));
+        }
+        text
     }
 
     fn cause(&self) -> String {

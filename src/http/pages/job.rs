@@ -33,6 +33,12 @@ struct Head<'a> {
 }
 
 impl Head<'_> {
+    /// The tone of the state: a run that goes on without some of its tasks is not simply well.
+    fn tone(&self) -> &'static str {
+        let running = self.view.run.state == RunState::Running;
+        if running && self.out > self.excluded { "warn" } else { look::tone(&self.view.run.state) }
+    }
+
     /// How many of a hundred are live.
     fn part(&self) -> usize {
         self.view.run.live * 100 / self.total.max(1)

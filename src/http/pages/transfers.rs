@@ -16,7 +16,7 @@ use crate::coordination::{JobId, JobName, Roster, TaskId, Timestamp};
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
 use crate::reports::{
-    Outcome, POINTS, PairView, ReasonView, TaskTransfers, Throughput, TransfersView, Transport,
+    Outcome, POINTS, PairSeries, PairView, ReasonView, TaskTransfers, Throughput, TransfersView, Transport,
 };
 
 /// Up to so many tasks are shown as a table of all with all.
@@ -85,6 +85,9 @@ impl Choice {
     }
 }
 
+/// How many pairs have a line of their own.
+const PAIRS_DRAWN: usize = 5;
+
 #[derive(Template)]
 #[template(path = "parts/moves.html")]
 struct Moves<'a> {
@@ -92,16 +95,29 @@ struct Moves<'a> {
     silent: bool,
 }
 
-/// A line of the chart.
+/// A line of a chart.
 struct Line {
-    transport: Transport,
+    name: String,
+    /// How it is drawn: a class.
+    style: String,
     path: String,
     now: u64,
+}
+
+/// Bytes second by second, as they become a line.
+struct Track<'a> {
+    name: String,
+    style: String,
+    sent: &'a [u64],
 }
 
 #[derive(Template)]
 #[template(path = "parts/throughput.html")]
 struct Chart {
+    /// What its place and its table are called.
+    id: &'static str,
+    title: &'static str,
+    about: String,
     lines: Vec<Line>,
     most: u64,
     /// The chart as a table: when each step began, and bytes a second of each transport.
@@ -109,7 +125,57 @@ struct Chart {
 }
 
 impl Chart {
+    /// The bytes of all tasks, by transport.
     fn of(throughput: &Throughput) -> Self {
+        let tracks = throughput.transports.iter().map(|it| Track {
+            name: it.transport.to_string(),
+            style: format!("t-{}", it.transport),
+            sent: &it.sent,
+        });
+        let about = "bytes sent by all tasks".to_owned();
+        Self::new(("throughput", "Throughput", about), throughput, tracks.collect())
+    }
+
+    /// The pairs of a choice that have sent most, each for itself, and all others together where nobody was chosen.
+    fn of_pairs(throughput: &Throughput, choice: &Choice) -> Self {
+        let (task, transport) = (choice.task(), choice.transport());
+        let chosen = |it: &&PairSeries| {
+            task.is_none_or(|task| task == it.from || task == it.to)
+                && transport.is_none_or(|transport| transport == it.transport)
+        };
+        let sum = |it: &PairSeries| it.sent.iter().copied().fold(0, u64::saturating_add);
+        let mut pairs: Vec<&PairSeries> =
+            throughput.pairs.iter().filter(chosen).filter(|it| sum(it) > 0).collect();
+        pairs.sort_by_key(|it| (std::cmp::Reverse(sum(it)), it.from, it.to));
+        let rest = pairs.split_off(pairs.len().min(PAIRS_DRAWN));
+        let mut others = if choice.is_any() { throughput.others.clone() } else { Vec::new() };
+        others.resize(throughput.seconds, 0);
+        for it in rest {
+            // Both end at the same second.
+            for (sum, bytes) in others.iter_mut().rev().zip(it.sent.iter().rev()) {
+                *sum = sum.saturating_add(*bytes);
+            }
+        }
+        let tracks = pairs.iter().zip(0..).map(|(it, place): (_, usize)| Track {
+            name: format!("{} to {} by {}", it.from, it.to, it.transport),
+            style: format!("l-{place}"),
+            sent: &it.sent,
+        });
+        let mut tracks: Vec<Track<'_>> = tracks.collect();
+        if others.iter().any(|bytes| *bytes > 0) {
+            tracks.push(Track { name: "other pairs".to_owned(), style: "t-other".to_owned(), sent: &others });
+        }
+        let whose = task.map_or_else(String::new, |task| format!(" of task {task}"));
+        let by = transport.map_or_else(String::new, |transport| format!(" by {transport}"));
+        let about = format!("bytes sent by the pairs{whose}{by} that sent most");
+        Self::new(("pair-throughput", "Throughput by pair", about), throughput, tracks)
+    }
+
+    fn new(
+        (id, title, about): (&'static str, &'static str, String),
+        throughput: &Throughput,
+        tracks: Vec<Track<'_>>,
+    ) -> Self {
         let end = throughput.ends_at.0 / 1_000_000;
         // Steps begin at whole tens of seconds, so that they do not change once they are over.
         let spare = usize::try_from(end % STEP as u64).unwrap_or_default();
@@ -122,8 +188,8 @@ impl Chart {
             steps.reverse();
             steps
         };
-        let mut series: Vec<(Transport, Vec<u64>)> =
-            throughput.transports.iter().map(|it| (it.transport, steps_of(&it.sent))).collect();
+        let mut series: Vec<((String, String), Vec<u64>)> =
+            tracks.into_iter().map(|it| ((it.name, it.style), steps_of(it.sent))).collect();
         // A run that is young is not shown as ten minutes of nothing.
         let quiet = series.iter().map(|(_, steps)| steps.iter().take_while(|bytes| **bytes == 0).count());
         let quiet = quiet.min().unwrap_or_default().saturating_sub(1);
@@ -138,12 +204,13 @@ impl Chart {
             moment.split_once('T').map_or(String::new(), |(_, time)| time.trim_end_matches('Z').to_owned())
         };
         let steps = (0..count).map(|at| (when(at), series.iter().map(|(_, steps)| steps[at]).collect()));
-        let lines = series.iter().map(|(transport, steps)| Line {
-            transport: *transport,
+        let lines = series.iter().map(|((name, style), steps)| Line {
+            name: name.clone(),
+            style: style.clone(),
             path: path(steps, most),
             now: steps.last().copied().unwrap_or_default(),
         });
-        Self { lines: lines.collect(), most, steps: steps.collect() }
+        Self { id, title, about, lines: lines.collect(), most, steps: steps.collect() }
     }
 }
 
@@ -235,12 +302,12 @@ pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem
     if view.reporting == 0 && view.stale == 0 {
         // The others say nothing; they may have, of the run before.
         let mut parts = vec![head(scene)?, Part::new("moves", &Nobody { job: Some(name) })?];
-        for id in ["reasons", "throughput", "pairs", "movers"] {
+        for id in ["reasons", "throughput", "pair-throughput", "pairs", "movers"] {
             parts.push(Part::new(id, &Nothing)?);
         }
         return Ok(parts);
     }
-    let chart = Chart::of(&board.throughput(job, &scene.roster, POINTS));
+    let throughput = board.throughput(job, &scene.roster, POINTS);
     let mut pairs = board.pairs(job, &scene.roster, choice.task(), choice.transport());
     let matrix = matrix(&pairs, scene.roster.lives.len());
     let kept = pairs.len();
@@ -258,7 +325,8 @@ pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem
         head(scene)?,
         Part::new("moves", &Moves { view: &view, silent })?,
         Part::new("reasons", &Reasons { job: name, reasons: &view.failures })?,
-        Part::new("throughput", &chart)?,
+        Part::new("throughput", &Chart::of(&throughput))?,
+        Part::new("pair-throughput", &Chart::of_pairs(&throughput, choice))?,
         Part::new("pairs", &Pairs { job: name, choice, pairs, kept, most, matrix })?,
         Part::new("movers", &Movers { job: name, tasks, all, failing })?,
     ])
@@ -344,6 +412,37 @@ mod tests {
         let later = Chart::of(&throughput(86_400 + 33, [&sent[3..], &[7, 7, 7]].concat()));
         assert_eq!(later.steps, chart.steps[1..]);
         assert!(Chart::of(&throughput(0, vec![])).steps.is_empty());
+    }
+
+    #[test]
+    fn pairs_are_drawn_that_sent_most_and_the_rest_together() {
+        let pair = |from, to, transport, bytes| PairSeries {
+            from: TaskId(from),
+            to: TaskId(to),
+            transport,
+            sent: vec![bytes; 30],
+        };
+        let mut pairs: Vec<PairSeries> =
+            (0..7).map(|to| pair(9, to, Transport::Tcp, 10 * (to as u64 + 1))).collect();
+        pairs.push(pair(1, 2, Transport::Shm, 500));
+        let throughput = Throughput {
+            ends_at: Timestamp(86_430_000_000),
+            seconds: 30,
+            transports: vec![],
+            pairs,
+            others: vec![5; 30],
+        };
+        let names =
+            |chart: &Chart| chart.lines.iter().map(|line| (line.name.clone(), line.now)).collect::<Vec<_>>();
+        let all = Chart::of_pairs(&throughput, &Choice::default());
+        assert_eq!(all.lines.len(), PAIRS_DRAWN + 1);
+        assert_eq!(names(&all)[0], ("1 to 2 by shm".to_owned(), 500));
+        assert_eq!(names(&all)[PAIRS_DRAWN], ("other pairs".to_owned(), 10 + 20 + 30 + 5));
+        let of_two = Chart::of_pairs(&throughput, &Choice { task: "2".into(), transport: String::new() });
+        assert_eq!(names(&of_two), [("1 to 2 by shm".to_owned(), 500), ("9 to 2 by tcp".to_owned(), 30)]);
+        let by_tcp = Chart::of_pairs(&throughput, &Choice { task: "2".into(), transport: "tcp".into() });
+        assert_eq!(names(&by_tcp), [("9 to 2 by tcp".to_owned(), 30)]);
+        assert_eq!(by_tcp.about, "bytes sent by the pairs of task 2 by tcp that sent most");
     }
 
     #[test]

@@ -1,0 +1,329 @@
+//! What an engine consists of: its parts, how they hear of one another, and who looks after limits.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use super::cliques::{CliqueKey, Cliques, Settled};
+use super::connection::{Connection, Counters, Kept};
+use super::detours::Detours;
+use super::dialling;
+use super::engine::{Choice, Config};
+use super::error::TransferError;
+use super::identity::{Address, Member, Membership, TaskId};
+use super::launch::{Launch, Limits, give_up};
+use super::link::{GroupId, Numbers};
+use super::meters::Meters;
+use super::sync::lock;
+use super::transport::TransportKind;
+use super::transport::copying::Copiers;
+use super::transport::lane::Lane;
+use super::transport::reactor::Reactor;
+use super::transport::wire::{Identity, Listener};
+use crate::clock;
+
+/// What is counted beside the bytes of connections.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Frames and hellos of another life.
+    pub fenced: AtomicU64,
+    /// Chunks that came damaged.
+    pub damaged: AtomicU64,
+    /// Lanes that were lost.
+    pub lanes_lost: AtomicU64,
+    /// Lanes that were made anew.
+    pub lanes_made: AtomicU64,
+    /// Fetches that became pushes.
+    pub fallbacks: AtomicU64,
+}
+
+/// The inside of an engine.
+pub struct Core {
+    pub(super) config: Config,
+    pub(super) address: Address,
+    /// What TLS connections are made of, if there are some.
+    pub(super) identity: Option<Identity>,
+    /// A word that holds this life's incarnation: whoever reads it there can read this process's memory.
+    pub(super) probe: Box<AtomicU64>,
+    pub(super) membership: RwLock<Membership>,
+    pub(super) changed: (Mutex<()>, Condvar),
+    pub(super) cliques: Mutex<Cliques>,
+    pub(super) connections: Mutex<Vec<Arc<Connection>>>,
+    pub(super) reactors: Vec<Arc<Reactor>>,
+    pub(super) copiers: Arc<Copiers>,
+    pub(super) counts: Counts,
+    pub(super) meters: Arc<Meters>,
+    pub(super) detours: Detours,
+    pub(super) closed: AtomicBool,
+    pub(super) greeting: AtomicUsize,
+    /// Stopped when the engine ends, to wake those who accept.
+    pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
+    pub(super) keeper: (Mutex<Option<Instant>>, Condvar),
+    pub(super) lanes: AtomicUsize,
+    pub(super) numbers: Mutex<HashMap<Member, Numbers>>,
+    /// Bytes moved with each task, whichever life of it and connection. Connections end at any moment: what they moved is
+    /// counted here as they move it.
+    pub(super) moved: Mutex<BTreeMap<TaskId, Arc<Counters>>>,
+    /// Launches with a deadline that may still wait for their connections.
+    pub(super) expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
+}
+
+impl Core {
+    pub(super) const fn here(&self) -> Member {
+        self.config.here
+    }
+
+    pub(super) fn reactor(&self, lane: u16) -> &Arc<Reactor> {
+        &self.reactors[lane as usize % self.reactors.len()]
+    }
+
+    /// The numbers of launches with a life of a peer.
+    pub(super) fn numbers(&self, peer: Member) -> Numbers {
+        lock(&self.numbers).entry(peer).or_default().clone()
+    }
+
+    /// Where bytes are counted that are moved with a task.
+    pub(super) fn moved(&self, task: TaskId) -> Arc<Counters> {
+        Arc::clone(lock(&self.moved).entry(task).or_default())
+    }
+
+    /// Nothing is launched with a number that was taken: a peer that has launched its own is told.
+    pub(super) fn withdraw(&self, peer: Member, at: GroupId) {
+        let connections: Vec<_> =
+            lock(&self.connections).iter().filter(|connection| connection.peer == peer).cloned().collect();
+        for connection in connections {
+            connection.withdraw(at, "the other side's launch of the same number failed before it began");
+        }
+    }
+
+    pub(super) fn membership(&self) -> Membership {
+        self.membership.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until `ask` has an answer of the membership, or the time is over.
+    pub(super) fn await_membership<R>(
+        &self,
+        time: Duration,
+        ask: impl Fn(&Membership) -> Option<R>,
+    ) -> Option<R> {
+        let until = clock::monotonic() + time;
+        let mut guard = lock(&self.changed.0);
+        loop {
+            if let Some(answer) = ask(&self.membership.read().unwrap_or_else(PoisonError::into_inner)) {
+                return Some(answer);
+            }
+            let left = until.checked_duration_since(clock::monotonic())?;
+            if self.closed.load(Ordering::Acquire) {
+                return None;
+            }
+            guard = self.changed.1.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A connection was made: all who wait for its clique are served, in their order.
+    pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
+        self.serve(&Kept::first(connection));
+        self.make_room();
+    }
+
+    /// Serves all who wait for a clique, whose connection is kept meanwhile.
+    pub(super) fn serve(&self, kept: &Kept) {
+        let connection = kept.connection();
+        let key = CliqueKey::new(connection.me, connection.peer);
+        let replaced = loop {
+            let settled = lock(&self.cliques).settle(key, connection, clock::monotonic());
+            match settled {
+                Settled::Waited(waiters) => {
+                    waiters.into_iter().for_each(|waiter| waiter(Ok(kept.again())));
+                }
+                Settled::Ready(replaced) => break replaced,
+            }
+        };
+        if let Some(replaced) = replaced {
+            let how = "another connection with it took the place of this one".to_owned();
+            replaced.end(TransferError::PeerDead { member: replaced.peer, how });
+        }
+        // The membership may have changed, or the engine ended, while it was being made and nobody could see it.
+        if self.closed.load(Ordering::Acquire) {
+            connection.end(TransferError::Closed);
+        } else if !self.membership.read().unwrap_or_else(PoisonError::into_inner).has(connection.peer) {
+            let member = connection.peer;
+            let current = self.membership().member(member.task).map(|member| member.incarnation);
+            connection.end(TransferError::StaleIncarnation { member, current });
+        }
+        if connection.over().is_some() {
+            lock(&self.cliques).forget(connection);
+        }
+    }
+
+    /// Nobody uses a connection any more: it may be one of too many.
+    pub(super) fn is_unused(&self) {
+        let crowded = lock(&self.cliques).is_crowded(self.config.cliques_max, clock::monotonic());
+        if crowded {
+            self.make_room();
+        }
+    }
+
+    /// Asks the peers of connections that nobody uses, if there are too many, whether they may end.
+    pub(super) fn make_room(&self) {
+        // Without the lock, which whatever comes of the question takes.
+        let surplus = lock(&self.cliques).surplus(self.config.cliques_max, clock::monotonic());
+        surplus.iter().for_each(Connection::ask_to_leave);
+    }
+
+    /// The peer has decided that a connection stays that this side had agreed to end.
+    pub(super) fn has_stayed(&self, connection: &Arc<Connection>) {
+        let mut cliques = lock(&self.cliques);
+        if connection.over().is_none() {
+            cliques.restore(connection, clock::monotonic());
+        }
+    }
+
+    /// A connection made room for others: its peer agreed.
+    pub(super) fn has_left(&self, connection: &Arc<Connection>) {
+        lock(&self.cliques).evict(connection);
+    }
+
+    /// Makes a clique whose connection this side agreed to end, unless its peer decides that it stays.
+    pub(super) fn make_unless_it_stays(self: &Arc<Self>, old: Arc<Connection>, making: u64) {
+        let (core, peer) = (Arc::clone(self), old.peer);
+        let key = CliqueKey::new(self.here(), peer);
+        let spawned = std::thread::Builder::new().name("muster-undecided".to_owned()).spawn(move || {
+            match old.decided(clock::monotonic() + core.config.dial_timeout) {
+                Ok(None) => dialling::make(&core, peer, making),
+                Ok(Some(kept)) if lock(&core.cliques).is_making(key, making) => core.serve(&kept),
+                // The peer has begun another one.
+                Ok(Some(_)) => {}
+                Err(error) => core.clique_failed(key, Some(making), &error),
+            }
+        });
+        if let Err(error) = spawned {
+            let why = format!("no thread to wait on: {error}");
+            let error = TransferError::Transport { transport: TransportKind::Tcp, member: peer, why };
+            self.clique_failed(key, Some(making), &error);
+        }
+    }
+
+    /// A clique cannot be made.
+    pub(super) fn clique_failed(&self, key: CliqueKey, making: Option<u64>, error: &TransferError) {
+        let waiters = lock(&self.cliques).give_up(key, making);
+        for waiter in waiters {
+            waiter(Err(error.clone()));
+        }
+    }
+
+    pub(super) fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {
+        tracing::debug!(peer = %connection.peer, %error, "connection over");
+        lock(&self.cliques).forget(connection);
+        lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
+    }
+
+    /// The best way to a peer has failed although it may live: for a time, others are tried first.
+    pub(super) fn take_detour(&self, peer: Member, how: &str) {
+        if self.config.transport == Choice::Auto && self.membership().has(peer) {
+            tracing::debug!(%peer, how, "other ways come first for a time");
+            self.detours.add(peer, clock::monotonic());
+        }
+    }
+
+    /// A number for a lane that takes the place of another. Those of the first lanes are below all of these.
+    pub(super) fn next_lane(&self) -> u16 {
+        const FIRST: usize = 1000;
+        (FIRST + self.lanes.fetch_add(1, Ordering::Relaxed) % (usize::from(u16::MAX) - FIRST)) as u16
+    }
+
+    pub(super) fn lane_lost(self: &Arc<Self>, connection: &Arc<Connection>, lane: &Arc<Lane>, how: &str) {
+        dialling::mend(self, connection, lane.control, how);
+    }
+
+    /// A launch has to be over by then, whether it has its connections or not.
+    pub(super) fn expect(&self, launch: &Arc<Launch>, deadline: Instant) {
+        lock(&self.expected).push((deadline, Arc::downgrade(launch)));
+        self.look_at(deadline);
+    }
+
+    /// Has the keeper look after launches with these limits.
+    pub(super) fn watch(&self, limits: &Limits) {
+        let soon = clock::monotonic() + limits.stall / 8;
+        self.look_at(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
+    }
+
+    pub(super) fn look_at(&self, wanted: Instant) {
+        let mut planned = lock(&self.keeper.0);
+        if planned.is_none_or(|planned| wanted < planned) {
+            *planned = Some(wanted);
+            self.keeper.1.notify_one();
+        }
+    }
+
+    /// Looks after limits until the engine ends.
+    pub(super) fn keep(&self) {
+        let mut planned = lock(&self.keeper.0);
+        while !self.closed.load(Ordering::Acquire) {
+            let now = clock::monotonic();
+            match *planned {
+                None => planned = self.keeper.1.wait(planned).unwrap_or_else(PoisonError::into_inner),
+                Some(at) if at > now => {
+                    planned = self
+                        .keeper
+                        .1
+                        .wait_timeout(planned, at - now)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                }
+                Some(_) => {
+                    *planned = None;
+                    drop(planned);
+                    let next = self.look_after(now);
+                    planned = lock(&self.keeper.0);
+                    *planned = match (*planned, next) {
+                        (Some(a), Some(b)) => Some(a.min(b)),
+                        (a, b) => a.or(b),
+                    };
+                }
+            }
+        }
+    }
+
+    pub(super) fn look_after(&self, now: Instant) -> Option<Instant> {
+        let connections = lock(&self.connections).clone();
+        let mut next: Option<Instant> = None;
+        let mut late = Vec::new();
+        lock(&self.expected).retain(|(deadline, launch)| {
+            let Some(launch) = launch.upgrade().filter(|launch| launch.waits()) else { return false };
+            if *deadline <= now {
+                late.push(launch);
+                return false;
+            }
+            next = Some(next.map_or(*deadline, |next| next.min(*deadline)));
+            true
+        });
+        for launch in late {
+            launch.is_late(self.here().task);
+        }
+        for connection in connections {
+            let silent = connection.silent();
+            let mut patience: Option<Duration> = None;
+            for part in connection.parts() {
+                match part.overdue(now, silent) {
+                    Err(error) => give_up(&part, error),
+                    Ok(None) => {}
+                    Ok(Some(at)) => {
+                        next = Some(next.map_or(at, |next| next.min(at)));
+                        let stall = part.limits.stall;
+                        patience = Some(patience.map_or(stall, |least| least.min(stall)));
+                    }
+                }
+            }
+            if let Some(patience) = patience {
+                if silent >= patience / 4 {
+                    connection.ping();
+                }
+                let again = now + patience / 8;
+                next = next.map(|next| next.min(again));
+            }
+        }
+        next
+    }
+}
