@@ -80,8 +80,13 @@ await walk(browser, pages);
   const sent = () => page.locator('#moves dl').innerText();
   const before = await sent();
   await page.waitForFunction((old) => document.querySelector('#moves dl').innerText !== old, before, { timeout: 20000 });
-  await page.waitForSelector('#throughput .uplot canvas', { timeout: 30000 });
-  if (await page.locator('svg.chart').isVisible()) wrong('there are two charts');
+  for (const chart of ['#throughput', '#pair-throughput']) {
+    await page.waitForSelector(`${chart} .uplot canvas`, { timeout: 30000 });
+    if (await page.locator(`${chart} svg.chart`).isVisible()) wrong(`${chart} has two charts`);
+  }
+  await page.goto(`${url}/jobs/train/transfers?task=3`);
+  const named = await page.locator('#pair-throughput .key').allInnerTexts();
+  if (!named.length || named.some((name) => !/\b3 to |to 3 /.test(name))) wrong(`the pairs of task 3 are drawn as ${named.join('; ')}`);
   await accessible(page);
   await page.context().close();
 }
