@@ -4,6 +4,7 @@
 //! ring of their own, so that they push out nothing but one another; the others have a ring for each job, so that no job
 //! pushes out those of another.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use super::Numbered;
@@ -23,6 +24,18 @@ struct OfJob {
     telling: VecDeque<Numbered>,
     /// The number of the last event of this job that is kept no more.
     lost: u64,
+}
+
+impl OfJob {
+    /// Keeps the latest `most`; returns the number of the last event that is kept no more.
+    fn trim(&mut self, most: usize) -> u64 {
+        while self.telling.len() > most
+            && let Some(gone) = self.telling.pop_front()
+        {
+            self.lost = self.lost.max(gone.number);
+        }
+        self.lost
+    }
 }
 
 /// The events that are kept.
@@ -85,16 +98,20 @@ impl Kept {
             self.jobs.remove(&job);
             return self.push_routine(numbered);
         }
+        if let Entry::Vacant(vacant) = self.jobs.entry(job) {
+            // What is shared out is shared with one more from now on.
+            vacant.insert(OfJob::default());
+            let share = self.share();
+            self.lost = self.jobs.values_mut().map(|of| of.trim(share)).fold(self.lost, u64::max);
+        }
         if is_routine(&numbered.event.what) {
-            self.jobs.entry(job).or_default();
             return self.push_routine(numbered);
         }
-        self.jobs.entry(job).or_default().telling.push_back(numbered);
         let share = self.share();
-        let of_job = self.jobs.entry(job).or_default();
-        let surplus = of_job.telling.len().saturating_sub(share);
-        let gone: Vec<Numbered> = of_job.telling.drain(..surplus).collect();
-        gone.iter().for_each(|gone| self.lose(gone));
+        if let Some(of_job) = self.jobs.get_mut(&job) {
+            of_job.telling.push_back(numbered);
+            self.lost = self.lost.max(of_job.trim(share));
+        }
     }
 
     fn push_routine(&mut self, numbered: Numbered) {
@@ -211,6 +228,19 @@ mod tests {
         let all = world.kept.after(6);
         assert_eq!((numbers(&all), all.lacks(0)), (vec![7, 8, 9], false));
         assert!(world.kept.of(JobId(9), 0).events.is_empty());
+    }
+
+    #[test]
+    fn however_many_jobs_come_there_are_never_more_than_there_may_be() {
+        let mut world = World::default();
+        for job in 0..200 {
+            for _ in 0..TELLING / 8 {
+                world.failure(job);
+                assert!(world.kept.len() <= world.kept.most());
+            }
+        }
+        assert!(world.kept.of(JobId(0), 0).lacks(0) && world.kept.after(0).lacks(0));
+        assert_eq!(world.kept.of(JobId(0), 0).events.len(), TELLING_MIN);
     }
 
     #[test]
