@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::launch::children::{BECOME, Guard, THIS_PROGRAM};
 use super::server::Server;
 use super::worker::{Seen, parse};
-use super::{limits, print};
+use super::{limits, memory, print};
 use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_duration};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log;
@@ -70,6 +70,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
     limits::raise_open_files();
+    memory::keep_freed();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     // On this thread, which lives as long as the process: children are tied to the thread that started them.
     let code = runtime.block_on(show(arguments));

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use super::credentials::Credentials;
-use super::limits;
+use super::{limits, memory};
 use super::options::LaunchOptions;
 use crate::config::{AskedJobs, ConfigError, parse_duration};
 use crate::coordination::JobName;
@@ -124,6 +124,7 @@ fn launch(arguments: &Arguments) -> Result<ExitCode> {
     let config = arguments.options.load(jobs)?;
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     let open_files = limits::raise_open_files();
+    memory::keep_freed();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()

@@ -13,6 +13,7 @@ mod exclude;
 mod job;
 mod launch;
 mod limits;
+mod memory;
 mod metrics;
 mod options;
 mod place;

@@ -11,7 +11,7 @@ use super::client::DEFAULT_SERVER;
 use super::config::Jobs;
 use super::options::ServeOptions;
 use super::server::Server;
-use super::{limits, print};
+use super::{limits, memory, print};
 use crate::config::{AskedJobs, Config, LogFormat};
 use crate::http::About;
 use crate::telemetry::log;
@@ -75,6 +75,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     limits::raise_open_files();
+    memory::keep_freed();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()

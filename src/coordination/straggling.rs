@@ -10,6 +10,9 @@
 //! The *score* is a moving average of the shares: each moves it by a sixteenth (by one part in n while there are only n).
 //! A single late arrival raises it by a sixteenth and is forgotten; a task that is always late has a score near 1. The
 //! score knows no units: to matter, a straggler must also cost time, which lateness and hold-up tell.
+//!
+//! Beside its usual lateness stands its *best*, the least that this average has been since it is one of sixteen: whoever
+//! was always late has the larger share of the work, whoever was not has become slow.
 
 use std::sync::Arc;
 
@@ -173,6 +176,8 @@ pub(super) struct Straggling {
     lateness_total_us: u64,
     /// A moving average.
     lateness_us: u64,
+    /// The least that the average has been, since it is one of [`MEMORY`].
+    lateness_best_us: Option<u64>,
     /// A moving average of its shares.
     score: u64,
     held_up_us: u64,
@@ -195,6 +200,10 @@ impl Straggling {
         self.lateness_total_us = self.lateness_total_us.saturating_add(part.lateness);
         let memory = self.taken_part.min(MEMORY);
         self.lateness_us = towards(self.lateness_us, part.lateness, memory);
+        if memory == MEMORY {
+            let best = self.lateness_best_us.map_or(self.lateness_us, |best| best.min(self.lateness_us));
+            self.lateness_best_us = Some(best);
+        }
         self.score = towards(self.score, part.share, memory);
         self.held_up_us = self.held_up_us.saturating_add(part.held_up.unwrap_or_default());
     }
@@ -213,6 +222,7 @@ impl Straggling {
             recent,
             recent_last: u64::from(self.recent.count_ones()),
             lateness_us: self.lateness_us,
+            lateness_best_us: self.lateness_best_us,
             lateness_total_us: self.lateness_total_us,
             held_up_us: self.held_up_us,
             score,
@@ -222,7 +232,8 @@ impl Straggling {
     /// Checks that the counts go together.
     pub fn audit(&self) -> Result<(), String> {
         let recent = u64::from(self.recent.count_ones());
-        if self.last > self.taken_part || recent > self.last || self.score > ONE {
+        let best_is_least = self.lateness_best_us.is_none_or(|best| best <= self.lateness_us);
+        if self.last > self.taken_part || recent > self.last || self.score > ONE || !best_is_least {
             return Err(format!("was last {} ({recent} lately) of {} times", self.last, self.taken_part));
         }
         Ok(())
@@ -247,6 +258,8 @@ pub struct StragglingView {
     pub recent_last: u64,
     /// How long after the first it usually comes, in microseconds: a moving average over about sixteen.
     pub lateness_us: u64,
+    /// The least that `lateness_us` has been in this run; nothing before it took part in sixteen barriers.
+    pub lateness_best_us: Option<u64>,
     /// How long after the first it came, all added up, in microseconds.
     pub lateness_total_us: u64,
     /// How long the others waited for it alone, when it was last, all added up, in microseconds.
@@ -257,6 +270,21 @@ pub struct StragglingView {
 }
 
 impl StragglingView {
+    /// From which lateness on a straggler costs enough to matter, in microseconds.
+    pub const MATTERS_US: u64 = 50_000;
+
+    /// How much later than at its best it usually comes now, in microseconds.
+    #[must_use]
+    pub fn behind_best_us(&self) -> u64 {
+        self.lateness_best_us.map_or(0, |best| self.lateness_us.saturating_sub(best))
+    }
+
+    /// Whether it was once quick enough and has become slow.
+    #[must_use]
+    pub fn has_slowed(&self) -> bool {
+        self.behind_best_us() >= Self::MATTERS_US
+    }
+
     /// The part of the recent barriers to which it came last.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "numbers up to 64")]
@@ -367,6 +395,24 @@ mod tests {
         assert!(once.score < 0.02 && once.recent_last == 1, "{once:?}");
         assert!(always.score > 0.99 && always.recent_last == 64, "{always:?}");
         assert_eq!(always.held_up_us, 64 * 500_000);
+    }
+
+    #[test]
+    fn a_task_that_becomes_slow_is_behind_its_best_and_one_that_always_was_is_not() {
+        let mut always = Straggling::default();
+        let mut became = Straggling::default();
+        for round in 0..128 {
+            always.take_part(&part(1_000_000, 1_000_000, true));
+            let late = if round < 64 { 10_000 } else { 1_000_000 };
+            became.take_part(&part(late, 1_000_000, round >= 64));
+            if round < 15 {
+                assert_eq!(became.view().and_then(|view| view.lateness_best_us), None);
+            }
+        }
+        let (always, became) = (always.view().expect("it took part"), became.view().expect("it took part"));
+        assert_eq!((always.lateness_us, always.behind_best_us()), (1_000_000, 0));
+        assert_eq!(became.lateness_best_us, Some(10_000));
+        assert!(became.behind_best_us() > 900_000 && became.has_slowed() && !always.has_slowed(), "{became:?}");
     }
 
     #[test]

@@ -5,8 +5,6 @@ use crate::coordination::{RunState, StragglingView, TaskId, TaskObservation};
 
 /// The score from which on a task is late as a habit; see the state machine's `straggling.rs` for what it is.
 const SCORE: f64 = 0.75;
-/// What its lateness must cost every time, in microseconds.
-const LATENESS_US: u64 = 50_000;
 /// How many barriers it takes to tell a habit from chance.
 const INSTANCES: u64 = 16;
 
@@ -17,7 +15,8 @@ pub(super) static DETECTOR: Detector = Detector {
     means: "At nearly every recent barrier the same task came far behind the median of the others. It sets the pace of the \
             whole job. One late arrival does not open this finding.",
     advice: "Compare its host with the others: clock speed and thermal throttling, a neighbour on the same machine, a slow \
-             disk or network path, a larger share of the data. Several tasks on one host point at the host.",
+             disk or network path. A task that was always late has a larger share of the data or the work; one that has \
+             become slow has a sick host. Several tasks on one host point at the host.",
     detect,
 };
 
@@ -36,9 +35,16 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     late.sort_by_key(|(it, task)| (std::cmp::Reverse(it.lateness_us), *task));
     let (worst, _) = late.first()?;
     let (score, lateness_us) = (worst.score, worst.lateness_us);
+    let habit = match worst.lateness_best_us {
+        Some(best) if worst.has_slowed() => {
+            format!("it has become slow, at its best it was late by {} ms", best / 1000)
+        }
+        Some(_) => "it always was: it may have more to do than the others".to_owned(),
+        None => "since it is here".to_owned(),
+    };
     let ids: Vec<TaskId> = late.iter().map(|(_, task)| *task).collect();
     let summary = format!(
-        "late at nearly every barrier, by {} ms at most: {}",
+        "late at nearly every barrier, by {} ms at most ({habit}): {}",
         lateness_us / 1000,
         seen.describe(&ids)
     );
@@ -46,7 +52,8 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     Some(
         Found::new(summary, since, ids)
             .with("score of the latest", score, SCORE)
-            .with("its usual lateness, in seconds", seconds(lateness_us), seconds(LATENESS_US))
+            .with("its usual lateness, in seconds", seconds(lateness_us), seconds(StragglingView::MATTERS_US))
+            .with("more than at its best, in seconds", seconds(worst.behind_best_us()), seconds(StragglingView::MATTERS_US))
             .with("recent barriers to which it came last, as a part", worst.recent_share_last(), 0.0),
     )
 }
@@ -56,7 +63,7 @@ fn is_habit(it: &StragglingView, tasks: usize) -> bool {
     let enough = if tasks > 2 { 0.0 } else { 0.9 };
     it.taken_part >= INSTANCES
         && it.score >= SCORE
-        && it.lateness_us >= LATENESS_US
+        && it.lateness_us >= StragglingView::MATTERS_US
         && it.recent_share_last() >= enough
 }
 

@@ -35,6 +35,7 @@ fn healthy() -> JobObservation {
             recent: 64,
             recent_last: 8,
             lateness_us: 200_000,
+            lateness_best_us: Some(200_000),
             lateness_total_us: 0,
             held_up_us: 0,
             score: 0.2,

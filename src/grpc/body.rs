@@ -8,7 +8,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::frame::{Message, PREFIX, Prefix, too_long};
 use super::gzip::Gzip;
-use super::pool::{Buffer, Pool};
 use super::sets::TaskSets;
 use crate::coordination::{Code, Failure};
 
@@ -41,13 +40,11 @@ impl Purse {
     }
 }
 
-/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones; and
-/// buffers that are used again.
+/// The memory that all connections share: in two purses, so that small bodies need not queue behind large ones.
 #[derive(Debug, Clone)]
 pub(super) struct Budget {
     small: Purse,
     large: Purse,
-    pool: Arc<Pool>,
 }
 
 /// Bodies up to this length are small.
@@ -56,7 +53,7 @@ const SMALL: usize = 8 << 20;
 impl Budget {
     pub(super) fn new(bytes: usize) -> Self {
         let (small, large) = (Purse::new(bytes / 4), Purse::new(bytes - bytes / 4));
-        Self { small, large, pool: Arc::default() }
+        Self { small, large }
     }
 
     /// Bytes that are taken.
@@ -104,13 +101,12 @@ pub(super) struct Wallet {
     large: Account,
     /// The longest message.
     message_bytes: usize,
-    pool: Arc<Pool>,
 }
 
 impl Wallet {
     pub(super) fn new(budget: &Budget, message_bytes: usize) -> Self {
         let (small, large) = (Account::new(&budget.small), Account::new(&budget.large));
-        Self { small, large, message_bytes, pool: Arc::clone(&budget.pool) }
+        Self { small, large, message_bytes }
     }
 
     /// Memory for `bytes`, once there is room.
@@ -134,7 +130,7 @@ enum Stage {
     /// A part of the message is there, and waits for memory for the whole.
     Paying(Prefix, Vec<u8>, Payment),
     /// Parts of the message are put together.
-    Assembling(Prefix, Buffer, Claim),
+    Assembling(Prefix, Vec<u8>, Claim),
     /// The message is there.
     Whole(Prefix, Message, Option<Claim>),
     /// The message is there, inflated.
@@ -179,7 +175,7 @@ impl Body {
     ) -> Result<(), Broken> {
         self.received += bytes.len();
         self.ended |= ended;
-        let Stage::Prefix(prefix, filled) = &mut self.stage else { return self.add(bytes, wallet) };
+        let Stage::Prefix(prefix, filled) = &mut self.stage else { return self.add(bytes) };
         let rest = prefix.get_mut(*filled..).unwrap_or_default();
         let count = rest.len().min(bytes.len());
         let (head, bytes) = bytes.split_at(count);
@@ -216,7 +212,7 @@ impl Body {
         if more.is_empty() { Ok(()) } else { Err(too_much()) }
     }
 
-    fn add(&mut self, bytes: &[u8], wallet: &Wallet) -> Result<(), Broken> {
+    fn add(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -225,26 +221,26 @@ impl Body {
                 held.extend_from_slice(bytes);
             }
             Stage::Assembling(prefix, message, _) if message.len() + bytes.len() <= prefix.length => {
-                message.extend(bytes);
+                message.extend_from_slice(bytes);
                 self.used += bytes.len();
-                self.complete(wallet);
+                self.complete();
             }
             _ => return Err(too_much()),
         }
         Ok(())
     }
 
-    fn complete(&mut self, wallet: &Wallet) {
+    fn complete(&mut self) {
         if let Stage::Assembling(prefix, message, _) = &self.stage
             && message.len() == prefix.length
             && let Stage::Assembling(prefix, message, claim) = std::mem::replace(&mut self.stage, Stage::Done)
         {
-            self.stage = Stage::Whole(prefix, Message::Whole(wallet.pool.lend(message)), Some(claim));
+            self.stage = Stage::Whole(prefix, Message::new(message), Some(claim));
         }
     }
 
     /// Where the next bytes of the message belong, and how many of them at most, once there is memory for them.
-    pub(super) fn room(&mut self) -> Option<(&mut Buffer, usize)> {
+    pub(super) fn room(&mut self) -> Option<(&mut Vec<u8>, usize)> {
         match &mut self.stage {
             Stage::Assembling(prefix, message, _) => {
                 let room = prefix.length.saturating_sub(message.len());
@@ -255,10 +251,10 @@ impl Body {
     }
 
     /// Notes that so many bytes were read into the room.
-    pub(super) fn filled(&mut self, bytes: usize, wallet: &Wallet) {
+    pub(super) fn filled(&mut self, bytes: usize) {
         self.received += bytes;
         self.used += bytes;
-        self.complete(wallet);
+        self.complete();
     }
 
     /// How much was used since this was last asked: the peer may send as much more.
@@ -284,13 +280,14 @@ impl Body {
                         return Poll::Ready(Err(no_memory()));
                     };
                     let prefix = *prefix;
-                    let Some(mut message) = wallet.pool.take(prefix.length) else {
+                    let mut message = Vec::new();
+                    if message.try_reserve_exact(prefix.length).is_err() {
                         return Poll::Ready(Err(no_memory()));
-                    };
-                    message.extend(held);
+                    }
+                    message.extend_from_slice(held);
                     self.used += held.len();
                     self.stage = Stage::Assembling(prefix, message, claim);
-                    self.complete(wallet);
+                    self.complete();
                 }
                 _ if !self.ended => return Poll::Pending,
                 _ => {

@@ -7,11 +7,12 @@
 use std::cell::Cell;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::BufMut as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -349,7 +350,8 @@ impl<T: Transport> Connection<T> {
             && let Some((body, room)) = self.desk.room(&self.sender, stream)
             && room > 0
         {
-            let bytes = ready!(body.poll_fill(cx, &mut self.socket, room.min(left)))?;
+            let mut room = body.limit(room.min(left));
+            let bytes = ready!(pin!(self.socket.read_buf(&mut room)).poll(cx))?;
             self.received += bytes as u64;
             self.receiver.took(bytes);
             self.desk.filled(&mut self.sender, stream, bytes);

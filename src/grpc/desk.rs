@@ -15,7 +15,6 @@ use super::deadlines::Deadlines;
 use super::frame::Message;
 use super::head::{Callee, Heading, Refused, Target};
 use super::mailbox::{Mailbox, slot_waker};
-use super::pool::Buffer;
 use super::respond;
 use super::route::{Route, Routing};
 use super::server::Server;
@@ -346,7 +345,7 @@ impl Desk {
     }
 
     /// Where the next bytes of the body of `stream` may be read to, and how many of them at most.
-    pub(super) fn room(&mut self, sender: &Sender, stream: StreamId) -> Option<(&mut Buffer, usize)> {
+    pub(super) fn room(&mut self, sender: &Sender, stream: StreamId) -> Option<(&mut Vec<u8>, usize)> {
         match self.slots.get_mut(sender.slot(stream)?)? {
             Entry::Arriving(arriving) => arriving.body.room(),
             _ => None,
@@ -357,7 +356,7 @@ impl Desk {
     pub(super) fn filled(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
         let slot = sender.slot(stream);
         if let Some(Entry::Arriving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
-            arriving.body.filled(bytes, &self.wallet);
+            arriving.body.filled(bytes);
             sender.release(stream, arriving.body.take_used());
         }
     }

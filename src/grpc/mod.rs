@@ -19,7 +19,6 @@ mod head;
 mod limits;
 mod listener;
 mod mailbox;
-mod pool;
 mod reports;
 mod respond;
 mod route;

@@ -44,7 +44,7 @@ struct Column {
     right: bool,
 }
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 11] = [
     Column { name: "task", title: "Task", explained: "its number", right: false },
     Column { name: "state", title: "State", explained: "what needs a person first", right: false },
     Column { name: "since", title: "For", explained: "how long it has been so", right: false },
@@ -70,8 +70,20 @@ const COLUMNS: [Column; 9] = [
     Column { name: "waits", title: "Waits at", explained: "the barriers at which it waits", right: false },
     Column {
         name: "score",
-        title: "Late",
+        title: "Score",
         explained: "how late it comes to barriers, as a habit: from 0 to 1",
+        right: true,
+    },
+    Column {
+        name: "late",
+        title: "Late by",
+        explained: "how long after the first it usually comes to barriers, and how much more than at its best",
+        right: true,
+    },
+    Column {
+        name: "held",
+        title: "Held up",
+        explained: "how long the others waited for it alone in this run",
         right: true,
     },
 ];
@@ -162,6 +174,8 @@ impl Listing {
                 (task.waits_at.clone(), task.waits_for.first().map(|wait| wait.key.clone()))
             }),
             "score" => tasks.sort_by(|a, b| score(b).total_cmp(&score(a))),
+            "late" => tasks.sort_by_key(|task| Reverse(task.straggling.as_ref().map(|it| it.lateness_us))),
+            "held" => tasks.sort_by_key(|task| Reverse(task.straggling.as_ref().map(|it| it.held_up_us))),
             _ => {}
         }
         if self.is_down() {
