@@ -15,8 +15,8 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use super::credentials::Credentials;
-use super::{limits, memory};
 use super::options::LaunchOptions;
+use super::{limits, memory};
 use crate::config::{AskedJobs, ConfigError, parse_duration};
 use crate::coordination::JobName;
 use crate::telemetry::log;

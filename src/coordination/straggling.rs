@@ -412,7 +412,10 @@ mod tests {
         let (always, became) = (always.view().expect("it took part"), became.view().expect("it took part"));
         assert_eq!((always.lateness_us, always.behind_best_us()), (1_000_000, 0));
         assert_eq!(became.lateness_best_us, Some(10_000));
-        assert!(became.behind_best_us() > 900_000 && became.has_slowed() && !always.has_slowed(), "{became:?}");
+        assert!(
+            became.behind_best_us() > 900_000 && became.has_slowed() && !always.has_slowed(),
+            "{became:?}"
+        );
     }
 
     #[test]

@@ -53,7 +53,11 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         Found::new(summary, since, ids)
             .with("score of the latest", score, SCORE)
             .with("its usual lateness, in seconds", seconds(lateness_us), seconds(StragglingView::MATTERS_US))
-            .with("more than at its best, in seconds", seconds(worst.behind_best_us()), seconds(StragglingView::MATTERS_US))
+            .with(
+                "more than at its best, in seconds",
+                seconds(worst.behind_best_us()),
+                seconds(StragglingView::MATTERS_US),
+            )
             .with("recent barriers to which it came last, as a part", worst.recent_share_last(), 0.0),
     )
 }
