@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use rustix::thread::futex;
+use rustix::net::sockopt;
+use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
 
 use crate::clock::now;
 use crate::shape::Shape;
@@ -124,14 +125,35 @@ pub fn wake(time: Duration) -> Result<(Duration, Duration)> {
     Ok((at(50)?, at(99)?))
 }
 
+/// Does something on one processor: threads and processes that it starts stay there. Where a processor that sleeps is woken
+/// by its host, that costs more than all else that a small message does; here nobody has to be.
+pub fn on_one_processor<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+    let all = sched_getaffinity(None).context("the processors of this thread")?;
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| all.is_set(*cpu)).context("no processor")?;
+    let mut one = CpuSet::new();
+    one.set(first);
+    sched_setaffinity(None, &one).context("cannot stay on one processor")?;
+    let done = work();
+    sched_setaffinity(None, &all).context("cannot use all processors again")?;
+    done
+}
+
 /// Bare TCP: blocking threads, a writer and a reader for each stream, no framing.
-pub fn tcp(shape: Shape, streams: usize, time: Duration) -> Result<f64> {
+///
+/// Not `paced`, the sockets are set as those of Muster's lanes are within a host.
+pub fn tcp(shape: Shape, streams: usize, paced: bool, time: Duration) -> Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut ends = Vec::new();
     for _ in 0..streams {
         let near = TcpStream::connect(listener.local_addr()?)?;
         let far = listener.accept()?.0;
         near.set_nodelay(true)?;
+        for end in [&near, &far] {
+            ensure!(
+                paced || ["cubic", "reno"].iter().any(|name| sockopt::set_tcp_congestion(end, name).is_ok()),
+                "neither cubic nor reno"
+            );
+        }
         ends.push((near, far));
     }
     let start = Barrier::new(2 * streams);

@@ -26,13 +26,17 @@ pub enum Subject {
     #[value(name = "memcpy-2-cold")]
     Memcpy2Cold,
     Wake,
+    WakeBeside,
     MusterShm,
+    MusterShmBeside,
     MusterPvm,
     NixlShm,
     #[value(name = "tcp-1")]
     Tcp1,
     #[value(name = "tcp-2")]
     Tcp2,
+    #[value(name = "tcp-2-unpaced")]
+    Tcp2Unpaced,
     MusterTcp,
     MusterTcpUnchecked,
     NixlTcp,
@@ -43,17 +47,20 @@ pub enum Subject {
 
 impl Subject {
     /// In the order in which they are measured: what is compared lies next to each other.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Wake,
+        Self::WakeBeside,
         Self::MusterShm,
+        Self::MusterShmBeside,
         Self::NixlShm,
         Self::MusterPvm,
         Self::Memcpy1Cold,
         Self::Memcpy2Cold,
         Self::Tcp1,
         Self::Tcp2,
+        Self::Tcp2Unpaced,
         Self::MusterTcp,
         Self::MusterTcpUnchecked,
         Self::NixlTcp,
@@ -63,21 +70,24 @@ impl Subject {
     ];
 
     /// The same host, in the order of the tables.
-    pub const HERE: [Self; 8] = [
+    pub const HERE: [Self; 10] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Memcpy1Cold,
         Self::Memcpy2Cold,
         Self::Wake,
+        Self::WakeBeside,
         Self::MusterShm,
+        Self::MusterShmBeside,
         Self::MusterPvm,
         Self::NixlShm,
     ];
 
     /// TCP on the loopback interface.
-    pub const TCP: [Self; 8] = [
+    pub const TCP: [Self; 9] = [
         Self::Tcp1,
         Self::Tcp2,
+        Self::Tcp2Unpaced,
         Self::MusterTcp,
         Self::MusterTcpUnchecked,
         Self::NixlTcp,
@@ -96,22 +106,33 @@ impl Subject {
         let limit = |of: &dyn Fn(Shape) -> Result<f64>| {
             shapes.iter().map(|shape| Ok((*shape, Figure::rate(of(*shape)?)))).collect()
         };
+        let single = |most: usize| -> Vec<Shape> {
+            let small = |shape: &&Shape| shape.batch == 1 && shape.size <= most;
+            shapes.iter().filter(small).copied().collect()
+        };
         match self {
             Self::Memcpy1 => limit(&|shape| limits::memcpy(shape, 1, false, time)),
             Self::Memcpy2 => limit(&|shape| limits::memcpy(shape, 2, false, time)),
             Self::Memcpy1Cold => limit(&|shape| limits::memcpy(shape, 1, true, time)),
             Self::Memcpy2Cold => limit(&|shape| limits::memcpy(shape, 2, true, time)),
+            Self::WakeBeside => limits::on_one_processor(|| Self::Wake.measure(places, shapes, time)),
+            Self::MusterShmBeside => {
+                limits::on_one_processor(|| Self::MusterShm.measure(places, &single(64 << 10), time))
+            }
             Self::Wake => {
                 let figure = |(p50, p99): (Duration, Duration), shape: Shape| Figure {
                     half_round_trip_p50_us: Some(p50.as_secs_f64() * 1e6),
                     half_round_trip_p99_us: Some(p99.as_secs_f64() * 1e6),
                     ..Figure::rate(shape.bytes() as f64 / p50.as_secs_f64() / 1e9)
                 };
-                let small = shapes.iter().filter(|shape| shape.batch == 1 && shape.size <= 4 << 10);
-                small.map(|shape| Ok((*shape, figure(limits::wake(time)?, *shape)))).collect()
+                single(4 << 10)
+                    .into_iter()
+                    .map(|shape| Ok((shape, figure(limits::wake(time)?, shape))))
+                    .collect()
             }
-            Self::Tcp1 => limit(&|shape| limits::tcp(shape, 1, time)),
-            Self::Tcp2 => limit(&|shape| limits::tcp(shape, 2, time)),
+            Self::Tcp1 => limit(&|shape| limits::tcp(shape, 1, true, time)),
+            Self::Tcp2 => limit(&|shape| limits::tcp(shape, 2, true, time)),
+            Self::Tcp2Unpaced => limit(&|shape| limits::tcp(shape, 2, false, time)),
             Self::MusterShm => places.muster(shapes, time, &["--transport", "shm"]),
             Self::MusterPvm => places.muster(shapes, time, &["--transport", "pvm"]),
             Self::MusterTcp => places.muster(shapes, time, &["--transport", "tcp"]),
@@ -135,11 +156,14 @@ impl fmt::Display for Subject {
             Self::Memcpy1Cold => "memcpy, 1 thread, cold",
             Self::Memcpy2Cold => "memcpy, 2 threads, cold",
             Self::Wake => "waking a thread, one buffer each",
+            Self::WakeBeside => "waking a thread on the same processor",
             Self::MusterShm => "Muster, shared memory",
+            Self::MusterShmBeside => "Muster, shared memory, both on one processor",
             Self::MusterPvm => "Muster, process memory",
             Self::NixlShm => "NIXL (UCX, CMA)",
             Self::Tcp1 => "bare TCP, 1 stream",
             Self::Tcp2 => "bare TCP, 2 streams",
+            Self::Tcp2Unpaced => "bare TCP, 2 streams, not paced",
             Self::MusterTcp => "Muster, TCP with CRC32C",
             Self::MusterTcpUnchecked => "Muster, TCP without",
             Self::NixlTcp => "NIXL (UCX, TCP)",

@@ -23,6 +23,13 @@ pub(super) fn checks(root: &Root) -> Vec<Check> {
             "between hosts, rate times round trip must fit: 16 MiB are 100 Gbit/s at 1.3 ms",
             automatic(root),
         ),
+        Check::new(
+            "congestion_control",
+            "how TCP decides when to send",
+            "BBR gives every segment a moment of its own, by timers: between the hosts of one cluster, which lose nothing, that \
+             takes processor time and, at high rates, a third of the rate. Within a host Muster does without it",
+            congestion_control(root),
+        ),
     ]
 }
 
@@ -80,6 +87,18 @@ fn automatic(root: &Root) -> Verdict {
     }
 }
 
+fn congestion_control(root: &Root) -> Verdict {
+    match root.read("/proc/sys/net/ipv4/tcp_congestion_control") {
+        None => Verdict::better("not known here", "sysctl net.ipv4.tcp_congestion_control"),
+        Some(name) if name.trim().starts_with("bbr") => Verdict::better(
+            name.trim(),
+            "for the cluster's own network only: sudo ip route change <its route> congctl cubic; for all: \
+             sudo sysctl net.ipv4.tcp_congestion_control=cubic",
+        ),
+        Some(name) => Verdict::good(name.trim()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,5 +134,15 @@ mod tests {
         assert_eq!(asked(host.root()).state, State::CouldBeBetter);
         assert_eq!(automatic(host.root()).state, State::Good);
         assert_eq!(automatic(Fake::new(&[]).root()).state, State::CouldBeBetter);
+    }
+
+    #[test]
+    fn pacing_is_told_of() {
+        for (name, state) in
+            [("bbr\n", State::CouldBeBetter), ("cubic\n", State::Good), ("dctcp\n", State::Good)]
+        {
+            let host = Fake::new(&[("proc/sys/net/ipv4/tcp_congestion_control", name)]);
+            assert_eq!(congestion_control(host.root()).state, state, "{name}");
+        }
     }
 }

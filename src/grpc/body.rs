@@ -33,10 +33,19 @@ impl Purse {
         (self.all as usize).saturating_sub(self.units.available_permits()) * UNIT
     }
 
+    fn units(&self, bytes: usize) -> u32 {
+        u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.all)
+    }
+
     /// Memory for `bytes`, once there is room. What is larger than all there is waits for all of it.
     async fn take(self, bytes: usize) -> Option<OwnedSemaphorePermit> {
-        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).min(self.all);
+        let units = self.units(bytes);
         self.units.acquire_many_owned(units).await.ok()
+    }
+
+    /// Memory for `bytes`, if there is room now.
+    fn try_take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.units).try_acquire_many_owned(self.units(bytes)).ok()
     }
 }
 
@@ -83,9 +92,18 @@ impl Account {
         Self { common: common.clone(), own: OnceLock::new() }
     }
 
-    fn take(&self, bytes: usize) -> impl Future<Output = Option<Claim>> + Send + use<> {
+    fn own(&self) -> &Purse {
         let share = (self.common.all / SHARE) as usize * UNIT;
-        let (own, common) = (self.own.get_or_init(|| Purse::new(share)).clone(), self.common.clone());
+        self.own.get_or_init(|| Purse::new(share))
+    }
+
+    fn try_take(&self, bytes: usize) -> Option<Claim> {
+        let own = self.own().try_take(bytes)?;
+        Some(Claim { _common: self.common.try_take(bytes)?, _own: own })
+    }
+
+    fn take(&self, bytes: usize) -> impl Future<Output = Option<Claim>> + Send + use<> {
+        let (own, common) = (self.own().clone(), self.common.clone());
         async move {
             // In this order: what is held of the own purse while waiting keeps nobody else waiting.
             let own = own.take(bytes).await?;
@@ -109,9 +127,18 @@ impl Wallet {
         Self { small, large, message_bytes }
     }
 
+    fn account(&self, bytes: usize) -> &Account {
+        if bytes > SMALL { &self.large } else { &self.small }
+    }
+
     /// Memory for `bytes`, once there is room.
     fn take(&self, bytes: usize) -> impl Future<Output = Option<Claim>> + Send + use<> {
-        if bytes > SMALL { &self.large } else { &self.small }.take(bytes)
+        self.account(bytes).take(bytes)
+    }
+
+    /// Memory for `bytes`, if there is room now.
+    fn try_take(&self, bytes: usize) -> Option<Claim> {
+        self.account(bytes).try_take(bytes)
     }
 }
 
@@ -193,6 +220,9 @@ impl Body {
             return Err(bad("the message is compressed, but no grpc-encoding says how"));
         }
         if bytes.len() < prefix.length {
+            if let Some(claim) = wallet.try_take(prefix.length) {
+                return self.assemble(prefix, bytes, claim);
+            }
             // What is held back here is not released before it is paid for.
             self.stage = Stage::Paying(prefix, bytes.to_vec(), Box::pin(wallet.take(prefix.length)));
             return Ok(());
@@ -227,6 +257,17 @@ impl Body {
             }
             _ => return Err(too_much()),
         }
+        Ok(())
+    }
+
+    /// There is memory for a message of which this is the beginning.
+    fn assemble(&mut self, prefix: Prefix, beginning: &[u8], claim: Claim) -> Result<(), Broken> {
+        let mut message = Vec::new();
+        message.try_reserve_exact(prefix.length).map_err(|_| no_memory())?;
+        message.extend_from_slice(beginning);
+        self.used += beginning.len();
+        self.stage = Stage::Assembling(prefix, message, claim);
+        self.complete();
         Ok(())
     }
 
@@ -279,15 +320,8 @@ impl Body {
                     let Some(claim) = ready!(payment.as_mut().poll(cx)) else {
                         return Poll::Ready(Err(no_memory()));
                     };
-                    let prefix = *prefix;
-                    let mut message = Vec::new();
-                    if message.try_reserve_exact(prefix.length).is_err() {
-                        return Poll::Ready(Err(no_memory()));
-                    }
-                    message.extend_from_slice(held);
-                    self.used += held.len();
-                    self.stage = Stage::Assembling(prefix, message, claim);
-                    self.complete();
+                    let (prefix, held) = (*prefix, std::mem::take(held));
+                    self.assemble(prefix, &held, claim)?;
                 }
                 _ if !self.ended => return Poll::Pending,
                 _ => {

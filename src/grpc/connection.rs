@@ -30,7 +30,7 @@ use crate::tls;
 /// So much is read in one turn before others get theirs.
 const TURN: usize = 512 << 10;
 /// So much is read at once.
-const ROOM: usize = 64 << 10;
+const ROOM: usize = 128 << 10;
 /// Bodies of which so much is known to follow are read to where they belong.
 const DIRECT: usize = 16 << 10;
 /// The largest frame.

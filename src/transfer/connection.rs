@@ -741,9 +741,11 @@ impl Connection {
         let ready = ready && visit.is_some();
         let inline = (ready && link.inlines(total)).then(|| {
             let mut bytes = Vec::with_capacity(total as usize);
-            part.work.out.each(0, total, |at, from, len| {
-                part.work.out.spans[at].piece().part(from, len).read(|some| bytes.extend_from_slice(some));
-            });
+            let mut pieces = Vec::new();
+            part.work.out.pieces(0, total, usize::MAX, &mut pieces);
+            for piece in pieces {
+                piece.read(|some| bytes.extend_from_slice(some));
+            }
             bytes
         });
         if inline.is_some() {
@@ -993,16 +995,12 @@ impl Connection {
     /// Puts what came with a launch in place.
     fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8]) {
         let Some(visit) = part.visit() else { return };
-        part.work.inbound.each(0, bytes.len() as u64, {
-            let mut done = 0;
-            move |at, from, len| {
-                part.work.inbound.spans[at]
-                    .piece()
-                    .part(from, len)
-                    .copy_from(&Piece::of(&bytes[done..done + len]));
-                done += len;
-            }
-        });
+        let (mut pieces, mut done) = (Vec::new(), 0);
+        part.work.inbound.pieces(0, bytes.len() as u64, usize::MAX, &mut pieces);
+        for piece in pieces {
+            piece.copy_from(&Piece::of(&bytes[done..done + piece.len()]));
+            done += piece.len();
+        }
         self.count(self.kind, true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);

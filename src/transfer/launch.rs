@@ -41,6 +41,9 @@ pub struct Stream {
     starts: Vec<u64>,
     /// The number of each within the launch.
     pub specs: Vec<u32>,
+    /// Whether each goes on in memory where the one before it ends: small buffers that were allocated one after the
+    /// other are one stretch for the kernel, and for checksums.
+    joined: Vec<bool>,
 }
 
 impl Stream {
@@ -50,6 +53,7 @@ impl Stream {
         let mut end = 0;
         for (spec, span) in parts {
             end += span.len() as u64;
+            stream.joined.push(stream.spans.last().is_some_and(|last: &Span| last.goes_on_in(&span)));
             stream.starts.push(end);
             stream.specs.push(spec);
             stream.spans.push(span);
@@ -60,6 +64,16 @@ impl Stream {
     /// Bytes in all.
     pub fn total(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Where a span begins in the stream.
+    pub fn start(&self, at: usize) -> u64 {
+        self.starts[at]
+    }
+
+    /// Whether a span goes on in memory where the one before it in the list ends.
+    pub fn is_joined(&self, at: usize) -> bool {
+        self.joined[at]
     }
 
     /// Calls `with` for each span that has bytes of `start..start + len`: its place in the list, its first byte of
@@ -77,18 +91,21 @@ impl Stream {
         }
     }
 
-    /// The bytes `start..start + len` as pieces, at most `most` of them.
+    /// The bytes `start..start + len` as pieces, as few as they are, until `into` has `most`.
     pub fn pieces<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<Piece<'a>>) {
         let end = start + len;
         let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
         while at < self.spans.len() && self.starts[at] < end && into.len() < most {
-            let from = start.max(self.starts[at]);
-            let to = end.min(self.starts[at + 1]);
-            if from < to {
-                let piece = self.spans[at].piece();
-                into.push(piece.part((from - self.starts[at]) as usize, (to - from) as usize));
-            }
+            let (first, from) = (at, start.max(self.starts[at]));
             at += 1;
+            while at < self.spans.len() && self.joined[at] && self.starts[at] < end {
+                at += 1;
+            }
+            let to = end.min(self.starts[at]);
+            if from < to {
+                let span = &self.spans[first];
+                into.push(span.piece_across((from - self.starts[first]) as usize, (to - from) as usize));
+            }
         }
     }
 }
@@ -276,11 +293,9 @@ impl Part {
         self.progress.store(now, Ordering::Relaxed);
         self.launch.matched_us.fetch_max(now, Ordering::Relaxed);
         // What has no bytes is there already.
-        for (at, span) in self.work.inbound.spans.iter().enumerate() {
-            if span.is_empty() {
-                self.complete_receive(at);
-            }
-        }
+        let spans = self.work.inbound.spans.iter().enumerate();
+        let empty: Vec<usize> = spans.filter(|(_, span)| span.is_empty()).map(|(at, _)| at).collect();
+        self.complete_receives(&empty);
     }
 
     fn touch(&self) {
@@ -296,24 +311,30 @@ impl Part {
     /// The bytes `start..start + len` of what is received are in place.
     pub fn arrived(&self, start: u64, len: u64) {
         self.progressed(len);
+        let mut complete = Vec::new();
         self.work.inbound.each(start, len, |at, _, bytes| {
             let bytes = bytes as u64;
             if self.missing[at].fetch_sub(bytes, Ordering::AcqRel) == bytes {
-                self.complete_receive(at);
+                complete.push(at);
             }
         });
+        self.complete_receives(&complete);
     }
 
-    fn complete_receive(&self, at: usize) {
-        self.release(self.work.out.spans.len() + at);
-        self.launch.settle(self.work.inbound.specs[at], true);
+    /// These receives are here. Their buffers are free before anybody hears of it.
+    fn complete_receives(&self, receives: &[usize]) {
+        let sends = self.work.out.spans.len();
+        self.release(receives.iter().map(|at| sends + at));
+        for at in receives {
+            self.launch.settle(self.work.inbound.specs[*at], true);
+        }
     }
 
     /// The peer has all that was sent.
     pub fn sent(&self) {
-        for at in 0..self.work.out.spans.len() {
-            self.release(at);
-            self.launch.settle(self.work.out.specs[at], true);
+        self.release(0..self.work.out.spans.len());
+        for spec in &self.work.out.specs {
+            self.launch.settle(*spec, true);
         }
     }
 
@@ -325,9 +346,14 @@ impl Part {
         drop(released);
     }
 
-    fn release(&self, at: usize) {
-        let reserved = lock(&self.reserved).get_mut(at).and_then(Option::take);
+    fn release(&self, which: impl ExactSizeIterator<Item = usize>) {
+        if which.len() == 0 {
+            return;
+        }
+        let mut reserved = lock(&self.reserved);
+        let released: Vec<_> = which.filter_map(|at| reserved.get_mut(at)?.take()).collect();
         drop(reserved);
+        drop(released);
     }
 
     /// Fails what is not complete, for this reason unless there was one before. Whether it is the first.
@@ -907,6 +933,48 @@ impl Future for Quiesced {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transfer::memory::{Arena, Buffer};
+
+    #[test]
+    fn what_lies_together_is_one_piece_and_nothing_else_is() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let buffers: Vec<_> = (0..4).map(|_| arena.allocate(4096).unwrap()).collect();
+        for (n, buffer) in buffers.iter().enumerate() {
+            buffer.fill(n as u8 + 1).unwrap();
+        }
+        let foreign = Buffer::foreign(vec![9; 100]);
+        let empty = foreign.range(50..50).unwrap();
+        let spans = [
+            buffers[0].span(),
+            buffers[1].span(),
+            empty,
+            buffers[2].range(0..4095).unwrap(),
+            buffers[3].span(),
+            foreign.span(),
+            buffers[0].range(0..7).unwrap(),
+        ];
+        let bytes: Vec<u8> = spans.iter().flat_map(|span| span.piece().read(<[u8]>::to_vec)).collect();
+        let stream = Stream::new(spans.into_iter().zip(0..).map(|(span, spec)| (spec, span)));
+        assert_eq!(stream.total(), bytes.len() as u64);
+        let adjoin = buffers[1].span().offset() == buffers[0].span().offset() + 4096;
+        assert!(adjoin, "an arena gives out what is next to the last");
+        for (start, len, pieces) in [
+            (0, 8192, 1),
+            (1, 8190, 1),
+            (4096, 4096, 1),
+            (0, 0, 0),
+            (8192, 4095, 1),
+            (8191, 4097, 3),
+            (0, bytes.len(), 5),
+            (bytes.len() - 8, 8, 2),
+        ] {
+            let mut found = Vec::new();
+            stream.pieces(start as u64, len as u64, usize::MAX, &mut found);
+            let joined: Vec<u8> = found.iter().flat_map(|piece| piece.read(<[u8]>::to_vec)).collect();
+            assert_eq!(joined, &bytes[start..start + len], "{len} from {start}");
+            assert_eq!(found.len(), pieces, "{len} from {start}");
+        }
+    }
 
     #[test]
     fn whoever_is_turned_away_may_be_the_last_to_leave() {

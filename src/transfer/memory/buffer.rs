@@ -204,6 +204,16 @@ impl Span {
         Piece::at(self.buffer.region().base(), self.buffer.0.start + self.start, self.len)
     }
 
+    /// `len` of its bytes from `start` on, and of those of the spans that [go on](Self::goes_on_in) after it.
+    pub(in crate::transfer) fn piece_across(&self, start: usize, len: usize) -> Piece<'_> {
+        Piece::at(self.buffer.region().base(), self.offset() + start, len)
+    }
+
+    /// Whether `next` begins in memory where this one ends.
+    pub(in crate::transfer) fn goes_on_in(&self, next: &Self) -> bool {
+        Arc::ptr_eq(self.buffer.region(), next.buffer.region()) && self.offset() + self.len == next.offset()
+    }
+
     /// Its first byte within the region.
     pub(in crate::transfer) fn offset(&self) -> usize {
         self.buffer.0.start + self.start

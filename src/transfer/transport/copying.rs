@@ -18,12 +18,76 @@ const STEP: u64 = 512 << 10;
 /// Fetches of no more are done by whoever learns of them: to hand them over costs more.
 const AT_ONCE: u64 = 128 << 10;
 
+/// Bytes that lie in one piece on both sides.
+struct Run {
+    /// Where in the stream it begins, and how long it is.
+    start: u64,
+    len: u64,
+    /// The receive in which it begins, at its first byte.
+    at: usize,
+    source: Source,
+    /// The memory that a source within a region is in.
+    shared: Option<Arc<Shared>>,
+}
+
+impl Run {
+    /// Whether what follows it in the stream follows it in the sender's memory too.
+    fn goes_on_in(&self, source: Source) -> bool {
+        match (self.source, source) {
+            (Source::Region(region, offset), Source::Region(other, next)) => {
+                region == other && offset.checked_add(self.len) == Some(next)
+            }
+            (Source::Address(address), Source::Address(next)) => address.checked_add(self.len) == Some(next),
+            _ => false,
+        }
+    }
+
+    /// Whether all of it can be fetched.
+    fn is_there(&self, connection: &Connection) -> bool {
+        match self.source {
+            Source::None => false,
+            Source::Region(_, offset) => {
+                let memory = self.shared.as_ref();
+                memory.is_some_and(|memory| memory.piece(offset, 0, self.len as usize).is_some())
+            }
+            Source::Address(_) => connection.pid().is_some(),
+        }
+    }
+}
+
+/// What a part receives, as few runs as it is: small buffers that lie one after the other on both sides are one.
+fn runs(connection: &Connection, part: &Part, definition: &Definition) -> Vec<Run> {
+    let inbound = &part.work.inbound;
+    let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
+    let mut runs: Vec<Run> = Vec::new();
+    for ((at, span), source) in inbound.spans.iter().enumerate().zip(sources) {
+        if span.is_empty() {
+            continue;
+        }
+        let last = runs.last_mut();
+        let shared = match (&last, source) {
+            (Some(Run { source: Source::Region(last, _), shared, .. }), Source::Region(region, _))
+                if *last == region =>
+            {
+                shared.clone()
+            }
+            _ => connection.shared(source),
+        };
+        let start = inbound.start(at);
+        match last {
+            Some(run) if inbound.is_joined(at) && run.start + run.len == start && run.goes_on_in(source) => {
+                run.len += span.len() as u64;
+            }
+            _ => runs.push(Run { start, len: span.len() as u64, at, source, shared }),
+        }
+    }
+    runs
+}
+
 /// Something to fetch.
 pub struct Fetch {
     part: Arc<Part>,
-    /// What the peer defined: where its sends lie, in the order of this side's receives.
-    sources: Vec<Source>,
-    shared: Vec<Option<Arc<Shared>>>,
+    runs: Vec<Run>,
     kind: TransportKind,
     total: u64,
     /// Where the next step begins.
@@ -54,35 +118,23 @@ impl Copiers {
 
     /// Fetches what a part receives, from where the peer's definition says.
     pub fn fetch(&self, connection: &Arc<Connection>, part: &Arc<Part>, definition: &Definition) {
-        let sources: Vec<_> =
-            definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source).collect();
-        let shared: Vec<_> = sources.iter().map(|source| connection.shared(*source)).collect();
-        let kind = if sources.iter().any(|source| matches!(source, Source::Address(_))) {
+        let runs = runs(connection, part, definition);
+        let kind = if runs.iter().any(|run| matches!(run.source, Source::Address(_))) {
             TransportKind::Pvm
         } else {
             TransportKind::Shm
         };
+        let total = part.work.inbound.total();
         // Whether all of it can be fetched is known before a byte is.
-        let inbound = &part.work.inbound;
-        for (at, span) in inbound.spans.iter().enumerate().filter(|(_, span)| !span.is_empty()) {
-            let fetched = match sources.get(at) {
-                _ if !connection.can_fetch() => false,
-                Some(Source::Region(_, offset)) => {
-                    let memory = shared.get(at).and_then(Option::as_ref);
-                    memory.is_some_and(|memory| memory.piece(*offset, 0, span.len()).is_some())
-                }
-                Some(Source::Address(_)) => connection.pid().is_some(),
-                _ => false,
-            };
-            if !fetched {
-                return connection.fetch_failed(part, kind, Errno::INVAL, true);
-            }
+        let is_there = connection.can_fetch()
+            && runs.iter().all(|run| run.is_there(connection))
+            && runs.iter().map(|run| run.len).sum::<u64>() == total;
+        if !is_there {
+            return connection.fetch_failed(part, kind, Errno::INVAL, true);
         }
-        let total = inbound.total();
         let fetch = Arc::new(Fetch {
             part: Arc::clone(part),
-            sources,
-            shared,
+            runs,
             kind,
             total,
             next: AtomicU64::new(0),
@@ -175,35 +227,27 @@ impl Fetch {
     }
 
     fn step(&self, start: u64, len: u64) -> Result<(), Errno> {
-        let mut outcome = Ok(());
         // Many small ones in one call.
         let (mut addresses, mut pieces) = (Vec::new(), Vec::new());
-        let inbound = &self.part.work.inbound;
-        inbound.each(start, len, |at, from, bytes| {
-            if outcome.is_err() {
-                return;
-            }
-            let into = inbound.spans[at].piece().part(from, bytes);
-            outcome = match self.sources.get(at) {
-                Some(Source::Region(_, offset)) => match self.shared.get(at) {
-                    Some(Some(shared)) => match shared.piece(*offset, from, bytes) {
-                        Some(piece) => {
-                            into.copy_from(&piece);
-                            Ok(())
-                        }
-                        None => Err(Errno::FAULT),
-                    },
-                    _ => Err(Errno::BADF),
-                },
-                Some(Source::Address(address)) => {
-                    addresses.push(*address + from as u64);
-                    pieces.push(into);
-                    Ok(())
+        let end = start + len;
+        let first = self.runs.partition_point(|run| run.start + run.len <= start);
+        for run in self.runs[first..].iter().take_while(|run| run.start < end) {
+            let from = start.max(run.start) - run.start;
+            let bytes = (end.min(run.start + run.len) - run.start - from) as usize;
+            let into = self.part.work.inbound.spans[run.at].piece_across(from as usize, bytes);
+            match (run.source, &run.shared) {
+                (Source::Region(_, offset), Some(shared)) => {
+                    let source = shared.piece(offset, from as usize, bytes).ok_or(Errno::FAULT)?;
+                    into.copy_from(&source);
                 }
-                _ => Err(Errno::INVAL),
-            };
-        });
-        outcome.and_then(|()| self.read_process(&mut addresses, &mut pieces))
+                (Source::Address(address), _) => {
+                    addresses.push(address + from);
+                    pieces.push(into);
+                }
+                _ => return Err(Errno::INVAL),
+            }
+        }
+        self.read_process(&mut addresses, &mut pieces)
     }
 
     /// Reads what is at each address into the piece with the same number.

@@ -301,10 +301,11 @@ impl Lane {
                     let mut bytes = Vec::new();
                     if *sent > 0 {
                         bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
-                        part.work.out.each(*start + body as u64, (*len - body) as u64, |at, from, len| {
-                            let piece = part.work.out.spans[at].piece();
-                            piece.part(from, len).read(|some| bytes.extend_from_slice(some));
-                        });
+                        let (mut pieces, from) = (Vec::new(), *start + body as u64);
+                        part.work.out.pieces(from, (*len - body) as u64, usize::MAX, &mut pieces);
+                        for piece in pieces {
+                            piece.read(|some| bytes.extend_from_slice(some));
+                        }
                     }
                     *writing = if bytes.is_empty() {
                         Writing::Idle
@@ -346,9 +347,14 @@ fn encode(frame: &Frame, into: &mut Vec<u8>) {
 
 /// The checksum of a stretch of a stream. The caller holds a visit.
 fn checksum(stream: &crate::transfer::launch::Stream, start: u64, len: u64) -> u32 {
+    let mut pieces = Vec::with_capacity(8);
+    stream.pieces(start, len, usize::MAX, &mut pieces);
+    if let [piece] = pieces.as_slice() {
+        return piece.read(crc);
+    }
     let mut checksum = Checksum::new();
-    stream.each(start, len, |at, from, bytes| {
-        stream.spans[at].piece().part(from, bytes).read(|bytes| checksum.update(bytes));
-    });
+    for piece in pieces {
+        piece.read(|bytes| checksum.update(bytes));
+    }
     checksum.value()
 }
