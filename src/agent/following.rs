@@ -171,7 +171,7 @@ fn announce(inner: &Inner, lives: &BTreeMap<TaskId, Life>) {
     for task in greedy {
         tracing::warn!(task, "it claims devices of other tasks; they stay with those");
     }
-    inner.engine.on_membership(roster.membership.clone());
+    inner.tell_engine(roster.membership.clone());
     inner.roster.send_if_modified(|old| {
         let differs = *old != roster;
         *old = roster;
