@@ -241,7 +241,7 @@ impl Fetch {
                     into.copy_from(&source);
                 }
                 (Source::Address(address), _) => {
-                    addresses.push(address + from);
+                    addresses.push(address.wrapping_add(from));
                     pieces.push(into);
                 }
                 _ => return Err(Errno::INVAL),
