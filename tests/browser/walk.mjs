@@ -106,7 +106,7 @@ await walk(browser, pages);
   const page = await open(browser);
   await page.goto(`${url}/jobs/fails`);
   await page.waitForSelector('.chip.bad:has-text("failed")', { timeout: 20000 });
-  for (const part of ['.need.bad:has-text("Run 1 failed")', '.need.bad .text:has-text("First cause: task 1: its connection")', '.need.bad a:has-text("Task 1")', '.moments .following', '#tasks tr.failed .follows']) {
+  for (const part of ['.need.bad:has-text("Run 1 failed")', '.need.bad .text:has-text("First cause: task ")', '.need.bad a:has-text("Task ")', '.moments .following', '#tasks tr.failed .follows']) {
     if (!(await page.locator(part).count())) wrong(`the page of a failed run has no ${part}`);
   }
   // Each thing stands there once, in the words of people; what clients were told is a click away.
@@ -121,7 +121,7 @@ await walk(browser, pages);
     await accessible(page);
   }
   await page.goto(`${url}/jobs/fails/timeline`);
-  if (!(await page.locator('.cause a:has-text("Task 1")').count())) wrong('the timeline of a failed run has no first cause');
+  if (!(await page.locator('.cause a:has-text("Task ")').count())) wrong('the timeline of a failed run has no first cause');
   await page.context().close();
 }
 

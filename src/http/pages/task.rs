@@ -50,6 +50,8 @@ struct State_<'a> {
     error: Option<(String, String)>,
     /// It is in trouble because of the first cause.
     follows: bool,
+    /// Its error is the first cause.
+    is_cause: bool,
 }
 
 #[derive(Template)]
@@ -267,6 +269,7 @@ pub(super) fn parts(
         found: scene.open.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
         error: task.error.as_deref().map(|error| look::told(error, task.why.as_deref().unwrap_or_default())),
         follows: scene.follows(id),
+        is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };
     let pulse = Pulse::of(site, scene, task);
     let mut meetings = meetings(&run.recent_barriers, id, scene.tasks());

@@ -279,12 +279,16 @@ pub(super) fn part(scene: &Scene, whole: bool, only: Option<TaskId>) -> Result<P
                 .happened
                 .latest()
                 .filter(following)
+                .filter(about)
                 .map(|moment| moment.tasks.len().max(1))
                 .sum(),
         }
     });
-    // On the page of the job it is the first of what needs a person.
-    let told_above = !whole && only.is_none() && needs::tell_cause(scene);
+    // On the page of the job it is the first of what needs a person, on that of its task the last error.
+    let told_above = match only {
+        None => !whole && needs::tell_cause(scene),
+        Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
+    };
     let shown = scene.happened.latest().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
     let moments: Vec<&Moment> = shown.take(most).collect();
