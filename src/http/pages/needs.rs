@@ -105,7 +105,15 @@ pub(super) fn of(scene: &Scene) -> Vec<Need> {
     let stalled = found("stalled-task").map(|finding| &finding.tasks);
     let again =
         |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(&finding.tasks) == stalled;
-    needs.extend(scene.open.iter().filter(|it| !again(it)).map(|finding| Need::found(scene, finding)));
+    // Those that are lost have an entry of their own.
+    let lost: Vec<TaskId> = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
+    for finding in scene.open.iter().filter(|it| !again(it)) {
+        let mut need = Need::found(scene, finding);
+        if finding.id.as_ref() == "barrier-stuck" {
+            need.tasks.retain(|one| !lost.contains(&one.task));
+        }
+        needs.push(need);
+    }
     if stalled.is_none() && found("barrier-stuck").is_none() {
         needs.extend(awaited(scene));
     }
