@@ -179,7 +179,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             }
             Command::Show(show) => {
                 let job: JobView = show.place.find().await?.job(&show.name).await?;
-                show.place.show(&job, |job| settings(&job.settings))?;
+                show.place.show(&job, |job| settings(&job.name, &job.settings))?;
             }
             Command::Create(create) => {
                 let client = create.place.find().await?;
@@ -195,7 +195,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 let body = JobPatch { settings: set.settings.body(set.tasks)?, reason };
                 let path = format!("/api/v1/jobs/{}", set.name);
                 let now: JobSettings = send(&client, Method::PATCH, &path, &body).await?;
-                set.place.show(&now, settings)?;
+                set.place.show(&now, |now| settings(&set.name, now))?;
             }
             Command::Delete(delete) => {
                 let client = delete.place.find().await?;
@@ -227,12 +227,12 @@ fn line(job: &JobSummary) -> String {
     text
 }
 
-/// Settings, one a line, as JSON spells them.
-fn settings(settings: &JobSettings) -> String {
+/// The settings of a job, one a line, as JSON spells them.
+fn settings(name: &JobName, settings: &JobSettings) -> String {
     let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else {
         return pretty(settings).unwrap_or_default();
     };
-    let mut text = String::new();
+    let mut text = format!("name = {name}\n");
     for (name, value) in all {
         match value {
             serde_json::Value::Object(bounds) => {

@@ -197,7 +197,8 @@ pub(super) struct Ended {
 impl Ended {
     fn weight(&self, key: &BarrierKey) -> usize {
         let id = if let BarrierKey::Named(id) = key { 2 * id.len() } else { 0 };
-        let error = self.result.as_ref().err().map_or(0, |e| size_of::<Failure>() + e.message.len());
+        let text = |e: &Failure| e.message.len() + e.cause.as_ref().map_or(0, |cause| cause.len());
+        let error = self.result.as_ref().err().map_or(0, |e| size_of::<Failure>() + text(e));
         let behind = self.behind.len() * size_of::<usize>();
         4 * size_of::<Self>() + id + self.members.weight() + error + behind
     }

@@ -158,7 +158,7 @@ impl Job {
             };
             cx.event(change, format!("{target} is {why}"));
             for (task, own) in tasks.into_iter().zip(own) {
-                let failure = Arc::new(exclusion.refusal(name.as_str(), task));
+                let failure = Arc::new(exclusion.refusal(name.as_str(), task).because(&why));
                 run.expel(cx, task, &failure, &why, &own);
                 run.excuse(cx, task, matches!(target, Target::Task(_)));
             }
@@ -302,7 +302,7 @@ impl Run {
             return self.answer_all_of(cx, id, failure, own);
         }
         let text = format!("The run was ended: {} was {why}", self.describe(id));
-        let told = Arc::new(Failure::service(Code::Aborted, text));
+        let told = Arc::new(Failure::service(Code::Aborted, text).because(why));
         if !self.own(id).recoverable && self.ended.is_none() {
             // Before anything that follows from it fails.
             self.note_first_cause(cx, Some(id), &told);

@@ -97,8 +97,9 @@ impl Run {
             "{id} Heartbeat: Incarnation ID mismatch: expecting {expected} but got {incarnation}. The task has \
              restarted and likely crashed earlier. {LOOK_FURTHER}"
         );
-        let failure = Arc::new(Failure::service(Code::Aborted, text));
-        self.fail_task(cx, id, &failure, FailureClass::Restarted, "a heartbeat came from another life of it");
+        let why = "a heartbeat came from another life of it";
+        let failure = Arc::new(Failure::service(Code::Aborted, text).because(why));
+        self.fail_task(cx, id, &failure, FailureClass::Restarted, why);
         self.propagate(cx, Some(id), &failure);
         Err(failure)
     }
@@ -149,7 +150,7 @@ impl Run {
             self.describe(id)
         );
         let why = format!("no heartbeat for {silent}");
-        self.lose(cx, id, text, told, FailureClass::HeartbeatTimeout, &why);
+        self.lose(cx, id, [text, told], FailureClass::HeartbeatTimeout, &why, &why);
     }
 
     /// Everything that a broken connection means for the task that spoke on it.
@@ -195,23 +196,25 @@ impl Run {
             "The following tasks are unhealthy (connection lost):\n{id}\nThe connection of {task} {ending}, {how}. \
              {LOOK_FURTHER}"
         );
-        let why = format!("the connection of {task} {ending}, {how}");
-        self.lose(cx, id, text, told, FailureClass::ConnectionLost, &why);
+        let [cause, why] = ["its connection", &format!("the connection of {task}")]
+            .map(|whose| format!("{whose} {ending}, {how}"));
+        self.lose(cx, id, [text, told], FailureClass::ConnectionLost, &cause, &why);
     }
 
-    /// A task is lost: `text` is its own error, `told` what the others are told.
+    /// A task is lost: its own error, and what the others are told; why, beside its name and without it.
     fn lose(
         &mut self,
         cx: &mut Cx<'_>,
         id: TaskId,
-        text: String,
-        told: String,
+        texts: [String; 2],
         class: FailureClass,
+        cause: &str,
         why: &str,
     ) {
-        let failure = Arc::new(Failure::service(Code::Unavailable, text));
-        self.fail_task(cx, id, &failure, class, why);
-        self.propagate(cx, Some(id), &Arc::new(Failure::service(Code::Unavailable, told)));
+        let [own, told] =
+            texts.map(|text| Arc::new(Failure::service(Code::Unavailable, text).because(cause)));
+        self.fail_task(cx, id, &own, class, why);
+        self.propagate(cx, Some(id), &told);
     }
 
     /// Puts a task into error, with everything that follows for what it takes part in. The first error stays.
@@ -234,7 +237,7 @@ impl Run {
         self.clear_suspicion(id);
         self.touch();
         cx.event(Change::TaskFailed { task: id, class }, why);
-        self.leave_all_barriers(cx, id, &format!("task is set to ERROR: {failure}"));
+        self.leave_all_barriers(cx, id, &format!("task is set to ERROR: {failure}"), failure.why());
         if was_connected {
             self.leave_questions(cx, id);
         }
@@ -250,14 +253,15 @@ impl Run {
             return;
         }
         self.note_first_cause(cx, source, failure);
-        self.end(cx, RunOutcome::Failed, failure.to_string());
+        let whose = source.map_or_else(String::new, |id| format!("{}: ", self.describe(id)));
+        self.end(cx, RunOutcome::Failed, format!("{whose}{}", failure.why()));
         if !self.polled {
             // Nobody listens: all there is left to do is to be found in error.
             let text = format!(
                 "All tasks were set to error because coordination service encountered an error, but was unable to \
                  inform clients. Error: {failure}"
             );
-            return self.fail_all(cx, &Arc::new(Failure::service(Code::Internal, text)));
+            return self.fail_all(cx, Failure::service(Code::Internal, text));
         }
         if self.sticky.is_some() {
             return;
@@ -270,14 +274,17 @@ impl Run {
 
     pub(super) fn note_first_cause(&mut self, cx: &mut Cx<'_>, source: Option<TaskId>, failure: &Failure) {
         if self.first_cause.is_none() {
-            self.first_cause = Some(FirstCause { at: cx.now, task: source, error: failure.to_string() });
-            cx.event(Change::FirstCause { task: source }, failure.to_string());
+            let (error, why) = (failure.to_string(), failure.why().to_owned());
+            cx.event(Change::FirstCause { task: source }, &*why);
+            self.first_cause = Some(FirstCause { at: cx.now, task: source, error, why });
         }
     }
 
-    pub(super) fn fail_all(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>) {
+    pub(super) fn fail_all(&mut self, cx: &mut Cx<'_>, failure: Failure) {
+        let why = "the run has failed";
+        let failure = Arc::new(failure.because(why));
         for id in self.ids() {
-            self.fail_task(cx, id, failure, FailureClass::Consequence, "the run has failed");
+            self.fail_task(cx, id, &failure, FailureClass::Consequence, why);
         }
     }
 

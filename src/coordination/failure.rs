@@ -113,6 +113,9 @@ pub struct Failure {
     pub code: Code,
     /// What happened, for people. May be longer than the wire carries.
     pub message: String,
+    /// The same in few words, where the message keeps to those that clients and their users know. Never on the wire.
+    #[serde(default)]
+    pub cause: Option<Arc<str>>,
     /// Present when the service itself speaks (nearly always).
     pub service_error: Option<ServiceError>,
     /// Present when a barrier instance failed.
@@ -131,7 +134,21 @@ impl Failure {
     /// A failure without details, which clients read like one of the transport.
     #[must_use]
     pub fn plain(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), service_error: None, barrier: None, mismatch: None }
+        let (message, cause) = (message.into(), None);
+        Self { code, message, cause, service_error: None, barrier: None, mismatch: None }
+    }
+
+    /// The same failure, with what happened in few words.
+    #[must_use]
+    pub fn because(mut self, cause: &str) -> Self {
+        self.cause = Some(cause.into());
+        self
+    }
+
+    /// What happened, in as few words as there are for it.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        self.cause.as_deref().unwrap_or(&self.message)
     }
 
     /// The same failure, naming the task that it came from.

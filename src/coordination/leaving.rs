@@ -13,7 +13,9 @@ use super::task::Standing;
 
 /// What callers of a failed shutdown, and everybody who polls, are told.
 pub(super) fn shutdown_failure(cause: &Failure) -> Failure {
-    Failure::service(Code::Internal, format!("Shutdown barrier has failed.\nBarrier result: '{cause}'"))
+    let text = format!("Shutdown barrier has failed.\nBarrier result: '{cause}'");
+    Failure::service(Code::Internal, text)
+        .because(&format!("the tasks did not shut down together: {}", cause.why()))
 }
 
 impl Run {
@@ -88,9 +90,9 @@ impl Run {
                 }
             }
             Err(failure) => {
-                let failure = Arc::new(shutdown_failure(failure));
-                self.propagate(cx, None, &failure);
-                self.fail_all(cx, &failure);
+                let failure = shutdown_failure(failure);
+                self.propagate(cx, None, &Arc::new(failure.clone()));
+                self.fail_all(cx, failure);
             }
         }
     }
@@ -116,7 +118,7 @@ impl Run {
         self.clear_suspicion(id);
         self.touch();
         cx.event(Change::TaskDisconnected { task: id }, "it shut down");
-        self.leave_all_barriers(cx, id, "task disconnected");
+        self.leave_all_barriers(cx, id, "task disconnected", "it shut down");
         if was_connected {
             self.leave_questions(cx, id);
         }

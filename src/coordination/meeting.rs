@@ -103,7 +103,7 @@ impl Run {
             Use::Join => {
                 let fixed = self.barriers.instance(&key).map(|instance| instance.members.clone());
                 if let Some(text) = fixed.and_then(|fixed| misuse(&key, &fixed, id, &members)) {
-                    self.fail_instance(cx, &key, Code::InvalidArgument, text.clone());
+                    self.fail_instance(cx, &key, Code::InvalidArgument, text.clone(), &text);
                     let counter = self.barriers.ended(&key).map_or(counter, |ended| ended.counter);
                     return refuse(cx, Code::InvalidArgument, text, counter);
                 }
@@ -120,7 +120,7 @@ impl Run {
                 let text = mismatch(&name, counter, known);
                 if counter >= 0 && known >= 0 && self.barriers.instance(&key).is_some() {
                     self.displace_own(cx, &key, id);
-                    self.fail_instance(cx, &key, Code::Internal, text.clone());
+                    self.fail_instance(cx, &key, Code::Internal, text.clone(), &text);
                 }
                 refuse(cx, Code::Internal, text, known);
             }

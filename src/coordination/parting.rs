@@ -134,37 +134,46 @@ impl Run {
 
     fn registration_failed(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>) {
         let text = format!("Cluster registration failed with error: {failure}");
-        self.fail_all(cx, &Arc::new(Failure::service(Code::Internal, text)));
+        self.fail_all(cx, Failure::service(Code::Internal, text));
         self.note_first_cause(cx, None, failure);
-        self.end(cx, RunOutcome::Failed, failure.to_string());
+        self.end(cx, RunOutcome::Failed, failure.why());
     }
 
-    pub(super) fn fail_instance(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, code: Code, text: String) {
+    /// An instance fails: `text` is what its callers are told, `why` is for people.
+    pub(super) fn fail_instance(
+        &mut self,
+        cx: &mut Cx<'_>,
+        key: &BarrierKey,
+        code: Code,
+        text: String,
+        why: &str,
+    ) {
         let Some(counter) = self.barriers.instance(key).map(|instance| instance.counter) else { return };
-        let failure = Failure::service(code, text.clone()).of_barrier(&self.wire_id(key), counter);
-        self.pass(cx, key, Err(Arc::new(failure)), &text);
+        let failure = Failure::service(code, text).of_barrier(&self.wire_id(key), counter).because(why);
+        self.pass(cx, key, Err(Arc::new(failure)), why);
     }
 
     /// The deadline of an instance has come.
     pub(super) fn time_out(&mut self, cx: &mut Cx<'_>, key: &BarrierKey) {
         let Some(instance) = self.barriers.instance(key) else { return };
+        let (arrived, members) = (instance.arrived(), instance.members.len());
+        let missing = self.describe_all(instance.missing_tasks());
         let text = format!(
             "Barrier timed out. Id: {}::{}. This usually happens because a task triggered the barrier too early or too \
              slowly. Please look at the task logs (both timed out and first task) to debug further.\n# of tasks that \
-             reached the barrier: {}/{}.\nThe first task at the barrier: {}. Some timed out task names:\n{}",
+             reached the barrier: {arrived}/{members}.\nThe first task at the barrier: {}. Some timed out task names:\n\
+             {missing}",
             self.wire_id(key),
             instance.counter,
-            instance.arrived(),
-            instance.members.len(),
             self.describe(instance.first),
-            self.describe_all(instance.missing_tasks()),
         );
-        self.fail_instance(cx, key, Code::DeadlineExceeded, text);
+        let why = format!("its time was over with {arrived} of {members} there; missing: {missing}");
+        self.fail_instance(cx, key, Code::DeadlineExceeded, text, &why);
     }
 
     /// Takes part no more in anything that is in progress: a recoverable task is waited for again, without
-    /// another one nothing can complete.
-    pub(super) fn leave_all_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId, reason: &str) {
+    /// another one nothing can complete. `reason` is for those who wait, `why` for people.
+    pub(super) fn leave_all_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId, reason: &str, why: &str) {
         let keys: Vec<BarrierKey> = self
             .barriers
             .in_progress()
@@ -178,7 +187,8 @@ impl Run {
                     "Barrier failed because: {reason}. Barrier Id: {barrier}, Task: {}",
                     self.describe(id)
                 );
-                self.fail_instance(cx, &key, Code::Internal, text);
+                let why = format!("it cannot pass without {}: {why}", self.describe(id));
+                self.fail_instance(cx, &key, Code::Internal, text, &why);
                 continue;
             }
             let Some(instance) = self.barriers.instance(&key) else { continue };
@@ -236,7 +246,8 @@ impl Run {
         match (running, ended) {
             (Some(known), _) if known == counter => {
                 let text = format!("Barrier ({name}::{counter}) is cancelled by task: {}", self.describe(id));
-                self.fail_instance(cx, &key, Code::Cancelled, text);
+                let why = format!("cancelled by {}", self.describe(id));
+                self.fail_instance(cx, &key, Code::Cancelled, text, &why);
                 Ok(())
             }
             (Some(known), _) => refuse(not_the_instance(&name, counter, known), known),

@@ -55,7 +55,8 @@ impl Run {
                 let again = !same;
                 self.take_up(cx, connection, peer, id, incarnation, recoverable);
                 if recoverable {
-                    self.leave_all_barriers(cx, id, "the task registered again");
+                    let why = "the task registered again";
+                    self.leave_all_barriers(cx, id, why, why);
                 }
                 self.connect(cx, id, again);
                 cx.reply(call, Ok(Reply::Service(self.incarnation)));
@@ -83,7 +84,7 @@ impl Run {
 
     /// A registration that says that the run is broken: the caller and everybody else is told.
     fn refuse_for_good(&mut self, cx: &mut Cx<'_>, call: CallId, id: TaskId, text: String, why: &str) {
-        let failure = Arc::new(Failure::service(Code::Aborted, text).from_task(id));
+        let failure = Arc::new(Failure::service(Code::Aborted, text).from_task(id).because(why));
         self.fail_task(cx, id, &failure, FailureClass::Restarted, why);
         self.propagate(cx, Some(id), &failure);
         cx.reply(call, Err(failure));
@@ -125,7 +126,7 @@ impl Run {
         let was_failed = task.failure().is_some();
         let old_poll = if old.is_some() { task.poll.take() } else { None };
         let ended = match &task.standing {
-            Standing::Failed(failure) => failure.message.clone(),
+            Standing::Failed(failure) => failure.why().to_owned(),
             Standing::Connected => "replaced by a newer life".to_owned(),
             Standing::Disconnected(_) if task.was_connected => "left in good order".to_owned(),
             Standing::Disconnected(_) => "replaced by a newer life before all had registered".to_owned(),

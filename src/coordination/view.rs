@@ -123,8 +123,11 @@ pub struct FirstCause {
     pub at: Timestamp,
     /// The task that it came from, where one is known.
     pub task: Option<TaskId>,
-    /// What happened.
+    /// What happened, as clients are told.
     pub error: String,
+    /// The same in few words.
+    #[serde(default)]
+    pub why: String,
 }
 
 /// One run.
@@ -240,8 +243,11 @@ pub struct TaskView {
     /// program waits.
     #[serde(default)]
     pub waits_for: Vec<KeyWait>,
-    /// Its error.
+    /// Its error, as clients are told.
     pub error: Option<String>,
+    /// The same in few words.
+    #[serde(default)]
+    pub why: Option<String>,
 }
 
 /// A barrier in progress.

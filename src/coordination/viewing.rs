@@ -215,7 +215,7 @@ impl Run {
             incarnation: incarnation.to_string(),
             peer: task.peer,
             registered_at: task.registered_at,
-            ended: task.failure().map(|failure| failure.message.clone()),
+            ended: task.failure().map(|failure| failure.why().to_owned()),
         });
         let past = task.past.iter().map(|life| LifeView {
             incarnation: life.incarnation.to_string(),
@@ -243,6 +243,7 @@ impl Run {
             waits_at,
             waits_for: Vec::new(),
             error: task.failure().map(ToString::to_string),
+            why: task.failure().map(|failure| failure.why().to_owned()),
         }
     }
 

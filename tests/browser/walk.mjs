@@ -34,12 +34,15 @@ await walk(browser, pages);
   for (const fact of ['Task 6', 'alive, and waits nowhere', '7 of 8', 'train/step', ' ago']) {
     if (!text.includes(fact)) wrong(`without JavaScript the job does not say ${fact}`);
   }
+  if (await page.locator('#waits .culprits').count()) wrong('who is awaited is named twice');
   await page.selectOption('select[name=state]', 'awaited');
   await page.click('.filter button');
   if ((await page.locator('#tasks tbody tr').count()) !== 1) wrong('without JavaScript the filter does not filter');
-  await page.click('th a:has-text("Late")');
+  await page.click('th a:has-text("Score")');
   if (!page.url().includes('sort=score') || !page.url().includes('state=awaited')) wrong(`sorting forgets: ${page.url()}`);
   await page.goto(`${url}/jobs/train/tasks/6`);
+  const meetings = await page.locator('#meetings tbody tr').allInnerTexts();
+  if (meetings.length > 4 || !meetings[0].includes('20 times') || !meetings[0].includes('came last')) wrong(`barriers that are alike are not one line: ${meetings.join(' | ')}`);
   page.expected.push('422');
   await page.fill('#exclude input[name=reason]', '   ');
   await page.click('#exclude button');
@@ -103,14 +106,22 @@ await walk(browser, pages);
   const page = await open(browser);
   await page.goto(`${url}/jobs/fails`);
   await page.waitForSelector('.chip.bad:has-text("failed")', { timeout: 20000 });
-  for (const part of ['.need.bad:has-text("Run 1 failed")', '.cause a:has-text("Task ")', '.moments .following']) {
+  for (const part of ['.need.bad:has-text("Run 1 failed")', '.need.bad .text:has-text("First cause: task ")', '.need.bad a:has-text("Task ")', '.moments .following', '#tasks tr.failed .follows']) {
     if (!(await page.locator(part).count())) wrong(`the page of a failed run has no ${part}`);
   }
+  // Each thing stands there once, in the words of people; what clients were told is a click away.
+  if (await page.locator('.cause').count()) wrong('the page of a failed run tells its cause twice');
+  const seen = await page.locator('main').innerText();
+  if (seen.includes('The following tasks are unhealthy')) wrong(`the page of a failed run speaks as to clients: ${seen}`);
+  await page.click('.need.bad summary');
+  if (!(await page.locator('.need.bad .told').innerText()).includes('The following tasks are unhealthy')) wrong('the whole error is nowhere');
   await accessible(page);
   for (const path of ['/', '/jobs/fails/tasks/1', '/jobs/fails/timeline', '/jobs/fails/barriers', '/jobs/fails/drain']) {
     await page.goto(url + path);
     await accessible(page);
   }
+  await page.goto(`${url}/jobs/fails/timeline`);
+  if (!(await page.locator('.cause a:has-text("Task ")').count())) wrong('the timeline of a failed run has no first cause');
   await page.context().close();
 }
 

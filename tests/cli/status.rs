@@ -73,7 +73,14 @@ fn the_first_cause_comes_first() {
     let text = status(&server, &[]);
     let line = text.lines().position(|line| line.contains("FIRST CAUSE  task 1 at 127.0.0.1:"));
     assert_eq!(line, Some(3), "{text}");
-    assert!(text.contains("FAILED    task 1") || text.contains("FAILED  task 1"), "{text}");
+    assert!(text.contains("FAILED  task 1"), "{text}");
+    // In the words of people, not in those that clients look for; those are in the REST API.
+    assert!(text.contains("its connection was closed by the peer"), "{text}");
+    assert!(!text.contains("UNAVAILABLE") && !text.contains("to debug further"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&status(&server, &["--json"])).expect("it is JSON");
+    let told = json["jobs"][0]["run"]["first_cause"]["error"].as_str().unwrap_or_default();
+    assert!(told.contains("The following tasks are unhealthy (connection lost)"), "{told}");
+    assert!(text.contains("following the first cause: the run has failed"), "{text}");
 }
 
 #[test]

@@ -195,7 +195,9 @@ fn jobs_are_made_changed_and_deleted() {
     let set = ["job", "set", "eval", "--heartbeat-timeout", "20s", "--bound", "keys=10", "--reason", "x"];
     let text = said(&server, &set);
     assert!(text.contains("heartbeat_timeout = 20s") && text.contains("bound keys = 10"), "{text}");
+    assert!(text.starts_with("name = eval\n"), "{text}");
     let text = said(&server, &["job", "show", "eval"]);
+    assert!(text.starts_with("name = eval\n"), "{text}");
     assert!(text.contains("heartbeat_timeout = 20s") && text.contains("disconnect_grace = 500ms"), "{text}");
     let wrong = cli(&server, &["job", "set", "eval", "--heartbeat-timeout", "20", "--reason", "x"]);
     assert!(wrong.err.contains("heartbeat_timeout: it has no unit"), "{wrong:?}");

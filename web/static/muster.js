@@ -314,6 +314,7 @@ const course = (rows, table, axis, colour) => {
     ['timeout', Number(table.dataset.timeout) / 1e6, colour('--bad'), []],
     ['usual in the job', Number(table.dataset.median) / 1e6, colour('--ok'), [5, 4]],
   ];
+  const [first, last] = [gaps[0][0], gaps.at(-1)[0]];
   const most = Math.max(...gaps.map(([, gap]) => gap), lines[0][1]);
   const across = (plot) => {
     const { ctx, bbox } = plot;
@@ -335,8 +336,8 @@ const course = (rows, table, axis, colour) => {
     ctx.restore();
   };
   return {
-    // A single point has a place, too.
-    scales: { x: { time: true, range: (_, low, high) => [Math.min(low, high - 10), high] }, y: { range: [0, most * 1.15] } },
+    // A single point has a place, too: left to itself, the chart would show a day of it.
+    scales: { x: { time: true, range: () => [Math.min(first, last - 10), last] }, y: { range: [0, most * 1.15] } },
     axes: [
       { ...axis, space: 76, grid: { show: false }, values: [[3600, '{HH}:{mm}', null, null, null, null, null, null, 1], [60, '{HH}:{mm}', null, null, null, null, null, null, 1], [1, '{HH}:{mm}:{ss}', null, null, null, null, null, null, 1]] },
       { ...axis, size: 52, label: 'gap, seconds', labelSize: 18, labelFont: axis.font },

@@ -443,7 +443,7 @@ impl Supervisor {
             && let Some(cause) = self.target.first_cause().await
         {
             let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-            text.push_str(&format!("; first cause: {whose}{}", one_line(&cause.error)));
+            text.push_str(&format!("; first cause: {whose}{}", one_line(&cause.why)));
         }
         text
     }

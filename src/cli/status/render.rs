@@ -126,8 +126,8 @@ impl Job<'_> {
             Some(task) => format!("{}{}: ", self.who(task), self.ago_of(cause.at)),
             None => format!("{} ago: ", self.ago(cause.at)),
         };
-        let error = shorten(&one_line(&cause.error), CAUSE_CHARS);
-        self.style.entry(2, "FIRST CAUSE", Colour::Bad, &format!("{whose}{error}"))
+        let why = shorten(&one_line(&cause.why), CAUSE_CHARS);
+        self.style.entry(2, "FIRST CAUSE", Colour::Bad, &format!("{whose}{why}"))
     }
 
     /// Who takes no part, by whose decision.
@@ -185,12 +185,13 @@ impl Job<'_> {
         ] {
             for task in of(standing).take(left) {
                 let about = format!("{}{}", self.who(task.task), self.ago_of(task.since));
-                let why = match (&task.error, standing) {
-                    (Some(error), _) => format!(": {}", shorten(&one_line(error), ERROR_CHARS)),
+                let follows = if self.follows(task) { ", following the first cause" } else { "" };
+                let why = match (&task.why, standing) {
+                    (Some(why), _) => format!(": {}", shorten(&one_line(why), ERROR_CHARS)),
                     (None, TaskStanding::Suspect) => format!(": its connection broke; {}", self.heard(task)),
                     (None, _) => String::new(),
                 };
-                text.push_str(&self.style.entry(2, label, colour, &format!("{about}{why}")));
+                text.push_str(&self.style.entry(2, label, colour, &format!("{about}{follows}{why}")));
             }
             let all: Vec<TaskId> = of(standing).map(|task| task.task).collect();
             if all.len() > left {
@@ -200,6 +201,12 @@ impl Job<'_> {
             left = left.saturating_sub(all.len());
         }
         text
+    }
+
+    /// Whether a task is in trouble because its run had failed.
+    fn follows(&self, task: &TaskView) -> bool {
+        let cause = self.run.first_cause.as_ref();
+        cause.is_some_and(|cause| cause.task != Some(task.task) && task.since >= cause.at)
     }
 
     fn heard(&self, task: &TaskView) -> String {
@@ -369,7 +376,7 @@ impl Job<'_> {
             let lasted = span(run.ended_at.since(run.started_at.unwrap_or(run.opened_at)));
             let cause = run.first_cause.as_ref().map_or_else(String::new, |cause| {
                 let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-                format!("; first cause: {whose}{}", shorten(&one_line(&cause.error), ERROR_CHARS))
+                format!("; first cause: {whose}{}", shorten(&one_line(&cause.why), ERROR_CHARS))
             });
             let about =
                 format!("run {} {word} {} ago after {lasted}{cause}", run.number, self.ago(run.ended_at));

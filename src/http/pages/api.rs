@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::shell::{Guest, Page, Place, answer};
 use crate::coordination::JobName;
 use crate::http::openapi::Document;
-use crate::http::{Problem, Site};
+use crate::http::{Channel, Problem, Site};
 
 /// A route, as its description says.
 struct Route {
@@ -25,8 +25,18 @@ struct Route {
 struct ApiPage {
     page: Page,
     routes: Vec<Route>,
+    /// How the server is reached: scheme, host and port.
     server: String,
     job: JobName,
+    /// Who asks must show a token.
+    tokens: bool,
+}
+
+impl ApiPage {
+    /// The command of an example, as far as this server wants it.
+    fn curl(&self) -> &'static str {
+        if self.tokens { "curl -s -H \"Authorization: Bearer $MUSTER_TOKEN\"" } else { "curl -s" }
+    }
 }
 
 /// The routes of the description, by what they are about.
@@ -48,6 +58,7 @@ pub(super) async fn show(
     State(site): State<Site>,
     Extension(document): Extension<Document>,
     guest: Guest,
+    channel: Option<Extension<Channel>>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let (job, now) = site.engine.look(|core, now| {
@@ -55,7 +66,9 @@ pub(super) async fn show(
         (first.unwrap_or_default(), now)
     });
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
-    let server = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
+    let host = host.map_or_else(|| site.about.http.to_string(), str::to_owned);
+    let scheme = if channel.is_some_and(|channel| channel.secure) { "https" } else { "http" };
     let page = Page::new(guest, Place::Api, "REST API", now);
-    answer(&ApiPage { page, routes: routes(&document), server, job }, now)
+    let (routes, server, tokens) = (routes(&document), format!("{scheme}://{host}"), !site.guard.is_open());
+    answer(&ApiPage { page, routes, server, job, tokens }, now)
 }

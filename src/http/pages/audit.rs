@@ -51,6 +51,23 @@ impl Lines<'_> {
     fn done(&self, line: &AuditLine) -> bool {
         line.outcome == AuditOutcome::Done
     }
+
+    /// What was asked for, as operators say it.
+    fn asked<'b>(&self, line: &'b AuditLine) -> &'b str {
+        match line.act.as_str() {
+            "readmit" => "re-admit",
+            "drain" => "have all save",
+            "change-settings" => "change settings to",
+            "create-job" => "create",
+            "delete-job" => "delete",
+            "put-key" => "write",
+            "delete-key" => "delete",
+            "login" => "log in at",
+            // What was refused before it was known what it would have been has the path of its request.
+            "look" => "see",
+            other => other,
+        }
+    }
 }
 
 /// The parts of the page.

@@ -1,5 +1,7 @@
 //! `GET /jobs/{job}/barriers`: who waits where for whom, and who is late as a habit.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -83,7 +85,7 @@ fn late(task: &TaskView) -> Option<Late<'_>> {
 /// The parts of the page.
 pub(super) fn parts(scene: &Scene) -> Result<Vec<Part>, Problem> {
     let (job, run) = (&scene.view.name, &scene.view.run);
-    let progress = Progress { job, waiting: waiting(scene) };
+    let progress = Progress { job, waiting: waiting(scene, &BTreeSet::new()) };
     let shown = || run.recent_barriers.iter().take(RECENT_SHOWN);
     let longest = shown().map(|record| record.ended.0.saturating_sub(record.began.0)).max().unwrap_or(1);
     let recent = Recent { job, recent: shown().map(|record| ended(record, longest)).collect() };

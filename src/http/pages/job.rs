@@ -1,5 +1,7 @@
 //! `GET /jobs/{job}`: a job at a glance.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
@@ -11,7 +13,9 @@ use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
 use super::table::{self, Listing};
 use super::{grid, links, look, needs, timeline, times};
-use crate::coordination::{BarrierKind, BarrierView, JobName, JobView, RunState, RunSummary};
+use crate::coordination::{
+    BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
+};
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
 
@@ -61,6 +65,8 @@ pub(super) struct Waiting<'a> {
     pub missing: Vec<Named>,
     /// How many more are missing.
     pub others: usize,
+    /// The numbers of those that the page has named already.
+    pub above: String,
     pub first: Named,
     /// The numbers of all who are missing.
     pub numbers: String,
@@ -71,13 +77,17 @@ pub(super) struct Waiting<'a> {
 }
 
 impl<'a> Waiting<'a> {
-    pub fn of(scene: &Scene, barrier: &'a BarrierView) -> Self {
+    /// The barrier, where `above` says which tasks the page has named already.
+    fn of(scene: &Scene, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
         let year = 366 * 24 * 60 * 60;
-        let named = if barrier.missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
+        let (above, missing): (Vec<TaskId>, Vec<TaskId>) =
+            barrier.missing.iter().copied().partition(|task| above.contains(task));
+        let named = if missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
         Self {
             name: barrier_name(&barrier.id),
-            missing: barrier.missing.iter().take(named).map(|task| scene.named(*task)).collect(),
-            others: barrier.missing.len().saturating_sub(named),
+            missing: missing.iter().take(named).map(|task| scene.named(*task)).collect(),
+            others: missing.len().saturating_sub(named),
+            above: links::ranges(&above),
             first: scene.named(barrier.first),
             numbers: links::ranges(&barrier.missing),
             endless: barrier.deadline.since(scene.now()).as_secs() > year,
@@ -107,9 +117,10 @@ pub(super) fn is_young(scene: &Scene, barrier: &BarrierView) -> bool {
     barrier.kind != BarrierKind::Registration && scene.now().since(last) < AWAITED_AFTER
 }
 
-/// The barriers in progress, as they are shown.
-pub(super) fn waiting(scene: &Scene) -> Vec<Waiting<'_>> {
-    scene.barriers().into_iter().take(BARRIERS_SHOWN).map(|barrier| Waiting::of(scene, barrier)).collect()
+/// The barriers in progress, as they are shown on a page that has named the tasks `above` already.
+pub(super) fn waiting<'a>(scene: &'a Scene, above: &BTreeSet<TaskId>) -> Vec<Waiting<'a>> {
+    let shown = scene.barriers().into_iter().take(BARRIERS_SHOWN);
+    shown.map(|barrier| Waiting::of(scene, barrier, above)).collect()
 }
 
 #[derive(Template)]
@@ -121,21 +132,22 @@ struct Waits<'a> {
     running: bool,
 }
 
-pub(super) fn waits(scene: &Scene) -> Result<Part, Problem> {
+fn waits(scene: &Scene, above: &BTreeSet<TaskId>) -> Result<Part, Problem> {
     let run = &scene.view.run;
     let (job, running) = (&scene.view.name, run.state == RunState::Running);
     let all = run.barriers.len();
-    Part::new("waits", &Waits { job, waiting: waiting(scene), all, running })
+    Part::new("waits", &Waits { job, waiting: waiting(scene, above), all, running })
 }
 
 /// The parts of the page.
 pub(super) fn parts(scene: &Scene, listing: &Listing) -> Result<Vec<Part>, Problem> {
     let needs = needs::of(scene);
     let calm = calm(&scene.view);
+    let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
         head(scene)?,
         needs::part(&needs, false, calm)?,
-        waits(scene)?,
+        waits(scene, &named)?,
         grid::part(scene)?,
         table::part(scene, listing)?,
         timeline::part(scene, false, None)?,
@@ -173,6 +185,11 @@ struct JobPage {
 }
 
 impl History<'_> {
+    /// The first error of a run in few words, and as clients were told.
+    fn cause(&self, cause: &FirstCause) -> (String, String) {
+        look::told(&cause.error, &cause.why)
+    }
+
     /// How long an ended run lasted.
     fn lasted(&self, run: &RunSummary) -> String {
         times::span(&run.ended_at.since(run.opened_at))

@@ -106,6 +106,16 @@ pub(super) fn shorten(text: &str, most: usize) -> String {
     }
 }
 
+/// An error for people: what happened, and what clients were told if those are other words.
+pub(super) fn told(error: &str, why: &str) -> (String, String) {
+    let line = |text: &str| crate::text::one_line(text).into_owned();
+    if why.is_empty() || error.ends_with(why) {
+        (line(error), String::new())
+    } else {
+        (line(why), line(error))
+    }
+}
+
 /// Bytes for people.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
 pub(super) fn bytes(count: &usize) -> String {

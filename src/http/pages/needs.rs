@@ -3,7 +3,7 @@
 use askama::Template;
 
 use super::links::{self, Named};
-use super::look::{Look, barrier_name, grouped};
+use super::look::{self, Look, barrier_name, grouped};
 use super::part::Part;
 use super::scene::Scene;
 use super::times;
@@ -20,6 +20,8 @@ pub(super) struct Need {
     pub tone: &'static str,
     pub title: String,
     pub text: String,
+    /// What clients were told, where the text has other words.
+    pub told: String,
     pub since: Timestamp,
     pub tasks: Vec<Named>,
     /// How many more tasks it is about.
@@ -42,6 +44,7 @@ impl Need {
             tone,
             title: finding.title.clone(),
             text: finding.summary.clone(),
+            told: String::new(),
             since: finding.since,
             tasks: finding.tasks.iter().take(NAMED).map(|task| scene.named(*task)).collect(),
             others: finding.tasks.len().saturating_sub(NAMED),
@@ -58,6 +61,7 @@ impl Need {
             tone,
             title,
             text,
+            told: String::new(),
             since,
             tasks: Vec::new(),
             others: 0,
@@ -80,6 +84,12 @@ impl Need {
         self
     }
 
+    /// The whole of an error, where the text is its gist.
+    fn telling(mut self, told: String) -> Self {
+        self.told = told;
+        self
+    }
+
     /// A number of the evidence, as people write it.
     pub fn number(&self, value: &f64) -> String {
         let text = format!("{value:.2}");
@@ -90,12 +100,25 @@ impl Need {
 /// What needs a person in a job, what matters most first.
 pub(super) fn of(scene: &Scene) -> Vec<Need> {
     let mut needs: Vec<Need> = failed(scene).into_iter().collect();
-    needs.extend(scene.open.iter().map(|finding| Need::found(scene, finding)));
-    let found = |id: &str| scene.open.iter().any(|finding| finding.id.as_ref() == id);
-    if !found("stalled-task") && !found("barrier-stuck") {
+    let found = |id: &str| scene.open.iter().find(|finding| finding.id.as_ref() == id);
+    // A task that stalls is why its barrier is stuck: that is one need, and not two.
+    let stalled = found("stalled-task").map(|finding| &finding.tasks);
+    let again =
+        |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(&finding.tasks) == stalled;
+    // Those that are lost have an entry of their own.
+    let lost: Vec<TaskId> = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
+    for finding in scene.open.iter().filter(|it| !again(it)) {
+        let mut need = Need::found(scene, finding);
+        if finding.id.as_ref() == "barrier-stuck" {
+            need.tasks.retain(|one| !lost.contains(&one.task));
+        }
+        needs.push(need);
+    }
+    if stalled.is_none() && found("barrier-stuck").is_none() {
         needs.extend(awaited(scene));
     }
-    let suspects = with(scene, Look::Suspect);
+    let mut suspects = with(scene, Look::Suspect);
+    suspects.retain(|task| !scene.follows(*task));
     if let Some(since) = suspects.iter().filter_map(|task| Some(scene.task(*task)?.since)).min() {
         let title = count(suspects.len(), "connection is broken", "connections are broken");
         let text = "If a task is heard again in time, nothing has happened; otherwise it has failed.".into();
@@ -103,6 +126,12 @@ pub(super) fn of(scene: &Scene) -> Vec<Need> {
     }
     needs.sort_by_key(rank);
     needs
+}
+
+/// Whether the first cause is among the needs.
+pub(super) fn tell_cause(scene: &Scene) -> bool {
+    let run = &scene.view.run;
+    matches!(run.state, RunState::Failed | RunState::Abandoned) && run.first_cause.is_some()
 }
 
 /// Where a need stands among others.
@@ -125,20 +154,27 @@ fn failed(scene: &Scene) -> Option<Need> {
     let run = &scene.view.run;
     let cause = run.first_cause.as_ref();
     if matches!(run.state, RunState::Failed | RunState::Abandoned) {
-        let reason = || run.end_reason.clone().filter(|reason| !reason.is_empty());
-        let text = cause.map(|cause| cause.error.clone()).or_else(reason);
-        let text = text.unwrap_or_else(|| "No cause is known.".to_owned());
+        let (text, told) = match cause {
+            Some(cause) => {
+                let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
+                let (why, told) = look::told(&cause.error, &cause.why);
+                (format!("First cause: {whose}{why}"), told)
+            }
+            None => {
+                let reason = run.end_reason.as_deref().filter(|reason| !reason.is_empty());
+                (crate::text::one_line(reason.unwrap_or("No cause is known.")).into_owned(), String::new())
+            }
+        };
         let title = format!(
             "Run {} {}",
             run.number,
             if run.state == RunState::Failed { "failed" } else { "was abandoned" }
         );
         let since = run.ended_at.unwrap_or(run.opened_at);
-        let need = Need::plain(scene, "bad", title, crate::text::one_line(&text).into_owned(), since);
-        let need = need.advised(
-            "This is the first error; what is listed after it on the timeline is its consequence. The job may \
+        let need = Need::plain(scene, "bad", title, text, since).telling(told).advised(
+            "Read the log of the task that is named, at that time: what the others report came of it. The job may \
              form its next run at any time: nothing has to be reset here.",
-            "/guide/states#failed",
+            "/guide/night#failed",
         );
         return Some(match cause.and_then(|cause| cause.task) {
             Some(task) => need.about(scene, &[task]),
@@ -147,11 +183,13 @@ fn failed(scene: &Scene) -> Option<Need> {
     }
     let lost = with(scene, Look::Failed);
     let first = lost.iter().filter_map(|task| scene.task(*task)).min_by_key(|task| task.since)?;
-    let text = first.error.clone().unwrap_or_default();
+    let error = first.error.as_deref().unwrap_or_default();
+    let (why, told) = look::told(error, first.why.as_deref().unwrap_or_default());
+    let text = if lost.len() > 1 { format!("First task {}: {why}", first.task) } else { why };
     let title = count(lost.len(), "task has failed", "tasks have failed");
     let mut order = lost.clone();
     order.sort_by_key(|task| scene.task(*task).map(|task| task.since));
-    let need = Need::plain(scene, "bad", title, crate::text::one_line(&text).into_owned(), first.since);
+    let need = Need::plain(scene, "bad", title, text, first.since).telling(told);
     let advice = "The run goes on without it until it comes back. See whether its scheduler restarts it; if its host \
                   is bad, exclude it.";
     Some(need.about(scene, &order).advised(advice, "/guide/states#failed"))

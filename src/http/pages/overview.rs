@@ -1,5 +1,6 @@
 //! `GET /`: every job, and what needs a person.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use askama::Template;
@@ -12,8 +13,8 @@ use super::needs::{self, Need};
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
-use super::{links, look, times};
-use crate::coordination::{FirstCause, JobId, JobName, RunNumber, RunState, Timestamp};
+use super::{look, times};
+use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
 use crate::http::{Problem, Site};
 use crate::tls::FailedHandshake;
 
@@ -33,7 +34,6 @@ struct Line {
     barriers: usize,
     needs: usize,
     worst: &'static str,
-    cause: Option<FirstCause>,
 }
 
 /// Every job, as they were at one moment.
@@ -42,6 +42,8 @@ pub(super) struct Survey {
     needs: Vec<Need>,
     handshakes: Vec<FailedHandshake>,
     more: usize,
+    /// Who asks must show a token.
+    tokens: bool,
     pub now: Timestamp,
 }
 
@@ -59,7 +61,8 @@ impl Survey {
         handshakes.retain(|failed| now.since(failed.last) < LATELY);
         handshakes.truncate(HANDSHAKES);
         let more = jobs.len().saturating_sub(JOBS_SHOWN);
-        let mut survey = Self { lines: Vec::new(), needs: Vec::new(), handshakes, more, now };
+        let tokens = !site.guard.is_open();
+        let mut survey = Self { lines: Vec::new(), needs: Vec::new(), handshakes, more, tokens, now };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
             // What happened is on the page of the job.
             if let Some(scene) = Scene::see(site, job) {
@@ -74,7 +77,7 @@ impl Survey {
     fn add(&mut self, scene: &Scene) {
         let needs = needs::of(scene);
         let run = &scene.view.run;
-        let first = waiting(scene).into_iter().next();
+        let first = waiting(scene, &BTreeSet::new()).into_iter().next();
         let waits = first.map(|it: Waiting<'_>| {
             let who = match &it.barrier.missing[..] {
                 [] => String::new(),
@@ -98,7 +101,6 @@ impl Survey {
             barriers: run.barriers.len(),
             needs: needs.len(),
             worst: worst.unwrap_or(""),
-            cause: run.first_cause.clone(),
         });
         self.needs.extend(needs);
     }
@@ -109,6 +111,7 @@ impl Survey {
 struct Jobs<'a> {
     lines: &'a [Line],
     more: usize,
+    tokens: bool,
 }
 
 #[derive(Template)]
@@ -124,7 +127,7 @@ pub(super) fn parts(survey: &Survey) -> Result<Vec<Part>, Problem> {
         [one] => format!("Nothing needs you in job {}.", one.name),
         many => format!("Nothing needs you in any of the {} jobs.", many.len()),
     };
-    let jobs = Part::new("jobs", &Jobs { lines: &survey.lines, more: survey.more })?;
+    let jobs = Part::new("jobs", &Jobs { lines: &survey.lines, more: survey.more, tokens: survey.tokens })?;
     let handshakes = Part::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;
     Ok(vec![needs::part(&survey.needs, true, calm)?, handshakes, jobs])
 }

@@ -109,14 +109,25 @@ impl Scene {
         self.devices.get(&task).copied().unwrap_or_default()
     }
 
+    /// Whether a task is in trouble because its run had failed: it came of the first cause, and is none.
+    pub fn follows(&self, id: TaskId) -> bool {
+        let (Some(cause), Some(task)) = (&self.view.run.first_cause, self.task(id)) else { return false };
+        let trouble = matches!(self.look(id), Look::Failed | Look::Suspect);
+        trouble && cause.task != Some(id) && task.since >= cause.at
+    }
+
     /// A task with where it is and what it does.
     pub fn named(&self, id: TaskId) -> Named {
         let task = self.task(id);
+        let mut doing = task.map(doing).unwrap_or_default();
+        if self.follows(id) {
+            doing.push_str(", following the first cause");
+        }
         Named {
             task: id,
             host: task.map(host).unwrap_or_default(),
             look: self.look(id),
-            doing: task.map(doing).unwrap_or_default(),
+            doing,
             heard: task.and_then(|task| task.last_heartbeat),
         }
     }

@@ -191,6 +191,8 @@ fn score(task: &TaskView) -> f64 {
 struct Row<'a> {
     task: &'a TaskView,
     look: Look,
+    /// It is so because of the first cause.
+    follows: bool,
     host: String,
     incarnation: &'a str,
     lives_before: usize,
@@ -206,6 +208,7 @@ impl<'a> Row<'a> {
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
             look: scene.look(task.task),
+            follows: scene.follows(task.task),
             host: host(task),
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),
             lives_before: task.lives.len().saturating_sub(1),

@@ -30,8 +30,8 @@ const KEYS_SEARCHED: usize = 20_000;
 const KEYS_SHOWN: usize = 40;
 /// How many wide gaps in a row are no accident.
 const WIDE_MIN: usize = 3;
-/// How many recent barriers are shown.
-const MEETINGS_SHOWN: usize = 24;
+/// How many lines of recent barriers are shown.
+const MEETINGS_SHOWN: usize = 12;
 
 #[derive(Template)]
 #[template(path = "parts/task.html")]
@@ -46,6 +46,12 @@ struct State_<'a> {
     awaited_at: Vec<(String, usize, usize)>,
     /// What is found that is about it.
     found: Vec<&'a Finding>,
+    /// Its error: what happened, and as clients were told.
+    error: Option<(String, String)>,
+    /// It is in trouble because of the first cause.
+    follows: bool,
+    /// Its error is the first cause.
+    is_cause: bool,
 }
 
 #[derive(Template)]
@@ -101,39 +107,115 @@ fn wide_since(course: &[GapAt], median_us: u64) -> Option<Timestamp> {
     (median_us > 0 && last >= WIDE_MIN).then(|| course[course.len() - last].at)
 }
 
-struct Meeting<'a> {
-    record: &'a BarrierRecord,
+/// How a task came to uses of a barrier that ended alike, one after the other.
+#[derive(Debug, PartialEq)]
+struct Meeting {
     name: String,
-    came: String,
-    late_us: Option<u64>,
+    /// The first and the last of these uses, and how many there are.
+    uses: (i64, i64),
+    count: usize,
     passed: bool,
+    came: Came,
+    /// The least and the most that it came after the first, where that is known.
+    late_us: Option<(u64, u64)>,
+    /// When the last of them ended.
+    ended: Timestamp,
+}
+
+impl Meeting {
+    fn of(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
+        let arrival = record.latest.iter().find(|arrival| arrival.task == task);
+        let late = arrival.map(|arrival| record.lateness_us(arrival));
+        // The first is among the latest only where few came.
+        let late = if record.first == Some(task) { Some(0) } else { late };
+        Self {
+            name: barrier_name(&record.id),
+            uses: (record.counter, record.counter),
+            count: 1,
+            passed: record.outcome == BarrierOutcome::Passed,
+            came: Came::to(record, task, tasks),
+            late_us: late.map(|us| (us, us)),
+            ended: record.ended,
+        }
+    }
+
+    /// Takes in an earlier one, if it is like this one.
+    fn takes_in(&mut self, earlier: &Self) -> bool {
+        let alike = (&self.name, self.passed, self.came) == (&earlier.name, earlier.passed, earlier.came);
+        if alike {
+            self.uses.0 = earlier.uses.0;
+            self.count += earlier.count;
+            self.late_us = match (self.late_us, earlier.late_us) {
+                (Some((least, most)), Some((low, high))) => Some((least.min(low), most.max(high))),
+                (one, other) => one.or(other),
+            };
+        }
+        alike
+    }
+}
+
+/// How a task came to a barrier, as far as its record tells: it names the first to come, the last few, and the first few of
+/// those that did not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Came {
+    First,
+    Last,
+    Between,
+    Never,
+    NoMember,
+    Unknown,
+}
+
+impl Came {
+    fn to(record: &BarrierRecord, task: TaskId, tasks: usize) -> Self {
+        let place = record.latest.iter().position(|arrival| arrival.task == task);
+        let all_named = record.arrived <= record.latest.len();
+        let all_absent_named = record.members.saturating_sub(record.arrived) <= record.without.len();
+        let everybody = record.members == tasks;
+        match place {
+            _ if record.without.contains(&task) => Self::Never,
+            _ if record.first == Some(task) => Self::First,
+            Some(0) => Self::Last,
+            Some(_) => Self::Between,
+            None if all_named && all_absent_named => Self::NoMember,
+            None if all_named => Self::Never,
+            // A member that is not absent has come.
+            None if everybody && all_absent_named => Self::Between,
+            None => Self::Unknown,
+        }
+    }
+
+    fn words(&self) -> &'static str {
+        match self {
+            Self::First => "came first",
+            Self::Last => "came last",
+            Self::Between => "came between the first and the last",
+            Self::Never => "did not come",
+            Self::NoMember => "is no member",
+            Self::Unknown => "not recorded",
+        }
+    }
+}
+
+/// How a task came to the recent barriers of its run, the latest first; those that are alike are one line.
+fn meetings(records: &[BarrierRecord], task: TaskId, tasks: usize) -> Vec<Meeting> {
+    let mut meetings: Vec<Meeting> = Vec::new();
+    for record in records {
+        let one = Meeting::of(record, task, tasks);
+        if !meetings.last_mut().is_some_and(|last| last.takes_in(&one)) {
+            meetings.push(one);
+        }
+    }
+    meetings
 }
 
 #[derive(Template)]
 #[template(path = "parts/meetings.html")]
 struct Meetings<'a> {
-    meetings: Vec<Meeting<'a>>,
-}
-
-/// How a task came to a barrier, as far as the record tells.
-fn meeting<'a>(record: &'a BarrierRecord, task_view: &TaskView) -> Meeting<'a> {
-    let task = task_view.task;
-    let arrival = record.latest.iter().position(|arrival| arrival.task == task);
-    let late_us = arrival.map(|at| record.lateness_us(&record.latest[at]));
-    let there = task_view.live_since.is_some_and(|since| since <= record.ended);
-    let came = match arrival {
-        _ if record.without.contains(&task) => "did not come".to_owned(),
-        _ if record.first == Some(task) => "came first".to_owned(),
-        Some(0) => "came last".to_owned(),
-        Some(place) => format!("came {} before the last", place),
-        // All who came are named.
-        None if record.arrived <= record.latest.len() => "took no part".to_owned(),
-        // Where it was then, another life of it knows.
-        None if !there => "not known: before this life took part".to_owned(),
-        None => format!("not among the last {}", record.latest.len()),
-    };
-    let passed = record.outcome == BarrierOutcome::Passed;
-    Meeting { name: barrier_name(&record.id), came, late_us, passed, record }
+    job: &'a JobName,
+    meetings: Vec<Meeting>,
+    /// How many more lines there would be.
+    more: usize,
 }
 
 /// Taking the task out, or letting it in again.
@@ -185,17 +267,21 @@ pub(super) fn parts(
         keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),
         awaited_at: waited_for.map(|b| (barrier_name(&b.id), b.arrived, b.members)).collect(),
         found: scene.open.iter().filter(|finding| finding.tasks.contains(&id)).collect(),
+        error: task.error.as_deref().map(|error| look::told(error, task.why.as_deref().unwrap_or_default())),
+        follows: scene.follows(id),
+        is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };
     let pulse = Pulse::of(site, scene, task);
-    let meetings =
-        run.recent_barriers.iter().take(MEETINGS_SHOWN).map(|record| meeting(record, task)).collect();
+    let mut meetings = meetings(&run.recent_barriers, id, scene.tasks());
+    let more = meetings.len().saturating_sub(MEETINGS_SHOWN);
+    meetings.truncate(MEETINGS_SHOWN);
     Ok(Some(vec![
         head(scene)?,
         Part::new("task", &state)?,
         Part::new("act", &Act::of(scene, task, guest))?,
         Part::new("pulse", &pulse)?,
         transfers::of_task(scene, id)?,
-        Part::new("meetings", &Meetings { meetings })?,
+        Part::new("meetings", &Meetings { job: &view.name, meetings, more })?,
         timeline::part(scene, false, Some(id))?,
         devices(scene, id)?,
         keys(site, scene, id)?,
@@ -279,6 +365,66 @@ pub(super) async fn show(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coordination::{ArrivalView, BarrierKind};
+
+    /// A use of a barrier of `members` tasks: who came, in the order of their coming, a second apart; who did not.
+    fn record(counter: i64, members: usize, came: &[i32], without: &[i32]) -> BarrierRecord {
+        let ids = |numbers: &[i32]| numbers.iter().copied().map(TaskId).collect::<Vec<_>>();
+        let arrivals =
+            (1..).zip(ids(came)).map(|(at, task)| ArrivalView { task, at: Timestamp(at * 1_000_000) });
+        let mut latest: Vec<ArrivalView> = arrivals.collect();
+        latest.reverse();
+        latest.truncate(8);
+        BarrierRecord {
+            id: "step".into(),
+            counter,
+            kind: BarrierKind::Client,
+            began: Timestamp(1_000_000),
+            ended: Timestamp(99_000_000),
+            members,
+            arrived: came.len(),
+            first: ids(came).first().copied(),
+            last: ids(came).last().copied(),
+            skew_us: (came.len() as u64).saturating_sub(1) * 1_000_000,
+            waited_us: 0,
+            outcome: BarrierOutcome::Passed,
+            without: ids(without).into_iter().take(8).collect(),
+            latest,
+        }
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_barrier_but_what_its_record_tells() {
+        use Came::{Between, First, Last, Never, NoMember, Unknown};
+        let all: Vec<i32> = (0..100).collect();
+        let came = |record: &BarrierRecord, task: i32, tasks: usize| Came::to(record, TaskId(task), tasks);
+        let whole = record(1, 100, &all, &[]);
+        assert_eq!([0, 99, 95, 50].map(|task| came(&whole, task, 100)), [First, Last, Between, Between]);
+        // It may be of other tasks than this one.
+        assert_eq!(came(&whole, 50, 200), Unknown);
+        let few = record(1, 3, &[4, 5], &[6]);
+        assert_eq!([4, 5, 6, 7].map(|task| came(&few, task, 8)), [First, Last, Never, NoMember]);
+        // Twenty have not come, eight of them are named: who is not named has come, or has not.
+        let torn = record(1, 100, &all[..80], &all[80..]);
+        assert_eq!([85, 95, 40].map(|task| came(&torn, task, 100)), [Never, Unknown, Unknown]);
+        let lonely = record(1, 100, &all[..4], &all[4..]);
+        assert_eq!(came(&lonely, 95, 100), Never);
+    }
+
+    #[test]
+    fn barriers_to_which_a_task_came_alike_are_one_line() {
+        let late = |counter| record(counter, 3, &[0, 1, 2], &[]);
+        let records = [late(9), late(8), record(7, 3, &[2, 0, 1], &[]), late(6)];
+        let lines = meetings(&records, TaskId(2), 3);
+        let told: Vec<_> = lines.iter().map(|it| (it.uses, it.count, it.came, it.late_us)).collect();
+        let two = Some((2_000_000, 2_000_000));
+        let expected = [
+            ((8, 9), 2, Came::Last, two),
+            ((7, 7), 1, Came::First, Some((0, 0))),
+            ((6, 6), 1, Came::Last, two),
+        ];
+        assert_eq!(told, expected);
+    }
 
     #[test]
     fn one_wide_gap_is_an_accident_and_three_at_the_end_are_not() {

@@ -12,7 +12,7 @@ use super::look::grouped;
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
-use super::{links, times};
+use super::{links, look, needs, times};
 use crate::coordination::{
     BarrierEnding, Change, Event, FailureClass, JobId, JobName, RunNumber, RunOutcome, TaskId, Timestamp,
 };
@@ -24,7 +24,7 @@ use crate::telemetry::events::kind;
 /// How many moments of a job are shown at most.
 const MOMENTS_KEPT: usize = 400;
 /// How many the page of the job shows.
-const MOMENTS_SHORT: usize = 14;
+const MOMENTS_SHORT: usize = 10;
 /// How many ranges of tasks one moment names.
 const RANGES_SHOWN: usize = 6;
 /// What many tasks do one after the other is one moment if no two are further apart than this, in microseconds: where it is
@@ -52,6 +52,8 @@ pub(super) struct Moment {
     pub kind: &'static str,
     pub role: Role,
     pub tone: &'static str,
+    /// What comes of a failure, if there was one before it.
+    is_trouble: bool,
     pub tasks: Vec<TaskId>,
     pub text: String,
     /// What it must share with a moment that it is told of together with; nothing if it stands alone.
@@ -68,6 +70,7 @@ impl Moment {
             kind: kind(&event.what),
             role: if matches!(event.what, Change::FirstCause { .. }) { Role::Cause } else { Role::Plain },
             tone,
+            is_trouble: tone == "bad" || matches!(event.what, Change::TaskSuspected { .. }),
             tasks: tasks(&event.what),
             text: crate::text::one_line(&event.reason).into_owned(),
             shared: shared(event),
@@ -168,7 +171,8 @@ impl Happened {
     fn push(&mut self, mut moment: Moment) {
         if moment.role == Role::Cause {
             self.caused = Some(moment.run);
-        } else if self.caused == Some(moment.run) && moment.tone == "bad" {
+            self.mark_what_failed_with(&moment);
+        } else if self.caused == Some(moment.run) && moment.is_trouble {
             moment.role = Role::Following;
         }
         if let Some(last) = self.moments.back_mut()
@@ -187,6 +191,16 @@ impl Happened {
         if self.moments.len() > MOMENTS_KEPT {
             self.moments.pop_front();
             self.cut = true;
+        }
+    }
+
+    /// What failed at the very moment of a first cause came of it, though it is told before it.
+    fn mark_what_failed_with(&mut self, cause: &Moment) {
+        let with = self.moments.iter_mut().rev();
+        for moment in with.take_while(|moment| moment.at == cause.at && moment.run == cause.run) {
+            if moment.is_trouble && moment.tasks != cause.tasks {
+                Arc::make_mut(moment).role = Role::Following;
+            }
         }
     }
 
@@ -229,6 +243,8 @@ struct Timeline<'a> {
     job: &'a JobName,
     /// The first cause of the present run.
     cause: Option<Cause>,
+    /// The page has told it already.
+    told_above: bool,
     moments: Vec<&'a Moment>,
     more: bool,
     /// What happened before is not kept.
@@ -239,7 +255,9 @@ struct Cause {
     at: Timestamp,
     task: Option<TaskId>,
     host: String,
-    error: String,
+    why: String,
+    /// What clients were told, where those are other words.
+    told: String,
     following: usize,
 }
 
@@ -249,18 +267,33 @@ pub(super) fn part(scene: &Scene, whole: bool, only: Option<TaskId>) -> Result<P
     let most = if whole { MOMENTS_KEPT } else { MOMENTS_SHORT };
     let about = |moment: &&Moment| only.is_none_or(|task| moment.tasks.contains(&task));
     let following = |moment: &&Moment| moment.role == Role::Following && moment.run == run.number;
-    let cause = run.first_cause.as_ref().map(|cause| Cause {
-        at: cause.at,
-        task: cause.task,
-        host: cause.task.map(|task| scene.named(task).host).unwrap_or_default(),
-        error: crate::text::one_line(&cause.error).into_owned(),
-        following: scene.happened.latest().filter(following).map(|moment| moment.tasks.len().max(1)).sum(),
+    let cause = run.first_cause.as_ref().map(|cause| {
+        let (why, told) = look::told(&cause.error, &cause.why);
+        Cause {
+            at: cause.at,
+            task: cause.task,
+            host: cause.task.map(|task| scene.named(task).host).unwrap_or_default(),
+            why,
+            told,
+            following: scene
+                .happened
+                .latest()
+                .filter(following)
+                .filter(about)
+                .map(|moment| moment.tasks.len().max(1))
+                .sum(),
+        }
     });
+    // On the page of the job it is the first of what needs a person, on that of its task the last error.
+    let told_above = match only {
+        None => !whole && needs::tell_cause(scene),
+        Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
+    };
     let shown = scene.happened.latest().filter(about);
     let more = !whole && shown.clone().nth(most).is_some();
     let moments: Vec<&Moment> = shown.take(most).collect();
     let cut = !more && scene.happened.cut;
-    Part::new("timeline", &Timeline { job: &scene.view.name, cause, moments, more, cut })
+    Part::new("timeline", &Timeline { job: &scene.view.name, cause, told_above, moments, more, cut })
 }
 
 #[derive(Template)]
@@ -305,7 +338,7 @@ mod tests {
     fn moment(kind: &'static str, task: i32, tone: &'static str, role: Role) -> Moment {
         let (at, run) = (Timestamp(task.unsigned_abs().into()), RunNumber(1));
         let (tasks, text, shared) = (vec![TaskId(task)], kind.into(), Some(kind.into()));
-        Moment { at, last_at: at, run, kind, role, tone, tasks, text, shared }
+        Moment { at, last_at: at, run, kind, role, tone, is_trouble: tone == "bad", tasks, text, shared }
     }
 
     fn failed(timelines: &Timelines, at: u64, task: i32, class: FailureClass, reason: &str) {

@@ -252,6 +252,11 @@ impl Pairs<'_> {
     }
 }
 
+/// The bytes that a task has sent and received.
+fn moved(task: &TaskTransfers) -> u64 {
+    task.totals.sent().saturating_add(task.totals.received())
+}
+
 fn matrix(pairs: &[PairView], tasks: usize) -> Vec<Vec<Cell>> {
     if tasks > MATRIX || pairs.is_empty() {
         return Vec::new();
@@ -316,7 +321,6 @@ pub(super) fn parts(scene: &Scene, choice: &Choice) -> Result<Vec<Part>, Problem
     let most = pairs.first().map_or(0, PairView::bytes);
     let mut tasks = board.tasks(job, &scene.roster);
     let (all, failing) = (tasks.len(), tasks.iter().filter(|task| task.totals.failed() > 0).count());
-    let moved = |task: &TaskTransfers| task.totals.sent().saturating_add(task.totals.received());
     tasks.sort_by_key(|task| (std::cmp::Reverse(moved(task)), task.task));
     tasks.truncate(LISTED);
     let late = u64::from(view.interval_ms) * 10_000;
