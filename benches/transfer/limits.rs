@@ -99,8 +99,10 @@ pub fn wake(time: Duration) -> Result<(Duration, Duration)> {
         scope.spawn(|| {
             for round in 0.. {
                 sleep(&words[0], round);
+                // Of this round: once the other is awake, it may say so of the next.
+                let last = over.load(Ordering::Acquire);
                 let _asleep_or_not = wake(&words[1], round + 1);
-                if over.load(Ordering::Acquire) {
+                if last {
                     return;
                 }
             }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::frame::{Message, PREFIX, Prefix, too_long};
+use super::fresh;
 use super::gzip::Gzip;
 use super::sets::TaskSets;
 use crate::coordination::{Code, Failure};
@@ -237,7 +238,11 @@ impl Body {
                     None => Message::new(file.inflate()?),
                 })
             }
-            _ => Stage::Whole(prefix, Message::new(message.to_vec()), None),
+            _ => {
+                let mut whole = fresh::room(message.len()).ok_or_else(no_memory)?;
+                whole.extend_from_slice(message);
+                Stage::Whole(prefix, Message::new(whole), None)
+            }
         };
         if more.is_empty() { Ok(()) } else { Err(too_much()) }
     }
@@ -262,8 +267,7 @@ impl Body {
 
     /// There is memory for a message of which this is the beginning.
     fn assemble(&mut self, prefix: Prefix, beginning: &[u8], claim: Claim) -> Result<(), Broken> {
-        let mut message = Vec::new();
-        message.try_reserve_exact(prefix.length).map_err(|_| no_memory())?;
+        let mut message = fresh::room(prefix.length).ok_or_else(no_memory)?;
         message.extend_from_slice(beginning);
         self.used += beginning.len();
         self.stage = Stage::Assembling(prefix, message, claim);

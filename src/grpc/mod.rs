@@ -12,6 +12,7 @@ mod count;
 mod deadlines;
 mod desk;
 mod frame;
+mod fresh;
 mod generation_a;
 mod generation_c;
 mod gzip;
