@@ -63,8 +63,6 @@ struct Inner {
     tasks: u32,
     roster: watch::Sender<Roster>,
     over: watch::Sender<Option<AgentError>>,
-    /// Whether the engine was told that nobody counts any more: it is told of nobody after that.
-    fenced: Mutex<bool>,
     notice: watch::Sender<Option<String>>,
     sync: watch::Sender<preemption::Sync>,
     counters: Mutex<HashMap<String, i64>>,
@@ -84,17 +82,20 @@ impl Inner {
 
     /// This life is over, for this reason unless there was one before. Nothing moves any more when anybody hears of it.
     fn end(&self, error: AgentError) {
-        let mut fenced = lock(&self.fenced);
-        if !std::mem::replace(&mut *fenced, true) {
-            self.engine.on_membership(Membership::default());
-            self.over.send_replace(Some(error));
-        }
+        self.over.send_if_modified(|over| {
+            let first = over.is_none();
+            if first {
+                self.engine.on_membership(Membership::default());
+                *over = Some(error);
+            }
+            first
+        });
     }
 
-    /// Tells the engine who counts, as long as this life does.
+    /// Tells the engine who counts, as long as this life does: it does not end meanwhile.
     fn tell_engine(&self, membership: Membership) {
-        let fenced = lock(&self.fenced);
-        if !*fenced {
+        let over = self.over.borrow();
+        if over.is_none() {
             self.engine.on_membership(membership);
         }
     }
@@ -143,7 +144,6 @@ impl Agent {
             tasks,
             roster: watch::Sender::new(Roster::default()),
             over: watch::Sender::new(None),
-            fenced: Mutex::new(false),
             notice: watch::Sender::new(None),
             sync: watch::Sender::default(),
             counters: Mutex::default(),

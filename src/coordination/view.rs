@@ -171,6 +171,15 @@ pub struct RunView {
     pub devices: Vec<Device>,
 }
 
+impl RunView {
+    /// Whether a task has been as it is only since the first error of another: if it is in trouble, that is why.
+    #[must_use]
+    pub fn follows(&self, task: &TaskView) -> bool {
+        let cause = self.first_cause.as_ref();
+        cause.is_some_and(|cause| cause.task != Some(task.task) && task.since >= cause.at)
+    }
+}
+
 /// Where a task stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

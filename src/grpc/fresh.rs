@@ -23,10 +23,10 @@ pub(super) fn room(length: usize) -> Option<Vec<u8>> {
 fn populate(room: &mut Vec<u8>) {
     let page = rustix::param::page_size();
     let spare = room.spare_capacity_mut();
-    let before = spare.as_ptr().addr().next_multiple_of(page) - spare.as_ptr().addr();
+    let before = spare.as_ptr().align_offset(page);
     let whole = spare.len().saturating_sub(before) / page * page;
     let Some(pages) = spare.get_mut(before..before + whole) else { return };
-    let Some(last) = pages.len().checked_sub(page).and_then(|at| pages.get_mut(at..)) else { return };
+    let Some(last) = pages.rchunks_mut(page).next() else { return };
     let mut there = 0u8;
     // SAFETY: the page is this vector's own; the call reads no memory and writes one byte, of which there is one.
     let asked = unsafe { libc::mincore(last.as_mut_ptr().cast(), page, &raw mut there) };

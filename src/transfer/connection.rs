@@ -741,11 +741,7 @@ impl Connection {
         let ready = ready && visit.is_some();
         let inline = (ready && link.inlines(total)).then(|| {
             let mut bytes = Vec::with_capacity(total as usize);
-            let mut pieces = Vec::new();
-            part.work.out.pieces(0, total, usize::MAX, &mut pieces);
-            for piece in pieces {
-                piece.read(|some| bytes.extend_from_slice(some));
-            }
+            part.work.out.copy_out(0, total, &mut bytes);
             bytes
         });
         if inline.is_some() {
@@ -995,12 +991,7 @@ impl Connection {
     /// Puts what came with a launch in place.
     fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8]) {
         let Some(visit) = part.visit() else { return };
-        let (mut pieces, mut done) = (Vec::new(), 0);
-        part.work.inbound.pieces(0, bytes.len() as u64, usize::MAX, &mut pieces);
-        for piece in pieces {
-            piece.copy_from(&Piece::of(&bytes[done..done + piece.len()]));
-            done += piece.len();
-        }
+        part.work.inbound.copy_in(0, bytes);
         self.count(self.kind, true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);

@@ -108,6 +108,26 @@ impl Stream {
             }
         }
     }
+
+    /// Appends the bytes `start..start + len`. The caller holds a visit.
+    pub fn copy_out(&self, start: u64, len: u64, into: &mut Vec<u8>) {
+        let mut pieces = Vec::new();
+        self.pieces(start, len, usize::MAX, &mut pieces);
+        for piece in pieces {
+            piece.read(|bytes| into.extend_from_slice(bytes));
+        }
+    }
+
+    /// Puts `bytes` in place from `start` on. The caller holds a visit.
+    pub fn copy_in(&self, start: u64, mut bytes: &[u8]) {
+        let mut pieces = Vec::new();
+        self.pieces(start, bytes.len() as u64, usize::MAX, &mut pieces);
+        for piece in pieces {
+            let (here, rest) = bytes.split_at(piece.len());
+            piece.copy_from(&Piece::of(here));
+            bytes = rest;
+        }
+    }
 }
 
 /// What a prepared launch does with one peer. The same for every launch of it.

@@ -185,7 +185,7 @@ impl Job<'_> {
         ] {
             for task in of(standing).take(left) {
                 let about = format!("{}{}", self.who(task.task), self.ago_of(task.since));
-                let follows = if self.follows(task) { ", following the first cause" } else { "" };
+                let follows = if self.run.follows(task) { ", following the first cause" } else { "" };
                 let why = match (&task.why, standing) {
                     (Some(why), _) => format!(": {}", shorten(&one_line(why), ERROR_CHARS)),
                     (None, TaskStanding::Suspect) => format!(": its connection broke; {}", self.heard(task)),
@@ -201,12 +201,6 @@ impl Job<'_> {
             left = left.saturating_sub(all.len());
         }
         text
-    }
-
-    /// Whether a task is in trouble because its run had failed.
-    fn follows(&self, task: &TaskView) -> bool {
-        let cause = self.run.first_cause.as_ref();
-        cause.is_some_and(|cause| cause.task != Some(task.task) && task.since >= cause.at)
     }
 
     fn heard(&self, task: &TaskView) -> String {

@@ -111,9 +111,8 @@ impl Scene {
 
     /// Whether a task is in trouble because its run had failed: it came of the first cause, and is none.
     pub fn follows(&self, id: TaskId) -> bool {
-        let (Some(cause), Some(task)) = (&self.view.run.first_cause, self.task(id)) else { return false };
         let trouble = matches!(self.look(id), Look::Failed | Look::Suspect);
-        trouble && cause.task != Some(id) && task.since >= cause.at
+        trouble && self.task(id).is_some_and(|task| self.view.run.follows(task))
     }
 
     /// A task with where it is and what it does.

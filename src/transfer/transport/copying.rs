@@ -73,12 +73,11 @@ fn runs(connection: &Connection, part: &Part, definition: &Definition) -> Vec<Ru
             }
             _ => connection.shared(source),
         };
-        let start = inbound.start(at);
         match last {
-            Some(run) if inbound.is_joined(at) && run.start + run.len == start && run.goes_on_in(source) => {
+            Some(run) if inbound.is_joined(at) && run.goes_on_in(source) => {
                 run.len += span.len() as u64;
             }
-            _ => runs.push(Run { start, len: span.len() as u64, at, source, shared }),
+            _ => runs.push(Run { start: inbound.start(at), len: span.len() as u64, at, source, shared }),
         }
     }
     runs

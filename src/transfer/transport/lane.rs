@@ -301,11 +301,7 @@ impl Lane {
                     let mut bytes = Vec::new();
                     if *sent > 0 {
                         bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
-                        let (mut pieces, from) = (Vec::new(), *start + body as u64);
-                        part.work.out.pieces(from, (*len - body) as u64, usize::MAX, &mut pieces);
-                        for piece in pieces {
-                            piece.read(|some| bytes.extend_from_slice(some));
-                        }
+                        part.work.out.copy_out(*start + body as u64, (*len - body) as u64, &mut bytes);
                     }
                     *writing = if bytes.is_empty() {
                         Writing::Idle
@@ -349,9 +345,6 @@ fn encode(frame: &Frame, into: &mut Vec<u8>) {
 fn checksum(stream: &crate::transfer::launch::Stream, start: u64, len: u64) -> u32 {
     let mut pieces = Vec::with_capacity(8);
     stream.pieces(start, len, usize::MAX, &mut pieces);
-    if let [piece] = pieces.as_slice() {
-        return piece.read(crc);
-    }
     let mut checksum = Checksum::new();
     for piece in pieces {
         piece.read(|bytes| checksum.update(bytes));

@@ -240,13 +240,7 @@ impl Lane {
             Reading::Waste { left } => *left -= there,
             Reading::Chunk { part, start, got, .. } => {
                 if let Some(_visit) = part.visit() {
-                    let mut pieces = Vec::new();
-                    part.work.inbound.pieces(*start, there as u64, usize::MAX, &mut pieces);
-                    let mut at = from;
-                    for piece in pieces {
-                        piece.copy_from(&Piece::of(&input.ahead[at..at + piece.len()]));
-                        at += piece.len();
-                    }
+                    part.work.inbound.copy_in(*start, &input.ahead[from..to]);
                 }
                 *got = there;
             }
