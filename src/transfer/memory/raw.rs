@@ -199,6 +199,43 @@ impl<'a> Piece<'a> {
         unsafe { std::ptr::copy(source.0.iov_base.cast::<u8>(), self.0.iov_base.cast::<u8>(), len) };
     }
 
+    /// As [`copy_from`](Self::copy_from), past the caches: what is written is not read from memory before, which is a
+    /// third of what a plain copy moves, and drives nothing else out of the caches. For more than they hold.
+    pub fn copy_past_caches(&self, source: &Piece<'_>) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+            const LINE: usize = 64;
+            const WORDS: usize = LINE / size_of::<__m128i>();
+            let len = self.len().min(source.len());
+            let head = self.0.iov_base.cast::<u8>().align_offset(LINE).min(len);
+            let lines = (len - head) / LINE;
+            self.part(0, head).copy_from(source);
+            let (to, from) = (self.part(head, lines * LINE), source.part(head, lines * LINE));
+            let (into, out) = (to.0.iov_base.cast::<__m128i>(), from.0.iov_base.cast::<__m128i>());
+            for line in 0..lines {
+                // SAFETY: four words, which is a line, within both pieces; `into` begins with a line, so its words are
+                // aligned. That they do not overlap is seen to by reservations.
+                unsafe {
+                    let (into, out) = (into.add(line * WORDS), out.add(line * WORDS));
+                    let (first, second) = (_mm_loadu_si128(out), _mm_loadu_si128(out.add(1)));
+                    let (third, fourth) = (_mm_loadu_si128(out.add(2)), _mm_loadu_si128(out.add(3)));
+                    _mm_stream_si128(into, first);
+                    _mm_stream_si128(into.add(1), second);
+                    _mm_stream_si128(into.add(2), third);
+                    _mm_stream_si128(into.add(3), fourth);
+                }
+            }
+            // SAFETY: a fence. Such stores may come after later ones, and whoever hears that the bytes are there must see
+            // them.
+            unsafe { _mm_sfence() };
+            let done = head + lines * LINE;
+            self.part(done, len - done).copy_from(&source.part(done, len - done));
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        self.copy_from(source);
+    }
+
     /// Calls `with` with the bytes. For bytes that no transfer writes meanwhile.
     pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> R {
         if self.len() == 0 {
@@ -222,5 +259,26 @@ impl<'a> Piece<'a> {
     pub(in crate::transfer) fn vectors<'p>(pieces: &'p [Piece<'_>]) -> &'p [libc::iovec] {
         // SAFETY: `Piece` is a transparent wrapper of `iovec`.
         unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_past_the_caches_copies_just_what_both_have() {
+        let source: Vec<u8> = (0..1000_u32).map(|n| n as u8 ^ (n >> 3) as u8).collect();
+        for (from, to, len) in
+            [(0, 0, 1000), (1, 0, 999), (0, 3, 700), (7, 5, 64), (7, 5, 63), (9, 60, 1), (0, 64, 0), (13, 1, 511)]
+        {
+            for more in [0, 40] {
+                let mut target = vec![0xee; 1200];
+                let room = if more == 0 { len } else { len + more };
+                Piece::of_mut(&mut target[to..to + room]).copy_past_caches(&Piece::of(&source[from..from + len]));
+                assert_eq!(target[to..to + len], source[from..from + len], "{len} from {from} to {to}");
+                assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xee));
+            }
+        }
     }
 }

@@ -18,6 +18,9 @@ const STEP: u64 = 512 << 10;
 /// Fetches of no more are done by whoever learns of them: to hand them over costs more.
 const AT_ONCE: u64 = 128 << 10;
 
+/// Fetches of more are copied past the caches: with what else is under way they hold no more than that of both sides.
+const PAST_CACHES: u64 = 8 << 20;
+
 /// Bytes that lie in one piece on both sides.
 struct Run {
     /// Where in the stream it begins, and how long it is.
@@ -237,7 +240,11 @@ impl Fetch {
             match (run.source, &run.shared) {
                 (Source::Region(_, offset), Some(shared)) => {
                     let source = shared.piece(offset, from as usize, bytes).ok_or(Errno::FAULT)?;
-                    into.copy_from(&source);
+                    if self.total > PAST_CACHES {
+                        into.copy_past_caches(&source);
+                    } else {
+                        into.copy_from(&source);
+                    }
                 }
                 (Source::Address(address), _) => {
                     addresses.push(address.wrapping_add(from));
