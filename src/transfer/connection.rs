@@ -15,7 +15,7 @@ use super::error::TransferError;
 use super::frame::{Header, Kind};
 use super::identity::Member;
 use super::inside::Core;
-use super::launch::{Part, give_up};
+use super::launch::{Part, Stay, give_up};
 use super::link::definition::{Definition, Source};
 use super::link::{
     Difference, Frame, GroupId, Landing, Launching, Link, Numbers, Output, Push, Terms, Violation,
@@ -33,6 +33,21 @@ use crate::clock;
 const REGIONS_MAX: usize = 4096;
 /// Launches that send no more than this are sent by whoever launches them; others by the reactors.
 const SEND_AT_ONCE: u64 = 64 << 10;
+
+/// While more launches are under way, what a launch says leaves together with what others say, in one call of the system;
+/// until then it leaves at once.
+const LAUNCHES_AT_ONCE: usize = 4;
+
+/// What is to be said to frames that came together: all of it leaves in as few calls of the system as it fits into.
+#[derive(Default)]
+pub struct Answers {
+    /// Bytes that are to be sent now.
+    sends: u64,
+    /// Whether nobody uses the connection.
+    unused: bool,
+    /// Parts that are in place, of which the peer hears first.
+    landed: Vec<Stay>,
+}
 
 /// Memory of a peer, mapped to be read.
 pub struct Shared(Mapping);
@@ -471,12 +486,14 @@ impl Connection {
         self.count(kind, true, bytes);
     }
 
-    /// A control frame came by a lane, perhaps with descriptors.
+    /// A control frame came by a lane, perhaps with descriptors. What is to be said to it waits for
+    /// [`answer`](Self::answer).
     pub fn control_frame(
         self: &Arc<Self>,
         header: &Header,
         payload: Vec<u8>,
         descriptors: Vec<OwnedFd>,
+        answers: &mut Answers,
     ) -> Result<(), Violation> {
         match header.kind {
             Kind::Region | Kind::Descriptor => {
@@ -504,7 +521,7 @@ impl Connection {
             _ => {}
         }
         lock(&self.link).receive(header, payload)?;
-        self.settle();
+        self.perform_all(answers);
         Ok(())
     }
 
@@ -542,6 +559,19 @@ impl Connection {
     }
 
     fn drain_ring(self: &Arc<Self>, reader: &Reader<'_>) -> Result<(), Violation> {
+        let mut answers = Answers::default();
+        let drained = self.take_from_ring(reader, &mut answers);
+        self.answer(answers);
+        drained?;
+        if reader.writer_waits()
+            && let Some(outbox) = self.outbox.get()
+        {
+            outbox.ring();
+        }
+        Ok(())
+    }
+
+    fn take_from_ring(self: &Arc<Self>, reader: &Reader<'_>, answers: &mut Answers) -> Result<(), Violation> {
         while lock(&self.awaited).is_none()
             && let Some((bytes, payload)) = reader.next()?
         {
@@ -558,12 +588,7 @@ impl Connection {
                 }
             }
             lock(&self.link).receive(&header, payload)?;
-            self.settle();
-        }
-        if reader.writer_waits()
-            && let Some(outbox) = self.outbox.get()
-        {
-            outbox.ring();
+            self.perform_all(answers);
         }
         Ok(())
     }
@@ -745,7 +770,7 @@ impl Connection {
             bytes
         });
         if inline.is_some() {
-            self.count(self.kind, false, total);
+            self.count(self.inline_kind(), false, total);
         }
         let token = Arc::clone(part);
         let launching = Launching { token, definition, at, class, source: ready, destination: ready, inline };
@@ -757,10 +782,30 @@ impl Connection {
         }
         // Under the lock: whatever the link says of the part comes after it knows its place.
         part.is_at(at);
+        let crowded = link.launched() > LAUNCHES_AT_ONCE;
         drop(link);
         drop(visit);
-        self.settle();
+        if crowded && self.outbox.get().is_none() {
+            self.settle_elsewhere();
+        } else {
+            self.settle();
+        }
         Ok(())
+    }
+
+    /// As [`settle`](Self::settle), but what there is to say leaves by the reactor, with whatever else there is by then.
+    fn settle_elsewhere(self: &Arc<Self>) {
+        let mut answers = Answers::default();
+        self.perform_all(&mut answers);
+        if !answers.landed.is_empty() {
+            return self.answer(answers);
+        }
+        let chunks = lock(&self.link).has_chunks();
+        for lane in self.lanes() {
+            if lane.control || chunks {
+                self.pump_elsewhere(&lane);
+            }
+        }
     }
 
     /// The buffers of a part are defined.
@@ -875,36 +920,56 @@ impl Connection {
         }
     }
 
-    /// Does what the link asks for, until it asks for nothing, and sends what there is.
+    /// Does what the link asks for, and sends what there is.
     fn settle(self: &Arc<Self>) {
-        let mut sends = 0;
-        let unused = loop {
-            let (outputs, unused) = {
+        let mut answers = Answers::default();
+        self.perform_all(&mut answers);
+        self.answer(answers);
+    }
+
+    /// Does what the link asks for, until it asks for nothing.
+    fn perform_all(self: &Arc<Self>, answers: &mut Answers) {
+        loop {
+            let outputs = {
                 let mut link = lock(&self.link);
-                (link.outputs(), link.is_unused())
+                answers.unused = link.is_unused();
+                link.outputs()
             };
             if outputs.is_empty() {
-                break unused;
+                return;
             }
             for output in outputs {
-                sends += self.perform(output);
+                self.perform(output, answers);
             }
-        };
+        }
+    }
+
+    /// Says what there is to say to frames that came together, and tells of what they brought.
+    pub fn answer(self: &Arc<Self>, answers: Answers) {
+        let Answers { sends, unused, landed } = answers;
         self.kick(sends);
+        self.tell_of(landed);
         if unused && let Some(core) = self.core.upgrade() {
             core.is_unused();
         }
     }
 
-    /// Returns how many bytes it will send.
-    fn perform(self: &Arc<Self>, output: Output<Arc<Part>>) -> u64 {
+    /// The peer has heard that these parts are here: whoever waits for one on this side may end the process at once.
+    fn tell_of(&self, landed: Vec<Stay>) {
+        for stay in landed {
+            let part = stay.part();
+            part.arrived(0, part.work.inbound.total());
+        }
+    }
+
+    fn perform(self: &Arc<Self>, output: Output<Arc<Part>>, answers: &mut Answers) {
         match output {
             Output::Matched(part) => {
                 part.match_found();
                 self.wake_held();
-                return part.work.out.total();
+                answers.sends += part.work.out.total();
             }
-            Output::Inline(part, bytes) => self.put(&part, &bytes),
+            Output::Inline(part, bytes) => self.put(&part, &bytes, answers),
             Output::Fetch(part, definition) => {
                 if let Some(core) = self.core.upgrade() {
                     core.copiers.fetch(self, &part, &definition);
@@ -985,20 +1050,22 @@ impl Connection {
             // Let go of outside of the lock: its memory may go with it.
             Output::Over(_) => {}
         }
-        0
     }
 
     /// Puts what came with a launch in place.
-    fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8]) {
-        let Some(visit) = part.visit() else { return };
+    fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8], answers: &mut Answers) {
+        let Some(stay) = part.stay() else { return };
         part.work.inbound.copy_in(0, bytes);
-        self.count(self.kind, true, bytes.len() as u64);
+        self.count(self.inline_kind(), true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);
-            self.kick(0);
         }
-        part.arrived(0, bytes.len() as u64);
-        drop(visit);
+        answers.landed.push(stay);
+    }
+
+    /// What carries the bytes that come with a launch.
+    fn inline_kind(&self) -> TransportKind {
+        if self.outbox.get().is_some() { TransportKind::Shm } else { self.kind }
     }
 
     /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.

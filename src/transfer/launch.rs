@@ -183,12 +183,12 @@ impl Drop for Visit<'_> {
     }
 }
 
-/// Leave to send a chunk, from its first byte to its last: a frame that has begun ends with the bytes that it began with,
-/// or the peer would take others for them. Once [`is_closing`](Sending::is_closing), what is left of the chunk is copied
-/// and this is let go.
-pub struct Sending(Arc<Part>);
+/// Leave to use the bytes of a part, kept beyond one call. Of a chunk that is sent it is kept from its first byte to its
+/// last: a frame that has begun ends with the bytes that it began with, or the peer would take others for them. Once
+/// [`is_closing`](Stay::is_closing), what is left of the chunk is copied and this is let go.
+pub struct Stay(Arc<Part>);
 
-impl Sending {
+impl Stay {
     /// The part.
     pub const fn part(&self) -> &Arc<Part> {
         &self.0
@@ -200,7 +200,7 @@ impl Sending {
     }
 }
 
-impl Drop for Sending {
+impl Drop for Stay {
     fn drop(&mut self) {
         if self.0.pad.leave() {
             self.0.quiet();
@@ -299,10 +299,10 @@ impl Part {
         visit.then_some(visitor)
     }
 
-    /// Leave to send a chunk of it; none once it has failed or was given up.
-    pub fn sending(self: &Arc<Self>) -> Option<Sending> {
+    /// Leave to use its bytes for longer; none once it has failed or was given up.
+    pub fn stay(self: &Arc<Self>) -> Option<Stay> {
         let visit = self.pad.enter();
-        let visitor = Sending(Arc::clone(self));
+        let visitor = Stay(Arc::clone(self));
         visit.then_some(visitor)
     }
 

@@ -269,13 +269,21 @@ mod tests {
     #[test]
     fn a_copy_past_the_caches_copies_just_what_both_have() {
         let source: Vec<u8> = (0..1000_u32).map(|n| n as u8 ^ (n >> 3) as u8).collect();
-        for (from, to, len) in
-            [(0, 0, 1000), (1, 0, 999), (0, 3, 700), (7, 5, 64), (7, 5, 63), (9, 60, 1), (0, 64, 0), (13, 1, 511)]
-        {
+        for (from, to, len) in [
+            (0, 0, 1000),
+            (1, 0, 999),
+            (0, 3, 700),
+            (7, 5, 64),
+            (7, 5, 63),
+            (9, 60, 1),
+            (0, 64, 0),
+            (13, 1, 511),
+        ] {
             for more in [0, 40] {
                 let mut target = vec![0xee; 1200];
                 let room = if more == 0 { len } else { len + more };
-                Piece::of_mut(&mut target[to..to + room]).copy_past_caches(&Piece::of(&source[from..from + len]));
+                Piece::of_mut(&mut target[to..to + room])
+                    .copy_past_caches(&Piece::of(&source[from..from + len]));
                 assert_eq!(target[to..to + len], source[from..from + len], "{len} from {from} to {to}");
                 assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xee));
             }

@@ -14,7 +14,7 @@ use super::TransportKind;
 use super::wire::{Nature, Wire, WireError};
 use crate::transfer::connection::Connection;
 use crate::transfer::frame::{Checksum, FrameError, HEADER, Kind, crc, flag};
-use crate::transfer::launch::Sending;
+use crate::transfer::launch::Stay;
 use crate::transfer::link::{Frame, Violation};
 use crate::transfer::memory::raw::Piece;
 use crate::transfer::sync::lock;
@@ -51,7 +51,7 @@ enum Writing {
     },
     Chunk {
         header: [u8; HEADER],
-        sending: Sending,
+        stay: Stay,
         start: u64,
         len: usize,
         sent: usize,
@@ -264,7 +264,7 @@ impl Lane {
         loop {
             let Some(push) = self.connection.next_chunk(self) else { return false };
             // Given up since: it does not begin.
-            let Some(sending) = push.token.sending() else { continue };
+            let Some(stay) = push.token.stay() else { continue };
             let (mut header, start) = (push.header, push.start);
             if self.connection.checks() {
                 // Read here, it is in the cache when the kernel copies it a moment later.
@@ -272,7 +272,7 @@ impl Lane {
                 header.payload_crc = checksum(&push.token.work.out, start, u64::from(header.len));
             }
             let len = header.len as usize;
-            *writing = Writing::Chunk { header: header.encode(), sending, start, len, sent: 0 };
+            *writing = Writing::Chunk { header: header.encode(), stay, start, len, sent: 0 };
             return true;
         }
     }
@@ -293,10 +293,10 @@ impl Lane {
                 }
                 Ok(now)
             }
-            Writing::Chunk { header, sending, start, len, sent } => {
-                let part = sending.part();
+            Writing::Chunk { header, stay, start, len, sent } => {
+                let part = stay.part();
                 let body = sent.saturating_sub(HEADER);
-                if sending.is_closing() {
+                if stay.is_closing() {
                     // Given up in the middle of a chunk: the frame ends with what it began with, out of a copy.
                     let mut bytes = Vec::new();
                     if *sent > 0 {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Lane, LaneError, checksum};
+use crate::transfer::connection::Answers;
 use crate::transfer::frame::{FrameError, HEADER, Header, Kind, crc, flag};
 use crate::transfer::launch::Part;
 use crate::transfer::link::{Landing, Violation};
@@ -17,7 +18,7 @@ use crate::transfer::transport::wire::{Received, WireError};
 const TURN: usize = 4 << 20;
 
 /// Read ahead on lanes of control frames: many come at once.
-const AHEAD_CONTROL: usize = 16 << 10;
+const AHEAD_CONTROL: usize = 64 << 10;
 /// Read ahead on other lanes: the next header comes with the end of a chunk, and no byte of a chunk is copied twice.
 const AHEAD_BULK: usize = HEADER;
 /// The most descriptors that wait for the frames that they belong to.
@@ -100,18 +101,31 @@ impl Lane {
             if self.is_over() {
                 return Err(LaneError::Closed);
             }
-            if let Reading::Held { header } = input.now {
-                let Some(placed) = self.place(header) else { return Ok(false) };
-                input.now = placed;
-                self.use_ahead(&mut input, header.len as usize)?;
-            }
-            match self.receive_some(&mut input, &mut turn) {
+            // What came with one call is answered with one.
+            let mut answers = Answers::default();
+            let step = self.receive_more(&mut input, &mut turn, &mut answers);
+            self.connection.answer(answers);
+            match step {
                 Ok(Step::Go) => {}
                 Ok(Step::Drained) | Err(LaneError::Wire(WireError::Later)) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
         Ok(true)
+    }
+
+    fn receive_more(
+        &self,
+        input: &mut Input,
+        turn: &mut usize,
+        answers: &mut Answers,
+    ) -> Result<Step, LaneError> {
+        if let Reading::Held { header } = input.now {
+            let Some(placed) = self.place(header) else { return Ok(Step::Drained) };
+            input.now = placed;
+            self.use_ahead(input, header.len as usize, answers)?;
+        }
+        self.receive_some(input, turn, answers)
     }
 
     /// Bytes came. If the wire is dry then, an edge will tell of the next.
@@ -126,12 +140,17 @@ impl Lane {
         Ok(if dry && !self.ending.load(Ordering::SeqCst) { Step::Drained } else { Step::Go })
     }
 
-    fn receive_some(&self, input: &mut Input, turn: &mut usize) -> Result<Step, LaneError> {
+    fn receive_some(
+        &self,
+        input: &mut Input,
+        turn: &mut usize,
+        answers: &mut Answers,
+    ) -> Result<Step, LaneError> {
         match &mut input.now {
             Reading::Held { .. } => Ok(Step::Drained),
             Reading::Header => {
                 if input.ahead().len() >= HEADER {
-                    return self.begin_all(input);
+                    return self.begin_all(input, answers);
                 }
                 input.make_room();
                 let Input { ahead, to, descriptors, .. } = &mut *input;
@@ -141,7 +160,7 @@ impl Lane {
                 }
                 let step = self.came(received, turn)?;
                 input.to += received.bytes;
-                self.begin_all(input)?;
+                self.begin_all(input, answers)?;
                 // A body that was begun has to be asked for, unless its place is awaited.
                 Ok(if matches!(input.now, Reading::Header) && input.ahead().len() < HEADER {
                     step
@@ -157,7 +176,7 @@ impl Lane {
                     && let Reading::Control { header, bytes, .. } =
                         std::mem::replace(&mut input.now, Reading::Header)
                 {
-                    self.control_frame(&header, bytes, &mut input.descriptors)?;
+                    self.control_frame(&header, bytes, &mut input.descriptors, answers)?;
                 }
                 Ok(Step::Go)
             }
@@ -214,21 +233,21 @@ impl Lane {
     }
 
     /// Begins the frames whose headers were read ahead, and ends those that were read whole.
-    fn begin_all(&self, input: &mut Input) -> Result<Step, LaneError> {
+    fn begin_all(&self, input: &mut Input, answers: &mut Answers) -> Result<Step, LaneError> {
         while matches!(input.now, Reading::Header) && input.ahead().len() >= HEADER {
             let mut bytes = [0; HEADER];
             bytes.copy_from_slice(&input.ahead()[..HEADER]);
             let header = Header::decode(&bytes)?;
             input.take(HEADER);
             let len = header.len as usize;
-            input.now = self.begin(header, &mut input.descriptors)?;
-            self.use_ahead(input, len)?;
+            input.now = self.begin(header, &mut input.descriptors, answers)?;
+            self.use_ahead(input, len, answers)?;
         }
         Ok(Step::Go)
     }
 
     /// What was read ahead of a body is the beginning of it.
-    fn use_ahead(&self, input: &mut Input, len: usize) -> Result<(), LaneError> {
+    fn use_ahead(&self, input: &mut Input, len: usize, answers: &mut Answers) -> Result<(), LaneError> {
         let there = input.ahead().len().min(len);
         let (from, to) = (input.from, input.from + there);
         match &mut input.now {
@@ -251,7 +270,7 @@ impl Lane {
         }
         match std::mem::replace(&mut input.now, Reading::Header) {
             Reading::Control { header, bytes, .. } => {
-                self.control_frame(&header, bytes, &mut input.descriptors)?;
+                self.control_frame(&header, bytes, &mut input.descriptors, answers)?;
             }
             Reading::Chunk { header, part, start, .. } => {
                 if let Some(_visit) = part.visit() {
@@ -265,7 +284,12 @@ impl Lane {
         Ok(())
     }
 
-    fn begin(&self, header: Header, descriptors: &mut Vec<OwnedFd>) -> Result<Reading, LaneError> {
+    fn begin(
+        &self,
+        header: Header,
+        descriptors: &mut Vec<OwnedFd>,
+        answers: &mut Answers,
+    ) -> Result<Reading, LaneError> {
         if !self.connection.is_between(&header) {
             return Err(LaneError::Fenced);
         }
@@ -274,7 +298,7 @@ impl Lane {
             return Ok(self.place(header).unwrap_or(Reading::Held { header }));
         }
         if len == 0 {
-            self.control_frame(&header, Vec::new(), descriptors)?;
+            self.control_frame(&header, Vec::new(), descriptors, answers)?;
             return Ok(Reading::Header);
         }
         Ok(Reading::Control { header, bytes: vec![0; len], got: 0 })
@@ -304,6 +328,7 @@ impl Lane {
         header: &Header,
         payload: Vec<u8>,
         descriptors: &mut Vec<OwnedFd>,
+        answers: &mut Answers,
     ) -> Result<(), LaneError> {
         if header.has(flag::CHECKED) && crc(&payload) != header.payload_crc {
             return Err(LaneError::Frame(FrameError::Damaged));
@@ -315,6 +340,6 @@ impl Lane {
         };
         let there = descriptors.len().min(wanted);
         let descriptors = descriptors.drain(..there).collect();
-        Ok(self.connection.control_frame(header, payload, descriptors)?)
+        Ok(self.connection.control_frame(header, payload, descriptors, answers)?)
     }
 }
