@@ -28,6 +28,15 @@ pub(super) fn page(inner: &Inner) -> String {
         let times = meters.times(stage);
         page.times(&metric::ENGINE_STAGES, &[stage.name()], &times.counts, times.sum_us);
     }
+    for (kind, size, times) in meters.durations() {
+        page.times(&metric::ENGINE_DURATIONS, &[kind.name(), size], &times.counts, times.sum_us);
+    }
+    for (reason, connections) in meters.aborts() {
+        page.count(&metric::ENGINE_ABORTS, &[reason], connections);
+    }
+    for (class, bytes) in engine.in_flight() {
+        page.count(&metric::ENGINE_IN_FLIGHT_BYTES, &[class.name()], bytes);
+    }
     let links = engine.links();
     page.size(&metric::ENGINE_IN_FLIGHT, &[], links.iter().map(|link| link.launched).sum());
     for kind in TransportKind::ALL {

@@ -105,6 +105,16 @@ impl Tally {
             let Times { counts, sum_us } = meters.times(stage);
             pb::StageTimes { stage: stage.name().to_owned(), counts: counts.to_vec(), sum_us }
         });
+        let durations = meters.durations().map(|(kind, size, Times { counts, sum_us })| pb::DurationTimes {
+            transport: kind.name().to_owned(),
+            size_class: size.to_owned(),
+            counts: counts.to_vec(),
+            sum_us,
+        });
+        let aborts = meters.aborts().filter(|(_, connections)| *connections > 0);
+        let aborts =
+            aborts.map(|(reason, connections)| pb::AbortTotals { reason: reason.to_owned(), connections });
+        let [latency_bytes, normal_bytes, bulk_bytes] = engine.in_flight().map(|(_, bytes)| bytes);
         pb::TransferReport {
             task: engine.here().task.0,
             incarnation: engine.here().incarnation.get(),
@@ -113,6 +123,9 @@ impl Tally {
             connections: connections(engine),
             outcomes: outcomes.collect(),
             stages: stages.collect(),
+            durations: durations.collect(),
+            aborts: aborts.collect(),
+            in_flight: Some(pb::InFlight { latency_bytes, normal_bytes, bulk_bytes }),
             cliques: Some(pb::CliqueCache { size: size as u64, hits, misses, evictions }),
             totals: Some(pb::EngineTotals {
                 fenced_frames: counts.fenced.load(Ordering::Relaxed),

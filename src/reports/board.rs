@@ -84,6 +84,7 @@ pub(super) struct OfTask {
     pub connections: Vec<Link>,
     pub cliques: u64,
     pub registered_bytes: u64,
+    pub in_flight: [u64; 3],
     /// Its clock beside the service's, once it has told.
     pub clock: Option<ClockReading>,
     pub failures: VecDeque<Failed>,
@@ -103,6 +104,7 @@ impl OfTask {
             connections: Vec::new(),
             cliques: 0,
             registered_bytes: 0,
+            in_flight: [0; 3],
             clock: None,
             failures: VecDeque::new(),
         }
@@ -110,7 +112,7 @@ impl OfTask {
 
     /// All of this run.
     pub fn totals(&self) -> Totals {
-        let mut totals = self.earlier;
+        let mut totals = self.earlier.clone();
         totals.add(&self.life);
         totals
     }
@@ -248,6 +250,7 @@ impl OfJob {
         of_task.links = report.links;
         of_task.cliques = report.cliques;
         of_task.registered_bytes = report.registered_bytes;
+        of_task.in_flight = report.in_flight;
         of_task.clock = report.clock;
         of_task.connections = report.connections;
         of_task.connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));

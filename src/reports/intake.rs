@@ -12,7 +12,7 @@ use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::muster::v1 as wire;
 use crate::text::one_line;
-use crate::transfer::{Stage, TIMES_US, Times};
+use crate::transfer::{Stage, TIMES_US, Times, size_classes};
 
 /// How long a report may be, in bytes. One with every list full, and numbers as long as they get, has two thirds of this.
 pub const BYTES_MAX: usize = 1 << 20;
@@ -26,16 +26,20 @@ pub const OUTCOMES_MAX: usize = 64;
 pub const FAILURES_MAX: usize = 64;
 /// Rows of stages in one report.
 pub const STAGES_MAX: usize = 16;
+/// Rows of durations in one report.
+pub const DURATIONS_MAX: usize = 64;
 /// How much of a failure's text is kept, in bytes.
 const TEXT_KEPT: usize = 300;
 
 /// The lists of a report, by their number in the message.
-const LISTS: [(u32, &str, usize); 5] = [
+const LISTS: [(u32, &str, usize); 7] = [
     (4, "pairs", PAIRS_MAX),
     (5, "connections", CONNECTIONS_MAX),
     (6, "outcomes", OUTCOMES_MAX),
     (9, "failures", FAILURES_MAX),
     (11, "stages", STAGES_MAX),
+    (12, "durations", DURATIONS_MAX),
+    (13, "aborts", OUTCOMES_MAX),
 ];
 
 /// Why a report is not taken. Nothing has changed.
@@ -95,7 +99,7 @@ impl From<Refusal> for Failure {
 }
 
 /// What counters say: all since the start of one life, or all of earlier lives.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Totals {
     /// By transport: sent, received.
     pub bytes: [[u64; 2]; Transport::ALL.len()],
@@ -105,20 +109,41 @@ pub(super) struct Totals {
     pub counters: [u64; Counter::COUNT],
     /// By stage: launches by how long they took, and the microseconds of all.
     pub stages: [Times; Stage::ALL.len()],
+    /// Connections that ended while they were needed, by why.
+    pub aborts: [u64; Outcome::COUNT],
+    /// Of launches that moved everything, by transport and the place of their class of size. Few tasks have more than a few.
+    pub durations: BTreeMap<(Transport, u8), Times>,
+}
+
+fn merge_times(mine: &mut Times, theirs: &Times, by: fn(u64, u64) -> u64) {
+    mine.sum_us = by(mine.sum_us, theirs.sum_us);
+    for (mine, theirs) in mine.counts.iter_mut().zip(&theirs.counts) {
+        *mine = by(*mine, *theirs);
+    }
+}
+
+/// Adds what a report says of times.
+fn add_times(times: &mut Times, counts: &[u64], sum_us: u64) {
+    times.sum_us = times.sum_us.saturating_add(sum_us);
+    for (at, count) in counts.iter().enumerate() {
+        let place = &mut times.counts[at.min(TIMES_US.len())];
+        *place = place.saturating_add(*count);
+    }
 }
 
 impl Totals {
     fn merge(&mut self, other: &Self, by: fn(u64, u64) -> u64) {
         let mine = self.bytes.iter_mut().flatten().chain(&mut self.outcomes).chain(&mut self.counters);
         let theirs = other.bytes.iter().flatten().chain(&other.outcomes).chain(&other.counters);
+        let (mine, theirs) = (mine.chain(&mut self.aborts), theirs.chain(&other.aborts));
         for (mine, theirs) in mine.zip(theirs) {
             *mine = by(*mine, *theirs);
         }
         for (mine, theirs) in self.stages.iter_mut().zip(&other.stages) {
-            mine.sum_us = by(mine.sum_us, theirs.sum_us);
-            for (mine, theirs) in mine.counts.iter_mut().zip(&theirs.counts) {
-                *mine = by(*mine, *theirs);
-            }
+            merge_times(mine, theirs, by);
+        }
+        for (of, theirs) in &other.durations {
+            merge_times(self.durations.entry(*of).or_default(), theirs, by);
         }
     }
 
@@ -212,6 +237,8 @@ pub(super) struct Report {
     pub connections: Vec<Link>,
     pub cliques: u64,
     pub registered_bytes: u64,
+    /// Bytes that are still to move, by class in the order of urgency.
+    pub in_flight: [u64; 3],
     pub clock: Option<ClockReading>,
     pub failures: Vec<Failed>,
 }
@@ -283,13 +310,20 @@ impl Report {
             let Some(stage) = Stage::ALL.into_iter().find(|stage| stage.name() == row.stage) else {
                 continue;
             };
-            let times = &mut totals.stages[stage as usize];
-            times.sum_us = times.sum_us.saturating_add(row.sum_us);
-            for (at, count) in row.counts.iter().enumerate() {
-                let place = &mut times.counts[at.min(TIMES_US.len())];
-                *place = place.saturating_add(*count);
-            }
+            add_times(&mut totals.stages[stage as usize], &row.counts, row.sum_us);
         }
+        for row in &given.durations {
+            let Some(size) = (0..).zip(size_classes()).find(|(_, name)| *name == row.size_class) else {
+                continue;
+            };
+            let of = (Transport::of(&row.transport), size.0);
+            add_times(totals.durations.entry(of).or_default(), &row.counts, row.sum_us);
+        }
+        for row in &given.aborts {
+            let sum = &mut totals.aborts[Outcome::of(&row.reason).place()];
+            *sum = sum.saturating_add(row.connections);
+        }
+        let in_flight = given.in_flight.unwrap_or_default();
         let mut links = [Links::default(); Transport::ALL.len()];
         let mut connections = Vec::with_capacity(given.connections.len());
         for row in &given.connections {
@@ -324,6 +358,7 @@ impl Report {
             connections,
             cliques: cache.size,
             registered_bytes: engine.registered_bytes,
+            in_flight: [in_flight.latency_bytes, in_flight.normal_bytes, in_flight.bulk_bytes],
             clock: given.clock.map(ClockReading::from),
             failures,
         })

@@ -36,8 +36,8 @@ pub use intake::{
 };
 pub use ring::POINTS;
 pub use view::{
-    ConnectionView, FailureView, LinksView, OutcomeView, PairSeries, PairView, ReasonView, Series, StageView,
-    TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
+    AbortView, ConnectionView, DurationView, FailureView, LinksView, OutcomeView, PairSeries, PairView,
+    ReasonView, Series, StageView, TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
 };
 pub use words::{Counter, Outcome, Transport};
 

@@ -9,7 +9,7 @@ use super::board::{self, Board, OfJob, OfTask, Row};
 use super::intake::{ClockReading, Links, Totals};
 use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
-use crate::transfer::{Stage, Times};
+use crate::transfer::{Stage, Times, size_classes};
 
 /// Over how many seconds the present rate is taken.
 const RATE_SECONDS: usize = 10;
@@ -60,13 +60,48 @@ pub struct TotalsView {
     pub fetch_fallbacks: u64,
     /// Where the time of launches went; stages that none went through are left out.
     pub stages: Vec<StageView>,
+    /// How long launches took that moved everything, by transport and class of size; what none were of is left out.
+    pub durations: Vec<DurationView>,
+    /// Connections that ended while they were needed, by why; what has not happened is left out.
+    pub aborts: Vec<AbortView>,
+}
+
+/// Connections that ended while they were needed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AbortView {
+    /// Why.
+    #[schema(value_type = String)]
+    pub reason: Outcome,
+    /// How many, as each side counts them.
+    pub connections: u64,
+}
+
+/// How long launches of one class of size took by one transport.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DurationView {
+    /// By which bytes of it moved, or moved last.
+    pub transport: Transport,
+    /// How many bytes one moved at most: `4KiB`, `64KiB`, `1MiB`, `16MiB`, `256MiB`, `more`.
+    pub size_class: String,
+    /// How many launches.
+    pub launches: u64,
+    /// How long all of them took together, in microseconds.
+    pub sum_us: u64,
+    /// As in the stages.
+    pub counts: Vec<u64>,
+}
+
+/// How many launches were timed.
+fn timed(times: &Times) -> u64 {
+    times.counts.iter().copied().fold(0, u64::saturating_add)
 }
 
 /// How long launches took to go through one stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StageView {
     /// `prepare`: until its connections are there; `dependencies`: until what it waits for has happened; `match`: until both
-    /// sides have launched; `move`: until the last byte is in place; `quiesce`: from a cancellation to its proof.
+    /// sides have launched; `move`: until the last byte is in place; `quiesce`: from a cancellation to its proof; `connect`:
+    /// until a connection was made.
     pub stage: String,
     /// How many launches.
     pub launches: u64,
@@ -78,7 +113,7 @@ pub struct StageView {
 
 impl StageView {
     fn of(stage: Stage, times: &Times) -> Option<Self> {
-        let launches = times.counts.iter().copied().fold(0, u64::saturating_add);
+        let launches = timed(times);
         let (stage, counts) = (stage.name().to_owned(), times.counts.to_vec());
         (launches > 0).then_some(Self { stage, launches, sum_us: times.sum_us, counts })
     }
@@ -114,6 +149,22 @@ impl TotalsView {
                 .into_iter()
                 .zip(&totals.stages)
                 .filter_map(|(s, t)| StageView::of(s, t))
+                .collect(),
+            durations: totals
+                .durations
+                .iter()
+                .map(|((transport, size), times)| DurationView {
+                    transport: *transport,
+                    size_class: size_classes().nth(usize::from(*size)).unwrap_or_default().to_owned(),
+                    launches: timed(times),
+                    sum_us: times.sum_us,
+                    counts: times.counts.to_vec(),
+                })
+                .collect(),
+            aborts: Outcome::all()
+                .zip(totals.aborts)
+                .filter(|(_, connections)| *connections > 0)
+                .map(|(reason, connections)| AbortView { reason, connections })
                 .collect(),
         }
     }
@@ -311,6 +362,8 @@ pub struct TaskTransfers {
     pub cliques: u64,
     /// Memory that it has registered for transfers, in bytes.
     pub registered_bytes: u64,
+    /// Bytes of launches under way that are still to move, by class: latency, normal, bulk.
+    pub in_flight_bytes: [u64; 3],
     /// Its clock beside the service's; none until it has told, and none of a life that is over.
     pub clock: Option<ClockReading>,
     /// Its last failures, the latest first.
@@ -334,6 +387,7 @@ impl TaskTransfers {
             links: if stale { Vec::new() } else { links_of(&of_task.links) },
             cliques: of_task.cliques,
             registered_bytes: of_task.registered_bytes,
+            in_flight_bytes: if stale { [0; 3] } else { of_task.in_flight },
             clock: of_task.clock.filter(|_| !stale),
             failures: failures
                 .map(|failed| FailureView::of(&board::Failure { task, failed: failed.clone() }))
@@ -387,6 +441,8 @@ pub struct TransfersView {
     pub cliques: u64,
     /// Memory that the tasks have registered for transfers, in bytes.
     pub registered_bytes: u64,
+    /// Bytes of launches under way that are still to move, as both their sides count them, by class: latency, normal, bulk.
+    pub in_flight_bytes: [u64; 3],
     /// Of the clocks that workers tell of, the one that is furthest from the service's.
     pub clock: Option<ClockReading>,
     /// Failures by reason; the reason that came first in the run stands first.
@@ -411,6 +467,7 @@ impl TransfersView {
             links: Vec::new(),
             cliques: 0,
             registered_bytes: 0,
+            in_flight_bytes: [0; 3],
             clock: None,
             failures: Vec::new(),
         }
@@ -432,6 +489,9 @@ impl TransfersView {
             }
             view.cliques = view.cliques.saturating_add(of_task.cliques);
             view.registered_bytes = view.registered_bytes.saturating_add(of_task.registered_bytes);
+            for (sum, bytes) in view.in_flight_bytes.iter_mut().zip(of_task.in_flight) {
+                *sum = sum.saturating_add(bytes);
+            }
             view.clock = view.clock.into_iter().chain(of_task.clock).max_by_key(ClockReading::apart_us);
         }
         let last = last_second(of_job, view.interval_ms);

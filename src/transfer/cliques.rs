@@ -29,8 +29,31 @@ impl CliqueKey {
     }
 }
 
-/// Called when a clique is ready, or cannot be.
-pub type Waiter = Box<dyn FnOnce(Result<Kept, TransferError>) + Send>;
+/// Who waits for a clique: told when it is ready, or cannot be.
+pub struct Waiter {
+    /// Called once.
+    told: Box<dyn FnOnce(Result<Kept, TransferError>) + Send>,
+    /// Whether it still matters to whoever asked.
+    wanted: Wanted,
+}
+
+/// Says whether something is still wanted. Asked under the lock of the cache: it only looks.
+pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
+
+impl Waiter {
+    /// Calls `told` in the end, whatever `wanted` says.
+    pub fn new(wanted: &Wanted, told: impl FnOnce(Result<Kept, TransferError>) + Send + 'static) -> Self {
+        Self { told: Box::new(told), wanted: Arc::clone(wanted) }
+    }
+
+    /// Tells it. Without the lock of the cache.
+    pub fn tell(self, result: Result<Kept, TransferError>) {
+        (self.told)(result);
+    }
+}
+
+/// The most who wait for one clique.
+pub const WAITERS_MAX: usize = 4096;
 
 /// A clique.
 enum Slot {
@@ -52,6 +75,8 @@ pub enum Found {
     Ready(Kept, Waiter),
     /// Somebody makes it; the waiter was taken.
     Pending,
+    /// Somebody makes it, and too many wait for it.
+    Crowded(Waiter),
     /// The caller is to make it, under this number; the waiter was taken. If there is a connection that this side agreed
     /// to end, its peer decides first whether that one stays.
     Make(u64, Option<Arc<Connection>>),
@@ -92,6 +117,9 @@ impl Cliques {
                 }
                 Some(Arc::clone(connection))
             }
+            Some(Slot::Pending { waiters, .. }) if waiters.len() >= WAITERS_MAX => {
+                return Found::Crowded(waiter);
+            }
             Some(Slot::Pending { waiters, .. }) => {
                 self.hits += 1;
                 waiters.push(waiter);
@@ -131,6 +159,18 @@ impl Cliques {
     /// Whether this making still counts: nobody was faster, and nobody gave it up.
     pub fn is_making(&self, key: CliqueKey, number: u64) -> bool {
         matches!(self.slots.get(&key), Some(Slot::Pending { making, .. }) if *making == number)
+    }
+
+    /// Gives up a making that nobody wants any more, though some wait for it: they are to be told.
+    pub fn abandon(&mut self, key: CliqueKey, number: u64) -> Option<Vec<Waiter>> {
+        match self.slots.get(&key) {
+            Some(Slot::Pending { making, waiters })
+                if *making == number && !waiters.iter().any(|waiter| (waiter.wanted)()) =>
+            {
+                Some(self.give_up(key, Some(number)))
+            }
+            _ => None,
+        }
     }
 
     /// Whether anybody waits for this making; if not, it is given up.

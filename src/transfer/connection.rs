@@ -101,6 +101,8 @@ pub struct Connection {
     lanes: RwLock<Vec<Arc<Lane>>>,
     /// Lanes that the peer had lost before they were here. They do not come any more.
     lost: Mutex<HashSet<u16>>,
+    /// The last control frame that was heard when a frame last came damaged.
+    garbled: Mutex<Option<u32>>,
     over: OnceLock<TransferError>,
     checks: bool,
     pid: Option<i32>,
@@ -211,6 +213,7 @@ impl Connection {
             numbers,
             lanes: RwLock::default(),
             lost: Mutex::default(),
+            garbled: Mutex::default(),
             over: OnceLock::new(),
             checks,
             pid,
@@ -366,6 +369,11 @@ impl Connection {
         TransferError::Transport { transport: self.kind, member: self.peer, why }
     }
 
+    /// Both sides have let go of it, to make room for others.
+    pub fn is_gone(&self) -> bool {
+        lock(&self.link).is_gone()
+    }
+
     /// The parts under way.
     pub fn parts(&self) -> Vec<Arc<Part>> {
         lock(&self.link).tokens()
@@ -458,6 +466,7 @@ impl Connection {
             // The peer hears first that all is here: whoever waits for it on this side may end the process at once.
             self.settle();
             if counts {
+                part.moves_by(kind);
                 self.count(kind, true, u64::from(header.len));
                 part.arrived(start, u64::from(header.len));
             }
@@ -662,9 +671,14 @@ impl Connection {
             return;
         }
         let how = format!("lane {} of {}: {error}", lane.id, lane.kind);
-        let protocol = matches!(error, LaneError::Violation(_) | LaneError::Frame(_) | LaneError::Fenced);
         let Some(core) = self.core.upgrade() else { return };
-        if protocol {
+        let garbled = matches!(error, LaneError::Frame(_));
+        if garbled {
+            core.counts.damaged.fetch_add(1, Ordering::Relaxed);
+        }
+        // What came damaged where no checksum of a chunk tells is sent again on another lane, once.
+        let again = garbled && self.nature.breaks && self.is_garbled_first();
+        if garbled && !again || matches!(error, LaneError::Violation(_) | LaneError::Fenced) {
             self.end(TransferError::Transport { transport: lane.kind, member: self.peer, why: how });
             return;
         }
@@ -698,6 +712,12 @@ impl Connection {
         }
         self.kick(0);
         core.lane_lost(self, lane, &how);
+    }
+
+    /// A frame came damaged. Whether it is the first since the peer was last heard in order.
+    fn is_garbled_first(&self) -> bool {
+        let heard = lock(&self.link).heard();
+        lock(&self.garbled).replace(heard) != Some(heard)
     }
 
     // What the engine asks.
@@ -770,6 +790,7 @@ impl Connection {
             bytes
         });
         if inline.is_some() {
+            part.moves_by(self.inline_kind());
             self.count(self.inline_kind(), false, total);
         }
         let token = Arc::clone(part);
@@ -979,6 +1000,7 @@ impl Connection {
                 if fetched && let Some(span) = part.work.out.spans.first() {
                     let arena = span.buffer().region().shared().is_some();
                     let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
+                    part.moves_by(kind);
                     self.count(kind, false, part.work.out.total());
                 }
                 part.sent();
@@ -1056,6 +1078,7 @@ impl Connection {
     fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8], answers: &mut Answers) {
         let Some(stay) = part.stay() else { return };
         part.work.inbound.copy_in(0, bytes);
+        part.moves_by(self.inline_kind());
         self.count(self.inline_kind(), true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);

@@ -16,6 +16,7 @@ use super::hello::{self, Hello, HelloError, Verdict};
 use super::identity::{Address, Member};
 use super::inside::Core;
 use super::meeting::{HELLO_TIMEOUT, add, begin, cannot, fit, is_ours, probe};
+use super::meters::Stage;
 use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::wire::{self, Side, Spoken, Way, Wire};
@@ -33,9 +34,11 @@ const FIRST_LANE: u16 = 0;
 pub fn make(core: &Arc<Core>, peer: Member, making: u64) {
     let dialling = Arc::clone(core);
     let spawned = thread::Builder::new().name("muster-dial".to_owned()).spawn(move || {
-        let key = CliqueKey::new(dialling.here(), peer);
-        if let Err(error) = dial_all(&dialling, peer, making) {
-            dialling.clique_failed(key, Some(making), &error);
+        let (key, began) = (CliqueKey::new(dialling.here(), peer), clock::monotonic());
+        match dial_all(&dialling, peer, making) {
+            Ok(true) => dialling.meters.observe_time(Stage::Connect, began.elapsed()),
+            Ok(false) => {}
+            Err(error) => dialling.clique_failed(key, Some(making), &error),
         }
     });
     if let Err(error) = spawned {
@@ -45,21 +48,27 @@ pub fn make(core: &Arc<Core>, peer: Member, making: u64) {
     }
 }
 
-fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferError> {
+/// Whether it made a connection; not if nobody wants it from here any more.
+fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<bool, TransferError> {
     let key = CliqueKey::new(core.here(), peer);
     let until = clock::monotonic() + core.config.dial_timeout;
     let mut why = Vec::new();
     let mut pause = Duration::from_millis(20);
     loop {
-        let wanted = || {
-            let cliques = lock(&core.cliques);
-            cliques.is_making(key, making)
-        };
         if core.closed.load(Ordering::Acquire) {
             return Err(TransferError::Closed);
         }
-        if !wanted() {
-            return Ok(());
+        let abandoned = {
+            let mut cliques = lock(&core.cliques);
+            if !cliques.is_making(key, making) {
+                return Ok(false);
+            }
+            cliques.abandon(key, making)
+        };
+        if let Some(waiters) = abandoned {
+            // Whoever asked has gone; they are told all the same, to let go of what they hold.
+            waiters.into_iter().for_each(|waiter| waiter.tell(Err(TransferError::Dropped)));
+            return Ok(false);
         }
         let membership = core.membership();
         let Some(info) = membership.peers.get(&peer.task).filter(|info| info.incarnation == peer.incarnation)
@@ -73,7 +82,7 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<(), TransferE
         let count = ways.len();
         for way in ways {
             match dial(core, peer, &*way, None) {
-                Ok(dialled) => return establish(core, peer, &info.address, dialled),
+                Ok(dialled) => return establish(core, peer, &info.address, dialled).map(|()| true),
                 // Theirs counts: it will be here in a moment.
                 Err(HelloError::Refused(Verdict::Busy)) => {
                     why = vec![format!("{way}: it is dialling as well, and its connection does not come")];
@@ -161,6 +170,7 @@ fn dial(
     };
     let mut spoken = Spoken::new(&*wire, until);
     let answer = hello::dial(&mut spoken, &hello, core.config.token.as_deref())?;
+    let hello = Hello { checks: hello.checks || answer.checks, ..hello };
     Ok(Dialled { wire, hello, heard: answer.heard, probe: answer.probe })
 }
 

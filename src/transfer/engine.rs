@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::cliques::Wanted;
 use super::detours::Detours;
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
@@ -13,6 +14,7 @@ use super::identity::{Address, DeviceId, Member, Membership, TaskId};
 use super::inside::{Core, Counts};
 use super::launch::{Launch, Transfer};
 use super::layout::Layout;
+use super::link::Class;
 use super::meeting;
 use super::memory::{Arena, Buffer, Span};
 use super::meters::Meters;
@@ -64,7 +66,7 @@ pub struct Config {
     pub lanes: usize,
     /// Bytes of a chunk.
     pub chunk: u32,
-    /// Whether chunks on TCP carry checksums.
+    /// Whether chunks on TCP carry checksums. Between two engines they do if either wants it.
     pub checks: bool,
     /// Threads that wait for sockets.
     pub reactors: usize,
@@ -222,9 +224,9 @@ impl Engine {
     /// Prepares transfers: finds or makes the connections, and tells the peers what will be moved. Dropping the future
     /// gives the preparation up.
     pub fn prepare(&self, specs: Vec<Spec>, options: Options) -> Preparing {
-        let (preparing, finish) = Preparing::new(&self.0.core.meters);
+        let (preparing, wanted, finish) = Preparing::new(&self.0.core.meters);
         match Request::of(&self.0.core, specs) {
-            Ok(request) => prepare_then(&self.0.core, request, options, finish),
+            Ok(request) => prepare_then(&self.0.core, request, options, &wanted, finish),
             Err(error) => finish(Err(error)),
         }
         preparing
@@ -254,8 +256,9 @@ impl Engine {
         let tickets: Vec<_> =
             request.distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
         let dependencies = dependencies.to_vec();
-        let waiting = Arc::clone(&launch);
-        prepare_then(core, request, options, move |result| match result {
+        let (waiting, asked) = (Arc::clone(&launch), Arc::clone(&launch));
+        let wanted: Wanted = Arc::new(move || asked.waits());
+        prepare_then(core, request, options, &wanted, move |result| match result {
             Ok(prepared) => {
                 prepared.launch_as(launch, &dependencies, tickets);
             }
@@ -269,7 +272,8 @@ impl Engine {
         transfer
     }
 
-    /// Sends buffers, each from the first device of this task to its destination.
+    /// Sends buffers, each from the first device of this task to its destination, with the [layouts](Span::with_layout) that
+    /// they have.
     ///
     /// # Errors
     /// If there is not one destination and one key for each buffer, or this task has no device.
@@ -279,7 +283,7 @@ impl Engine {
         destinations: &[DeviceId],
         keys: &[TransferKey],
     ) -> Result<Transfer, PrepareError> {
-        let from = self.0.core.config.devices.first().copied().ok_or(PrepareError::Empty)?;
+        let from = self.0.core.config.devices.first().copied().ok_or(PrepareError::NoDevices)?;
         even(buffers.len(), destinations.len(), keys.len())?;
         let specs = buffers.iter().zip(destinations).zip(keys);
         let specs = specs.map(|((span, to), key)| Spec::send(span.clone(), from, *to, *key)).collect();
@@ -313,7 +317,6 @@ impl Engine {
     }
 
     /// A batch: transfers that are requested one by one and leave as one group for each peer.
-    #[must_use]
     pub fn batch(&self, options: Options) -> Batch {
         Batch::new(self, options)
     }
@@ -322,6 +325,18 @@ impl Engine {
     #[must_use]
     pub fn meters(&self) -> &Arc<Meters> {
         &self.0.core.meters
+    }
+
+    /// Bytes of launches under way that are still to move, by class in the order of urgency.
+    #[must_use]
+    pub fn in_flight(&self) -> [(Class, u64); 3] {
+        let mut bytes = [Class::Latency, Class::Normal, Class::Bulk].map(|class| (class, 0));
+        let connections = lock(&self.0.core.connections).clone();
+        for part in connections.iter().flat_map(|connection| connection.parts()) {
+            let (class, left) = part.in_flight();
+            bytes[class as usize].1 += left;
+        }
+        bytes
     }
 
     /// What is counted.

@@ -13,6 +13,9 @@ pub enum PrepareError {
     /// There is nothing to do.
     #[error("no transfers were given: name at least one send or receive")]
     Empty,
+    /// This task has no device that anything could be sent from.
+    #[error("this task has no addressable devices: name them in the configuration of its engine")]
+    NoDevices,
     /// More than one request may hold.
     #[error("{given} transfers in one request; at most {bound} fit: split them")]
     TooMany {

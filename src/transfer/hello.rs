@@ -8,12 +8,14 @@ use std::io::{Read, Write};
 
 use subtle::ConstantTimeEq as _;
 
-use super::frame::{u32_at, u64_at};
+use super::frame::{crc, u32_at, u64_at};
 use super::identity::{Incarnation, Member, TaskId};
 
-const MAGIC: &[u8; 8] = b"MUSTERX1";
-const HELLO: usize = 96;
-const ANSWER: usize = 80;
+const MAGIC: &[u8; 8] = b"MUSTERX2";
+/// The last four bytes of both are a checksum of those before: no lane is made by what was damaged on the way.
+const HELLO: usize = 84;
+const ANSWER: usize = 84;
+const CHECKSUM: usize = 4;
 const PROOF: usize = 32;
 /// How an alert of TLS begins, and how long it is.
 const ALERT: ([u8; 2], usize) = ([21, 3], 7);
@@ -35,7 +37,7 @@ pub struct Hello {
     pub begins: bool,
     /// Whether the receiver should fetch.
     pub fetch: bool,
-    /// Whether chunks carry checksums.
+    /// Whether the dialler wants checksums. Chunks carry them if either side does.
     pub checks: bool,
     /// Bytes of a chunk.
     pub chunk: u32,
@@ -58,6 +60,8 @@ pub struct Answer {
     pub heard: u32,
     /// As in the hello.
     pub probe: u64,
+    /// Whether the answerer wants checksums.
+    pub checks: bool,
     /// Drawn for this answer.
     pub random: [u8; 16],
     /// That the answerer knows the token.
@@ -121,6 +125,18 @@ fn refusal(verdict: Verdict) -> String {
     }
 }
 
+/// Puts the checksum of what is before it at the end.
+fn seal(bytes: &mut [u8]) {
+    if let Some((said, checksum)) = bytes.split_last_chunk_mut::<CHECKSUM>() {
+        *checksum = crc(said).to_le_bytes();
+    }
+}
+
+/// Whether the checksum at the end is right.
+fn is_sealed(bytes: &[u8]) -> bool {
+    bytes.split_last_chunk::<CHECKSUM>().is_some_and(|(said, checksum)| *checksum == crc(said).to_le_bytes())
+}
+
 impl Hello {
     fn encode(&self) -> [u8; HELLO] {
         let mut bytes = [0; HELLO];
@@ -137,11 +153,12 @@ impl Hello {
         bytes[48..52].copy_from_slice(&self.heard.to_le_bytes());
         bytes[56..64].copy_from_slice(&self.probe.to_le_bytes());
         bytes[64..80].copy_from_slice(&self.random);
+        seal(&mut bytes);
         bytes
     }
 
     fn decode(bytes: &[u8; HELLO]) -> Option<Self> {
-        if bytes[0..8] != MAGIC[..] {
+        if bytes[0..8] != MAGIC[..] || !is_sealed(bytes) {
             return None;
         }
         let member = |task, incarnation| {
@@ -183,16 +200,18 @@ impl Answer {
         let mut bytes = [0; ANSWER];
         bytes[0..8].copy_from_slice(MAGIC);
         bytes[8] = code;
+        bytes[9] = u8::from(self.checks);
         bytes[12..16].copy_from_slice(&self.heard.to_le_bytes());
         bytes[16..24].copy_from_slice(&detail.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.probe.to_le_bytes());
         bytes[32..48].copy_from_slice(&self.random);
         bytes[48..80].copy_from_slice(&self.proof);
+        seal(&mut bytes);
         bytes
     }
 
     fn decode(bytes: &[u8; ANSWER]) -> Option<Self> {
-        if bytes[0..8] != MAGIC[..] {
+        if bytes[0..8] != MAGIC[..] || !is_sealed(bytes) {
             return None;
         }
         let detail = Incarnation::new(u64_at(bytes, 16));
@@ -209,7 +228,8 @@ impl Answer {
         let (mut random, mut proof) = ([0; 16], [0; PROOF]);
         random.copy_from_slice(&bytes[32..48]);
         proof.copy_from_slice(&bytes[48..80]);
-        Some(Self { verdict, heard: u32_at(bytes, 12), probe: u64_at(bytes, 24), random, proof })
+        let (heard, probe, checks) = (u32_at(bytes, 12), u64_at(bytes, 24), bytes[9] != 0);
+        Some(Self { verdict, heard, probe, checks, random, proof })
     }
 }
 
@@ -258,21 +278,35 @@ pub fn dial(
     Ok(answer)
 }
 
-/// Reads a hello, asks `judge` for the verdict, how far control was heard and where the probe lies, and answers. A hello
-/// whose token is wrong is never accepted.
+/// What is answered to a hello, apart from proofs.
+pub struct Judged {
+    /// Whether it goes on.
+    pub verdict: Verdict,
+    /// The last control frame that was heard.
+    pub heard: u32,
+    /// Where the probe lies.
+    pub probe: u64,
+    /// Whether this side wants checksums.
+    pub checks: bool,
+}
+
+/// Reads a hello, asks `judge` what to say to it, and answers. A hello whose token is wrong is never accepted.
 pub fn answer(
     socket: &mut (impl Read + Write),
     token: Option<&[u8]>,
     random: [u8; 16],
-    judge: impl FnOnce(&Hello) -> (Verdict, u32, u64),
+    judge: impl FnOnce(&Hello) -> Judged,
 ) -> Result<Hello, HelloError> {
     let mut bytes = [0; HELLO];
     socket.read_exact(&mut bytes)?;
     let hello = Hello::decode(&bytes).ok_or(HelloError::Protocol)?;
-    let (verdict, heard, probe) =
-        if hello.token == token.is_some() { judge(&hello) } else { (Verdict::Token, 0, 0) };
+    let Judged { verdict, heard, probe, checks } = if hello.token == token.is_some() {
+        judge(&hello)
+    } else {
+        Judged { verdict: Verdict::Token, heard: 0, probe: 0, checks: false }
+    };
     let proof = prove(token, b"answer", &bytes, &random);
-    let answer = Answer { verdict, heard, probe, random, proof };
+    let answer = Answer { verdict, heard, probe, checks, random, proof };
     socket.write_all(&answer.encode())?;
     if verdict != Verdict::Welcome {
         return Err(HelloError::Refused(verdict));
@@ -313,9 +347,10 @@ mod tests {
     fn meet(here: Option<&[u8]>, there: Option<&[u8]>, verdict: Verdict) -> [Result<(), String>; 2] {
         let (mut a, mut b) = UnixStream::pair().unwrap();
         std::thread::scope(|scope| {
-            let answering = scope.spawn(move || answer(&mut b, there, [9; 16], |_| (verdict, 10, 11)));
-            let dialled =
-                dial(&mut a, &hello(), here).map(|answer| assert_eq!((answer.heard, answer.probe), (10, 11)));
+            let judged = Judged { verdict, heard: 10, probe: 11, checks: true };
+            let answering = scope.spawn(move || answer(&mut b, there, [9; 16], |_| judged));
+            let dialled = dial(&mut a, &hello(), here)
+                .map(|answer| assert_eq!((answer.heard, answer.probe, answer.checks), (10, 11, true)));
             drop(a);
             let answered = answering.join().unwrap().map(|heard| {
                 assert_eq!(heard, Hello { token: here.is_some(), ..hello() });
@@ -331,6 +366,26 @@ mod tests {
         for (here, there) in [(None, Some(&b"s"[..])), (Some(&b"s"[..]), None), (Some(b"s"), Some(b"t"))] {
             let [dialled, answered] = meet(here, there, Verdict::Welcome);
             assert!(dialled.is_err() && answered.is_err(), "{here:?} {there:?}");
+        }
+    }
+
+    #[test]
+    fn a_hello_or_an_answer_with_any_bit_changed_is_none() {
+        let answer = Answer {
+            verdict: Verdict::Welcome,
+            heard: 1,
+            probe: 2,
+            checks: true,
+            random: [3; 16],
+            proof: [4; PROOF],
+        };
+        assert_eq!(Hello::decode(&hello().encode()), Some(hello()));
+        assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        for bit in 0..8 * HELLO {
+            let (mut said, mut answered) = (hello().encode(), answer.encode());
+            said[bit / 8] ^= 1 << (bit % 8);
+            answered[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!((Hello::decode(&said), Answer::decode(&answered)), (None, None), "bit {bit}");
         }
     }
 

@@ -23,6 +23,10 @@ use super::transport::reactor::Reactor;
 use super::transport::wire::{Identity, Listener};
 use crate::clock;
 
+/// How often a peer is looked after, and asked whether it lives, within the shortest limit of what waits for it: silence
+/// is known to a part of that.
+const LOOKS: u32 = 32;
+
 /// What is counted beside the bytes of connections.
 #[derive(Debug, Default)]
 pub struct Counts {
@@ -135,7 +139,7 @@ impl Core {
             let settled = lock(&self.cliques).settle(key, connection, clock::monotonic());
             match settled {
                 Settled::Waited(waiters) => {
-                    waiters.into_iter().for_each(|waiter| waiter(Ok(kept.again())));
+                    waiters.into_iter().for_each(|waiter| waiter.tell(Ok(kept.again())));
                 }
                 Settled::Ready(replaced) => break replaced,
             }
@@ -209,12 +213,15 @@ impl Core {
     pub(super) fn clique_failed(&self, key: CliqueKey, making: Option<u64>, error: &TransferError) {
         let waiters = lock(&self.cliques).give_up(key, making);
         for waiter in waiters {
-            waiter(Err(error.clone()));
+            waiter.tell(Err(error.clone()));
         }
     }
 
     pub(super) fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {
         tracing::debug!(peer = %connection.peer, %error, "connection over");
+        if !connection.is_gone() && !matches!(error, TransferError::Closed) {
+            self.meters.aborted(error);
+        }
         lock(&self.cliques).forget(connection);
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
     }
@@ -245,7 +252,7 @@ impl Core {
 
     /// Has the keeper look after launches with these limits.
     pub(super) fn watch(&self, limits: &Limits) {
-        let soon = clock::monotonic() + limits.stall / 8;
+        let soon = clock::monotonic() + limits.stall / LOOKS;
         self.look_at(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
     }
 
@@ -317,10 +324,10 @@ impl Core {
                 }
             }
             if let Some(patience) = patience {
-                if silent >= patience / 4 {
+                if silent >= patience / LOOKS {
                     connection.ping();
                 }
-                let again = now + patience / 8;
+                let again = now + patience / LOOKS;
                 next = next.map(|next| next.min(again));
             }
         }

@@ -12,13 +12,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
-use super::error::TransferError;
+use super::error::{MemoryError, TransferError};
 use super::identity::TaskId;
-use super::link::GroupId;
+use super::link::{Class, GroupId};
 use super::memory::raw::Piece;
-use super::memory::{Reservation, Span};
+use super::memory::{Reservation, Span, Use};
 use super::meters::{Meters, Stage};
 use super::sync::lock;
+use super::transport::TransportKind;
 use crate::clock;
 
 /// How a whole launch went.
@@ -208,13 +209,15 @@ impl Drop for Stay {
     }
 }
 
-/// Limits of a launch.
+/// Limits of a launch, and how urgent it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// When it must be done.
     pub deadline: Option<Instant>,
     /// How long nothing may move once both sides have launched, and how long the peer may be silent.
     pub stall: Duration,
+    /// How urgent it is.
+    pub class: Class,
 }
 
 /// A launch's part with one peer: one group of the link.
@@ -255,13 +258,12 @@ impl std::fmt::Debug for Part {
 }
 
 impl Part {
-    /// A part whose bytes are reserved: those of the sends first, then those of the receives.
+    /// A part whose bytes are not yet [reserved](Self::reserve).
     pub fn new(
         launch: &Arc<Launch>,
         connection: &Arc<Connection>,
         work: &Arc<Work>,
         limits: Limits,
-        reserved: Vec<Option<Reservation>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             launch: Arc::clone(launch),
@@ -275,11 +277,25 @@ impl Part {
             peer_quiet: AtomicBool::new(false),
             proven: AtomicBool::new(false),
             missing: work.inbound.spans.iter().map(|span| AtomicU64::new(span.len() as u64)).collect(),
-            reserved: Mutex::new(reserved),
+            reserved: Mutex::default(),
             matched: AtomicBool::new(false),
             moved: AtomicU64::new(0),
             progress: AtomicU64::new(0),
         })
+    }
+
+    /// Takes its bytes into use: those of the sends first, then those of the receives. Not if it was given up by now: whoever
+    /// did so may have been told that they are free.
+    ///
+    /// # Errors
+    /// If something else uses any of them.
+    pub fn reserve(self: &Arc<Self>) -> Result<(), MemoryError> {
+        let Some(_visit) = self.visit() else { return Ok(()) };
+        let spans = self.work.out.spans.iter().map(|span| (span, Use::Read));
+        let spans = spans.chain(self.work.inbound.spans.iter().map(|span| (span, Use::Write)));
+        let reserved = spans.map(|(span, how)| span.reserve(how).map(Some)).collect::<Result<_, _>>()?;
+        *lock(&self.reserved) = reserved;
+        Ok(())
     }
 
     /// Its group, once it is launched.
@@ -326,6 +342,17 @@ impl Part {
     pub fn progressed(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
         self.touch();
+    }
+
+    /// Bytes of it move by this transport.
+    pub fn moves_by(&self, kind: TransportKind) {
+        self.launch.by.store(kind as u8, Ordering::Relaxed);
+    }
+
+    /// Bytes of it that are still to move, and how urgent they are.
+    pub fn in_flight(&self) -> (Class, u64) {
+        let total = self.work.out.total() + self.work.inbound.total();
+        (self.limits.class, total.saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
 
     /// The bytes `start..start + len` of what is received are in place.
@@ -492,6 +519,8 @@ pub struct Launch {
     ready_us: AtomicU64,
     matched_us: AtomicU64,
     given_up_us: AtomicU64,
+    /// By which transport bytes last moved; none before.
+    by: AtomicU8,
     /// With whom, or with whom among others.
     with: OnceLock<TaskId>,
     outcomes: Box<[AtomicU8]>,
@@ -528,6 +557,7 @@ impl Launch {
             ready_us: AtomicU64::new(0),
             matched_us: AtomicU64::new(0),
             given_up_us: AtomicU64::new(0),
+            by: AtomicU8::new(u8::MAX),
             with: OnceLock::new(),
             outcomes: (0..count).map(|_| AtomicU8::new(PENDING)).collect(),
             left: AtomicUsize::new(count),
@@ -643,7 +673,8 @@ impl Launch {
         match failed {
             None => {
                 self.meters.observe(Stage::Move, now.saturating_sub(matched.max(ready)));
-                self.meters.completed();
+                let by = TransportKind::ALL.get(usize::from(self.by.load(Ordering::Relaxed))).copied();
+                self.meters.completed(by, self.sent + self.received, now);
             }
             Some(error) => {
                 self.meters.failed(self.with.get().copied(), &error);

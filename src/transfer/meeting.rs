@@ -13,7 +13,7 @@ use super::cliques::CliqueKey;
 use super::connection::{Connection, Making};
 use super::dialling::make;
 use super::error::TransferError;
-use super::hello::{self, Hello, HelloError, Verdict};
+use super::hello::{self, Hello, HelloError, Judged, Verdict};
 use super::identity::{Incarnation, Member};
 use super::inside::Core;
 use super::link::Terms;
@@ -112,7 +112,7 @@ fn hear(core: &Arc<Core>, wire: Box<dyn Wire>) -> Result<(), HelloError> {
         if matches!(verdict, Verdict::NotMe(_) | Verdict::NotYou(_)) {
             core.counts.fenced.fetch_add(1, Ordering::Relaxed);
         }
-        (verdict, heard, probe(core))
+        Judged { verdict, heard, probe: probe(core), checks: core.config.checks }
     })
     .inspect_err(|_| {
         if let Some((peer, making)) = expected {
@@ -245,7 +245,8 @@ pub fn begin(
         fetch: hello.fetch && nature.shares,
         lasting: !nature.breaks,
     };
-    let checks = hello.checks && nature.breaks;
+    // Of the hello if this side dialled, which knows what was answered.
+    let checks = (hello.checks || core.config.checks) && nature.breaks;
     let making =
         Making { me: core.here(), peer, nonce: hello.nonce, dialled, kind, nature, terms, checks, pid };
     let connection = Connection::new(core, making);

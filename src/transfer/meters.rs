@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::error::TransferError;
 use super::identity::TaskId;
 use super::sync::lock;
+use super::transport::TransportKind;
 use crate::clock;
 
 /// Where the time of a launch goes.
@@ -25,11 +26,14 @@ pub enum Stage {
     Move,
     /// From a cancellation until it is proven that nothing lands any more.
     Quiesce,
+    /// From the wish for a connection until it is there; only where this side had to make it.
+    Connect,
 }
 
 impl Stage {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Prepare, Self::Dependencies, Self::Match, Self::Move, Self::Quiesce];
+    pub const ALL: [Self; 6] =
+        [Self::Prepare, Self::Dependencies, Self::Match, Self::Move, Self::Quiesce, Self::Connect];
 
     /// Its name as a metric's label.
     #[must_use]
@@ -40,8 +44,24 @@ impl Stage {
             Self::Match => "match",
             Self::Move => "move",
             Self::Quiesce => "quiesce",
+            Self::Connect => "connect",
         }
     }
+}
+
+/// The classes of size by which whole launches are timed: how many bytes at most, and the name as a metric's label.
+const SIZES: [(u64, &str); 6] = [
+    (4 << 10, "4KiB"),
+    (64 << 10, "64KiB"),
+    (1 << 20, "1MiB"),
+    (16 << 20, "16MiB"),
+    (256 << 20, "256MiB"),
+    (u64::MAX, "more"),
+];
+
+/// The names of the classes of size, the smallest first.
+pub fn size_classes() -> impl Iterator<Item = &'static str> {
+    SIZES.into_iter().map(|(_, name)| name)
 }
 
 /// The upper bounds by which times are counted, in microseconds; longer ones are counted last.
@@ -94,6 +114,10 @@ const FAILURES_KEPT: usize = 64;
 pub struct Meters {
     here: TaskId,
     stages: [Timing; Stage::ALL.len()],
+    /// Of launches that completed, by transport and class of size.
+    durations: [[Timing; SIZES.len()]; TransportKind::ALL.len()],
+    /// Connections that ended while they were needed, by [`TransferError::REASONS`].
+    aborts: [AtomicU64; TransferError::REASONS.len()],
     /// Completed ones first, then by [`TransferError::REASONS`].
     ended: [AtomicU64; TransferError::REASONS.len() + 1],
     failures: Mutex<VecDeque<Failed>>,
@@ -111,6 +135,8 @@ impl Meters {
         Self {
             here,
             stages: Default::default(),
+            durations: Default::default(),
+            aborts: Default::default(),
             ended: Default::default(),
             failures: Mutex::default(),
             on_failure: OnceLock::new(),
@@ -127,9 +153,20 @@ impl Meters {
         self.observe(stage, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// A launch moved everything.
-    pub(super) fn completed(&self) {
+    /// A launch moved everything: so many bytes, by this transport or by it last, in so long.
+    pub(super) fn completed(&self, by: Option<TransportKind>, bytes: u64, us: u64) {
         self.ended[0].fetch_add(1, Ordering::Relaxed);
+        if let Some(by) = by {
+            let size = SIZES.partition_point(|(most, _)| *most < bytes);
+            self.durations[by as usize][size].observe(us);
+        }
+    }
+
+    /// A connection ended while it was needed.
+    pub(super) fn aborted(&self, error: &TransferError) {
+        if let Some(reason) = TransferError::REASONS.iter().position(|reason| *reason == error.reason()) {
+            self.aborts[reason].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A launch failed, or a request came to none; `peer` is with whom, where the error does not say.
@@ -161,6 +198,20 @@ impl Meters {
     #[must_use]
     pub fn times(&self, stage: Stage) -> Times {
         self.stages[stage as usize].read()
+    }
+
+    /// How long launches took that moved everything, by transport and class of size; those that none were of are left out.
+    pub fn durations(&self) -> impl Iterator<Item = (TransportKind, &'static str, Times)> + '_ {
+        let by_kind = TransportKind::ALL.into_iter().zip(&self.durations);
+        by_kind.flat_map(|(kind, sizes)| {
+            let timed = size_classes().zip(sizes).map(move |(size, timing)| (kind, size, timing.read()));
+            timed.filter(|(.., times)| times.counts.iter().any(|count| *count > 0))
+        })
+    }
+
+    /// Connections that ended while they were needed since the engine's start, by why.
+    pub fn aborts(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        TransferError::REASONS.into_iter().zip(self.aborts.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
     /// Launches that ended since the engine's start, by how: `completed`, or the reason.

@@ -50,7 +50,7 @@ pub use launch::{Completion, Quiesced, Stats, Transfer};
 pub use layout::{Fingerprint, Layout};
 pub use link::Class;
 pub use memory::{Arena, Buffer, Span, registered_bytes};
-pub use meters::{Failed, Meters, Stage, TIMES_US, Times};
+pub use meters::{Failed, Meters, Stage, TIMES_US, Times, size_classes};
 pub use prepared::{Options, Prepared, Spec};
 pub use request::{Batch, Preparing};
 pub use resharding::{Moved, ReshardError, ShardBuffers};

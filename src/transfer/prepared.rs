@@ -11,7 +11,7 @@ use super::inside::Core;
 use super::launch::{Launch, Limits, Part, Transfer, Work, give_up};
 use super::layout::Layout;
 use super::link::Class;
-use super::memory::{Span, Use};
+use super::memory::Span;
 use super::request::Ticket;
 
 /// One transfer that is asked for.
@@ -26,17 +26,17 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Sends a span from a device of this task to one of another.
+    /// Sends a span from a device of this task to one of another, with the layout that the span has.
     #[must_use]
     pub fn send(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
-        let layout = Layout::bytes(span.len());
+        let layout = span.layout();
         Self { outgoing: true, from, to, key, span, layout }
     }
 
-    /// Receives into a span of a device of this task what one of another sends.
+    /// Receives into a span of a device of this task what one of another sends, with the layout that the span has.
     #[must_use]
     pub fn receive(span: Span, from: DeviceId, to: DeviceId, key: TransferKey) -> Self {
-        let layout = Layout::bytes(span.len());
+        let layout = span.layout();
         Self { outgoing: false, from, to, key, span, layout }
     }
 
@@ -137,21 +137,14 @@ impl Prepared {
     ) -> Transfer {
         launch.begin();
         let deadline = self.options.deadline.map(|after| launch.began() + after);
-        let limits = Limits { deadline, stall: self.options.stall };
-        let mut parts = Vec::with_capacity(self.shares.len());
-        let mut refused = None;
-        for share in &self.shares {
-            let spans = share.work.out.spans.iter().map(|span| (span, Use::Read));
-            let spans = spans.chain(share.work.inbound.spans.iter().map(|span| (span, Use::Write)));
-            let reserved: Result<Vec<_>, _> = spans.map(|(span, how)| span.reserve(how).map(Some)).collect();
-            let reserved = reserved.unwrap_or_else(|error| {
-                refused.get_or_insert(TransferError::Memory(error));
-                Vec::new()
-            });
-            parts.push(Part::new(&launch, &share.connection, &share.work, limits, reserved));
-        }
-        let given_up = launch.attach(&parts);
-        let refused = given_up.map(|(by, reason)| TransferError::Cancelled { by, reason }).or(refused);
+        let limits = Limits { deadline, stall: self.options.stall, class: self.options.class };
+        let part = |share: &Share| Part::new(&launch, &share.connection, &share.work, limits);
+        let parts: Vec<_> = self.shares.iter().map(part).collect();
+        let refused = match launch.attach(&parts) {
+            // Its bytes are the caller's again.
+            Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
+            None => parts.iter().find_map(|part| part.reserve().err()).map(TransferError::Memory),
+        };
         let waits: Vec<_> =
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         let ready = refused.is_none() && waits.is_empty();

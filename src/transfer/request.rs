@@ -1,15 +1,16 @@
 //! What is asked of an engine: looked at, put in its place in the order, connected, and defined for the peers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::Poll;
+use std::time::Duration;
 
-use super::cliques::{CliqueKey, Found, Waiter};
+use super::cliques::{CliqueKey, Found, WAITERS_MAX, Waiter, Wanted};
 use super::connection::Kept;
 use super::dialling;
 use super::engine::{Choice, Engine};
-use super::error::{PrepareError, TransferKey};
+use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{DeviceId, Member, TaskId};
 use super::inside::Core;
@@ -172,19 +173,21 @@ impl Request {
     }
 }
 
-/// Finds or makes the connections that a request needs, and defines it.
+/// Finds or makes the connections that a request needs, and defines it. Makings that nobody else wants are given up when it
+/// is not `wanted` any more; `then` is called either way.
 pub(super) fn prepare_then(
     core: &Arc<Core>,
     request: Request,
     options: Options,
+    wanted: &Wanted,
     then: impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static,
 ) {
     let Request { specs, peers, distinct } = request;
     let (defining, asked) = (Arc::clone(core), clock::monotonic());
     gather(
-        Arc::clone(core),
+        core,
         distinct.into_iter().collect(),
-        HashMap::new(),
+        wanted,
         Box::new(move |found| {
             let prepared = found.map(|connections| define(&defining, &specs, &peers, options, &connections));
             if prepared.is_ok() {
@@ -197,30 +200,55 @@ pub(super) fn prepare_then(
 }
 
 type Connections = HashMap<Member, Kept>;
+type Gathered = Box<dyn FnOnce(Result<Connections, PrepareError>) + Send>;
 
-/// Finds or makes the connections to all of `peers`, one after the other, then calls `then`.
-pub(super) fn gather(
-    core: Arc<Core>,
-    mut peers: Vec<Member>,
-    mut found: Connections,
-    then: Box<dyn FnOnce(Result<Connections, PrepareError>) + Send>,
-) {
-    let Some(member) = peers.pop() else { return then(Ok(found)) };
-    let key = CliqueKey::new(core.here(), member);
-    let next = Arc::clone(&core);
-    let waiter: Waiter = Box::new(move |result| match result {
-        Ok(connection) => {
-            found.insert(member, connection);
-            gather(next, peers, found, then);
+/// Connections that are being found or made, all at once.
+struct Gathering {
+    found: Connections,
+    left: usize,
+    /// Whom to tell; none once they were.
+    then: Option<Gathered>,
+}
+
+/// Finds or makes the connections to all of `peers`, then calls `then`; with the first that cannot be made, at once.
+fn gather(core: &Arc<Core>, peers: Vec<Member>, wanted: &Wanted, then: Gathered) {
+    if peers.is_empty() {
+        return then(Ok(Connections::new()));
+    }
+    let gathering = Gathering { found: Connections::new(), left: peers.len(), then: Some(then) };
+    let gathering = Arc::new(Mutex::new(gathering));
+    for member in peers {
+        let key = CliqueKey::new(core.here(), member);
+        let gathering = Arc::clone(&gathering);
+        let waiter = Waiter::new(wanted, move |result| {
+            let mut all = lock(&gathering);
+            all.left -= 1;
+            let outcome = match result {
+                Ok(connection) => {
+                    all.found.insert(member, connection);
+                    (all.left == 0).then(|| Ok(std::mem::take(&mut all.found)))
+                }
+                Err(error) => Some(Err(PrepareError::Clique { member, error })),
+            };
+            let told = outcome.and_then(|outcome| Some((all.then.take()?, outcome)));
+            // Once it has failed nobody needs what the others find.
+            let unneeded = if all.then.is_none() { std::mem::take(&mut all.found) } else { HashMap::new() };
+            drop(all);
+            drop(unneeded);
+            if let Some((then, outcome)) = told {
+                then(outcome);
+            }
+        });
+        let how = lock(&core.cliques).find(key, clock::monotonic(), waiter);
+        match how {
+            Found::Ready(connection, waiter) => waiter.tell(Ok(connection)),
+            Found::Pending => {}
+            Found::Crowded(waiter) => {
+                waiter.tell(Err(TransferError::Overloaded { member, bound: WAITERS_MAX }));
+            }
+            Found::Make(making, None) => dialling::make(core, member, making),
+            Found::Make(making, Some(undecided)) => core.make_unless_it_stays(undecided, making),
         }
-        Err(error) => then(Err(PrepareError::Clique { member, error })),
-    });
-    let how = lock(&core.cliques).find(key, clock::monotonic(), waiter);
-    match how {
-        Found::Ready(connection, waiter) => waiter(Ok(connection)),
-        Found::Pending => {}
-        Found::Make(making, None) => dialling::make(&core, member, making),
-        Found::Make(making, Some(undecided)) => core.make_unless_it_stays(undecided, making),
     }
 }
 
@@ -282,18 +310,27 @@ pub(super) struct Arrival {
     waker: Option<std::task::Waker>,
 }
 
-/// A preparation under way.
+/// A preparation under way. Dropped, it is given up: connections that nobody else waits for are not made.
 #[must_use = "nothing is launched by preparing it"]
 pub struct Preparing {
     slot: Arc<Mutex<Arrival>>,
     changed: Arc<Condvar>,
+    wanted: Arc<AtomicBool>,
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        self.wanted.store(false, Ordering::Release);
+    }
 }
 
 impl Preparing {
-    /// One that waits, and what ends its waiting.
+    /// One that waits, whether anybody does, and what ends its waiting.
     pub(super) fn new(
         meters: &Arc<Meters>,
-    ) -> (Self, impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static) {
+    ) -> (Self, Wanted, impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static) {
+        let wanted = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&wanted);
         let slot = Arc::new(Mutex::new(Arrival { result: None, waker: None }));
         let (done, changed) = (Arc::clone(&slot), Arc::new(Condvar::new()));
         let (signal, meters) = (Arc::clone(&changed), Arc::clone(meters));
@@ -310,7 +347,7 @@ impl Preparing {
                 waker.wake();
             }
         };
-        (Self { slot, changed }, finish)
+        (Self { slot, changed, wanted }, Arc::new(move || asked.load(Ordering::Acquire)), finish)
     }
 
     /// Waits for it on this thread.
@@ -324,6 +361,22 @@ impl Preparing {
                 return result;
             }
             slot = self.changed.wait(slot).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits so long. None if it is not prepared by then: it goes on, until this is dropped.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_for(&mut self, time: Duration) -> Option<Result<Prepared, PrepareError>> {
+        let until = clock::monotonic() + time;
+        let mut slot = lock(&self.slot);
+        loop {
+            if let Some(result) = slot.result.take() {
+                return Some(result);
+            }
+            let left = until.checked_duration_since(clock::monotonic())?;
+            slot = self.changed.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
@@ -343,6 +396,7 @@ impl Future for Preparing {
 
 /// Transfers that are requested one by one, and leave together.
 #[derive(Debug)]
+#[must_use = "nothing of it leaves until it is launched"]
 pub struct Batch {
     engine: Engine,
     options: Options,

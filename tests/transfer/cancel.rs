@@ -45,7 +45,9 @@ fn what_is_received_of_a_sender_that_cancels_is_whole_or_an_error() {
                 }
                 Err(TransferError::Cancelled { by, reason }) => {
                     cancelled += 1;
-                    assert!(by.0 == 0 && reason.contains("enough"), "{by} {reason}");
+                    // The first time there may be no connection yet that could bring the reason.
+                    let why = reason.contains("enough") || round == 0 && reason.contains("failed earlier");
+                    assert!(by.0 == 0 && why, "{by} {reason}");
                 }
                 Err(error) => panic!("{choice:?}: {error}"),
             }

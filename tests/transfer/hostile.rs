@@ -96,7 +96,7 @@ fn random_bytes_and_half_hellos_harm_nobody() {
                 let mut bytes = vec![0; random.usize(0..400)];
                 random.fill(&mut bytes);
                 if round % 2 == 0 {
-                    bytes.splice(0..bytes.len().min(8), *b"MUSTERX1");
+                    bytes.splice(0..bytes.len().min(8), *b"MUSTERX2");
                 }
                 let _gone = socket.write_all(&bytes);
                 if round % 3 == 0 {
@@ -171,7 +171,7 @@ fn a_hello_that_is_played_back_without_the_token_harms_nobody() {
                 let hellos = before.heard.lock().unwrap().clone();
                 for hello in hellos.into_iter().take(4) {
                     let mut socket = TcpStream::connect(before.address).unwrap();
-                    let _gone = socket.write_all(&hello[..hello.len().min(96)]);
+                    let _gone = socket.write_all(&hello[..hello.len().min(84)]);
                     let _gone = socket.set_read_timeout(Some(Duration::from_millis(20)));
                     let _gone = socket.read(&mut [0; 80]);
                     let _gone = socket.write_all(&[7; 32]);
@@ -213,7 +213,7 @@ fn strangers_who_speak_very_slowly_keep_nobody_out_for_long() {
             let mut slow: Vec<_> = targets
                 .flat_map(|target| (0..256).filter_map(move |_| TcpStream::connect(target).ok()))
                 .collect();
-            for byte in b"MUSTERX1".iter().chain(&[0; 80]) {
+            for byte in b"MUSTERX2".iter().chain(&[0; 80]) {
                 if over.load(Ordering::SeqCst) {
                     return;
                 }

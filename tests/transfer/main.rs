@@ -12,6 +12,7 @@ mod hostile;
 mod measures;
 mod network;
 mod order;
+mod preparing;
 mod requests;
 mod resharding;
 mod secure;

@@ -184,6 +184,47 @@ fn a_damaged_chunk_is_sent_once_more_and_one_that_is_damaged_twice_is_an_error()
 }
 
 #[test]
+fn whatever_frame_comes_damaged_is_sent_again_on_another_lane_and_twice_is_an_error() {
+    for choice in BREAKING {
+        let (cluster, faults) =
+            with_faults(choice, |config| config.dial_timeout = Duration::from_millis(300));
+        assert_eq!(move_under(&cluster, 1000, 1000, || ()), (None, None));
+        // Inline, in the control lane; and by lanes of chunks, whose headers are hit as well as what follows them.
+        for round in 0..60u64 {
+            let len = [1, 100, 8000, 5000, 100_000, 1 << 20][round as usize % 6];
+            let outcomes = move_under(&cluster, len, round, || faults[round as usize % 2].garble(1));
+            assert_eq!(outcomes, (None, None), "{choice:?} round {round}: {len} bytes");
+        }
+        let damaged = || cluster.engines.iter().map(|engine| engine.counts().damaged.load(Ordering::Relaxed));
+        assert!(damaged().sum::<u64>() >= 30, "{choice:?}: {:?}", damaged().collect::<Vec<_>>());
+        faults[0].garble(usize::MAX);
+        let (sent, received) = move_under(&cluster, 5000, 2000, || ());
+        let named = |error: &TransferError| {
+            matches!(error, TransferError::PeerDead { .. } | TransferError::Transport { .. })
+        };
+        assert!(
+            sent.as_ref().is_some_and(named) || received.as_ref().is_some_and(named),
+            "{sent:?} {received:?}"
+        );
+        faults[0].heal();
+        // Each hears of the end of the other's connection in its own time.
+        eventually("they meet again", || move_under(&cluster, 5000, 3000, || ()) == (None, None));
+    }
+}
+
+#[test]
+fn chunks_carry_checksums_if_either_side_wants_them() {
+    for wants in [0, 1] {
+        let (cluster, [faults, _]) =
+            with_faults(Choice::Tcp, |config| config.checks = config.here.task.0 == wants);
+        assert_eq!(move_under(&cluster, 1000, 0, || ()), (None, None));
+        faults.damage(1);
+        assert_eq!(move_under(&cluster, 3 << 20, 1, || ()), (None, None), "{wants}");
+        assert_eq!(cluster.engines[1].counts().damaged.load(Ordering::Relaxed), 1, "{wants}");
+    }
+}
+
+#[test]
 fn a_peer_that_takes_no_bytes_any_more_is_given_up_at_the_stall_limit_and_goes_on_afterwards() {
     const STALL: Duration = Duration::from_millis(400);
     for choice in WIRES {

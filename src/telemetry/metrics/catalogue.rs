@@ -169,8 +169,15 @@ catalogue! {
     /// Memory that tasks have registered for transfers.
     TRANSFER_REGISTERED: Gauge "muster_transfer_registered_bytes" ["muster_job"];
     /// How long launches take to go through each stage: prepare, dependencies, match (until both sides have launched), move;
-    /// and quiesce, from a cancellation to the proof that nothing lands any more.
+    /// quiesce, from a cancellation to the proof that nothing lands any more; and connect, until a connection was made.
     TRANSFER_STAGES: Histogram "muster_transfer_stage_seconds" ["muster_job", "stage"];
+    /// How long launches take that move everything, by transport and by how many bytes they move at most: 4KiB, 64KiB, 1MiB,
+    /// 16MiB, 256MiB, more.
+    TRANSFER_DURATIONS: Histogram "muster_transfer_duration_seconds" ["muster_job", "transport", "size_class"];
+    /// Bytes of launches under way that are still to move, as both their sides count them, by class: latency, normal, bulk.
+    TRANSFER_IN_FLIGHT_BYTES: Gauge "muster_transfer_in_flight_bytes" ["muster_job", "class"];
+    /// Connections between transfer engines that ended while they were needed, as each side counts them, by why.
+    TRANSFER_ABORTS: Counter "muster_transfer_clique_aborts_total" ["muster_job", "reason"];
     /// Of the clocks that native workers tell of, how far the worst is ahead of the service's; negative if it is behind.
     CLOCK_WORST: Gauge "muster_worker_clock_worst_offset_seconds" ["muster_job"];
     /// How far the clock of each native worker is ahead of the service's; absent in jobs of too many tasks.
@@ -311,8 +318,15 @@ catalogue! {
     /// Launches under way.
     ENGINE_IN_FLIGHT: Gauge "muster_transfer_engine_launches_in_flight" [];
     /// How long launches take to go through each stage: prepare, dependencies, match (until both sides have launched), move;
-    /// and quiesce, from a cancellation to the proof that nothing lands any more.
+    /// quiesce, from a cancellation to the proof that nothing lands any more; and connect, until a connection was made.
     ENGINE_STAGES: Histogram "muster_transfer_engine_stage_seconds" ["stage"];
+    /// How long launches take that move everything, by transport and by how many bytes they move at most: 4KiB, 64KiB, 1MiB,
+    /// 16MiB, 256MiB, more.
+    ENGINE_DURATIONS: Histogram "muster_transfer_engine_duration_seconds" ["transport", "size_class"];
+    /// Bytes of launches under way that are still to move, by class: latency, normal, bulk.
+    ENGINE_IN_FLIGHT_BYTES: Gauge "muster_transfer_engine_in_flight_bytes" ["class"];
+    /// Connections that ended while they were needed, by why.
+    ENGINE_ABORTS: Counter "muster_transfer_engine_clique_aborts_total" ["reason"];
     /// Connections, by how their lanes are made.
     ENGINE_CONNECTIONS: Gauge "muster_transfer_engine_connections" ["transport"];
     /// Lanes that live, likewise.

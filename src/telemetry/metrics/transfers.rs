@@ -3,6 +3,7 @@
 use super::catalogue as metric;
 use super::page::Page;
 use crate::reports::{Outcome, TaskTransfers, TotalsView, TransfersView, Transport};
+use crate::transfer::Class;
 
 /// Bytes by transport and direction; those that moved nothing are 0, so that the first shows as a rise.
 fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
@@ -50,6 +51,16 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
     }
     for of in &totals.stages {
         page.times(&metric::TRANSFER_STAGES, &[job, &of.stage], &of.counts, of.sum_us);
+    }
+    for of in &totals.durations {
+        let labels = [job, of.transport.name(), &of.size_class];
+        page.times(&metric::TRANSFER_DURATIONS, &labels, &of.counts, of.sum_us);
+    }
+    for of in &totals.aborts {
+        page.count(&metric::TRANSFER_ABORTS, &[job, of.reason.name()], of.connections);
+    }
+    for (class, bytes) in [Class::Latency, Class::Normal, Class::Bulk].iter().zip(view.in_flight_bytes) {
+        page.count(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
     }
     if let Some(clock) = view.clock {
         page.put(&metric::CLOCK_WORST, &[job], clock.ahead_seconds());

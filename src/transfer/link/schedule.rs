@@ -20,6 +20,18 @@ pub enum Class {
     Bulk = 2,
 }
 
+impl Class {
+    /// Its name as a metric's label.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Normal => "normal",
+            Self::Bulk => "bulk",
+        }
+    }
+}
+
 const CLASSES: [Class; 3] = [Class::Latency, Class::Normal, Class::Bulk];
 const SHARES: [u8; 3] = [16, 4, 1];
 

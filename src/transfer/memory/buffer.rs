@@ -7,6 +7,7 @@ use super::arena::Shared;
 use super::raw::{Foreign, Piece};
 use super::{Memory, Region};
 use crate::transfer::error::MemoryError;
+use crate::transfer::layout::Layout;
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
@@ -63,13 +64,15 @@ impl Buffer {
         Self(Arc::new(Inner { home, start, len, usage: Mutex::default() }))
     }
 
-    /// Memory as it is, without copying it. Peers on this host read it through the kernel, which is slower than an
+    /// Memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
+    /// bytes. Its owner lives until the last handle and the last transfer of the buffer are gone, and is dropped by
+    /// whichever thread is the last. Peers on this host read it through the kernel, which is slower than an
     /// [`Arena`](super::Arena).
     #[must_use]
-    pub fn foreign(memory: impl Into<Box<[u8]>>) -> Self {
-        let memory = memory.into();
+    pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
+        let memory = Foreign::new(owner);
         let len = memory.len();
-        Self::new(Home::Foreign(Arc::new(Region::new(Memory::Foreign(Foreign::new(memory))))), 0, len)
+        Self::new(Home::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
     }
 
     /// Its length in bytes.
@@ -87,7 +90,7 @@ impl Buffer {
     /// All of it.
     #[must_use]
     pub fn span(&self) -> Span {
-        Span { buffer: self.clone(), start: 0, len: self.len() }
+        Span { buffer: self.clone(), start: 0, len: self.len(), layout: None }
     }
 
     /// A range of it.
@@ -98,7 +101,7 @@ impl Buffer {
         if range.start > range.end || range.end > self.len() {
             return Err(MemoryError::OutOfRange { start: range.start, end: range.end, len: self.len() });
         }
-        Ok(Span { buffer: self.clone(), start: range.start, len: range.end - range.start })
+        Ok(Span { buffer: self.clone(), start: range.start, len: range.end - range.start, layout: None })
     }
 
     /// Calls `with` with its contents.
@@ -173,9 +176,23 @@ pub struct Span {
     buffer: Buffer,
     start: usize,
     len: usize,
+    layout: Option<Layout>,
 }
 
 impl Span {
+    /// Says what its bytes are. Both sides of a transfer have to say the same; a layout takes as many bytes as the span has.
+    #[must_use]
+    pub fn with_layout(mut self, layout: Layout) -> Self {
+        self.layout = Some(layout);
+        self
+    }
+
+    /// What its bytes are: plain ones, unless something else was said.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.layout.clone().unwrap_or_else(|| Layout::bytes(self.len))
+    }
+
     /// The buffer.
     #[must_use]
     pub const fn buffer(&self) -> &Buffer {

@@ -89,7 +89,7 @@ impl Drop for Region {
 enum Memory {
     /// Shared memory of this engine's own, which peers on this host may map.
     Arena(Mapping, std::os::fd::OwnedFd),
-    /// Somebody's vector.
+    /// Somebody's memory, with its owner.
     Foreign(raw::Foreign),
 }
 
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_region_that_lives_long_remembers_those_who_live_and_no_others() {
-        let region = Region::new(Memory::Foreign(raw::Foreign::new(vec![0; 10].into())));
+        let region = Region::new(Memory::Foreign(raw::Foreign::new(vec![0; 10])));
         let counted = || Arc::new(Counted(AtomicU32::new(0)));
         let weak = |listener: &Arc<Counted>| -> Weak<dyn Listener> {
             let listener: Arc<dyn Listener> = listener.clone();

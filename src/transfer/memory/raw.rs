@@ -110,19 +110,34 @@ impl Drop for Mapping {
     }
 }
 
-/// Somebody's memory, owned here so that it outlives every use.
-#[derive(Debug)]
+/// Somebody's memory as it is, and its owner, which lives here so that it outlives every use.
 pub struct Foreign {
     base: Address,
     len: usize,
+    owner: NonNull<dyn Send>,
+}
+
+// SAFETY: the owner may be sent, and nobody looks at it before it is dropped.
+unsafe impl Send for Foreign {}
+// SAFETY: as above.
+unsafe impl Sync for Foreign {}
+
+impl std::fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Foreign").field("len", &self.len).finish_non_exhaustive()
+    }
 }
 
 impl Foreign {
-    /// Takes `memory` as it is.
-    pub fn new(memory: Box<[u8]>) -> Self {
-        let len = memory.len();
-        let base = NonNull::new(Box::into_raw(memory).cast::<u8>()).unwrap_or(NonNull::dangling());
-        Self { base: Address(base), len }
+    /// Takes the memory that `owner` has. It is asked for it once.
+    pub fn new<M: AsMut<[u8]> + Send + 'static>(owner: M) -> Self {
+        let owner = Box::into_raw(Box::new(owner));
+        // SAFETY: made of a box a moment ago, and borrowed from here until `drop` takes it back: nobody else reaches it.
+        let bytes = unsafe { (*owner).as_mut() };
+        let (len, base) = (bytes.len(), NonNull::from(bytes).cast());
+        let owner: *mut dyn Send = owner;
+        // SAFETY: a box is never null.
+        Self { base: Address(base), len, owner: unsafe { NonNull::new_unchecked(owner) } }
     }
 
     /// Its length in bytes.
@@ -138,9 +153,8 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        let slice = std::ptr::slice_from_raw_parts_mut(self.base.0.as_ptr(), self.len);
-        // SAFETY: `new` made it of a box of exactly this length, and gave it away to nobody.
-        drop(unsafe { Box::from_raw(slice) });
+        // SAFETY: `new` made it of a box, and gave it away to nobody.
+        drop(unsafe { Box::from_raw(self.owner.as_ptr()) });
     }
 }
 

@@ -205,6 +205,7 @@ impl Fetch {
                     return;
                 }
                 Ok(()) => {
+                    self.part.moves_by(self.kind);
                     connection.count_received(self.kind, len);
                     if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
                         && let Some(at) = self.part.at()

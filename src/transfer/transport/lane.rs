@@ -317,6 +317,7 @@ impl Lane {
                 let left = (*len - body) as u64;
                 part.work.out.pieces(*start + body as u64, left, sys::PIECES_MAX, &mut pieces);
                 let now = self.wire.send(&pieces)?;
+                part.moves_by(self.kind);
                 part.progressed((now as u64).min(left));
                 drop(pieces);
                 *sent += now;

@@ -27,6 +27,7 @@ pub struct Faults(Arc<Inner>);
 struct Inner {
     seed: AtomicU64,
     damage: AtomicUsize,
+    garble: AtomicUsize,
     truncate: AtomicUsize,
     delay: AtomicU64,
     narrow: AtomicUsize,
@@ -54,6 +55,7 @@ impl Faults {
         Self(Arc::new(Inner {
             seed: AtomicU64::new(seed),
             damage: AtomicUsize::new(0),
+            garble: AtomicUsize::new(0),
             truncate: AtomicUsize::new(0),
             delay: AtomicU64::new(0),
             narrow: AtomicUsize::new(0),
@@ -67,6 +69,11 @@ impl Faults {
     /// chunks carry no checksum nobody notices.
     pub fn damage(&self, chunks: usize) {
         self.0.damage.store(chunks, Ordering::SeqCst);
+    }
+
+    /// A byte is changed in each of the next so many sends, whatever they are: of a header, of a control frame, of a chunk.
+    pub fn garble(&self, sends: usize) {
+        self.0.garble.store(sends, Ordering::SeqCst);
     }
 
     /// Of each of the next so many large sends only the beginning leaves, and the wire ends there.
@@ -111,7 +118,7 @@ impl Faults {
 
     /// All is well again.
     pub fn heal(&self) {
-        for count in [&self.0.damage, &self.0.truncate, &self.0.narrow] {
+        for count in [&self.0.damage, &self.0.garble, &self.0.truncate, &self.0.narrow] {
             count.store(0, Ordering::SeqCst);
         }
         self.delay(Duration::ZERO);
@@ -267,16 +274,16 @@ impl Wire for Faulty {
         let most = faults.most(total);
         let kept = if most < total { Some(cut(pieces, most)) } else { None };
         let pieces = kept.as_deref().unwrap_or(pieces);
-        if let Some(begins) = payload(pieces).filter(|begins| *begins < most)
-            && take(&faults.damage)
-        {
-            let (done, sent) = self.send_damaged(pieces, begins + faults.below(most - begins));
-            if !done {
-                faults.damage.fetch_add(1, Ordering::SeqCst);
-            }
-            return sent;
+        let (begins, count) = match payload(pieces).filter(|begins| *begins < most) {
+            Some(begins) if take(&faults.damage) => (begins, &faults.damage),
+            _ if most > 0 && take(&faults.garble) => (0, &faults.garble),
+            _ => return wire.send(pieces),
+        };
+        let (done, sent) = self.send_damaged(pieces, begins + faults.below(most - begins));
+        if !done {
+            count.fetch_add(1, Ordering::SeqCst);
         }
-        wire.send(pieces)
+        sent
     }
 
     fn send_with(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, WireError> {
