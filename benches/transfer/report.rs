@@ -69,9 +69,19 @@ impl Results {
 
     /// How many times what the best of `others` moves, each pair from one repetition.
     pub fn ratio(&self, shape: Shape, subject: Subject, others: &[Subject]) -> Option<Spread> {
+        self.ratio_of(shape, subject, shape, others)
+    }
+
+    /// As [`ratio`](Self::ratio), of what is moved in batches to what the others move one by one.
+    pub fn ratio_to_single(&self, shape: Shape, subject: Subject, others: &[Subject]) -> Option<Spread> {
+        let single = self.shapes.iter().find(|single| single.size == shape.size && single.batch == 1)?;
+        self.ratio_of(shape, subject, *single, others)
+    }
+
+    fn ratio_of(&self, shape: Shape, subject: Subject, theirs: Shape, others: &[Subject]) -> Option<Spread> {
         Spread::of(self.of(shape, subject).filter_map(|(repetition, figure)| {
             let best = others.iter().filter_map(|other| {
-                let mut found = self.of(shape, *other);
+                let mut found = self.of(theirs, *other);
                 Some(found.find(|(other, _)| *other == repetition)?.1.gbytes_per_second)
             });
             let best = best.fold(0.0, f64::max);

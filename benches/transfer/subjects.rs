@@ -31,6 +31,7 @@ pub enum Subject {
     MusterShmBeside,
     MusterPvm,
     NixlShm,
+    NixlShmPolled,
     #[value(name = "tcp-1")]
     Tcp1,
     #[value(name = "tcp-2")]
@@ -40,6 +41,7 @@ pub enum Subject {
     MusterTcp,
     MusterTcpUnchecked,
     NixlTcp,
+    NixlTcpPolled,
     Mooncake,
     Gloo,
     Jax,
@@ -47,7 +49,7 @@ pub enum Subject {
 
 impl Subject {
     /// In the order in which they are measured: what is compared lies next to each other.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Wake,
@@ -55,6 +57,7 @@ impl Subject {
         Self::MusterShm,
         Self::MusterShmBeside,
         Self::NixlShm,
+        Self::NixlShmPolled,
         Self::MusterPvm,
         Self::Memcpy1Cold,
         Self::Memcpy2Cold,
@@ -64,13 +67,14 @@ impl Subject {
         Self::MusterTcp,
         Self::MusterTcpUnchecked,
         Self::NixlTcp,
+        Self::NixlTcpPolled,
         Self::Mooncake,
         Self::Gloo,
         Self::Jax,
     ];
 
     /// The same host, in the order of the tables.
-    pub const HERE: [Self; 10] = [
+    pub const HERE: [Self; 11] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Memcpy1Cold,
@@ -81,16 +85,18 @@ impl Subject {
         Self::MusterShmBeside,
         Self::MusterPvm,
         Self::NixlShm,
+        Self::NixlShmPolled,
     ];
 
     /// TCP on the loopback interface.
-    pub const TCP: [Self; 9] = [
+    pub const TCP: [Self; 10] = [
         Self::Tcp1,
         Self::Tcp2,
         Self::Tcp2Unpaced,
         Self::MusterTcp,
         Self::MusterTcpUnchecked,
         Self::NixlTcp,
+        Self::NixlTcpPolled,
         Self::Mooncake,
         Self::Gloo,
         Self::Jax,
@@ -139,11 +145,19 @@ impl Subject {
             Self::MusterTcpUnchecked => {
                 places.muster(shapes, time, &["--transport", "tcp", "--checksums", "off"])
             }
-            Self::NixlShm => places.peer("nixl_peer.py", Some("shm"), shapes, time),
-            Self::NixlTcp => places.peer("nixl_peer.py", Some("tcp"), shapes, time),
-            Self::Mooncake => places.peer("mooncake_peer.py", None, shapes, time),
-            Self::Gloo => places.peer("gloo_peer.py", None, shapes, time),
-            Self::Jax => places.peer("jax_peer.py", None, shapes, time),
+            Self::NixlShm => places.peer("nixl_peer.py", &[("MUSTER_PEER", "shm")], shapes, time),
+            Self::NixlTcp => places.peer("nixl_peer.py", &[("MUSTER_PEER", "tcp")], shapes, time),
+            Self::NixlShmPolled => {
+                let settings = [("MUSTER_PEER", "shm"), ("NIXL_PROGRESS", "0"), ("NIXL_ERRORS", "none")];
+                places.peer("nixl_peer.py", &settings, shapes, time)
+            }
+            Self::NixlTcpPolled => {
+                let settings = [("MUSTER_PEER", "tcp"), ("NIXL_PROGRESS", "0")];
+                places.peer("nixl_peer.py", &settings, shapes, time)
+            }
+            Self::Mooncake => places.peer("mooncake_peer.py", &[], shapes, time),
+            Self::Gloo => places.peer("gloo_peer.py", &[], shapes, time),
+            Self::Jax => places.peer("jax_peer.py", &[], shapes, time),
         }
     }
 }
@@ -161,12 +175,14 @@ impl fmt::Display for Subject {
             Self::MusterShmBeside => "Muster, shared memory, both on one processor",
             Self::MusterPvm => "Muster, process memory",
             Self::NixlShm => "NIXL (UCX, CMA)",
+            Self::NixlShmPolled => "NIXL (UCX, CMA), polled",
             Self::Tcp1 => "bare TCP, 1 stream",
             Self::Tcp2 => "bare TCP, 2 streams",
             Self::Tcp2Unpaced => "bare TCP, 2 streams, not paced",
             Self::MusterTcp => "Muster, TCP with CRC32C",
             Self::MusterTcpUnchecked => "Muster, TCP without",
             Self::NixlTcp => "NIXL (UCX, TCP)",
+            Self::NixlTcpPolled => "NIXL (UCX, TCP), polled",
             Self::Mooncake => "Mooncake, TCP",
             Self::Gloo => "torch gloo",
             Self::Jax => "jax.experimental.transfer",
@@ -237,7 +253,7 @@ impl Places {
     fn peer(
         &self,
         program: &str,
-        transport: Option<&str>,
+        settings: &[(&str, &str)],
         shapes: &[Shape],
         time: Duration,
     ) -> Result<BTreeMap<Shape, Figure>> {
@@ -253,9 +269,7 @@ impl Places {
         for shape in shapes {
             command.args(["--shape", &shape.to_string()]);
         }
-        if let Some(transport) = transport {
-            command.env("MUSTER_PEER", transport);
-        }
+        command.envs(settings.iter().copied());
         // Libraries of the system that the set-up unpacked for it.
         if let Ok(libraries) = std::fs::read_to_string(self.peers.join("libraries")) {
             command.env("LD_LIBRARY_PATH", libraries);

@@ -1,13 +1,16 @@
 """NIXL over UCX: one-sided writes, prepared once and posted again and again.
 
 MUSTER_PEER=shm: all that UCX knows for one host (it takes process memory through the kernel); =tcp: TCP on the loopback interface only.
+
+As it comes, an agent has a progress thread and handles errors of its peer. NIXL_PROGRESS=0 and NIXL_ERRORS=none make it as fast as it
+gets on few cores: whoever uses it has to poll on both sides, and is not told of a peer that has gone.
 """
 
 import os
 import sys
 
 TRANSPORT = os.environ.get("MUSTER_PEER", "shm")
-PROGRESS = os.environ.get("NIXL_PROGRESS", "0") == "1"
+PROGRESS = os.environ.get("NIXL_PROGRESS", "1") == "1"
 SETTINGS = {}
 if TRANSPORT == "tcp":
     # Without the device it would stripe over the loopback and whatever other interface there is.
@@ -30,7 +33,7 @@ class Nixl:
         # A thread that makes progress costs one of the cores that the copy needs.
         threaded = PROGRESS
         self.agent = nixl_agent(self.me, nixl_agent_config(enable_prog_thread=threaded, backends=[]))
-        errors = os.environ.get("NIXL_ERRORS", "none" if TRANSPORT == "shm" else "peer")
+        errors = os.environ.get("NIXL_ERRORS", "peer")
         self.agent.create_backend("UCX", {"ucx_error_handling_mode": errors})
         self.settings = f"NIXL {version()}, UCX, progress thread {'on' if threaded else 'off'}, error handling {errors}, " + (
             "UCX_TLS=tcp UCX_NET_DEVICES=lo" if TRANSPORT == "tcp" else "UCX's own choice of shared memory and CMA"
