@@ -12,11 +12,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
-use super::error::TransferError;
-use super::identity::TaskId;
+use super::error::{MemoryError, TransferError};
+use super::identity::{Member, TaskId};
 use super::link::GroupId;
 use super::memory::raw::Piece;
-use super::memory::{Reservation, Span};
+use super::memory::{Reservation, Span, Use};
 use super::meters::{Meters, Stage};
 use super::sync::lock;
 use crate::clock;
@@ -139,6 +139,15 @@ pub struct Work {
     pub inbound: Stream,
 }
 
+impl Work {
+    /// Takes all of it into use: what is sent first, then what is received.
+    pub fn reserve(&self) -> Result<Vec<Option<Reservation>>, MemoryError> {
+        let spans = self.out.spans.iter().map(|span| (span, Use::Read));
+        let spans = spans.chain(self.inbound.spans.iter().map(|span| (span, Use::Write)));
+        spans.map(|(span, how)| span.reserve(how).map(Some)).collect()
+    }
+}
+
 /// Says who may use the bytes of a part: visits are counted until it is closed.
 #[derive(Debug, Default)]
 struct Pad(AtomicU32);
@@ -255,7 +264,8 @@ impl std::fmt::Debug for Part {
 }
 
 impl Part {
-    /// A part whose bytes are reserved: those of the sends first, then those of the receives.
+    /// A part whose bytes are reserved: those of the sends first, then those of the receives. None, if they will be when
+    /// what it depends on has happened.
     pub fn new(
         launch: &Arc<Launch>,
         connection: &Arc<Connection>,
@@ -280,6 +290,15 @@ impl Part {
             moved: AtomicU64::new(0),
             progress: AtomicU64::new(0),
         })
+    }
+
+    /// Takes its bytes into use, if what it depends on was still to happen when it was launched.
+    pub fn reserve(self: &Arc<Self>) -> Result<(), MemoryError> {
+        // While it is visited, nobody takes them for left alone.
+        let Some(_visit) = self.visit() else { return Ok(()) };
+        let reserved = self.work.reserve()?;
+        *lock(&self.reserved) = reserved;
+        Ok(())
     }
 
     /// Its group, once it is launched.
@@ -857,6 +876,18 @@ impl Transfer {
             give_up(&part, TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
         }
         Quiesced { launch: Arc::clone(&self.launch) }
+    }
+
+    /// Ends the connections with the peers that have not said, since it was given up, that nothing can land there any more.
+    /// Returns with whom: nothing of them counts any more, and what is proven needs no word of theirs.
+    pub(super) fn cut_off(&self, why: &str) -> Vec<Member> {
+        let unproven = self.launch.parts().into_iter().filter(|part| !part.proven.load(Ordering::Acquire));
+        let peers = unproven.map(|part| {
+            let member = part.connection.peer;
+            part.connection.end(TransferError::PeerDead { member, how: why.to_owned() });
+            member
+        });
+        peers.collect()
     }
 }
 

@@ -11,7 +11,7 @@ use super::inside::Core;
 use super::launch::{Launch, Limits, Part, Transfer, Work, give_up};
 use super::layout::Layout;
 use super::link::Class;
-use super::memory::{Span, Use};
+use super::memory::Span;
 use super::request::Ticket;
 
 /// One transfer that is asked for.
@@ -121,7 +121,7 @@ impl Prepared {
     }
 
     /// Launches it. It takes its place in the order of its channel now, and begins when all of `dependencies` have
-    /// happened; this thread waits for nothing.
+    /// happened: until then its memory may be used otherwise. This thread waits for nothing.
     pub fn launch(&mut self, dependencies: &[Event]) -> Transfer {
         let following = Launch::new(&self.core.meters, self.count, self.sent, self.received);
         let launch = std::mem::replace(&mut self.next, following);
@@ -140,10 +140,11 @@ impl Prepared {
         let limits = Limits { deadline, stall: self.options.stall };
         let mut parts = Vec::with_capacity(self.shares.len());
         let mut refused = None;
+        let waits: Vec<_> =
+            dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         for share in &self.shares {
-            let spans = share.work.out.spans.iter().map(|span| (span, Use::Read));
-            let spans = spans.chain(share.work.inbound.spans.iter().map(|span| (span, Use::Write)));
-            let reserved: Result<Vec<_>, _> = spans.map(|(span, how)| span.reserve(how).map(Some)).collect();
+            // Until then the memory belongs to whoever defines it: another transfer that receives into it, say.
+            let reserved = if waits.is_empty() { share.work.reserve() } else { Ok(Vec::new()) };
             let reserved = reserved.unwrap_or_else(|error| {
                 refused.get_or_insert(TransferError::Memory(error));
                 Vec::new()
@@ -152,8 +153,6 @@ impl Prepared {
         }
         let given_up = launch.attach(&parts);
         let refused = given_up.map(|(by, reason)| TransferError::Cancelled { by, reason }).or(refused);
-        let waits: Vec<_> =
-            dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         let ready = refused.is_none() && waits.is_empty();
         for (share, part) in self.shares.iter().zip(&parts) {
             let ticket = tickets.iter().position(|ticket| ticket.peer() == share.connection.peer);
@@ -183,8 +182,10 @@ fn begin_when(mut waits: Vec<Event>, launch: Arc<Launch>, parts: Vec<Arc<Part>>)
     let Some(event) = waits.pop() else {
         launch.is_ready();
         for part in parts {
-            if let Some(at) = part.at() {
-                part.connection.ready(at);
+            match (part.reserve(), part.at()) {
+                (Ok(()), Some(at)) => part.connection.ready(at),
+                (Ok(()), None) => {}
+                (Err(error), _) => give_up(&part, error.into()),
             }
         }
         return;
