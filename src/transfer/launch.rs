@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::Connection;
 use super::error::{MemoryError, TransferError};
-use super::identity::TaskId;
+use super::identity::{Member, TaskId};
 use super::link::{Class, GroupId};
 use super::memory::raw::Piece;
 use super::memory::{Reservation, Span, Use};
@@ -290,6 +290,7 @@ impl Part {
     /// # Errors
     /// If something else uses any of them.
     pub fn reserve(self: &Arc<Self>) -> Result<(), MemoryError> {
+        // While it is visited, nobody takes them for left alone.
         let Some(_visit) = self.visit() else { return Ok(()) };
         let spans = self.work.out.spans.iter().map(|span| (span, Use::Read));
         let spans = spans.chain(self.work.inbound.spans.iter().map(|span| (span, Use::Write)));
@@ -888,6 +889,18 @@ impl Transfer {
             give_up(&part, TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
         }
         Quiesced { launch: Arc::clone(&self.launch) }
+    }
+
+    /// Ends the connections with the peers that have not said, since it was given up, that nothing can land there any more.
+    /// Returns with whom: nothing of them counts any more, and what is proven needs no word of theirs.
+    pub(super) fn cut_off(&self, why: &str) -> Vec<Member> {
+        let unproven = self.launch.parts().into_iter().filter(|part| !part.proven.load(Ordering::Acquire));
+        let peers = unproven.map(|part| {
+            let member = part.connection.peer;
+            part.connection.end(TransferError::PeerDead { member, how: why.to_owned() });
+            member
+        });
+        peers.collect()
     }
 }
 

@@ -41,6 +41,12 @@ impl Layout {
         Self { bytes: count as u64, fingerprint: Fingerprint::of(&[b"bytes"]) }
     }
 
+    /// So many bytes of what has this fingerprint.
+    #[must_use]
+    pub const fn part(bytes: u64, of: Fingerprint) -> Self {
+        Self { bytes, fingerprint: of }
+    }
+
     /// An array: the name and width in bytes of its elements, its shape, and how it is sharded (any text that both
     /// sides write alike). None if its size overflows.
     #[must_use]

@@ -121,7 +121,7 @@ impl Prepared {
     }
 
     /// Launches it. It takes its place in the order of its channel now, and begins when all of `dependencies` have
-    /// happened; this thread waits for nothing.
+    /// happened: until then its memory may be used otherwise. This thread waits for nothing.
     pub fn launch(&mut self, dependencies: &[Event]) -> Transfer {
         let following = Launch::new(&self.core.meters, self.count, self.sent, self.received);
         let launch = std::mem::replace(&mut self.next, following);
@@ -140,13 +140,17 @@ impl Prepared {
         let limits = Limits { deadline, stall: self.options.stall, class: self.options.class };
         let part = |share: &Share| Part::new(&launch, &share.connection, &share.work, limits);
         let parts: Vec<_> = self.shares.iter().map(part).collect();
+        let waits: Vec<_> =
+            dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         let refused = match launch.attach(&parts) {
             // Its bytes are the caller's again.
             Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
-            None => parts.iter().find_map(|part| part.reserve().err()).map(TransferError::Memory),
+            None if waits.is_empty() => {
+                parts.iter().find_map(|part| part.reserve().err()).map(TransferError::Memory)
+            }
+            // Until then the memory belongs to whoever defines it: another transfer that receives into it, say.
+            None => None,
         };
-        let waits: Vec<_> =
-            dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
         let ready = refused.is_none() && waits.is_empty();
         for (share, part) in self.shares.iter().zip(&parts) {
             let ticket = tickets.iter().position(|ticket| ticket.peer() == share.connection.peer);
@@ -176,8 +180,10 @@ fn begin_when(mut waits: Vec<Event>, launch: Arc<Launch>, parts: Vec<Arc<Part>>)
     let Some(event) = waits.pop() else {
         launch.is_ready();
         for part in parts {
-            if let Some(at) = part.at() {
-                part.connection.ready(at);
+            match (part.reserve(), part.at()) {
+                (Ok(()), Some(at)) => part.connection.ready(at),
+                (Ok(()), None) => {}
+                (Err(error), _) => give_up(&part, error.into()),
             }
         }
         return;

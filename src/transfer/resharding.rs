@@ -2,24 +2,31 @@
 //!
 //! All steps between two tasks that depend on nothing leave as one group; a step that passes on what came by another is
 //! a group of its own, launched at once in the order of the plan and held back until what it passes on is here. Both
-//! sides derive the same groups from the same plan.
+//! sides derive the same groups from the same plan; before them they give each other a word, a transfer without bytes
+//! that has the plan's layout, so that those who carry out different plans hear of that and not of keys.
 //!
 //! What is one stretch of memory on a side is sent from, and received into, its place. What is not is packed into (or
-//! unpacked out of) a piece of staging memory of its own, so no step ever waits for another's.
+//! unpacked out of) a piece of staging memory of its own, so no step ever waits for another's. What is passed on leaves
+//! from the place where it arrived, as soon as it has: no thread has a hand in it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::pin::Pin;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
-use super::error::{MemoryError, TransferError};
+use super::error::{MemoryError, TransferError, TransferKey};
 use super::event::{Definer, Event};
-use super::identity::DeviceId;
-use super::launch::Transfer;
-use super::layout::Layout;
+use super::identity::{DeviceId, Member, Membership, TaskId};
+use super::launch::{Completion, Quiesced, Transfer};
+use super::layout::{Fingerprint, Layout};
 use super::memory::raw::Piece;
 use super::memory::{Arena, Buffer, Claim, Span};
 use super::plan::{BufferRole, Plan, Runs, Side, Step};
 use super::prepared::{Options, Spec};
+use super::sync::lock;
 use crate::clock;
 
 /// The shards of this task's devices, before and after.
@@ -44,7 +51,7 @@ pub struct Moved {
     pub elapsed: Duration,
 }
 
-/// Why a plan was not carried out. No byte lands in the shards any more.
+/// Why a plan was not carried out. But for [`Unproven`](Self::Unproven), no byte lands in the shards any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReshardError {
@@ -63,7 +70,8 @@ pub enum ReshardError {
     /// Memory is short, or in use.
     #[error("{0}")]
     Memory(#[from] MemoryError),
-    /// A transfer failed. All others of the plan were given up.
+    /// A transfer failed. All others of the plan were given up. Where a task carries out another plan, it is the first
+    /// step with that task.
     #[error("step {step} of the plan: {error}")]
     Transfer {
         /// Which step.
@@ -71,17 +79,60 @@ pub enum ReshardError {
         /// Why.
         error: TransferError,
     },
-    /// It was not done in the plan's time.
-    #[error("the plan was not carried out within {0:?}")]
-    Timeout(Duration),
+    /// It was not done in its time.
+    #[error(
+        "the plan was not carried out within {limit:?}: {open} of this task's {steps} steps with others were not done, those with {}; see whether they live and carry out the same plan",
+        tasks(with)
+    )]
+    Timeout {
+        /// Its time.
+        limit: Duration,
+        /// How many steps with other tasks were not done.
+        open: usize,
+        /// How many there are.
+        steps: usize,
+        /// The tasks that these steps are with.
+        with: Vec<TaskId>,
+    },
+    /// Besides, transfers that were given up have not come to rest, although the connections with these tasks were ended.
+    #[error(
+        "{error}; {} may still be writing to the shards: use none of them for anything else as long as writing to it is refused because it is in use",
+        members(with)
+    )]
+    Unproven {
+        /// What happened.
+        error: Box<Self>,
+        /// Who was written to or read from.
+        with: Vec<Member>,
+    },
+}
+
+fn tasks(all: &[TaskId]) -> String {
+    let named: Vec<_> = all.iter().map(|task| format!("task {task}")).collect();
+    named.join(", ")
+}
+
+fn members(all: &[Member]) -> String {
+    let named: Vec<_> = all.iter().map(|member| format!("transfers with {member}")).collect();
+    named.join(", ")
 }
 
 /// What a task does in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
     Copy,
-    Send,
-    Receive,
+    Send(TaskId),
+    Receive(TaskId),
+}
+
+impl Deed {
+    /// With whom.
+    const fn peer(self) -> Option<TaskId> {
+        match self {
+            Self::Copy => None,
+            Self::Send(peer) | Self::Receive(peer) => Some(peer),
+        }
+    }
 }
 
 /// A step, and what it needs here.
@@ -92,8 +143,12 @@ struct Task {
     span: Option<Span>,
     /// Whether they have to be packed or unpacked.
     staged: bool,
-    /// Completes what the step's transfer waits for.
-    definer: Option<Definer>,
+    /// Says that what is passed on is here.
+    here: Option<Event>,
+    /// Tells whoever passes it on.
+    tells: Vec<Definer>,
+    /// The copies that are made when it is here, by their places among the tasks.
+    copies: Vec<usize>,
     done: bool,
 }
 
@@ -103,9 +158,13 @@ impl Engine {
     ///
     /// A channel of its own ([`Options::channel`]) keeps the order of its groups apart from other launches.
     ///
+    /// It takes no longer than the plan's time, or [`Options::deadline`] if that is shorter; and, if it fails, once
+    /// [`Options::stall`] until what was under way has come to rest. The connection with a peer that does not say so in that
+    /// time is ended, and with it whatever else is under way on it.
+    ///
     /// # Errors
-    /// If a shard does not fit the plan, a transfer fails, or the plan's time is over. Whatever else was under way is
-    /// given up then, with proof.
+    /// If a shard does not fit the plan, a transfer fails, or the time is over. Whatever else was under way is given up
+    /// then, with proof.
     pub fn carry_out(
         &self,
         plan: &Plan,
@@ -116,174 +175,304 @@ impl Engine {
         let began = clock::monotonic();
         let here = self.here().task;
         let _claims = check(plan, shards, here)?;
-        let mut tasks = Vec::new();
-        for step in plan.for_task(here) {
-            let deed = match (step.source.task == here, step.destination.task == here) {
-                (true, true) => Deed::Copy,
-                (true, false) => Deed::Send,
-                _ => Deed::Receive,
-            };
-            let (span, staged) = match deed {
-                Deed::Copy => (None, false),
-                Deed::Send => place(shards, &step.source, staging)?,
-                Deed::Receive => place(shards, &step.destination, staging)?,
-            };
-            tasks.push(Task { step, deed, span, staged, definer: None, done: false });
-        }
-        let until = plan.timeout().map(|time| began + time);
-        let mut run = Run { engine: self, shards, tasks, transfers: Vec::new(), until, options };
-        let outcome = run.go();
-        if outcome.is_err() {
-            // Dropped, the definers fail what was held back.
-            for task in &mut run.tasks {
-                task.definer = None;
-            }
-            let proofs: Vec<_> =
-                run.transfers.iter().map(|(transfer, _)| transfer.cancel("the plan was given up")).collect();
-            proofs.iter().for_each(|proof| {
-                let _patience_of_the_transfers_own_limits = proof.wait_for(options.stall);
-            });
-        }
-        outcome.map_err(|error| match (error, plan.timeout()) {
-            (ReshardError::Transfer { error: TransferError::Deadline { .. }, .. }, Some(time)) => {
-                ReshardError::Timeout(time)
-            }
-            (error, _) => error,
-        })?;
+        let tasks = divide(plan, shards, staging, here)?;
+        let limit = plan.timeout().into_iter().chain(options.deadline).min();
+        let (tell, heard) = channel();
+        let mut run = Run {
+            engine: self,
+            shards,
+            tasks,
+            transfers: Vec::new(),
+            open: 0,
+            limit: limit.map(|limit| (limit, began + limit)),
+            options,
+            layout: layout_of(plan),
+            tell,
+            heard,
+        };
+        run.go().map_err(|error| run.give_up(error))?;
         let mut moved =
             Moved { elapsed: clock::monotonic().saturating_duration_since(began), ..Moved::default() };
         for task in &run.tasks {
             match task.deed {
                 Deed::Copy => moved.copied += task.step.bytes,
-                Deed::Send => moved.sent += task.step.bytes,
-                Deed::Receive => moved.received += task.step.bytes,
+                Deed::Send(_) => moved.sent += task.step.bytes,
+                Deed::Receive(_) => moved.received += task.step.bytes,
             }
         }
         Ok(moved)
     }
 }
 
-/// A plan under way. A transfer comes with the places of its steps among the tasks, in the order of its specs.
+/// The steps of this task, with their memory, and who waits for whom.
+fn divide(
+    plan: &Plan,
+    shards: &ShardBuffers,
+    staging: &Arena,
+    here: TaskId,
+) -> Result<Vec<Task>, ReshardError> {
+    let mut tasks: Vec<Task> = Vec::new();
+    for step in plan.for_task(here) {
+        let deed = match (step.source.task == here, step.destination.task == here) {
+            (true, true) => Deed::Copy,
+            (true, false) => Deed::Send(step.destination.task),
+            _ => Deed::Receive(step.source.task),
+        };
+        let before =
+            step.after.and_then(|after| tasks.binary_search_by_key(&after, |task| task.step.index).ok());
+        let mut event = None;
+        let (span, staged) = match (deed, before) {
+            (Deed::Copy, _) => (None, false),
+            (Deed::Receive(_), _) => place(shards, &step.destination, staging)?,
+            (Deed::Send(_), None) => place(shards, &step.source, staging)?,
+            (Deed::Send(_), Some(before)) => {
+                // It leaves from where it arrived as one stretch: nobody has to touch it between the two.
+                let (definer, here) = Event::new();
+                tasks[before].tells.push(definer);
+                event = Some(here);
+                (tasks[before].span.clone(), false)
+            }
+        };
+        if deed == Deed::Copy
+            && let Some(before) = before
+        {
+            let at = tasks.len();
+            tasks[before].copies.push(at);
+        }
+        let (tells, copies) = (Vec::new(), Vec::new());
+        tasks.push(Task { step, deed, span, staged, here: event, tells, copies, done: false });
+    }
+    Ok(tasks)
+}
+
+/// What became of a transfer: of a step's, by its place among the tasks, or of the word that a step's peer was given.
+struct Heard {
+    at: usize,
+    word: bool,
+    outcome: Result<(), TransferError>,
+}
+
+/// Looks at a transfer whenever something has happened to it, on the thread that made it happen: whoever passes on what
+/// came hears of it there, and waits for no other step.
+struct Watch(Mutex<Option<Watched>>);
+
+struct Watched {
+    completion: Completion,
+    at: usize,
+    word: bool,
+    tells: Vec<Definer>,
+    tell: Sender<Heard>,
+}
+
+impl Watch {
+    fn look(self: &Arc<Self>) {
+        let mut slot = lock(&self.0);
+        let Some(watched) = slot.as_mut() else { return };
+        let waker = Waker::from(Arc::clone(self));
+        let polled = Pin::new(&mut watched.completion).poll(&mut Context::from_waker(&waker));
+        let Poll::Ready(outcome) = polled else { return };
+        // Taken out: the launch, which knows the waker, and this would keep each other.
+        let watched = slot.take();
+        drop(slot);
+        let Some(Watched { at, word, tells, tell, .. }) = watched else { return };
+        for definer in tells {
+            match &outcome {
+                Ok(()) => definer.complete(),
+                Err(error) => definer.fail(cause(error)),
+            }
+        }
+        // A plan that was given up listens no more.
+        let _told = tell.send(Heard { at, word, outcome });
+    }
+}
+
+/// Why a transfer failed, without who passed it on: it may have come a long way.
+fn cause(error: &TransferError) -> String {
+    match error {
+        TransferError::Cancelled { reason, .. } | TransferError::Dependency(reason) => reason.clone(),
+        error => error.to_string(),
+    }
+}
+
+impl Wake for Watch {
+    fn wake(self: Arc<Self>) {
+        self.look();
+    }
+}
+
+/// A plan under way.
 struct Run<'a> {
     engine: &'a Engine,
     shards: &'a ShardBuffers,
     tasks: Vec<Task>,
-    transfers: Vec<(Transfer, Vec<usize>)>,
-    until: Option<Instant>,
+    transfers: Vec<Transfer>,
+    /// How many transfers have not been heard of.
+    open: usize,
+    /// How long it may take, and until when that is.
+    limit: Option<(Duration, Instant)>,
     options: Options,
+    layout: Fingerprint,
+    tell: Sender<Heard>,
+    heard: Receiver<Heard>,
 }
 
 impl Run<'_> {
     fn go(&mut self) -> Result<(), ReshardError> {
-        let crosses = |task: &Task| task.deed != Deed::Copy;
-        let first: Vec<_> = (0..self.tasks.len())
-            .filter(|at| crosses(&self.tasks[*at]) && self.tasks[*at].step.after.is_none())
-            .collect();
-        for at in &first {
-            self.pack(*at);
+        // With each peer: its first step, and those that depend on nothing.
+        let mut first: BTreeMap<TaskId, (usize, Vec<usize>)> = BTreeMap::new();
+        for (at, task) in self.tasks.iter().enumerate() {
+            if let Some(peer) = task.deed.peer() {
+                let (_, independent) = first.entry(peer).or_insert_with(|| (at, Vec::new()));
+                if task.step.after.is_none() {
+                    independent.push(at);
+                }
+            }
         }
-        self.launch(first, &[]);
+        // A request for each peer: one that cannot be reached holds back nobody else.
+        let membership = self.engine.membership();
+        for (peer, (at, independent)) in first {
+            self.give_word(&membership, peer, at);
+            independent.iter().for_each(|at| self.pack(*at));
+            self.launch(&independent);
+        }
         for at in 0..self.tasks.len() {
-            let task = &mut self.tasks[at];
-            if crosses(task) && task.step.after.is_some() {
-                let held = if task.deed == Deed::Send {
-                    let (definer, event) = Event::new();
-                    task.definer = Some(definer);
-                    vec![event]
-                } else {
-                    Vec::new()
-                };
-                self.launch(vec![at], &held);
+            if self.tasks[at].deed != Deed::Copy && self.tasks[at].step.after.is_some() {
+                self.launch(&[at]);
             }
         }
         for at in 0..self.tasks.len() {
             if self.tasks[at].deed == Deed::Copy && self.tasks[at].step.after.is_none() {
                 self.copy(at);
-                self.passed(at);
             }
         }
-        // A step depends on earlier ones only, so to wait in the order of the plan waits for nobody in vain.
-        let mut order: Vec<(usize, usize, usize)> = Vec::new();
-        for (transfer, (_, members)) in self.transfers.iter().enumerate() {
-            order.extend(members.iter().enumerate().map(|(number, at)| (*at, transfer, number)));
-        }
-        order.sort_unstable();
-        for (at, transfer, number) in order {
-            self.wait(at, transfer, number)?;
-            if self.tasks[at].deed == Deed::Receive {
+        while self.open > 0 {
+            let Heard { at, word, outcome } = self.next()?;
+            self.open -= 1;
+            let step = self.tasks[at].step.index;
+            match outcome {
+                Ok(()) => {}
+                Err(TransferError::Deadline { .. }) => return Err(self.timed_out()),
+                // For anything else that fails a word, the steps with that peer fail too, and say more.
+                Err(error) if !word || tells_plans_apart(&error) => {
+                    return Err(ReshardError::Transfer { step, error });
+                }
+                Err(_) => {}
+            }
+            if !word {
+                self.tasks[at].done = true;
                 self.unpack(at);
-                self.passed(at);
+                std::mem::take(&mut self.tasks[at].copies).into_iter().for_each(|copy| self.copy(copy));
             }
         }
         Ok(())
     }
 
-    fn wait(&self, at: usize, transfer: usize, number: usize) -> Result<(), ReshardError> {
-        let step = self.tasks[at].step.index;
-        let transfer = &self.transfers[transfer].0;
-        let outcome = match self.until {
-            None => transfer.one(number).wait(),
-            Some(until) => {
-                let left = until.saturating_duration_since(clock::monotonic());
-                transfer
-                    .one(number)
-                    .wait_for(left)
-                    .unwrap_or(Err(TransferError::Deadline { moved: 0, total: self.tasks[at].step.bytes }))
+    /// What became of the next transfer that is over.
+    fn next(&self) -> Result<Heard, ReshardError> {
+        let heard = match self.limit {
+            // It never ends: the run has the other end too.
+            None => self.heard.recv().ok(),
+            Some((_, until)) => {
+                self.heard.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
             }
         };
-        outcome.map_err(|error| ReshardError::Transfer { step, error })
+        heard.ok_or_else(|| self.timed_out())
     }
 
-    fn launch(&mut self, members: Vec<usize>, held: &[Event]) {
-        if members.is_empty() {
+    fn timed_out(&self) -> ReshardError {
+        let crossing = || self.tasks.iter().filter_map(|task| Some((task.done, task.deed.peer()?)));
+        let open = || crossing().filter(|(done, _)| !done);
+        let with: BTreeSet<_> = open().map(|(_, peer)| peer).collect();
+        ReshardError::Timeout {
+            limit: self.limit.map_or(Duration::MAX, |(limit, _)| limit),
+            open: open().count(),
+            steps: crossing().count(),
+            with: with.into_iter().collect(),
+        }
+    }
+
+    /// Gives up all that is under way, and sees to it that it comes to rest.
+    fn give_up(&mut self, error: ReshardError) -> ReshardError {
+        let began = clock::monotonic();
+        let why = match &error {
+            ReshardError::Transfer { error, .. } if cause(error).contains(GAVE_UP) => cause(error),
+            error => format!("task {} {GAVE_UP}: {error}", self.engine.here().task),
+        };
+        let proofs: Vec<Quiesced> = self.transfers.iter().map(|transfer| transfer.cancel(&why)).collect();
+        let rested = |share: u32| {
+            let until = began + self.options.stall / 4 * share;
+            // At once, not one after the other: they have one end of time.
+            proofs.iter().all(|proof| proof.wait_for(until.saturating_duration_since(clock::monotonic())))
+        };
+        // Most of the time is for peers to say so. Without their connections, only threads of this task have to let go.
+        if rested(3) {
+            return error;
+        }
+        let why = format!(
+            "it did not say within {:?} that what was given up has come to rest there",
+            self.options.stall / 4 * 3
+        );
+        let with: BTreeSet<Member> =
+            self.transfers.iter().flat_map(|transfer| transfer.cut_off(&why)).collect();
+        tracing::warn!(?with, why, "the connections with these were ended");
+        if rested(4) {
+            return error;
+        }
+        ReshardError::Unproven { error: Box::new(error), with: with.into_iter().collect() }
+    }
+
+    /// Tells a peer of the plan's layout, and hears of its.
+    fn give_word(&mut self, membership: &Membership, peer: TaskId, at: usize) {
+        // "the plan"
+        const WORD: TransferKey = TransferKey(0x7468_6520_706c_616e);
+        let here = self.engine.here().task;
+        let Step { source, destination, .. } = &self.tasks[at].step;
+        // Another plan may have other devices: the word is between the first ones of both tasks.
+        let device = |task: TaskId| {
+            let known = membership.peers.get(&task).and_then(|peer| peer.devices.iter().min());
+            known.copied().unwrap_or(if source.task == task { source.device } else { destination.device })
+        };
+        let (from, to) = (device(here.min(peer)), device(here.max(peer)));
+        let span = Buffer::foreign(Vec::new()).span();
+        let spec =
+            if here < peer { Spec::send(span, from, to, WORD) } else { Spec::receive(span, from, to, WORD) };
+        self.request(&[], vec![spec], &[at], true);
+    }
+
+    /// Launches steps with one peer as one group.
+    fn launch(&mut self, steps: &[usize]) {
+        if steps.is_empty() {
             return;
         }
-        let specs = members
-            .iter()
-            .filter_map(|at| {
-                let Task { step, deed, span, .. } = &self.tasks[*at];
-                let span = span.clone()?;
-                let layout = Layout::bytes(span.len());
-                let (from, to) = (step.source.device, step.destination.device);
-                let spec = if *deed == Deed::Send {
-                    Spec::send(span, from, to, step.key)
-                } else {
-                    Spec::receive(span, from, to, step.key)
-                };
-                Some(spec.with_layout(layout))
+        let held: Vec<_> = steps.iter().filter_map(|at| self.tasks[*at].here.take()).collect();
+        let specs = steps.iter().filter_map(|at| {
+            let Task { step, deed, span, .. } = &self.tasks[*at];
+            let (from, to, span) = (step.source.device, step.destination.device, span.clone()?);
+            Some(match deed {
+                Deed::Send(_) => Spec::send(span, from, to, step.key),
+                _ => Spec::receive(span, from, to, step.key),
             })
-            .collect();
-        let left = self.until.map(|until| until.saturating_duration_since(clock::monotonic()));
-        let options = Options { deadline: left.or(self.options.deadline), ..self.options };
-        self.transfers.push((self.engine.transfer(held, specs, options), members));
+        });
+        let specs = specs.collect();
+        self.request(&held, specs, steps, false);
     }
 
-    /// What depends on a step that is done can be done.
-    fn passed(&mut self, at: usize) {
-        let mut done = vec![at];
-        while let Some(at) = done.pop() {
-            self.tasks[at].done = true;
-            let index = self.tasks[at].step.index;
-            for next in at + 1..self.tasks.len() {
-                let task = &mut self.tasks[next];
-                if task.step.after != Some(index) || task.done {
-                    continue;
-                }
-                match task.deed {
-                    Deed::Copy => {
-                        self.copy(next);
-                        done.push(next);
-                    }
-                    Deed::Send => {
-                        self.pack(next);
-                        if let Some(definer) = self.tasks[next].definer.take() {
-                            definer.complete();
-                        }
-                    }
-                    Deed::Receive => {}
-                }
-            }
+    fn request(&mut self, held: &[Event], specs: Vec<Spec>, steps: &[usize], word: bool) {
+        let specs = specs.into_iter().map(|spec| {
+            let layout = Layout::part(spec.span.len() as u64, self.layout);
+            spec.with_layout(layout)
+        });
+        let left = self.limit.map(|(_, until)| until.saturating_duration_since(clock::monotonic()));
+        let options = Options { deadline: left, ..self.options };
+        let transfer = self.engine.transfer(held, specs.collect(), options);
+        for (number, &at) in steps.iter().enumerate() {
+            let tells = if word { Vec::new() } else { std::mem::take(&mut self.tasks[at].tells) };
+            let completion = transfer.one(number);
+            let watched = Watched { completion, at, word, tells, tell: self.tell.clone() };
+            Arc::new(Watch(Mutex::new(Some(watched)))).look();
         }
+        self.open += steps.len();
+        self.transfers.push(transfer);
     }
 
     fn buffer(&self, side: &Side) -> Option<&Buffer> {
@@ -305,8 +494,7 @@ impl Run<'_> {
 
     fn pack(&self, at: usize) {
         let task = &self.tasks[at];
-        if task.deed == Deed::Send
-            && task.staged
+        if let (Deed::Send(_), true) = (task.deed, task.staged)
             && let (Some(from), Some(span)) = (self.buffer(&task.step.source), &task.span)
         {
             copy_runs(
@@ -318,7 +506,7 @@ impl Run<'_> {
 
     fn unpack(&self, at: usize) {
         let task = &self.tasks[at];
-        if task.staged
+        if let (Deed::Receive(_), true) = (task.deed, task.staged)
             && let (Some(to), Some(span)) = (self.buffer(&task.step.destination), &task.span)
         {
             copy_runs(
@@ -329,17 +517,27 @@ impl Run<'_> {
     }
 }
 
+/// What a task says that had to.
+const GAVE_UP: &str = "gave the plan up";
+
+/// Whether both sides came, with different plans.
+const fn tells_plans_apart(error: &TransferError) -> bool {
+    matches!(error, TransferError::LayoutMismatch { .. } | TransferError::OrderMismatch { .. })
+}
+
+/// What both sides compare of each transfer: the beginning of the plan's own.
+fn layout_of(plan: &Plan) -> Fingerprint {
+    let whole = u128::from_be_bytes(plan.layout().0);
+    Fingerprint((whole >> 64) as u64)
+}
+
 /// One stretch.
 fn dense(bytes: u64) -> Runs {
     Runs { offset: 0, run_bytes: bytes, counts: Vec::new(), strides: Vec::new() }
 }
 
 /// Looks at the shards, and keeps everybody else from them.
-fn check(
-    plan: &Plan,
-    shards: &ShardBuffers,
-    here: super::identity::TaskId,
-) -> Result<Vec<Claim>, ReshardError> {
+fn check(plan: &Plan, shards: &ShardBuffers, here: TaskId) -> Result<Vec<Claim>, ReshardError> {
     let mut claims = Vec::new();
     let mine: HashSet<DeviceId> = plan
         .placement()

@@ -6,10 +6,12 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Address, Choice, Engine, Member, Membership, Options, Peer, TaskId, Transfer, TransferError,
+    Address, Arena, Choice, DeviceId, Engine, Member, Membership, Options, Peer, ReshardError, ShardBuffers,
+    TaskId, Transfer, TransferError,
 };
 
 use crate::cluster::{Cluster, PATIENCE, contents, device, member, start};
+use crate::resharding::{DEVICES_EACH, Wanted, gathered};
 
 const LEN: usize = 4 << 20;
 /// Without progress, or without a word of the peer, transfers of these tests fail after so long.
@@ -21,6 +23,7 @@ struct Task {
     input: ChildStdin,
     lines: Receiver<String>,
     here: Member,
+    devices: Vec<DeviceId>,
     address: Address,
 }
 
@@ -28,6 +31,14 @@ impl Drop for Task {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _gone = self.child.wait();
+    }
+}
+
+/// The devices of a task that is a process of its own.
+fn devices_of(task: usize, role: &str) -> Vec<DeviceId> {
+    match role {
+        "gather" => (0..DEVICES_EACH).map(|at| DeviceId(task as u32 * DEVICES_EACH + at)).collect(),
+        _ => vec![device(task)],
     }
 }
 
@@ -68,11 +79,12 @@ impl Task {
         });
         let address = lines.recv_timeout(PATIENCE).unwrap();
         let address = serde_json::from_str(&address).unwrap();
-        Self { child, input, lines, here: member(task, 0), address }
+        let devices = devices_of(task, role);
+        Self { child, input, lines, here: member(task, 0), devices, address }
     }
 
     fn peer(&self) -> (TaskId, Peer) {
-        let devices = vec![device(self.here.task.0 as usize)];
+        let devices = self.devices.clone();
         (self.here.task, Peer { incarnation: self.here.incarnation, address: self.address.clone(), devices })
     }
 
@@ -121,6 +133,7 @@ fn child() {
     let (task, choice, role) = (word().parse().unwrap(), word(), word());
     let engine = start(task, 0, |config| {
         config.transport = choice_of(&choice);
+        config.devices = devices_of(task, &role);
         if role == "away" {
             config.listen = Some("10.77.0.2:0".parse().unwrap());
         }
@@ -133,7 +146,10 @@ fn child() {
     if role == "meet" {
         return meet_all(&engine, &membership);
     }
-    let arena = muster::transfer::Arena::new(4 * LEN).unwrap();
+    if role == "gather" {
+        return gather_all(&engine);
+    }
+    let arena = Arena::new(4 * LEN).unwrap();
     let (source, target) = (arena.allocate(LEN).unwrap(), arena.allocate(LEN).unwrap());
     source.write(|bytes| bytes.copy_from_slice(&contents(LEN, task as u64))).unwrap();
     let [mut out, mut back] = streams(&engine, task, &target, &source);
@@ -303,11 +319,86 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
     }
 }
 
+/// How long a plan may take of which a task is stopped, and its stall limit.
+const GATHER: (Duration, Duration) = (Duration::from_millis(1200), Duration::from_millis(1000));
+
+/// Carries out the same plan again and again, until it fails: how long that took, how, and with which shards.
+fn gather_until_it_fails(
+    engine: &Engine,
+    arena: &Arena,
+    each: impl Fn(u32),
+) -> (Duration, ReshardError, ShardBuffers) {
+    let wanted = Wanted::of(gathered(4 * DEVICES_EACH, &[64, 16 << 10], GATHER.0));
+    for round in 0.. {
+        let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
+        each(round);
+        let options = Options { channel: round, stall: GATHER.1, ..Options::default() };
+        let began = Instant::now();
+        match engine.carry_out(&wanted.plan, &shards, arena, options) {
+            Ok(_) => wanted.assert_after(&shards),
+            Err(error) => return (began.elapsed(), error, shards),
+        }
+    }
+    unreachable!()
+}
+
+/// What a task does whose plans are carried out with others until one of them fails.
+fn gather_all(engine: &Engine) {
+    let arena = Arena::new(64 << 20).unwrap();
+    let (_, error, shards) = gather_until_it_fails(engine, &arena, |round| {
+        if round == 2 {
+            say("going");
+        }
+    });
+    assert!(!matches!(error, ReshardError::Unproven { .. }), "{error}");
+    shards.destination.values().for_each(|buffer| buffer.fill(0).unwrap());
+    say("over");
+}
+
+#[test]
+fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free() {
+    for choice in ["auto", "pvm", "unix", "tcp"] {
+        let mut tasks = [Task::start(3, choice, "gather", None)];
+        let cluster = Cluster::of_devices(3, DEVICES_EACH, |config| config.transport = choice_of(choice));
+        let mut membership = cluster.membership();
+        membership.peers.extend(tasks.iter().map(Task::peer));
+        cluster.engines.iter().for_each(|engine| engine.on_membership(membership.clone()));
+        tasks[0].announce(&membership);
+        let stopped = std::sync::atomic::AtomicBool::new(false);
+        let carry = |(engine, arena): (&Engine, &Arena)| {
+            let (took, error, shards) = gather_until_it_fails(engine, arena, |_| ());
+            println!("{choice}: task {} after {took:?}: {error}", engine.here().task);
+            assert!(stopped.load(std::sync::atomic::Ordering::SeqCst), "{choice}: {error}");
+            assert!(took < GATHER.0 + 2 * GATHER.1, "{choice}: {took:?}");
+            assert!(!matches!(error, ReshardError::Unproven { .. }), "{choice}: {error}");
+            // It is used for something else at once.
+            shards.destination.values().for_each(|buffer| buffer.fill(0x77).unwrap());
+            shards
+        };
+        let carry = &carry;
+        let freed: Vec<_> = std::thread::scope(|scope| {
+            let ours = cluster.engines.iter().zip(&cluster.arenas);
+            let carrying: Vec<_> = ours.map(|ours| scope.spawn(move || carry(ours))).collect();
+            tasks[0].hears("going");
+            std::thread::sleep(Duration::from_millis(40));
+            stopped.store(true, std::sync::atomic::Ordering::SeqCst);
+            tasks[0].signal(rustix::process::Signal::STOP);
+            carrying.into_iter().map(|carrying| carrying.join().unwrap()).collect()
+        });
+        // Whatever was still on its way from or to the stopped one, it changes nothing any more.
+        tasks[0].signal(rustix::process::Signal::CONT);
+        tasks[0].hears("over");
+        for buffer in freed.iter().flat_map(|shards| shards.destination.values()) {
+            buffer.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x77), "{choice}")).unwrap();
+        }
+    }
+}
+
 /// Everybody sends to everybody, once.
 fn meet_all(engine: &Engine, membership: &Membership) {
     const MEET: usize = 300_001;
     let here = engine.here().task.0 as usize;
-    let arena = muster::transfer::Arena::new(16 << 20).unwrap();
+    let arena = Arena::new(16 << 20).unwrap();
     let mut specs = Vec::new();
     let mut targets = Vec::new();
     for other in membership.peers.keys().map(|task| task.0 as usize).filter(|other| *other != here) {
@@ -378,7 +469,7 @@ fn a_gibibyte_arrives_whole() {
     for choice in [Choice::Auto, Choice::Tcp] {
         let mut cluster = Cluster::new(2, choice);
         let len = (1 << 30) + 13;
-        cluster.arenas = (0..2).map(|_| muster::transfer::Arena::new(len + 8192).unwrap()).collect();
+        cluster.arenas = (0..2).map(|_| Arena::new(len + 8192).unwrap()).collect();
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
         let began = Instant::now();
         let (sent, received) = cluster.send(0, &source, 1, &target, 1);

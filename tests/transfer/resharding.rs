@@ -1,17 +1,20 @@
 //! Plans carried out by engines equal plans carried out on slices.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use muster::transfer::plan::{
     ArrayDescription, BufferRole, Dtype, Mesh, Options as PlanOptions, Partition, PartitionSpec, Placement,
-    Plan, Sharding,
+    Plan, Sharding, Shards,
 };
-use muster::transfer::{Arena, Buffer, Choice, DeviceId, Options, ReshardError, ShardBuffers};
+use muster::transfer::{
+    Arena, Buffer, Choice, DeviceId, Engine, Faults, Moved, Options, ReshardError, ShardBuffers, TaskId,
+    TransferError,
+};
 
-use crate::cluster::{Cluster, contents};
+use crate::cluster::{Cluster, PATIENCE, contents, eventually};
 
-const DEVICES_EACH: u32 = 2;
+pub const DEVICES_EACH: u32 = 2;
 
 /// Engines with two devices each: task `n` has `2 n` and `2 n + 1`.
 fn cluster(tasks: usize, choice: Choice) -> Cluster {
@@ -30,46 +33,76 @@ fn array(shape: &[u64], axes: &[(&str, u64)], devices: &[u32], spec: &[&str]) ->
     ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Float32, sharding: Sharding { mesh, spec } }
 }
 
-/// Carries a plan out on all engines at once, and compares with the same plan on slices.
-fn compare(cluster: &Cluster, source: ArrayDescription, destination: ArrayDescription, channel: u32) {
-    let tasks = cluster.engines.len() as u32;
-    let placement = Placement::blocks((0..tasks * DEVICES_EACH).map(DeviceId), DEVICES_EACH, 1);
-    let options = PlanOptions { timeout: Some(Duration::from_secs(30)), ..PlanOptions::default() };
-    let plan = Plan::new(source, destination, &placement, options).unwrap();
-    let shards = |role, devices: &[DeviceId]| -> BTreeMap<DeviceId, Vec<u8>> {
-        devices
-            .iter()
-            .map(|device| (*device, contents(plan.shard_bytes(role, *device) as usize, u64::from(device.0))))
-            .collect()
-    };
-    let before = shards(BufferRole::Source, &plan.source().sharding.mesh.devices);
-    let mut wanted = shards(BufferRole::Destination, &plan.destination().sharding.mesh.devices);
-    let filled = wanted.clone();
-    plan.execute(&before, &mut wanted).unwrap();
+/// The shards of one side of a plan, with contents that say whose they are.
+fn shards(plan: &Plan, role: BufferRole, devices: &[DeviceId]) -> Shards {
+    let shard = |device: &DeviceId| contents(plan.shard_bytes(role, *device) as usize, u64::from(device.0));
+    devices.iter().map(|device| (*device, shard(device))).collect()
+}
 
+/// A plan with what its devices hold before and after.
+pub struct Wanted {
+    pub plan: Plan,
+    before: Shards,
+    after: Shards,
+}
+
+impl Wanted {
+    pub fn of(plan: Plan) -> Self {
+        let before = shards(&plan, BufferRole::Source, &plan.source().sharding.mesh.devices);
+        let mut after = shards(&plan, BufferRole::Destination, &plan.destination().sharding.mesh.devices);
+        plan.execute(&before, &mut after).unwrap();
+        Self { plan, before, after }
+    }
+
+    /// Buffers of a task's shards, `each` devices a task, before the plan is carried out.
+    pub fn buffers(&self, task: u32, each: u32, arena: &Arena) -> ShardBuffers {
+        let mine = |device: &&DeviceId| device.0 / each == task;
+        let put = |from: &Shards| -> BTreeMap<DeviceId, Buffer> {
+            let buffer = |device: &DeviceId| {
+                let buffer = arena.allocate(from[device].len()).unwrap();
+                buffer.write(|bytes| bytes.copy_from_slice(&from[device])).unwrap();
+                (*device, buffer)
+            };
+            from.keys().filter(mine).map(buffer).collect()
+        };
+        let destination = put(&self.after);
+        destination.values().for_each(|buffer| buffer.fill(0xee).unwrap());
+        ShardBuffers { source: put(&self.before), destination }
+    }
+
+    pub fn assert_after(&self, shards: &ShardBuffers) {
+        for (device, buffer) in &shards.destination {
+            buffer.read(|bytes| assert!(bytes == self.after[device], "device {device}")).unwrap();
+        }
+    }
+
+    /// Carries it out for a task, and looks at what came of it.
+    fn carried_out(&self, engine: &Engine, arena: &Arena, options: Options) -> Moved {
+        let shards = self.buffers(engine.here().task.0, DEVICES_EACH, arena);
+        let moved = engine.carry_out(&self.plan, &shards, arena, options).unwrap();
+        self.assert_after(&shards);
+        moved
+    }
+}
+
+fn plan(source: ArrayDescription, destination: ArrayDescription, hosts: u32, time: Duration) -> Plan {
+    let devices = source.sharding.mesh.devices.iter().chain(&destination.sharding.mesh.devices).copied();
+    let devices: BTreeSet<_> = devices.collect();
+    let placement = Placement::blocks(devices, DEVICES_EACH, hosts);
+    let options = PlanOptions { timeout: Some(time), ..PlanOptions::default() };
+    Plan::new(source, destination, &placement, options).unwrap()
+}
+
+/// Carries a plan out on all engines at once, and compares with the same plan on slices.
+fn compare(cluster: &Cluster, plan: Plan, channel: u32) {
+    let wanted = Wanted::of(plan);
+    let options = Options { channel, ..Options::default() };
     std::thread::scope(|scope| {
-        for (task, engine) in cluster.engines.iter().enumerate() {
-            let (plan, before, filled, wanted) = (&plan, &before, &filled, &wanted);
-            let arena = &cluster.arenas[task];
+        for (engine, arena) in cluster.engines.iter().zip(&cluster.arenas) {
+            let wanted = &wanted;
             scope.spawn(move || {
-                let mine = |device: &&DeviceId| device.0 / DEVICES_EACH == task as u32;
-                let put = |from: &BTreeMap<DeviceId, Vec<u8>>| -> BTreeMap<DeviceId, Buffer> {
-                    from.keys()
-                        .filter(mine)
-                        .map(|device| {
-                            let buffer = arena.allocate(from[device].len()).unwrap();
-                            buffer.write(|bytes| bytes.copy_from_slice(&from[device])).unwrap();
-                            (*device, buffer)
-                        })
-                        .collect()
-                };
-                let shards = ShardBuffers { source: put(before), destination: put(filled) };
-                let options = Options { channel, ..Options::default() };
-                let moved = engine.carry_out(plan, &shards, arena, options).unwrap();
+                let moved = wanted.carried_out(engine, arena, options);
                 assert!(moved.elapsed < Duration::from_secs(30));
-                for (device, buffer) in &shards.destination {
-                    buffer.read(|bytes| assert!(bytes == wanted[device], "device {device}")).unwrap();
-                }
             });
         }
     });
@@ -96,10 +129,137 @@ fn an_array_is_resharded_in_every_way_over_every_transport() {
             // Other devices, another order, uneven shards.
             (on(&all, grid, &["y", "x"]), on(&reversed, grid, &["x", "y"])),
             (on(low, half, &["", "x"]), on(&reversed, line, &["x"])),
+            // What is passed on is one stretch: it leaves from the very place where it arrives.
+            (on(&all, line, &["x"]), on(&all, line, &[])),
         ];
         for (number, (source, destination)) in cases.into_iter().enumerate() {
-            compare(&cluster, source, destination, number as u32);
+            compare(&cluster, plan(source, destination, 1, PATIENCE), number as u32);
         }
+    }
+}
+
+#[test]
+fn arrays_of_all_widths_with_uneven_shards_are_resharded_among_several_hosts() {
+    let all: Vec<u32> = (0..8).collect();
+    let mixed = [5, 2, 7, 0, 3, 6, 1, 4];
+    let line: &[(&str, u64)] = &[("x", 8)];
+    let grid: &[(&str, u64)] = &[("x", 4), ("y", 2)];
+    // The last shards of most of these are smaller, or empty.
+    let cases = [
+        (Dtype::Uint8, &[7][..], line, &["x"][..], line, &[][..]),
+        (Dtype::Bool, &[1013, 3], grid, &["x,y"], grid, &["y", "x"]),
+        (Dtype::Bfloat16, &[33, 257, 5], grid, &["y", "x"], line, &["", "", "x"]),
+        (Dtype::Float64, &[129, 515], grid, &["x"], grid, &["", "y,x"]),
+        (Dtype::Complex128, &[17, 19, 3, 11], line, &["", "x"], grid, &["x", "", "y"]),
+        (Dtype::Float32, &[1025, 1031], line, &["x"], line, &["", "x"]),
+        (Dtype::Int32, &[1031, 1025], grid, &["y", "x"], line, &[]),
+    ];
+    for choice in [Choice::Auto, Choice::Tcp] {
+        let cluster = cluster(4, choice);
+        for (number, (dtype, shape, from, before, to, after)) in cases.into_iter().enumerate() {
+            let source = ArrayDescription { dtype, ..array(shape, from, &all, before) };
+            let destination = ArrayDescription { dtype, ..array(shape, to, &mixed, after) };
+            // Two tasks a host, or one: other steps, and the same bytes.
+            for hosts in [1, 2] {
+                let plan = plan(source.clone(), destination.clone(), hosts, PATIENCE);
+                compare(&cluster, plan, 2 * number as u32 + hosts);
+            }
+        }
+    }
+}
+
+/// The rows of an array, on a device each, to all of it on every device: every row is passed on.
+pub fn gathered(devices: u32, shape: &[u64], time: Duration) -> Plan {
+    let all: Vec<u32> = (0..devices).collect();
+    let line: &[(&str, u64)] = &[("x", u64::from(devices))];
+    plan(array(shape, line, &all, &["x"]), array(shape, line, &all, &[]), 1, time)
+}
+
+/// Whether a task has a hand in a step or in one that it depends on.
+fn needs(plan: &Plan, step: u32, task: TaskId) -> bool {
+    let step = plan.step(step).unwrap();
+    let own = [step.source.task, step.destination.task].contains(&task);
+    own || step.after.is_some_and(|after| needs(plan, after, task))
+}
+
+#[test]
+fn who_comes_late_holds_back_nothing_but_what_depends_on_it() {
+    for choice in [Choice::Loopback, Choice::Auto] {
+        let cluster = cluster(4, choice);
+        let wanted = Wanted::of(gathered(8, &[64, 3000], PATIENCE));
+        for (round, late) in [0, 2].into_iter().enumerate() {
+            let options = Options { channel: round as u32, ..Options::default() };
+            // What each task receives of each other one without any help of the late one.
+            let mut free: BTreeMap<(u32, u32), u64> = BTreeMap::new();
+            let mut passed_on = 0;
+            for step in wanted.plan.steps() {
+                let (from, to) = (step.source.task.0, step.destination.task.0);
+                if from != to && !needs(&wanted.plan, step.index, TaskId(late)) {
+                    *free.entry((from, to)).or_default() += step.bytes;
+                    passed_on += u32::from(step.after.is_some());
+                }
+            }
+            assert!(passed_on >= 2, "some is passed on by others: {passed_on}");
+            let received = |from: u32, to: u32| {
+                let moved = cluster.engines[to as usize].moved();
+                let of = moved.into_iter().find(|(task, _)| task.0 == from);
+                of.map_or(0, |(_, traffic)| traffic.iter().map(|(_, (_, received))| received).sum::<u64>())
+            };
+            let before: Vec<_> = free.keys().map(|&(from, to)| received(from, to)).collect();
+            std::thread::scope(|scope| {
+                let carry = |task: usize| {
+                    let (wanted, engine, arena) = (&wanted, &cluster.engines[task], &cluster.arenas[task]);
+                    scope.spawn(move || wanted.carried_out(engine, arena, options))
+                };
+                let early: Vec<_> = (0..4).filter(|task| *task != late as usize).map(carry).collect();
+                eventually("what does not need the late one is there", || {
+                    let mut all = free.iter().zip(&before);
+                    all.all(|((&(from, to), bytes), before)| received(from, to) - before == *bytes)
+                });
+                assert!(early.iter().all(|carrying| !carrying.is_finished()));
+                carry(late as usize).join().unwrap();
+                early.into_iter().for_each(|carrying| assert!(carrying.join().is_ok()));
+            });
+        }
+    }
+}
+
+#[test]
+fn tasks_that_carry_out_different_plans_hear_of_both_before_a_byte_moves() {
+    let cluster = cluster(2, Choice::Auto);
+    let line: &[(&str, u64)] = &[("x", 4)];
+    let square =
+        |dtype, spec: &[&str]| ArrayDescription { dtype, ..array(&[64, 64], line, &[0, 1, 2, 3], spec) };
+    let make = |dtype, spec: &[&str]| Wanted::of(plan(square(dtype, spec), square(dtype, &[]), 1, PATIENCE));
+    // As many bytes in every step: as another type, and as columns for rows.
+    for (channel, other) in [(1, make(Dtype::Int32, &["x"])), (2, make(Dtype::Float32, &["", "x"]))] {
+        let one = make(Dtype::Float32, &["x"]);
+        let short = |wanted: &Wanted| wanted.plan.layout().to_string()[..16].to_owned();
+        let names = [short(&one), short(&other)];
+        assert_ne!(names[0], names[1]);
+        let options = Options { channel, ..Options::default() };
+        std::thread::scope(|scope| {
+            for (task, wanted) in [&one, &other].into_iter().enumerate() {
+                let (engine, arena) = (&cluster.engines[task], &cluster.arenas[task]);
+                let (mine, theirs) = (&names[task], &names[1 - task]);
+                scope.spawn(move || {
+                    let shards = wanted.buffers(task as u32, DEVICES_EACH, arena);
+                    let error = engine.carry_out(&wanted.plan, &shards, arena, options).unwrap_err();
+                    let ReshardError::Transfer {
+                        error: TransferError::LayoutMismatch { here, there, .. },
+                        ..
+                    } = &error
+                    else {
+                        panic!("{error}")
+                    };
+                    assert!(here.contains(mine) && there.contains(theirs), "{error}");
+                    let moved = engine.moved();
+                    let mut received =
+                        moved.iter().flat_map(|(_, traffic)| traffic).map(|(_, (_, received))| received);
+                    assert!(received.all(|bytes| *bytes == 0), "{moved:?}");
+                });
+            }
+        });
     }
 }
 
@@ -134,10 +294,54 @@ fn a_plan_whose_other_side_does_not_come_ends_at_its_time() {
             .collect::<BTreeMap<_, _>>()
     };
     let shards = ShardBuffers { source: buffers(64), destination: buffers(256) };
+    let began = Instant::now();
     let late = cluster.engines[0].carry_out(&plan, &shards, arena, Options::default()).unwrap_err();
-    assert_eq!(late, ReshardError::Timeout(time));
+    assert!(
+        began.elapsed() < time + Duration::from_secs(5),
+        "the other side lives and says at once that it rests"
+    );
+    assert!(
+        matches!(&late, ReshardError::Timeout { limit, open: 4, steps: 4, with } if *limit == time && *with == [TaskId(1)]),
+        "{late:?}"
+    );
     // What was given up is free again.
     for buffer in shards.destination.values() {
         buffer.fill(0).unwrap();
     }
+}
+
+#[test]
+fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are_free() {
+    let (time, stall) = (Duration::from_millis(700), Duration::from_millis(600));
+    let faults = Faults::new(3);
+    let cluster = Cluster::of_devices(4, DEVICES_EACH, |config| {
+        config.transport = Choice::Tcp;
+        if config.here.task == TaskId(3) {
+            config.faults = Some(faults.clone());
+        }
+    });
+    compare(&cluster, gathered(8, &[64, 500], PATIENCE), 1);
+    faults.hold(true);
+    let wanted = Wanted::of(gathered(8, &[64, 20_000], time));
+    let options = Options { channel: 2, stall, ..Options::default() };
+    std::thread::scope(|scope| {
+        for (engine, arena) in cluster.engines.iter().zip(&cluster.arenas) {
+            let wanted = &wanted;
+            scope.spawn(move || {
+                let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
+                let began = Instant::now();
+                let error = engine.carry_out(&wanted.plan, &shards, arena, options).unwrap_err();
+                let took = began.elapsed();
+                println!("after {took:?}: {error}");
+                assert!(took < time + 2 * stall, "{took:?}");
+                assert!(!matches!(error, ReshardError::Unproven { .. }));
+                for buffer in shards.source.values().chain(shards.destination.values()) {
+                    buffer.fill(0).unwrap();
+                }
+            });
+        }
+    });
+    // With new connections, all goes on.
+    faults.heal();
+    compare(&cluster, gathered(8, &[64, 500], PATIENCE), 3);
 }
