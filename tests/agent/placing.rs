@@ -24,6 +24,11 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
     ];
     refused(&[], &ranks, &["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"]);
     let place = ["--task", "0", "--service", "127.0.0.1:9"];
+    // What a flag says is read nowhere else: these come as far as the service, which is not there.
+    let at_once = [&place[..], &["--register-timeout", "200ms"]].concat();
+    let garbage = [("SLURM_JOB_ID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "garbage")];
+    refused(&at_once, &garbage, &["127.0.0.1:9", "refused"]);
+    refused(&at_once, &[("JOB_COMPLETION_INDEX", "abc")], &["127.0.0.1:9", "refused"]);
     refused(
         &[&place[..], &["--listen", "0.0.0.0:0"]].concat(),
         &[],
