@@ -4,13 +4,14 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -24,8 +25,59 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How long the service's host may be silent before that is looked into, and how long it may then take.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
+/// What is known of a port that was dialled: whether it speaks HTTP/2, as gRPC does.
+#[derive(Debug, Clone, Default)]
+pub struct Port(Arc<AtomicU8>);
+
+/// How a port answered, as far as it has.
+#[derive(Debug, Clone, Copy)]
+#[repr(u8)]
+enum Answered {
+    NotYet,
+    Well,
+    Http1,
+    Tls,
+    Nothing,
+}
+
+impl Answered {
+    /// By the first bytes: HTTP/2 begins with a frame of settings, whose length comes first.
+    fn by(first: &[u8]) -> Self {
+        match first {
+            [b'H', b'T', ..] => Self::Http1,
+            [0x15, 3, ..] => Self::Tls,
+            _ => Self::Well,
+        }
+    }
+}
+
+impl Port {
+    fn note(&self, answered: Answered) {
+        self.0.store(answered as u8, Ordering::Release);
+    }
+
+    /// Why nothing that is said there can be understood, where that is known.
+    pub fn strange(&self) -> Option<&'static str> {
+        const HTTP1: u8 = Answered::Http1 as u8;
+        const TLS: u8 = Answered::Tls as u8;
+        const NOTHING: u8 = Answered::Nothing as u8;
+        match self.0.load(Ordering::Acquire) {
+            HTTP1 => Some(
+                "it answers in HTTP/1, so this does not look like the gRPC port of `muster serve` (8476 unless told otherwise; \
+                 8477 is for browsers): correct --service or JAX_COORDINATOR_ADDRESS",
+            ),
+            TLS => Some("it speaks TLS: give --ca, and --cert and --key if it asks who comes"),
+            NOTHING => Some(
+                "it ended the connection without a word, so this does not look like the gRPC port of `muster serve` (8476 unless \
+                 told otherwise; 8477 is for browsers), or it wants TLS: correct --service or JAX_COORDINATOR_ADDRESS, or give --ca",
+            ),
+            _ => None,
+        }
+    }
+}
+
 /// A channel to the service; the connection is made with the first call, and again when it is lost.
-pub fn channel(config: &Config) -> Result<Channel, AgentError> {
+pub fn channel(config: &Config) -> Result<(Channel, Port), AgentError> {
     let uri = |address: &str| {
         format!("http://{address}")
             .parse::<Uri>()
@@ -48,26 +100,98 @@ pub fn channel(config: &Config) -> Result<Channel, AgentError> {
         let name = ServerName::try_from(host).map_err(|error| AgentError::Tls(error.to_string()))?;
         Ok::<_, AgentError>((Arc::new(client), name))
     });
-    let dialler = Dialler { address: config.service.clone(), tls: tls.transpose()? };
-    Ok(endpoint.connect_with_connector_lazy(dialler))
+    let port = Port::default();
+    let dialler = Dialler { address: config.service.clone(), tls: tls.transpose()?, port: port.clone() };
+    Ok((endpoint.connect_with_connector_lazy(dialler), port))
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
+/// A stream whose first bytes are looked at.
+struct Heard<S> {
+    stream: S,
+    /// None once there were some.
+    port: Option<Port>,
+}
+
+impl<S> Heard<S> {
+    fn hear(&mut self, answered: Answered) {
+        if let Some(port) = self.port.take() {
+            port.note(answered);
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if read.is_ready() {
+            let first = &buffer.filled()[before..];
+            self.hear(if first.is_empty() { Answered::Nothing } else { Answered::by(first) });
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        if matches!(written, Poll::Ready(Err(_))) {
+            self.hear(Answered::Nothing);
+        }
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
+        if matches!(written, Poll::Ready(Err(_))) {
+            self.hear(Answered::Nothing);
+        }
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
 #[derive(Clone)]
 struct Dialler {
     address: String,
+    port: Port,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
 }
 
 impl Dialler {
     async fn dial(self) -> io::Result<TokioIo<Box<dyn Stream>>> {
+        self.port.note(Answered::NotYet);
         let socket = TcpStream::connect(&self.address).await?;
         socket.set_nodelay(true)?;
+        let port = Some(self.port);
         let stream: Box<dyn Stream> = match self.tls {
-            None => Box::new(socket),
-            Some((client, name)) => Box::new(TlsConnector::from(client).connect(name, socket).await?),
+            None => Box::new(Heard { stream: socket, port }),
+            Some((client, name)) => {
+                let stream = TlsConnector::from(client).connect(name, socket).await?;
+                Box::new(Heard { stream, port })
+            }
         };
         Ok(TokioIo::new(stream))
     }
@@ -88,5 +212,25 @@ impl tower_service::Service<Uri> for Dialler {
             let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
             tokio::time::timeout(CONNECT, dialler.dial()).await.map_err(late)?
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_known_by_its_first_bytes() {
+        for (first, said) in [
+            (&b"HTTP/1.1 400 Bad Request"[..], Some("HTTP/1")),
+            (&[0x15, 3, 3, 0, 2, 2, 70], Some("TLS")),
+            (&[0, 0, 24, 4, 0, 0, 0, 0, 0], None),
+        ] {
+            let port = Port::default();
+            port.note(Answered::by(first));
+            assert_eq!(port.strange().is_some(), said.is_some(), "{first:?}");
+            assert!(port.strange().is_none_or(|text| text.contains(said.unwrap_or_default())), "{first:?}");
+        }
+        assert_eq!(Port::default().strange(), None);
     }
 }

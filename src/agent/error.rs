@@ -38,6 +38,17 @@ pub enum AgentError {
         /// How long it was waited for.
         limit: Duration,
     },
+    /// Not all tasks have asked who lives.
+    #[error(
+        "live set: not all tasks have come within {limit:?}: waited for {who}. See what it does, end it, or take it out with \
+         `muster exclude`"
+    )]
+    NotAll {
+        /// How long they were waited for.
+        limit: Duration,
+        /// Who was waited for, in words.
+        who: String,
+    },
     /// The service says no.
     #[error("{call}: the service answered {code:?}: {message}")]
     Refused {

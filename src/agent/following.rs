@@ -9,7 +9,6 @@ use tokio::task::{AbortHandle, JoinSet};
 use super::Inner;
 use super::entry;
 use super::error::AgentError;
-use super::patience::Patience;
 use super::service::State;
 use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId};
 
@@ -78,13 +77,7 @@ pub(super) async fn follow(inner: Arc<Inner>, first: (Vec<State>, i64)) {
 
 /// The next states, however long that takes; a connection that is lost is made anew.
 async fn watch(inner: Arc<Inner>, version: i64) -> Result<(Vec<State>, i64), AgentError> {
-    let mut patience = Patience::new(inner.config.patience);
-    loop {
-        match inner.service.watch(version, None).await {
-            Err(error) => patience.wait(error).await?,
-            answer => return answer,
-        }
-    }
+    inner.patiently(|| inner.service.watch(version, None)).await
 }
 
 /// Takes new states. Whether this life still counts.

@@ -5,6 +5,7 @@
 //! | `place/` | which task this process is, and where the service is: one file a system |
 //! | `dial.rs`, `service.rs` | the connection, and the calls of the protocol (generation C) |
 //! | `following.rs`, `entry.rs` | who lives, made into the engine's membership; what workers publish of their engines |
+//! | `patience.rs`, `gathering.rs` | the service is waited for while it is away, and all tasks are until it is known who lives |
 //! | `topology.rs` | devices, published as JAX publishes them |
 //! | `preemption.rs` | notices, and the step that all agree on |
 //! | `reporting.rs`, `offset.rs` | what the service is told of transfers, and of this host's clock |
@@ -19,6 +20,7 @@ mod entry;
 mod error;
 pub mod exercise;
 mod following;
+mod gathering;
 mod metrics;
 mod offset;
 mod patience;
@@ -30,6 +32,7 @@ mod topology;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -69,6 +72,8 @@ struct Inner {
     tally: Mutex<Tally>,
     hurry: Arc<Notify>,
     leaving: AtomicBool,
+    /// The service is out of reach, which has been said.
+    away: AtomicBool,
 }
 
 impl Inner {
@@ -78,6 +83,47 @@ impl Inner {
 
     fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
+    }
+
+    /// Asks until there is an answer: while the service is out of reach, again and again.
+    ///
+    /// # Errors
+    /// Whatever is answered; or that it has been out of reach for too long.
+    async fn patiently<T, F>(&self, mut ask: impl FnMut() -> F) -> Result<T, AgentError>
+    where
+        F: Future<Output = Result<T, AgentError>>,
+    {
+        let mut patience = Patience::new(self.config.patience);
+        loop {
+            match ask().await {
+                Err(error) => self.wait_out(&mut patience, error).await?,
+                answer => {
+                    self.is_back();
+                    return answer;
+                }
+            }
+        }
+    }
+
+    /// Waits before what failed so is tried again.
+    ///
+    /// # Errors
+    /// The error itself, if trying again is no use, or it has been tried for long enough.
+    async fn wait_out(&self, patience: &mut Patience, error: AgentError) -> Result<(), AgentError> {
+        if !error.is_passing() {
+            return Err(error);
+        }
+        if !self.is_leaving() && !self.away.swap(true, Ordering::AcqRel) {
+            tracing::warn!(%error, "waits for the service, for {:?} at most", self.config.patience);
+        }
+        patience.wait(error).await
+    }
+
+    /// The service has answered.
+    fn is_back(&self) {
+        if self.away.swap(false, Ordering::AcqRel) {
+            tracing::warn!("the service answers again");
+        }
     }
 
     /// This life is over, for this reason unless there was one before. Nothing moves any more when anybody hears of it.
@@ -124,12 +170,12 @@ impl Agent {
     /// If the settings are wrong, the engine cannot start, the service refuses the task, or the limit is over.
     pub async fn join(config: Config) -> Result<Self, AgentError> {
         config.check()?;
-        let channel = dial::channel(&config)?;
+        let (channel, port) = dial::channel(&config)?;
         let incarnation = fresh_incarnation();
         let here = Member { task: TaskId(config.task), incarnation };
         let engine = start_engine(&config, here)?;
-        let mut service =
-            Service::new(channel.clone(), config.service.clone(), config.task, incarnation.get());
+        let (to, address) = ((channel.clone(), port), config.service.clone());
+        let mut service = Service::new(to, address, config.task, incarnation.get());
         let hurry = Arc::new(Notify::new());
         let failed = Arc::clone(&hurry);
         engine.meters().on_failure(move || failed.notify_one());
@@ -150,6 +196,7 @@ impl Agent {
             tally: Mutex::default(),
             hurry,
             leaving: AtomicBool::new(false),
+            away: AtomicBool::new(false),
         });
         let mut background = JoinSet::new();
         background.spawn(beat(Arc::clone(&inner)));
@@ -233,14 +280,29 @@ impl Agent {
         self.unless_over(async { Ok(preemption::reached(&self.inner.sync, step).await) }).await
     }
 
-    /// Waits at a barrier of all tasks, or of `members`, at most for `limit`. An id is used by one call at a time.
+    /// Waits at a barrier of all tasks, or of `members`, at most for `limit`. An id is used by one call at a time. While the
+    /// service is out of reach, it is called upon again: the service knows by the counter which use that is.
     ///
     /// # Errors
     /// If it does not pass, with the service's words.
     pub async fn barrier(&self, id: &str, members: &[u32], limit: Duration) -> Result<i64, AgentError> {
         let counters = &self.inner.counters;
         let mut counter = lock(counters).get(id).copied().unwrap_or(-1);
-        let passed = self.unless_over(self.inner.service.barrier(id, members, &mut counter, limit)).await;
+        let mut patience = Patience::new(self.inner.config.patience);
+        let waiting = async {
+            loop {
+                // The service keeps the limit; the patience is for a service that does not answer.
+                let own = limit.saturating_add(self.inner.config.patience);
+                match self.inner.service.barrier(id, members, &mut counter, limit, own).await {
+                    Err(error) => self.inner.wait_out(&mut patience, error).await?,
+                    passed => {
+                        self.inner.is_back();
+                        return passed;
+                    }
+                }
+            }
+        };
+        let passed = self.unless_over(waiting).await;
         lock(counters).insert(id.to_owned(), counter);
         passed.map(|()| counter)
     }
@@ -252,7 +314,8 @@ impl Agent {
     /// If the service does not answer.
     pub async fn cancel_barrier(&self, id: &str) -> Result<bool, AgentError> {
         let counter = lock(&self.inner.counters).get(id).copied().unwrap_or(-1) + 1;
-        self.unless_over(self.inner.service.cancel_barrier(id, counter, self.inner.config.call_limit)).await
+        let limit = self.inner.config.call_limit;
+        self.patiently(|| self.inner.service.cancel_barrier(id, counter, limit)).await
     }
 
     /// Forgets how often a barrier was used that will not be used again.
@@ -260,13 +323,13 @@ impl Agent {
         lock(&self.inner.counters).remove(id);
     }
 
-    /// Who lives of all tasks, once every one of them has asked: they all get the same answer.
+    /// Who lives of all tasks, once every one of them has asked: they all get the same answer. Whoever the service finds to
+    /// be lost meanwhile is not waited for.
     ///
     /// # Errors
-    /// If not all of them have asked within `limit`.
+    /// If not all of them have asked within `limit`: with who has not.
     pub async fn live_set(&self, limit: Duration) -> Result<Vec<Member>, AgentError> {
-        let all: Vec<u32> = (0..self.inner.tasks).collect();
-        let alive = self.unless_over(self.inner.service.alive(&all, limit)).await?;
+        let alive = self.unless_over(gathering::ask(&self.inner, limit)).await?;
         let members = alive.into_iter().map(|(task, incarnation)| {
             let incarnation = Incarnation::new(incarnation)?;
             (task < self.inner.tasks).then_some(Member { task: TaskId(task), incarnation })
@@ -287,8 +350,13 @@ impl Agent {
         value: impl Into<Bytes>,
         overwrite: bool,
     ) -> Result<(), AgentError> {
-        let limit = self.inner.config.call_limit;
-        self.unless_over(self.inner.service.insert(key, value, overwrite, limit)).await
+        let (limit, value) = (self.inner.config.call_limit, value.into());
+        let inserting = || self.inner.service.insert(key, value.clone(), overwrite, limit);
+        if overwrite {
+            return self.patiently(inserting).await;
+        }
+        // Asked again, it might find the key there that it has written itself.
+        self.unless_over(inserting()).await
     }
 
     /// The value of a key, once somebody has written it.
@@ -296,7 +364,7 @@ impl Agent {
     /// # Errors
     /// If nobody has within `limit`.
     pub async fn get(&self, key: &str, limit: Duration) -> Result<Bytes, AgentError> {
-        self.unless_over(self.inner.service.get(key, Some(limit))).await
+        self.patiently(|| self.inner.service.get(key, Some(limit))).await
     }
 
     /// The value of a key, if it has one.
@@ -304,7 +372,7 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn try_get(&self, key: &str) -> Result<Option<Bytes>, AgentError> {
-        self.unless_over(self.inner.service.try_get(key, self.inner.config.call_limit)).await
+        self.patiently(|| self.inner.service.try_get(key, self.inner.config.call_limit)).await
     }
 
     /// What a directory holds, by key.
@@ -312,7 +380,7 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn list(&self, directory: &str) -> Result<Vec<(String, Bytes)>, AgentError> {
-        self.unless_over(self.inner.service.list(directory, self.inner.config.call_limit)).await
+        self.patiently(|| self.inner.service.list(directory, self.inner.config.call_limit)).await
     }
 
     /// Deletes a key and all below it.
@@ -320,7 +388,7 @@ impl Agent {
     /// # Errors
     /// If the service does not answer.
     pub async fn delete(&self, key: &str) -> Result<(), AgentError> {
-        self.unless_over(self.inner.service.delete(key, self.inner.config.call_limit)).await
+        self.patiently(|| self.inner.service.delete(key, self.inner.config.call_limit)).await
     }
 
     /// What it shows of its engine, in Prometheus's text format: `muster metrics list --worker` explains it.
@@ -368,6 +436,14 @@ impl Agent {
         let _ended = tokio::task::spawn_blocking(move || engine.shutdown()).await;
     }
 
+    /// Asks again while the service is out of reach, unless this life is over.
+    async fn patiently<T, F>(&self, ask: impl FnMut() -> F) -> Result<T, AgentError>
+    where
+        F: Future<Output = Result<T, AgentError>>,
+    {
+        self.unless_over(self.inner.patiently(ask)).await
+    }
+
     async fn unless_over<T>(
         &self,
         asking: impl Future<Output = Result<T, AgentError>>,
@@ -399,7 +475,7 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
     engine.token = config.token.clone();
     engine.tls = config.transfer_tls.clone();
     engine.transport = config.transport;
-    let engine = Engine::start(engine).map_err(|error| AgentError::Engine(error.to_string()))?;
+    let engine = Engine::start(engine).map_err(|error| cannot_start(config, &error))?;
     // What stands in it is dialled by others.
     let own = entry::write(here.incarnation, engine.address(), &config.device_ids());
     let own = own.map_err(AgentError::Engine)?;
@@ -409,6 +485,18 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
         ))
     })?;
     Ok(engine)
+}
+
+fn cannot_start(config: &Config, error: &io::Error) -> AgentError {
+    use io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
+    let Some(listen) = config.listen else { return AgentError::Engine(error.to_string()) };
+    let next = match error.kind() {
+        AddrInUse => "another process listens there: choose another port, or 0 for a free one",
+        AddrNotAvailable => "this host has no such address: name one that it has",
+        PermissionDenied => "this process may not: choose a port from 1024 on, or 0 for a free one",
+        _ => return AgentError::Engine(error.to_string()),
+    };
+    AgentError::Engine(format!("it cannot listen at {listen} (--listen): {error}; {next}"))
 }
 
 /// Registers, again and again as clients of the protocol do, until the limit is over.
@@ -473,37 +561,29 @@ fn count(config: &Config, states: &[service::State]) -> Result<u32, AgentError> 
 /// Heartbeats, at half of the timeout, each with that as its limit.
 async fn beat(inner: Arc<Inner>) {
     let interval = inner.config.heartbeat_timeout / 2;
-    let mut patience = Patience::new(inner.config.patience);
     loop {
         tokio::time::sleep(interval).await;
-        loop {
-            match inner.service.heartbeat(interval).await {
-                Ok(()) => {
-                    patience.calm();
-                    break;
-                }
-                Err(error) => {
-                    if let Err(error) = patience.wait(error).await {
-                        return inner.end(error);
-                    }
-                }
-            }
+        let heard = inner.patiently(|| async {
+            // A service that is silent is away, as one is that cannot be reached: another call may do better.
+            inner.service.heartbeat(interval).await.map_err(|error| match error {
+                AgentError::TimedOut { call, limit } => AgentError::Unreachable {
+                    service: inner.config.service.clone(),
+                    call,
+                    why: format!("no answer within {limit:?}"),
+                },
+                error => error,
+            })
+        });
+        if let Err(error) = heard.await {
+            return inner.end(error);
         }
     }
 }
 
 /// Holds the error poll.
 async fn listen(inner: Arc<Inner>) {
-    let mut patience = Patience::new(inner.config.patience);
-    loop {
-        match inner.service.poll().await {
-            // Answered for good: errors come by heartbeat and by the watch.
-            Ok(()) => return,
-            Err(error) => {
-                if let Err(error) = patience.wait(error).await {
-                    return inner.end(error);
-                }
-            }
-        }
+    // Where it is answered for good, errors come by heartbeat and by the watch.
+    if let Err(error) = inner.patiently(|| inner.service.poll()).await {
+        inner.end(error);
     }
 }

@@ -16,7 +16,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Gives up after `limit` of failures in a row.
+    /// Gives up when it has failed for `limit`.
     pub const fn new(limit: Duration) -> Self {
         Self { limit, pause: FIRST, since: None }
     }
@@ -24,22 +24,16 @@ impl Patience {
     /// Waits before the call that failed so is tried again.
     ///
     /// # Errors
-    /// The error itself, if trying again is no use, or it has been tried for long enough.
+    /// The error itself, if it has been tried for long enough.
     pub async fn wait(&mut self, error: AgentError) -> Result<(), AgentError> {
         let since = *self.since.get_or_insert_with(clock::monotonic);
         let over = clock::monotonic().saturating_duration_since(since) >= self.limit;
-        if over || !error.is_passing() {
+        if over {
             return Err(error);
         }
         tracing::debug!(%error, pause = ?self.pause, "tried again");
         tokio::time::sleep(self.pause).await;
         self.pause = (self.pause * 2).min(LONGEST);
         Ok(())
-    }
-
-    /// The call went well.
-    pub const fn calm(&mut self) {
-        self.since = None;
-        self.pause = FIRST;
     }
 }

@@ -68,7 +68,7 @@ async fn agree(inner: &Inner, step: u64) -> Result<u64, AgentError> {
     let limit = inner.config.call_limit;
     let key = format!("{STEPS}/{}", inner.config.task);
     inner.service.insert(&key, step.to_string(), true, limit).await?;
-    inner.service.barrier(BARRIER, &[], &mut -1, AGREEMENT).await?;
+    inner.service.barrier(BARRIER, &[], &mut -1, AGREEMENT, AGREEMENT + inner.config.patience).await?;
     let steps = inner.service.list(STEPS, limit).await?;
     let read = |value: &[u8]| std::str::from_utf8(value).ok()?.trim().parse::<u64>().ok();
     let highest = steps.iter().filter_map(|(_, value)| read(value)).max().unwrap_or(step);

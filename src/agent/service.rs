@@ -8,6 +8,7 @@ use prost::Message as _;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
+use super::dial::Port;
 use super::error::AgentError;
 use crate::proto::tensorflow::distributed_runtime::GrpcPayloadContainer;
 use crate::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
@@ -21,6 +22,7 @@ const ANSWER_BYTES_MAX: usize = 256 << 20;
 pub struct Service {
     client: CoordinationServiceClient<Channel>,
     address: String,
+    port: Port,
     task: i32,
     incarnation: u64,
     /// The run that this life registered with.
@@ -53,11 +55,11 @@ const MISMATCH_ERROR: &str = "type.googleapis.com/tensorflow.ServiceMismatchErro
 
 impl Service {
     /// The service behind `channel`, with which this life is not registered yet.
-    pub fn new(channel: Channel, address: String, task: u32, incarnation: u64) -> Self {
+    pub fn new((channel, port): (Channel, Port), address: String, task: u32, incarnation: u64) -> Self {
         let client = CoordinationServiceClient::new(channel)
             .max_decoding_message_size(ANSWER_BYTES_MAX)
             .max_encoding_message_size(ANSWER_BYTES_MAX);
-        Self { client, address, task: task as i32, incarnation, run: 0 }
+        Self { client, address, port, task: task as i32, incarnation, run: 0 }
     }
 
     /// The incarnation of the run.
@@ -100,10 +102,13 @@ impl Service {
         let barrier =
             payloads.get(BARRIER_ERROR).and_then(|value| pb::BarrierError::decode(value.clone()).ok());
         let message = crate::text::one_line(status.message()).into_owned();
+        // What the service says has no cause here: only what happens on this side has, such as a connection that ends.
+        let cause = std::error::Error::source(status);
         let error = if let Some(mismatch) = mismatch {
             AgentError::OtherRun { call, was: self.run, now: mismatch.service_incarnation }
-        } else if !own && matches!(status.code(), Code::Unavailable | Code::Unknown) {
-            let why = std::error::Error::source(status).map_or(message, deepest);
+        } else if !own && (cause.is_some() || matches!(status.code(), Code::Unavailable | Code::Unknown)) {
+            let why = self.port.strange().map(str::to_owned);
+            let why = why.unwrap_or_else(|| cause.map_or(message, deepest));
             AgentError::Unreachable { service: self.address.clone(), call, why }
         } else {
             AgentError::Refused { call, code: status.code(), message }
@@ -188,13 +193,14 @@ impl Service {
     }
 
     /// Waits at a barrier of all tasks, or of `members`. `counter` is that of the last use of it by this life, or -1, and
-    /// is moved on.
+    /// is moved on. The service keeps `limit`; `own` is for one that does not.
     pub async fn barrier(
         &self,
         id: &str,
         members: &[u32],
         counter: &mut i64,
         limit: Duration,
+        own: Duration,
     ) -> Result<(), AgentError> {
         let request = pb::BarrierRequest {
             incarnations: self.claim(),
@@ -204,9 +210,7 @@ impl Service {
             source_task_id: self.task,
             counter: *counter + 1,
         };
-        // The service keeps the limit; this one is for a service that does not.
-        let patience = limit.saturating_add(Duration::from_secs(5));
-        match self.ask("barrier", Some(patience), self.client.clone().barrier(request)).await {
+        match self.ask("barrier", Some(own), self.client.clone().barrier(request)).await {
             Ok(answer) => {
                 *counter = answer.counter;
                 Ok(())
@@ -238,13 +242,13 @@ impl Service {
     }
 
     /// Who of `tasks` lives, once all of them who do have asked: their lives.
-    pub async fn alive(&self, tasks: &[u32], limit: Duration) -> Result<Vec<(u32, u64)>, AgentError> {
+    pub async fn alive(&self, tasks: &[u32], limit: Option<Duration>) -> Result<Vec<(u32, u64)>, AgentError> {
         let request = pb::GetAliveTasksRequest {
             incarnations: self.claim(),
             requesting_task_id: self.task,
             task_ids: tasks.iter().map(|task| *task as i32).collect(),
         };
-        let asking = self.ask("live set", Some(limit), self.client.clone().get_alive_tasks(request)).await;
+        let asking = self.ask("live set", limit, self.client.clone().get_alive_tasks(request)).await;
         let answer = asking.map_err(|failure| failure.error)?;
         if answer.alive_task_ids.len() != answer.incarnations.len() {
             let what = "not every live task has an incarnation".to_owned();
@@ -317,6 +321,8 @@ fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use tonic::transport::Endpoint;
 
@@ -328,9 +334,16 @@ mod tests {
     #[tokio::test]
     async fn failures_of_the_transport_and_words_of_the_service_are_told_apart() {
         let channel = Endpoint::from_static("http://127.0.0.1:9").connect_lazy();
-        let service = Service { run: 5, ..Service::new(channel, "m:1".to_owned(), 1, 2) };
+        let service = Service { run: 5, ..Service::new((channel, Port::default()), "m:1".to_owned(), 1, 2) };
         let failure = service.failure("x", &Status::unavailable("Socket closed"));
         assert!(failure.error.is_passing() && !failure.own);
+        // A connection that ends is told like this, too.
+        let ended = Status::from_error(Box::new(std::io::Error::other("closed")));
+        assert!(service.failure("x", &ended).error.is_passing(), "{ended:?}");
+        let mut cancelled = Status::cancelled("operation was canceled");
+        assert!(!service.failure("x", &cancelled).error.is_passing());
+        cancelled.set_source(Arc::new(std::io::Error::other("closed")));
+        assert!(service.failure("x", &cancelled).error.is_passing());
         let own = payloads(&[(SERVICE_ERROR, Vec::new())]);
         let failure = service.failure("x", &Status::with_details(Code::Unavailable, "gone", own));
         assert!(!failure.error.is_passing() && failure.own);

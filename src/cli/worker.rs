@@ -68,7 +68,8 @@ pub struct Arguments {
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     bytes_max: u64,
 
-    /// How long the tasks wait for one another in a step, and how long a transfer may take
+    /// How long the tasks wait for one another at the barrier of a step, and how long a transfer may take; who does not
+    /// come is waited for until the service finds it lost
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     step_timeout: Duration,
 

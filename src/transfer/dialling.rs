@@ -43,7 +43,8 @@ pub fn make(core: &Arc<Core>, peer: Member, making: u64) {
     });
     if let Err(error) = spawned {
         let why = format!("no thread to dial on: {error}");
-        let error = TransferError::Transport { transport: TransportKind::Tcp, member: peer, why };
+        let transport = kind(core.config.transport);
+        let error = TransferError::Transport { transport, member: peer, why };
         core.clique_failed(CliqueKey::new(core.here(), peer), Some(making), &error);
     }
 }
@@ -110,11 +111,22 @@ fn dial_all(core: &Arc<Core>, peer: Member, making: u64) -> Result<bool, Transfe
             why.push("it has no address that the chosen transport can use".to_owned());
         }
         if clock::monotonic() + pause >= until || count == 0 {
-            let transport = TransportKind::Tcp;
+            let transport = kind(core.config.transport);
             return Err(TransferError::Transport { transport, member: peer, why: why.join("; ") });
         }
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+/// What a connection is called that was not made: what was chosen, or else the last that is tried.
+const fn kind(choice: Choice) -> TransportKind {
+    match choice {
+        Choice::Shm => TransportKind::Shm,
+        Choice::Pvm => TransportKind::Pvm,
+        Choice::Unix => TransportKind::Unix,
+        Choice::Auto | Choice::Tcp => TransportKind::Tcp,
+        Choice::Loopback => TransportKind::Loopback,
     }
 }
 
@@ -300,5 +312,31 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: 
         }
         thread::sleep(pause);
         pause = (pause * 2).min(if pause < RARELY { OFTEN } else { RARELY });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{
+        Arena, Config, DeviceId, Engine, Incarnation, Membership, Options, Peer, Spec, TaskId, TransferKey,
+    };
+
+    #[test]
+    fn what_cannot_be_dialled_is_named_by_what_was_chosen() {
+        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(7).unwrap() };
+        let mut config = Config::new(member(0), vec![DeviceId(0)]);
+        config.transport = Choice::Unix;
+        let engine = Engine::start(config).unwrap();
+        let peer = |task, address: Address| {
+            let devices = vec![DeviceId(task)];
+            (TaskId(task), Peer { incarnation: member(task).incarnation, address, devices })
+        };
+        let peers = [peer(0, engine.address().clone()), peer(1, Address::default())].into();
+        engine.on_membership(Membership { peers });
+        let buffer = Arena::new(4096).unwrap().allocate(16).unwrap();
+        let spec = Spec::send(buffer.span(), DeviceId(0), DeviceId(1), TransferKey(1));
+        let error = engine.prepare(vec![spec], Options::default()).wait().unwrap_err().to_string();
+        assert!(error.contains("unix") && !error.contains("tcp"), "{error}");
     }
 }

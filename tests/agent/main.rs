@@ -11,6 +11,7 @@ mod placing;
 mod process;
 mod scraped;
 mod stepping;
+mod waiting;
 #[allow(dead_code, reason = "it is shared with other tests")]
 #[path = "../cli/web.rs"]
 mod web;

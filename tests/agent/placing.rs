@@ -1,6 +1,10 @@
 //! What a worker says before it starts.
 
+use std::net::TcpListener;
+
 use crate::process::{muster, run};
+use crate::web::Server;
+use crate::worker::worker_at;
 
 #[test]
 fn a_worker_that_does_not_know_its_place_says_what_to_set() {
@@ -24,6 +28,11 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
     ];
     refused(&[], &ranks, &["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"]);
     let place = ["--task", "0", "--service", "127.0.0.1:9"];
+    // What a flag says is read nowhere else: these come as far as the service, which is not there.
+    let at_once = [&place[..], &["--register-timeout", "200ms"]].concat();
+    let garbage = [("SLURM_JOB_ID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "garbage")];
+    refused(&at_once, &garbage, &["127.0.0.1:9", "refused"]);
+    refused(&at_once, &[("JOB_COMPLETION_INDEX", "abc")], &["127.0.0.1:9", "refused"]);
     refused(
         &[&place[..], &["--listen", "0.0.0.0:0"]].concat(),
         &[],
@@ -35,4 +44,22 @@ fn a_worker_that_does_not_know_its_place_says_what_to_set() {
     let open = ["--listen", "0.0.0.0:0", "--insecure-transfers"];
     refused(&[&place[..], &open].concat(), &[], &["--advertise"]);
     refused(&[&place[..], &["--register-timeout", "200ms"]].concat(), &[], &["127.0.0.1:9", "refused"]);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().unwrap().to_string();
+    refused(
+        &[&place[..], &["--listen", &taken]].concat(),
+        &[],
+        &[&taken, "--listen", "Address already in use", "0 for a free one"],
+    );
+}
+
+#[test]
+fn a_worker_that_is_sent_to_the_port_for_browsers_says_so() {
+    let server = Server::start(&["--tasks", "1"]);
+    let mut lost = worker_at(&server.http, 0, &["--register-timeout", "3s"]);
+    lost.err_line("does not look like the gRPC port");
+    let ended = lost.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let last = ended.err.lines().last().unwrap();
+    assert!(last.contains(&server.http) && last.contains("--service"), "{last}");
 }

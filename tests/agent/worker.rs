@@ -7,7 +7,12 @@ use crate::web::Server;
 
 /// A worker of the job `default`, with these further arguments.
 pub fn worker(server: &Server, task: u32, arguments: &[&str]) -> Running {
-    start(muster(["worker"]), server, task, arguments)
+    worker_at(&server.grpc, task, arguments)
+}
+
+/// One that finds the service at this address.
+pub fn worker_at(service: &str, task: u32, arguments: &[&str]) -> Running {
+    start(muster(["worker"]), service, task, arguments)
 }
 
 /// The same on a host whose clock is so far from the right time, as `faketime` has it: `+90s`.
@@ -22,12 +27,12 @@ pub fn worker_at_another_time(server: &Server, task: u32, off: &str) -> Running 
     let mut command = muster(["worker"]);
     command.env("LD_PRELOAD", String::from_utf8_lossy(&asked.stdout).trim());
     command.env("FAKETIME", off).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-    start(command, server, task, &[])
+    start(command, &server.grpc, task, &[])
 }
 
-fn start(mut command: Command, server: &Server, task: u32, arguments: &[&str]) -> Running {
+fn start(mut command: Command, service: &str, task: u32, arguments: &[&str]) -> Running {
     let task = task.to_string();
-    command.args(["--service", &server.grpc, "--task", &task]);
+    command.args(["--service", service, "--task", &task]);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if ["JAX_", "SLURM_", "OMPI_", "JOB", "KUBERNETES_"].iter().any(|start| text.starts_with(start)) {

@@ -43,6 +43,8 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
         }
         // The large one, at least, goes as it was asked to.
         assert_eq!(lines[2]["transport"], transport);
+        // What does not leave the host has no checksums, although they are asked for by default.
+        assert_eq!(lines[2]["checksums"], Value::Bool(transport == "tcp"), "{transport}");
     }
 }
 
@@ -88,6 +90,7 @@ fn latency_alone_moves_nothing_else() {
     let lines = lines(&["--size", "4KiB", "--latency"]);
     assert_eq!((&lines[0]["gbytes_per_second"], &lines[0]["verified"]), (&Value::Null, &true.into()));
     assert!(lines[0]["p50_us"].as_f64() > Some(0.0));
+    assert!(["shm", "pvm", "unix", "tcp"].contains(&lines[0]["transport"].as_str().unwrap()), "{}", lines[0]);
 }
 
 #[test]
@@ -102,12 +105,25 @@ fn a_benchmark_whose_task_dies_says_so_and_leaves_nobody_behind() {
     signal(tasks[0], "KILL");
     let ended = bench.end();
     assert_eq!(ended.code, Some(1));
-    assert!(
-        ended.err.contains("a task of the benchmark has ended") || ended.err.contains("task 0"),
-        "{}",
-        ended.err
-    );
+    let named = format!("task 0 of the benchmark (sender, process {}) has ended", tasks[0]);
+    assert!(ended.err.contains(&named), "{}", ended.err);
     wait_until("the other one is gone", || !lives(tasks[1]));
+}
+
+#[test]
+fn a_benchmark_whose_task_is_stopped_says_which_and_ends() {
+    let quick = ["transfer", "bench", "--seconds", "0.05", "--repeat", "1000", "--grace", "1s"];
+    let mut bench = Running::start(&mut muster(quick));
+    bench.out_line("prepare: first");
+    let tasks = children(bench.pid());
+    signal(tasks[1], "STOP");
+    let ended = bench.end();
+    assert_eq!(ended.code, Some(1));
+    let named = format!("task 1 of the benchmark (receiver, process {}): it is stopped", tasks[1]);
+    for part in ["no answer within", "asked to", &named, "measure again"] {
+        assert!(ended.err.contains(part), "{part:?} is not in {}", ended.err);
+    }
+    wait_until("both are gone", || tasks.iter().all(|task| !lives(*task)));
 }
 
 #[test]

@@ -197,7 +197,7 @@ impl<'a> Exercise<'a> {
     /// If it cannot go on at all; what fails with single peers stands in the step.
     pub async fn step(&mut self) -> Result<Outcome, ExerciseError> {
         let members = tokio::select! {
-            members = self.agent.live_set(self.options.limit) => members?,
+            members = self.agent.live_set(self.together()) => members?,
             () = cut(self.cut.clone()) => return Ok(Outcome::CalledOff(TOLD.to_owned())),
         };
         if self.epoch.as_ref().is_none_or(|epoch| epoch.members != members) {
@@ -224,6 +224,13 @@ impl<'a> Exercise<'a> {
         };
         self.epoch = Some(epoch);
         made
+    }
+
+    /// How long the live set is waited for: the service may need a heartbeat timeout to find that a task is lost, and be away
+    /// for a time.
+    fn together(&self) -> Duration {
+        let config = &self.agent.inner.config;
+        self.options.limit.saturating_add(config.heartbeat_timeout).saturating_add(config.patience)
     }
 
     /// Begins an epoch; or says why not.
@@ -258,7 +265,7 @@ impl<'a> Exercise<'a> {
     /// How many devices each of them has that all have; or who was lost before that was known.
     async fn devices(&self, members: &[Member]) -> Result<Result<u32, String>, ExerciseError> {
         let mut roster = self.agent.roster();
-        let until = tokio::time::sleep(self.options.limit);
+        let until = tokio::time::sleep(self.options.limit.saturating_add(self.agent.inner.config.patience));
         tokio::pin!(until);
         loop {
             let waits = {
@@ -323,6 +330,10 @@ impl<'a> Exercise<'a> {
         match answer {
             Ok(count) => Ok(Met::Passed(count)),
             Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(Met::CalledOff(why)),
+            // Somebody did not come. Whether it lives, the service finds out while the live set is waited for.
+            Err(AgentError::Refused { code: Code::DeadlineExceeded, message, .. }) => {
+                Ok(Met::CalledOff(message))
+            }
             Err(error) => Err(error.into()),
         }
     }

@@ -76,7 +76,7 @@ pub struct Place {
 #[non_exhaustive]
 pub enum PlaceError {
     /// A variable does not hold what it should.
-    #[error("{variable}={value:?} is not {wanted}: set it right, or give {flag}")]
+    #[error("{variable} is {value:?}, which is not {wanted}: set it right{}", or_give(.variable, .flag))]
     Malformed {
         /// Which.
         variable: String,
@@ -133,6 +133,26 @@ const SERVICE: Question = Question {
     variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
 };
 
+/// What is not known yet. Nothing else is read: whoever says something by a flag need not have the environment in order.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    task: bool,
+    tasks: bool,
+    service: bool,
+}
+
+impl Wanted {
+    /// The number of the task, if it is wanted.
+    fn task(self, variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+        if self.task { task(variables, name) } else { Ok(None) }
+    }
+
+    /// The number of tasks, if it is wanted.
+    fn tasks(self, variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+        if self.tasks { tasks(variables, name) } else { Ok(None) }
+    }
+}
+
 struct Question {
     what: &'static str,
     flag: &'static str,
@@ -147,11 +167,15 @@ impl Place {
     pub fn find(asked: &Asked, variables: &Variables) -> Result<Self, PlaceError> {
         let said = explicit::find(asked, variables)?;
         let detectors = [slurm::find, jobset::find, kubernetes::find, open_mpi::find];
-        let known = said.task.is_some() && said.tasks.is_some() && said.service.is_some();
-        // Who says everything need not have the rest of the environment in order.
-        let detectors = if known { &[] } else { &detectors[..] };
-        let found =
-            detectors.iter().filter_map(|find| find(variables).transpose()).collect::<Result<Vec<_>, _>>()?;
+        let wanted = Wanted {
+            task: said.task.is_none(),
+            tasks: said.tasks.is_none(),
+            service: said.service.is_none(),
+        };
+        let found = detectors
+            .iter()
+            .filter_map(|find| find(variables, wanted).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
         let task = settle(&TASK, said.task, &found, |found| found.task.clone())?;
         let tasks = settle(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
         let service = settle(&SERVICE, said.service, &found, |found| found.service.clone())?;
@@ -190,6 +214,11 @@ fn settle<T: PartialEq + fmt::Display>(
         None => Ok(Some(first)),
         Some(other) => Err(disagree(question, &first, &other)),
     }
+}
+
+/// What else helps, unless it is the flag itself that is wrong.
+fn or_give(variable: &str, flag: &str) -> String {
+    if variable == flag { String::new() } else { format!(", or give {flag}") }
 }
 
 fn disagree<T: fmt::Display>(question: &Question, first: &Taken<T>, second: &Taken<T>) -> PlaceError {
@@ -313,6 +342,40 @@ mod tests {
         let asked = Asked { task: Some(3), tasks: Some(4), service: None };
         let place = Place::find(&asked, &variables(&both)).unwrap();
         assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(4)));
+    }
+
+    #[test]
+    fn what_a_flag_says_is_read_nowhere_else() {
+        let slurm = [("SLURM_JOB_ID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "x")];
+        let jobset = [("JOBSET_NAME", "train"), ("JOB_INDEX", "x"), ("PROCESSES_IN_JOB", "y")];
+        let places = [
+            [&slurm[..], &[("SLURM_PROCID", "garbage")]].concat(),
+            [&jobset[..], &[("JOB_COMPLETION_INDEX", "abc")]].concat(),
+            vec![
+                ("JOB_COMPLETION_INDEX", "abc"),
+                ("MUSTER_SERVICE_HOST", "a b"),
+                ("MUSTER_SERVICE_PORT", "x"),
+            ],
+            vec![("OMPI_COMM_WORLD_RANK", "-1"), ("OMPI_COMM_WORLD_SIZE", "many")],
+        ];
+        for environment in places {
+            let found = |asked: Asked| Place::find(&asked, &variables(&environment));
+            let service = || Some("m:1".to_owned());
+            let place = found(Asked { task: Some(3), tasks: Some(4), service: service() }).unwrap();
+            assert_eq!((place.task.value, place.service.value.as_str()), (3, "m:1"), "{environment:?}");
+            // What no flag says is read, and named where it is wrong.
+            let error = found(Asked { task: None, tasks: Some(4), service: service() }).unwrap_err();
+            assert!(error.to_string().contains("--task"), "{error}");
+        }
+        let pod = [("JOB_COMPLETION_INDEX", "abc")];
+        let asked = Asked { task: Some(3), tasks: None, service: Some("m:1".to_owned()) };
+        assert_eq!(Place::find(&asked, &variables(&pod)).unwrap().task.value, 3);
+        let slurm = variables(&[&slurm[..2], &[("SLURM_PROCID", "garbage"), ("SLURM_NTASKS", "8")]].concat());
+        let place = Place::find(&asked, &slurm).unwrap();
+        assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(8)));
+        let error = with_port(&Taken { value: "host:x".to_owned(), from: "--service".to_owned() });
+        let error = error.unwrap_err().to_string();
+        assert!(!error.contains("or give"), "the flag itself is wrong: {error}");
     }
 
     #[test]

@@ -1,17 +1,17 @@
 //! Open MPI: what `mpirun` tells each rank.
 
-use super::{Found, PlaceError, Variables, task, tasks, text};
+use super::{Found, PlaceError, Variables, Wanted, text};
 
 /// What Open MPI says. Where the service is, it does not know.
-pub(super) fn find(variables: &Variables) -> Result<Option<Found>, PlaceError> {
+pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found>, PlaceError> {
     if text(variables, "OMPI_COMM_WORLD_RANK").is_none() && text(variables, "OMPI_COMM_WORLD_SIZE").is_none()
     {
         return Ok(None);
     }
     Ok(Some(Found {
         system: "Open MPI",
-        task: task(variables, "OMPI_COMM_WORLD_RANK")?,
-        tasks: tasks(variables, "OMPI_COMM_WORLD_SIZE")?,
+        task: wanted.task(variables, "OMPI_COMM_WORLD_RANK")?,
+        tasks: wanted.tasks(variables, "OMPI_COMM_WORLD_SIZE")?,
         service: None,
         hint: Some("mpirun hands a variable on with -x NAME"),
     }))

@@ -1,10 +1,10 @@
 //! Slurm: what `srun` tells each task.
 
-use super::{Found, PORT, PlaceError, Taken, Variables, task, tasks, text};
+use super::{Found, PORT, PlaceError, Taken, Variables, Wanted, text};
 
 /// What Slurm says. Outside of a step (in a batch script, after `salloc`) it numbers no processes, although its
 /// variables are there.
-pub(super) fn find(variables: &Variables) -> Result<Option<Found>, PlaceError> {
+pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found>, PlaceError> {
     if text(variables, "SLURM_JOB_ID").is_none() {
         return Ok(None);
     }
@@ -18,10 +18,10 @@ pub(super) fn find(variables: &Variables) -> Result<Option<Found>, PlaceError> {
         found.hint = Some("SLURM_STEP_ID is not set, so this is no task of a Slurm step: start it with srun");
         return Ok(Some(found));
     }
-    found.task = task(variables, "SLURM_PROCID")?;
-    found.tasks = match tasks(variables, "SLURM_STEP_NUM_TASKS")? {
+    found.task = wanted.task(variables, "SLURM_PROCID")?;
+    found.tasks = match wanted.tasks(variables, "SLURM_STEP_NUM_TASKS")? {
         Some(tasks) => Some(tasks),
-        None => tasks(variables, "SLURM_NTASKS")?,
+        None => wanted.tasks(variables, "SLURM_NTASKS")?,
     };
     Ok(Some(found))
 }

@@ -3,6 +3,7 @@
 //! This process only conducts: every task of the benchmark is a process of its own, which is told over its standard input
 //! what to do next and answers on its standard output.
 
+mod children;
 mod figures;
 mod pair;
 mod peer;
@@ -16,6 +17,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::certificates::TransferFiles;
 use crate::cli::print;
+use crate::config::parse_duration;
 use crate::transfer::{Choice, TransportKind};
 use figures::{Figures, Repetition};
 use pair::Tasks;
@@ -85,6 +87,10 @@ pub struct Arguments {
     /// Print one line of JSON for each size
     #[arg(long)]
     json: bool,
+
+    /// How long a task may take to answer, beyond the time that is measured and what its buffers need
+    #[arg(long, hide = true, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    grace: Duration,
 }
 
 const EXAMPLES: &str = "\
@@ -127,6 +133,9 @@ enum Switch {
     Off,
 }
 
+/// How long a task may take to answer, beyond what it has to do.
+const GRACE: Duration = Duration::from_secs(30);
+
 /// The most memory that one task of the benchmark takes.
 const MEMORY_MAX: usize = 16 << 30;
 
@@ -157,7 +166,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         checksums: arguments.checksums == Switch::On,
         certificates: arguments.certificates.clone(),
     };
-    let mut tasks = Tasks::start(arguments.pairs, &setup)?;
+    let mut tasks = Tasks::start(arguments.pairs, &setup, arguments.grace)?;
     let prepares = tasks.prepares()?;
     if !arguments.json {
         print(&figures::heading(&prepares))?;
@@ -176,7 +185,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 pub fn probe(transport: Choice) -> Result<TransportKind> {
     let certificates = TransferFiles::default();
     let setup = Setup { transport, lanes: None, checksums: true, certificates };
-    let mut tasks = Tasks::start(1, &setup)?;
+    let mut tasks = Tasks::start(1, &setup, GRACE)?;
     // More than travels with the announcement of it.
     let shape = Shape { size: 1 << 20, batch: 1, in_flight: 2 };
     tasks.arrange(shape)?;

@@ -176,6 +176,8 @@ async fn exercise(
     let mut faces = Faces::default();
     let mut totals = Totals::default();
     let mut asked = false;
+    // What failed in the last step.
+    let mut open: Vec<Failed> = Vec::new();
     let end = loop {
         faces.tell(&roster.borrow().clone())?;
         if arguments.steps.is_some_and(|steps| totals.steps >= steps) {
@@ -186,6 +188,7 @@ async fn exercise(
             break End::Together;
         }
         if *told.borrow() && !std::mem::replace(&mut asked, true) {
+            totals.faults += settle(agent, std::mem::take(&mut open)).await?;
             if ask_to_leave(agent).await? {
                 break End::Gone;
             }
@@ -214,8 +217,13 @@ async fn exercise(
                     let Failed { with, error } = failed;
                     let names: Vec<String> = with.iter().map(Member::to_string).collect();
                     say(&format!("  failed with {}: {}: {error}", names.join(" or "), error.reason()))?;
-                    totals.faults += u64::from(is_fault(agent, failed).await?);
                 }
+                // Whoever makes another step in the same life was not lost; so what failed before was a fault.
+                for failed in open.drain(..).filter(|failed| nobody_lost(failed, &step)) {
+                    totals.faults += 1;
+                    say_fault(&failed)?;
+                }
+                open = step.failures;
                 tokio::select! {
                     () = tokio::time::sleep(arguments.pause) => {}
                     _ = told.changed(), if !asked => {}
@@ -223,6 +231,7 @@ async fn exercise(
             }
         }
     };
+    totals.faults += settle(agent, open).await?;
     let Totals { steps, checked, received, faults } = totals;
     say(&format!(
         "{steps} steps: {checked} buffers checked, {} received, {faults} fault(s)",
@@ -239,18 +248,31 @@ async fn soon_after(told: &mut watch::Receiver<bool>) {
     tokio::time::sleep(LAST_STEP).await;
 }
 
-/// Whether something failed although whoever it was with lives: then something is wrong.
-async fn is_fault(agent: &Agent, Failed { with, error }: &Failed) -> Result<bool> {
-    let mut roster = agent.roster();
-    let gone = roster.wait_for(|roster| roster.lost(with).is_some());
-    let gone = tokio::select! {
-        gone = tokio::time::timeout(NEWS, gone) => matches!(gone, Ok(Ok(_))),
-        error = agent.over() => return Err(error.into()),
-    };
-    if !gone {
-        say(&format!("FAULT: nobody was lost, and yet this failed: {error}"))?;
+/// Whether all that it may be due to take part in a later step.
+fn nobody_lost(failed: &Failed, later: &Step) -> bool {
+    failed.with.iter().all(|member| later.members.contains(member))
+}
+
+fn say_fault(Failed { error, .. }: &Failed) -> Result<()> {
+    say(&format!("FAULT: nobody was lost, and yet this failed: {error}"))
+}
+
+/// How much of what failed last, with no step after it, failed although whoever it was with lives: then something is wrong.
+async fn settle(agent: &Agent, open: Vec<Failed>) -> Result<u64> {
+    let mut faults = 0;
+    for failed in open {
+        let mut roster = agent.roster();
+        let gone = roster.wait_for(|roster| roster.lost(&failed.with).is_some());
+        let gone = tokio::select! {
+            gone = tokio::time::timeout(NEWS, gone) => matches!(gone, Ok(Ok(_))),
+            error = agent.over() => return Err(error.into()),
+        };
+        if !gone {
+            faults += 1;
+            say_fault(&failed)?;
+        }
     }
-    Ok(!gone)
+    Ok(faults)
 }
 
 /// Says who comes and goes.
@@ -346,6 +368,25 @@ mod tests {
     use super::*;
     use crate::agent::exercise::Resharded;
     use crate::transfer::{Incarnation, Moved, TaskId, TransferError};
+
+    #[test]
+    fn what_failed_with_somebody_who_steps_on_is_a_fault() {
+        let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
+        let failed = Failed { with: vec![member(1, 7), member(2, 8)], error: TransferError::Closed };
+        let step = |members: Vec<Member>| Step {
+            number: 2,
+            members,
+            checked: 0,
+            sent: 0,
+            received: 0,
+            elapsed: Duration::ZERO,
+            resharded: None,
+            failures: Vec::new(),
+        };
+        assert!(nobody_lost(&failed, &step(vec![member(0, 1), member(1, 7), member(2, 8)])));
+        assert!(!nobody_lost(&failed, &step(vec![member(0, 1), member(1, 7)])), "task 2 is lost");
+        assert!(!nobody_lost(&failed, &step(vec![member(1, 7), member(2, 9)])), "task 2 was restarted");
+    }
 
     #[test]
     fn lines_of_steps_are_read_as_they_are_written() {

@@ -23,6 +23,7 @@ pub struct Moved {
 pub struct Delays {
     one_way: Percentiles,
     half_round_trip: Percentiles,
+    by: TransportKind,
     wrong: Option<String>,
 }
 
@@ -54,7 +55,12 @@ impl Delays {
         let mut one_way = between(&near.launched, &far.arrived);
         one_way.extend(between(&far.launched, &near.arrived));
         let halves = between(&near.launched, &near.arrived).into_iter().map(|round| round / 2).collect();
-        Self { one_way: Percentiles::of(one_way), half_round_trip: Percentiles::of(halves), wrong }
+        Self {
+            one_way: Percentiles::of(one_way),
+            half_round_trip: Percentiles::of(halves),
+            by: near.by,
+            wrong,
+        }
     }
 }
 
@@ -123,6 +129,7 @@ pub struct Figures {
     batch: usize,
     pairs: u32,
     in_flight: usize,
+    /// Whether the bytes carried any.
     checksums: bool,
     lanes: Option<usize>,
     repetitions: usize,
@@ -166,16 +173,17 @@ impl Figures {
         };
         let wrong = found.iter().find_map(wrongs);
         let median = |spread: Option<Spread>| spread.map(|spread| spread.median);
-        let by = found.iter().find_map(|one| one.moved.as_ref().map(|moved| moved.by.name().to_owned()));
+        let by = found.first().map(|one| one.moved.as_ref().map_or(one.delays.by, |moved| moved.by));
         let asked = format!("{:?}", setup.transport).to_lowercase();
         Self {
-            transport: by.unwrap_or(asked),
+            transport: by.map_or(asked, |by| by.name().to_owned()),
             asked: setup.transport,
             size_bytes: shape.size,
             batch: shape.batch,
             pairs,
             in_flight: shape.in_flight,
-            checksums: setup.checksums,
+            // What stays in memory, or in the kernel of one host, has none.
+            checksums: setup.checksums && by == Some(TransportKind::Tcp),
             lanes: setup.lanes,
             repetitions: found.len(),
             gbytes_per_second: median(spread.gbytes_per_second),
@@ -249,8 +257,9 @@ mod tests {
     fn delays_are_taken_between_the_ends_and_leave_the_first_rounds_out() {
         // In microseconds: a launch at 0, 100, 200, 300, there 4 later, answered at once, back 6 later.
         let times = |offset: u64| -> Vec<u64> { (0..4).map(|n| n * 100_000 + offset * 1000).collect() };
-        let mut near = Tossed { launched: times(0), arrived: times(10), wrong: None };
-        let far = Tossed { launched: times(4), arrived: times(4), wrong: None };
+        let by = TransportKind::Shm;
+        let mut near = Tossed { launched: times(0), arrived: times(10), by, wrong: None };
+        let far = Tossed { launched: times(4), arrived: times(4), by, wrong: None };
         near.arrived[0] = 90_000;
         let delays = Delays::new(&near, &far, None);
         assert!((delays.half_round_trip.p50 - 5.0).abs() < 1e-9);
@@ -264,11 +273,13 @@ mod tests {
         let setup = Setup { transport: Choice::Tcp, lanes: None, checksums: true, certificates };
         let shape = Shape { size: 4096, batch: 1, in_flight: 2 };
         let prepares = Prepares::new(&[(5000, vec![1000, 2000, 3000])]);
+        let by = TransportKind::Tcp;
         let one = |rate, wrong: Option<&str>| Repetition {
-            moved: Some(Moved { rate, by: TransportKind::Tcp, wrong: wrong.map(str::to_owned) }),
+            moved: Some(Moved { rate, by, wrong: wrong.map(str::to_owned) }),
             delays: Delays {
                 one_way: Percentiles::of(vec![1000]),
                 half_round_trip: Percentiles::of(vec![1000]),
+                by,
                 wrong: None,
             },
         };

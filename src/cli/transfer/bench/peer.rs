@@ -213,14 +213,12 @@ impl Task {
             transfer.wait()?;
         }
         let ended = clock::monotonic_nanoseconds();
-        let after = self.bytes();
-        let moved = TransportKind::ALL.into_iter().zip(before.into_iter().zip(after));
-        let by = moved.max_by_key(|(_, (before, after))| after - before).context("no transports")?.0;
+        let by = most_moved(before, self.bytes())?;
         Ok(Answer::Moved { began, ended, by })
     }
 
     /// Bytes moved so far by each transport.
-    fn bytes(&self) -> [u64; TransportKind::ALL.len()] {
+    fn bytes(&self) -> Sums {
         let mut sums = [0; TransportKind::ALL.len()];
         for link in self.engine.links() {
             for (sum, (_, (sent, received))) in sums.iter_mut().zip(link.bytes) {
@@ -236,6 +234,7 @@ impl Task {
         let (mine, others) =
             (contents::at(measurement, u64::from(first)), contents::at(measurement, u64::from(!first)));
         prime(&self.out, &self.inbound, mine, others)?;
+        let before = self.bytes();
         let (mut launched, mut arrived) = (Vec::new(), Vec::new());
         let mut wrong = None;
         let mut expected = self.inbound[0].prepared.launch(&[]);
@@ -261,8 +260,18 @@ impl Task {
             }
         }
         wrong = wrong.or(primed(&self.inbound, others, rounds)?);
-        Ok(Answer::Tossed { launched, arrived, wrong })
+        let by = most_moved(before, self.bytes())?;
+        Ok(Answer::Tossed { launched, arrived, by, wrong })
     }
+}
+
+/// Bytes by transport.
+type Sums = [u64; TransportKind::ALL.len()];
+
+/// The transport that moved most between two looks.
+fn most_moved(before: Sums, after: Sums) -> Result<TransportKind> {
+    let moved = TransportKind::ALL.into_iter().zip(before.into_iter().zip(after));
+    Ok(moved.max_by_key(|(_, (before, after))| after - before).context("no transports")?.0)
 }
 
 /// All buffers with their numbers and how many of their bytes are moved.

@@ -1,5 +1,7 @@
 //! What the conductor and its tasks say to each other: one line of JSON each.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::Shape;
@@ -20,6 +22,13 @@ pub struct Setup {
 pub enum Side {
     Sender,
     Receiver,
+}
+
+impl Side {
+    /// Of each pair the sender comes first.
+    pub const fn of(number: usize) -> Self {
+        if number.is_multiple_of(2) { Self::Sender } else { Self::Receiver }
+    }
 }
 
 /// What a task is told to do.
@@ -43,6 +52,25 @@ pub enum Order {
     Toss { rounds: u64, measurement: u64 },
     /// Give the buffers back.
     Clear,
+}
+
+/// As in "it was asked …".
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Begin { .. } => f.write_str("to start an engine"),
+            Self::Meet(_) => f.write_str("to take note of the others"),
+            Self::Prepare { again } => write!(f, "to prepare a transfer {} times", u64::from(*again) + 1),
+            Self::Arrange(shape) => {
+                write!(f, "to cut and prepare buffers of {} x {} bytes", shape.batch, shape.size)
+            }
+            Self::Fill { .. } => f.write_str("to fill its buffers"),
+            Self::Move { launches } => write!(f, "to launch {launches} times"),
+            Self::Check { .. } => f.write_str("to compare what has arrived"),
+            Self::Toss { rounds, .. } => write!(f, "to move a buffer to and fro {rounds} times"),
+            Self::Clear => f.write_str("to give its buffers back"),
+        }
+    }
 }
 
 /// What it answers.
@@ -69,6 +97,7 @@ pub enum Answer {
     Tossed {
         launched: Vec<u64>,
         arrived: Vec<u64>,
+        by: TransportKind,
         wrong: Option<String>,
     },
     Failed(String),

@@ -1,0 +1,93 @@
+//! Who lives, asked together with all others; and who has not come, where that takes long.
+//!
+//! The answer comes when all who live have asked. The service finds out who does not live any more: it is waited for, not
+//! judged here. It does not say who has not asked, so whoever has waited for a moment leaves a mark, and takes it away with
+//! the answer: those who wait longer can tell who left none.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::Inner;
+use super::error::AgentError;
+use crate::transfer::{Incarnation, TaskId};
+
+/// Where the marks are: by task, with the incarnation in hexadecimal digits.
+const MARKS: &str = "muster/live-set";
+/// When a mark is left.
+const MARKED: Duration = Duration::from_millis(500);
+/// When it is said what is waited for.
+const TOLD: Duration = Duration::from_secs(3);
+/// How long the service may take to say who has come.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The lives of the tasks below `tasks`, once all of them who live have asked.
+///
+/// # Errors
+/// If they have not within `limit`, with who has not come.
+pub(super) async fn ask(inner: &Inner, limit: Duration) -> Result<Vec<(u32, u64)>, AgentError> {
+    let all: Vec<u32> = (0..inner.tasks).collect();
+    let mut marked = false;
+    let answer = {
+        let asking = inner.patiently(|| inner.service.alive(&all, None));
+        let waiting = async {
+            tokio::time::sleep(MARKED).await;
+            marked = true;
+            mark(inner).await;
+            tokio::time::sleep(TOLD.saturating_sub(MARKED)).await;
+            if let Some(who) = absent(inner).await {
+                tracing::warn!(
+                    "waits for {who}; the others go on as soon as all have asked who lives, or the service finds that \
+                     whoever is missing is lost"
+                );
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            answer = asking => Some(answer),
+            () = waiting => None,
+            () = tokio::time::sleep(limit) => None,
+        }
+    };
+    let Some(answer) = answer else {
+        let who = absent(inner).await.unwrap_or_else(|| "somebody who came just now".to_owned());
+        return Err(AgentError::NotAll { limit, who });
+    };
+    if marked {
+        // If it stays, nobody is told that this task is missing the next time: no more than that.
+        let key = key(inner.here().task);
+        let _gone = tokio::time::timeout(LOOK, inner.service.delete(&key, LOOK)).await;
+    }
+    answer
+}
+
+fn key(task: TaskId) -> String {
+    format!("{MARKS}/{task}")
+}
+
+async fn mark(inner: &Inner) {
+    let here = inner.here();
+    let value = format!("{:x}", here.incarnation.get());
+    if let Err(error) = inner.service.insert(&key(here.task), value, true, LOOK).await {
+        tracing::debug!(%error, "nobody can see that this task has come");
+    }
+}
+
+/// Who lives, by the service's word, and has left no mark, in words; or that the service does not say.
+async fn absent(inner: &Inner) -> Option<String> {
+    let marks = match inner.service.list(MARKS, LOOK).await {
+        Ok(marks) => marks,
+        Err(error) => return Some(format!("the service, which does not answer ({error})")),
+    };
+    let read = |(key, value): &(String, bytes::Bytes)| {
+        let task = key.strip_prefix(MARKS)?.strip_prefix('/')?.parse().ok()?;
+        let life = u64::from_str_radix(std::str::from_utf8(value).ok()?, 16).ok()?;
+        Some((TaskId(task), Incarnation::new(life)?))
+    };
+    let marks: BTreeSet<_> = marks.iter().filter_map(read).collect();
+    let lives = inner.roster.borrow().lives.clone();
+    let here = inner.here().task;
+    let missing = lives.into_iter().filter(|life| life.0 != here && !marks.contains(life));
+    let missing: Vec<String> = missing.map(|(task, _)| task.to_string()).collect();
+    (!missing.is_empty()).then(|| format!("task {}", missing.join(", task ")))
+}

@@ -1,0 +1,205 @@
+//! The processes of the benchmark: they are told what to do, and each has so long to answer.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+
+use super::PEER;
+use super::talk::{Answer, Order, Side};
+use crate::clock;
+
+/// How long it is waited for the end of a task when another one has failed: that may be why.
+const CAUSE: Duration = Duration::from_millis(300);
+
+/// A line that a task wrote; none when it will write no more.
+type Heard = (usize, io::Result<Option<String>>);
+
+struct Task {
+    child: Child,
+    orders: ChildStdin,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// All of them, by number: of each pair the sender, then the receiver.
+pub struct Children {
+    tasks: Vec<Task>,
+    heard: Receiver<Heard>,
+}
+
+impl Children {
+    /// Starts so many.
+    pub fn start(count: u32) -> Result<Self> {
+        let (tell, heard) = channel();
+        let tasks = (0..count as usize).map(|number| start(number, &tell)).collect::<Result<_>>()?;
+        Ok(Self { tasks, heard })
+    }
+
+    pub const fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Tells each of these what it shall do, in this order: the answers by task. Whoever has not answered within `limit`
+    /// will not: the error says who that is and what it was asked.
+    pub fn ask(&mut self, orders: &[(usize, Order)], limit: Duration) -> Result<BTreeMap<usize, Answer>> {
+        for (number, order) in orders {
+            let line = serde_json::to_string(order)? + "\n";
+            if self.tasks[*number].orders.write_all(line.as_bytes()).is_err() {
+                return Err(self.ended(*number, order));
+            }
+        }
+        let until = clock::monotonic() + limit;
+        let mut answers = BTreeMap::new();
+        while let Some((_, asked)) = orders.iter().find(|(number, _)| !answers.contains_key(number)) {
+            let left = until.saturating_duration_since(clock::monotonic());
+            let (number, line) = match self.heard.recv_timeout(left) {
+                Ok(heard) => heard,
+                Err(RecvTimeoutError::Timeout) => {
+                    let silent = orders.iter().map(|(number, _)| *number);
+                    let silent = silent.filter(|number| !answers.contains_key(number)).collect::<Vec<_>>();
+                    return Err(self.silent(&silent, asked, limit));
+                }
+                Err(RecvTimeoutError::Disconnected) => bail!("nobody listens to the tasks of the benchmark"),
+            };
+            let order = orders.iter().find(|(asked, _)| *asked == number).map_or(asked, |(_, order)| order);
+            let Some(line) = line.with_context(|| format!("{} cannot be heard", self.name(number)))? else {
+                return Err(self.ended(number, order));
+            };
+            let answer = serde_json::from_str(&line)
+                .with_context(|| format!("{} answered what makes no sense", self.name(number)))?;
+            if let Answer::Failed(why) = answer {
+                return Err(self.failed(number, order, &why));
+            }
+            answers.insert(number, answer);
+        }
+        Ok(answers)
+    }
+
+    /// A task in words.
+    fn name(&self, number: usize) -> String {
+        let side = match Side::of(number) {
+            Side::Sender => "sender",
+            Side::Receiver => "receiver",
+        };
+        format!("task {number} of the benchmark ({side}, process {})", self.tasks[number].child.id())
+    }
+
+    fn ended(&mut self, number: usize, order: &Order) -> anyhow::Error {
+        let name = self.name(number);
+        match self.tasks[number].child.wait() {
+            Ok(status) => anyhow!(
+                "{name} has ended ({status}) although it was asked {order}: nothing can be measured without it; \
+                 find what ended it, and measure again"
+            ),
+            Err(error) => anyhow!("{name} has ended, and nobody knows how: {error}"),
+        }
+    }
+
+    /// A task has failed: perhaps because another one has ended, which is what counts then.
+    fn failed(&mut self, number: usize, order: &Order, why: &str) -> anyhow::Error {
+        let until = clock::monotonic() + CAUSE;
+        while let Ok((other, line)) =
+            self.heard.recv_timeout(until.saturating_duration_since(clock::monotonic()))
+        {
+            if matches!(line, Ok(None)) {
+                return self.ended(other, order);
+            }
+        }
+        anyhow!("{} was asked {order}, and failed: {why}", self.name(number))
+    }
+
+    /// Nothing was heard of these.
+    fn silent(&self, silent: &[usize], order: &Order, limit: Duration) -> anyhow::Error {
+        let mut text = format!("no answer within {limit:?} from those that were asked {order}:");
+        let mut stopped = Vec::new();
+        for number in silent {
+            let id = self.tasks[*number].child.id();
+            let state = state(id);
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\n  {}: {}", self.name(*number), words(state));
+            if matches!(state, Some('T' | 't')) {
+                stopped.push(id.to_string());
+            }
+        }
+        let next = if stopped.is_empty() {
+            "measure again; if it comes again, measure less at a time (--size, --batch, --pairs), or see what holds these \
+             processes up"
+                .to_owned()
+        } else {
+            format!(
+                "whoever waits for what is stopped cannot answer either; find who stopped {}, and measure again",
+                { stopped.join(" and ") }
+            )
+        };
+        anyhow!("{text}\n{next}")
+    }
+}
+
+fn start(number: usize, tell: &Sender<Heard>) -> Result<Task> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["transfer", PEER, "--parent", &std::process::id().to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start a task of the benchmark")?;
+    let orders = child.stdin.take().context("no pipe to the task")?;
+    let answers = child.stdout.take().context("no pipe from the task")?;
+    let task = Task { child, orders };
+    let tell = tell.clone();
+    // It ends with the task, or when nobody wants to hear it any more.
+    thread::Builder::new()
+        .name(format!("task-{number}"))
+        .spawn(move || {
+            let mut answers = BufReader::new(answers);
+            loop {
+                let mut line = String::new();
+                let read = answers.read_line(&mut line).map(|bytes| (bytes > 0).then_some(line));
+                let last = !matches!(read, Ok(Some(_)));
+                if tell.send((number, read)).is_err() || last {
+                    return;
+                }
+            }
+        })
+        .context("cannot start a thread that listens to a task of the benchmark")?;
+    Ok(task)
+}
+
+/// What the system says that a process does, by its letter for it.
+fn state(process: u32) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    text.rsplit_once(") ")?.1.chars().next()
+}
+
+const fn words(state: Option<char>) -> &'static str {
+    match state {
+        Some('T' | 't') => "it is stopped",
+        Some('R') => "it is at work",
+        Some('D') => "it waits for a disk or for the system",
+        Some('S') => "it waits",
+        Some('Z' | 'X') | None => "it has ended",
+        Some(_) => "it is in a state that is not known here",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_a_state() {
+        assert!(matches!(state(std::process::id()), Some('R' | 'S')), "{:?}", state(std::process::id()));
+        assert_eq!(words(state(u32::MAX)), "it has ended");
+        assert_eq!(words(Some('T')), "it is stopped");
+    }
+}
