@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::engine::Choice;
 use super::error::TransferError;
 use super::frame::{Header, Kind};
 use super::identity::Member;
@@ -105,6 +106,8 @@ pub struct Connection {
     garbled: Mutex<Option<u32>>,
     over: OnceLock<TransferError>,
     checks: bool,
+    /// Whether small launches bring their bytes along; not where all is to go through the kernel.
+    inlines: bool,
     pid: Option<i32>,
     /// Regions that the peer was told of.
     offered: Mutex<HashMap<u32, Weak<Region>>>,
@@ -216,6 +219,7 @@ impl Connection {
             garbled: Mutex::default(),
             over: OnceLock::new(),
             checks,
+            inlines: core.config.transport != Choice::Pvm,
             pid,
             offered: Mutex::default(),
             shared: Mutex::default(),
@@ -784,7 +788,7 @@ impl Connection {
         // Given up a moment ago, its bytes are not read any more.
         let visit = part.visit();
         let ready = ready && visit.is_some();
-        let inline = (ready && link.inlines(total)).then(|| {
+        let inline = (ready && self.inlines && link.inlines(total)).then(|| {
             let mut bytes = Vec::with_capacity(total as usize);
             part.work.out.copy_out(0, total, &mut bytes);
             bytes
