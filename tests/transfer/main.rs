@@ -12,6 +12,7 @@ mod hostile;
 mod measures;
 mod network;
 mod order;
+mod processes;
 mod requests;
 mod resharding;
 mod secure;
