@@ -13,6 +13,14 @@ pub enum PrepareError {
     /// There is nothing to do.
     #[error("no transfers were given: name at least one send or receive")]
     Empty,
+    /// The task has none to send from.
+    #[error(
+        "task {here} has no devices, so there is none to send from: start its engine with the devices that it owns"
+    )]
+    NoDevice {
+        /// This task.
+        here: TaskId,
+    },
     /// More than one request may hold.
     #[error("{given} transfers in one request; at most {bound} fit: split them")]
     TooMany {

@@ -8,6 +8,7 @@ mod cancel;
 mod cluster;
 mod contents;
 mod deaths;
+mod events;
 mod hostile;
 mod measures;
 mod network;
