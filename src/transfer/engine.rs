@@ -283,7 +283,8 @@ impl Engine {
         destinations: &[DeviceId],
         keys: &[TransferKey],
     ) -> Result<Transfer, PrepareError> {
-        let from = self.0.core.config.devices.first().copied().ok_or(PrepareError::NoDevices)?;
+        let here = self.here().task;
+        let from = self.0.core.config.devices.first().copied().ok_or(PrepareError::NoDevice { here })?;
         even(buffers.len(), destinations.len(), keys.len())?;
         let specs = buffers.iter().zip(destinations).zip(keys);
         let specs = specs.map(|((span, to), key)| Spec::send(span.clone(), from, *to, *key)).collect();

@@ -13,9 +13,14 @@ pub enum PrepareError {
     /// There is nothing to do.
     #[error("no transfers were given: name at least one send or receive")]
     Empty,
-    /// This task has no device that anything could be sent from.
-    #[error("this task has no addressable devices: name them in the configuration of its engine")]
-    NoDevices,
+    /// The task has none to send from.
+    #[error(
+        "task {here} has no devices, so there is none to send from: start its engine with the devices that it owns"
+    )]
+    NoDevice {
+        /// This task.
+        here: TaskId,
+    },
     /// More than one request may hold.
     #[error("{given} transfers in one request; at most {bound} fit: split them")]
     TooMany {

@@ -1,12 +1,18 @@
 //! A cancelled transfer is over on both sides, and that is proven before anybody uses its memory again.
 
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-use muster::transfer::{Arena, Buffer, Choice, Config, Engine, Options, TransferError, registered_bytes};
+use muster::transfer::{
+    Arena, Buffer, Choice, Config, Engine, Options, Prepared, Quiesced, Transfer, TransferError,
+    registered_bytes,
+};
 
 use crate::cluster::{
-    Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing, start,
+    Cluster, PATIENCE, assert_contents, contents, done, eventually, fill_quickly, incoming, is_quick,
+    outgoing, start,
 };
+use crate::processes::{Task, say, told};
 
 const CHOICES: [Choice; 5] = [Choice::Auto, Choice::Pvm, Choice::Unix, Choice::Tcp, Choice::Loopback];
 
@@ -223,7 +229,7 @@ fn held() -> (usize, usize, usize) {
 }
 
 /// What the engines know of their connections.
-fn told(cluster: &Cluster) -> String {
+fn told_by(cluster: &Cluster) -> String {
     let all = cluster.engines.iter().map(|engine| {
         let (cliques, ..) = engine.cliques();
         let links: Vec<_> = engine
@@ -238,11 +244,189 @@ fn told(cluster: &Cluster) -> String {
     all.collect()
 }
 
+/// Buffers that no transfer may write any more, with something else in them. Looked at when there are many, and at the
+/// end: a byte that lands too late is seen, however late it is.
+#[derive(Default)]
+struct Resting {
+    buffers: VecDeque<(Buffer, u64)>,
+    bytes: usize,
+}
+
+impl Resting {
+    const BYTES_MAX: usize = 8 << 20;
+
+    fn add(&mut self, buffer: Buffer, seed: u64) {
+        self.bytes += buffer.len();
+        self.buffers.push_back((buffer, seed));
+        while self.bytes > Self::BYTES_MAX {
+            self.check();
+        }
+    }
+
+    /// Looks at the one that has rested for longest, if there is one.
+    fn check(&mut self) -> bool {
+        let Some((buffer, seed)) = self.buffers.pop_front() else { return false };
+        self.bytes -= buffer.len();
+        let same = buffer.read(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
+        assert!(same, "{} bytes: some landed after it was said that none does", buffer.len());
+        true
+    }
+}
+
+/// A transfer under way, and what is to be found in its buffer.
+struct Running {
+    transfer: Transfer,
+    proof: Option<Quiesced>,
+    receives: bool,
+    buffer: Buffer,
+    seed: u64,
+}
+
+/// What one task shall do with another: its key, from whom to whom, how much, and the seed of what it is.
+type Order = (u64, usize, usize, usize, u64);
+
+impl Running {
+    fn start(engine: &Engine, arena: &Arena, (key, from, to, len, seed): Order) -> Self {
+        let receives = engine.here().task.0 as usize == to;
+        let buffer = arena.allocate(len).unwrap();
+        if !receives {
+            buffer.write(|bytes| fill_quickly(bytes, seed)).unwrap();
+        }
+        let spec = if receives { incoming(&buffer, from, to, key) } else { outgoing(&buffer, from, to, key) };
+        let transfer = engine.transfer(&[], vec![spec], Options::default());
+        Self { transfer, proof: None, receives, buffer, seed }
+    }
+
+    fn cancel(&mut self) {
+        self.proof = Some(self.transfer.cancel("no more"));
+    }
+
+    fn is_over(&self) -> bool {
+        self.transfer.outcome().is_some()
+            && self.proof.as_ref().is_none_or(|proof| proof.wait_for(Duration::ZERO))
+    }
+
+    /// It is over. What came is what was sent; where nothing comes any more, and from where nothing is read any more, there
+    /// is something else from now on. Whether it came, and what rests now.
+    fn check(self) -> (bool, Option<(Buffer, u64)>) {
+        let other = self.seed ^ u64::MAX;
+        let overwrite = || self.buffer.write(|bytes| fill_quickly(bytes, other)).is_ok();
+        match (self.transfer.outcome().expect("it is over"), self.receives) {
+            (Ok(_), true) => {
+                let whole = self.buffer.read(|bytes| is_quick(bytes, self.seed)).expect("nobody writes it");
+                assert!(whole, "{} bytes: some are not what was sent", self.buffer.len());
+                return (true, None);
+            }
+            (Err(_), true) => {
+                eventually("it may be written", overwrite);
+                return (false, Some((self.buffer, other)));
+            }
+            (Err(_), false) if self.proof.is_some() => eventually("it may be written", overwrite),
+            // What the peer may still be reading is refused, or what it reads does not count.
+            (Err(_), false) => drop(overwrite()),
+            (Ok(_), false) => {}
+        }
+        (false, None)
+    }
+}
+
+/// What is prepared once, and launched and given up again and again.
+struct Slot {
+    ends: [usize; 2],
+    prepared: [Prepared; 2],
+    buffers: [Buffer; 2],
+    /// What its target must hold since nothing lands there any more.
+    rests: Option<u64>,
+}
+
+impl Slot {
+    fn new(cluster: &Cluster, key: u64, ends: [usize; 2], len: usize) -> Self {
+        let buffers = ends.map(|task| cluster.arenas[task].allocate(len).unwrap());
+        let prepared = Self::prepare(cluster, key, ends, &buffers);
+        Self { ends, prepared, buffers, rests: None }
+    }
+
+    fn prepare(
+        cluster: &Cluster,
+        key: u64,
+        ends: [usize; 2],
+        [source, target]: &[Buffer; 2],
+    ) -> [Prepared; 2] {
+        let [from, to] = ends;
+        let specs = [(from, outgoing(source, from, to, key)), (to, incoming(target, from, to, key))];
+        let preparing =
+            specs.map(|(task, spec)| cluster.engines[task].prepare(vec![spec], Options::default()));
+        preparing.map(|preparing| preparing.wait().unwrap())
+    }
+
+    /// Whatever landed too late is seen now.
+    fn check(&mut self) {
+        if let Some(seed) = self.rests.take() {
+            let same = self.buffers[1].read(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
+            assert!(same, "{} bytes: some landed after it was said that none does", self.buffers[1].len());
+        }
+    }
+
+    /// Sends other bytes than ever before.
+    fn launch(&mut self, seed: u64, receiver_first: bool) -> [Running; 2] {
+        self.check();
+        let [source, target] = &self.buffers;
+        eventually("it may be written", || source.write(|bytes| fill_quickly(bytes, seed)).is_ok());
+        let [send, receive] = &mut self.prepared;
+        let early = receiver_first.then(|| receive.launch(&[]));
+        let sent = send.launch(&[]);
+        let received = early.unwrap_or_else(|| receive.launch(&[]));
+        [(sent, source, false), (received, target, true)].map(|(transfer, buffer, receives)| {
+            let buffer = buffer.clone();
+            Running { transfer, proof: None, receives, buffer, seed }
+        })
+    }
+}
+
+/// A task in a process of its own: does what it is told, gives some of it up, and looks at all that comes, until it is
+/// killed.
+pub fn under_fire(engine: &Engine) {
+    let arena = Arena::new(64 << 20).unwrap();
+    let mut random = fastrand::Rng::with_seed(engine.here().incarnation.get());
+    let (mut running, mut resting) = (Vec::<Running>::new(), Resting::default());
+    let mut came = 0;
+    while let Some(line) = told() {
+        let (word, value) = line.split_at(1);
+        match word {
+            "M" => engine.on_membership(serde_json::from_str(value).unwrap()),
+            "T" => {
+                let orders: Vec<Order> = serde_json::from_str(value).unwrap();
+                running.extend(orders.into_iter().map(|order| Running::start(engine, &arena, order)));
+                running.iter_mut().filter(|_| random.u8(0..8) == 0).for_each(Running::cancel);
+            }
+            _ => {
+                eventually("all is over", || running.iter().all(Running::is_over));
+            }
+        }
+        let (over, still) = running.into_iter().partition(Running::is_over);
+        running = still;
+        let over: Vec<Running> = over;
+        for (whole, rests) in over.into_iter().map(Running::check) {
+            came += usize::from(whole);
+            rests.into_iter().for_each(|(buffer, seed)| resting.add(buffer, seed));
+        }
+        if word == "E" {
+            while resting.check() {}
+            say(&format!("came {came}"));
+        }
+    }
+}
+
 /// Alone in its process: it counts what the process holds.
 #[test]
 #[ignore = "run by the test below, in a process of its own"]
 fn alone_restarts() {
-    let rounds: u64 = std::env::var("ROUNDS").map_or(12_500, |rounds| rounds.parse().unwrap());
+    /// Tasks of this process; the one after them is a process of its own.
+    const HERE: usize = 3;
+    const SIZES: [usize; 6] = [10, 3000, 9000, 12_000, 20_000, 300_000];
+    /// How often that one is killed, and comes back as another life.
+    const KILLS: u64 = 40;
+    let cancels_wanted: u64 = std::env::var("CANCELS").map_or(100_000, |cancels| cancels.parse().unwrap());
     let setting = |task: usize| {
         move |config: &mut Config| {
             config.transport = if task.is_multiple_of(2) { Choice::Auto } else { Choice::Tcp };
@@ -251,66 +435,142 @@ fn alone_restarts() {
             config.lanes = 2;
         }
     };
+    // The next life of the other process is there before it is needed.
+    let spawn = |life: u64| {
+        let choice = ["auto", "pvm", "tcp", "unix"][life as usize % 4];
+        std::thread::spawn(move || Task::live(HERE, life, choice, "fire", None))
+    };
+    let began = Instant::now();
     let mut random = fastrand::Rng::with_seed(77);
     let before = held();
-    let mut cancels = 0;
+    let (mut cancels, mut kills, mut rounds) = (0u64, 0u64, 0u64);
+    let (mut came, mut over) = (0, 0);
     {
-        let mut cluster = Cluster::with(3, |config| setting(config.here.task.0 as usize)(config));
-        let mut lives = [0u64; 3];
-        for round in 0..rounds {
-            let (mut running, mut ways) = (Vec::new(), Vec::new());
-            for key in 0..random.u64(1..25) {
-                let (from, to) = *random.choice(&[(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)]).unwrap();
-                let len = *random.choice(&[10, 9000, 300_000]).unwrap();
-                ways.push((from, to, len));
-                let (source, target) = (cluster.empty(from, len), cluster.empty(to, len));
-                let (sent, received) = cluster.send(from, &source, to, &target, key);
-                running.push(sent);
-                running.push(received);
+        let mut cluster = Cluster::with(HERE, |config| setting(config.here.task.0 as usize)(config));
+        let mut lives = [0u64; HERE];
+        let mut other = spawn(0).join().unwrap();
+        let mut next = spawn(1);
+        let mut resting = Resting::default();
+        let announce = |cluster: &Cluster, other: &mut Task, first: bool| {
+            let mut membership = cluster.membership();
+            membership.peers.extend([other.peer()]);
+            cluster.engines.iter().for_each(|engine| engine.on_membership(membership.clone()));
+            other.tell(if first { "" } else { "M" }, &membership);
+        };
+        announce(&cluster, &mut other, true);
+        let ways =
+            (0..HERE).flat_map(|from| (0..HERE).map(move |to| [from, to])).filter(|[from, to]| from != to);
+        let ways = ways.flat_map(|ends| SIZES.map(|len| (ends, len))).enumerate();
+        let mut slots: Vec<_> =
+            ways.map(|(at, (ends, len))| Slot::new(&cluster, 100 + at as u64, ends, len)).collect();
+        while cancels < cancels_wanted {
+            rounds += 1;
+            let (mut orders, mut theirs) = (Vec::new(), Vec::new());
+            for key in 0..random.u64(1..12) {
+                let (one, other) = (random.usize(0..=HERE), random.usize(0..HERE));
+                let one = if one == other { HERE } else { one };
+                let (from, to) = if random.bool() { (one, other) } else { (other, one) };
+                let order = (key, from, to, *random.choice(&SIZES).unwrap(), rounds << 16 | key);
+                orders.push(order);
+                if [from, to].contains(&HERE) {
+                    theirs.push(order);
+                }
+            }
+            let before_us = random.bool();
+            if before_us {
+                other.tell("T", &theirs);
+            }
+            // Each with the slot that it belongs to, if there is one.
+            let mut running: Vec<(Option<usize>, Running)> = Vec::new();
+            for &order in &orders {
+                for task in [order.1, order.2].into_iter().filter(|task| *task < HERE) {
+                    running
+                        .push((None, Running::start(&cluster.engines[task], &cluster.arenas[task], order)));
+                }
+            }
+            for (at, slot) in slots.iter_mut().enumerate() {
+                if random.bool() {
+                    let pair = slot.launch(rounds << 16 | 1 << 8 | at as u64, random.bool());
+                    running.extend(pair.map(|one| (Some(at), one)));
+                }
             }
             if random.bool() {
                 std::thread::sleep(Duration::from_micros(random.u64(0..3000)));
             }
-            let mut proofs = Vec::new();
-            for transfer in &running {
-                if random.u8(0..3) == 0 {
-                    proofs.push(transfer.cancel("no more"));
+            for (_, one) in &mut running {
+                if random.u8(0..4) > 0 {
+                    one.cancel();
                     cancels += 1;
                 }
             }
-            let restarted = random.usize(0..3);
-            if random.u8(0..4) == 0 {
-                lives[restarted] += 1;
-                let fresh = start(restarted, lives[restarted], setting(restarted));
-                let old: Engine = std::mem::replace(&mut cluster.engines[restarted], fresh);
+            if !before_us {
+                other.tell("T", &theirs);
+            }
+            let mut restarted = None;
+            if kills < KILLS && cancels > (kills + 1) * cancels_wanted / (KILLS + 1) {
+                kills += 1;
+                other.signal(rustix::process::Signal::KILL);
+                // Its peers find out by themselves, or are told that another life counts.
+                if random.bool() {
+                    running.iter().for_each(|(_, one)| assert!(one.transfer.wait_for(PATIENCE).is_some()));
+                }
+                other = std::mem::replace(&mut next, spawn(kills + 1)).join().unwrap();
+                announce(&cluster, &mut other, true);
+            } else if random.u8(0..10) == 0 {
+                let task = random.usize(0..HERE);
+                restarted = Some(task);
+                lives[task] += 1;
+                let fresh = start(task, lives[task], setting(task));
+                let old: Engine = std::mem::replace(&mut cluster.engines[task], fresh);
                 if random.bool() {
                     old.shutdown();
                 }
                 drop(old);
-                cluster.announce();
+                announce(&cluster, &mut other, false);
             } else {
                 // What one side launched and the other did not is given up.
-                for transfer in &running {
-                    if transfer.wait_for(Duration::from_millis(300)).is_none() {
-                        proofs.push(transfer.cancel("it does not come"));
+                for (_, one) in &mut running {
+                    if one.transfer.wait_for(Duration::from_millis(300)).is_none() {
+                        one.cancel();
                     }
                 }
             }
-            for (at, transfer) in running.iter().enumerate() {
-                if transfer.wait_for(PATIENCE).is_none() {
-                    panic!("transfer {at} of round {round} ({:?}) hangs: {}", ways[at / 2], told(&cluster));
+            for (at, (_, one)) in running.iter().enumerate() {
+                let way = if one.receives { "receive" } else { "send" };
+                if one.transfer.wait_for(PATIENCE).is_none() {
+                    panic!("a {way}, number {at} of round {rounds}, hangs: {}", told_by(&cluster));
+                }
+                if !one.proof.as_ref().is_none_or(|proof| proof.wait_for(PATIENCE)) {
+                    panic!("a proof of a {way} of round {rounds} does not come: {}", told_by(&cluster));
                 }
             }
-            for proof in &proofs {
-                assert!(
-                    proof.wait_for(PATIENCE),
-                    "a proof of round {round} does not come: {}",
-                    told(&cluster)
-                );
+            over += running.len();
+            for (slot, one) in running {
+                let (whole, rests) = one.check();
+                came += usize::from(whole);
+                match (slot, rests) {
+                    (_, None) => {}
+                    (Some(at), Some((_, seed))) => slots[at].rests = Some(seed),
+                    (None, Some((buffer, seed))) => resting.add(buffer, seed),
+                }
+            }
+            if let Some(task) = restarted {
+                for (at, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.ends.contains(&task)) {
+                    slot.prepared = Slot::prepare(&cluster, 100 + at as u64, slot.ends, &slot.buffers);
+                }
             }
         }
-        assert!(rounds < 12_500 || cancels >= 100_000, "{cancels} cancels");
-        println!("{rounds} rounds, {cancels} cancels, {lives:?} restarts: {:?} held", held());
+        slots.iter_mut().for_each(Slot::check);
+        other.tell("E", &0);
+        let there: usize = other.hears_of("came ").parse().unwrap();
+        while resting.check() {}
+        println!(
+            "{rounds} rounds, {over} transfers, {came} received here and {there} by the last of {kills} that were killed, {cancels} cancels, {lives:?} restarts, {:?}: {:?} held",
+            began.elapsed(),
+            held()
+        );
+        assert!(cancels >= cancels_wanted && kills == KILLS && came > 0);
+        drop(next.join().unwrap());
     }
     let mut after = held();
     for _ in 0..600 {

@@ -151,6 +151,32 @@ pub fn contents(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
+/// How far apart the contents of [`fill_quickly`] begin anew.
+const PIECE: usize = 64 << 10;
+
+/// Where the piece of this number is taken from, of contents that their seed says.
+fn piece(seed: u64, number: usize, len: usize) -> &'static [u8] {
+    static BLOCK: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    let block = BLOCK.get_or_init(|| contents(1 << 20, 0));
+    let mut mixed =
+        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (number as u64).wrapping_mul(0xd134_2543_de82_ef95);
+    mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let begin = (mixed >> 20) as usize % (block.len() - PIECE);
+    &block[begin..begin + len]
+}
+
+/// Bytes that look like nothing else, for tests that need many of them: no loop goes over single ones.
+pub fn fill_quickly(bytes: &mut [u8], seed: u64) {
+    for (number, bytes) in bytes.chunks_mut(PIECE).enumerate() {
+        bytes.copy_from_slice(piece(seed, number, bytes.len()));
+    }
+}
+
+/// Whether they are what [`fill_quickly`] makes of the seed.
+pub fn is_quick(bytes: &[u8], seed: u64) -> bool {
+    bytes.chunks(PIECE).enumerate().all(|(number, bytes)| bytes == piece(seed, number, bytes.len()))
+}
+
 pub fn assert_contents(buffer: &Buffer, seed: u64) {
     let wanted = contents(buffer.len(), seed);
     buffer

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Options};
+use muster::transfer::{Choice, Event, Member, Options, TransferError};
 
-use crate::cluster::{Cluster, assert_contents, done, eventually, start};
+use crate::cluster::{Cluster, assert_contents, done, eventually, member, start};
 
 fn held() -> (usize, usize) {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
@@ -113,6 +113,8 @@ fn random_bytes_and_half_hellos_harm_nobody() {
 pub struct Listening {
     pub address: SocketAddr,
     pub heard: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// The far ends of what was dialled, in that order: what is written there comes from the dialler, it seems.
+    pub onward: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Listening {
@@ -120,18 +122,20 @@ impl Listening {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let keeping = Arc::clone(&heard);
+        let onward = Arc::new(Mutex::new(Vec::new()));
+        let (keeping, ends) = (Arc::clone(&heard), Arc::clone(&onward));
         // The threads end with the test's process, or with the connections.
         std::thread::spawn(move || {
             for near in listener.incoming().map_while(Result::ok) {
                 let Ok(far) = TcpStream::connect(target) else { continue };
                 let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
                 let keeping = Arc::clone(&keeping);
+                ends.lock().unwrap().push(far.try_clone().unwrap());
                 std::thread::spawn(move || pass(near, far, Some(&keeping)));
                 std::thread::spawn(move || pass(far_too, near_too, None));
             }
         });
-        Self { address, heard }
+        Self { address, heard, onward }
     }
 }
 
@@ -272,5 +276,91 @@ fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
         let (sent, received) = cluster.send(1, &source, 0, &target, 3);
         assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
         assert_contents(&target, 3);
+    }
+}
+
+/// A frame of a chunk: the first of a group, whole.
+fn chunk(from: Member, to: Member, channel: u32, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    bytes[0..2].copy_from_slice(&0x4d58_u16.to_le_bytes());
+    (bytes[2], bytes[3]) = (1, 13);
+    bytes[8..16].copy_from_slice(&from.incarnation.get().to_le_bytes());
+    bytes[16..24].copy_from_slice(&to.incarnation.get().to_le_bytes());
+    bytes[24..28].copy_from_slice(&channel.to_le_bytes());
+    bytes[48..52].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    let check = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes[..60]) as u32;
+    bytes[60..64].copy_from_slice(&check.to_le_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+#[test]
+fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_connection() {
+    const LEN: usize = 40_000;
+    let tcp = |config: &mut muster::transfer::Config| {
+        config.transport = Choice::Tcp;
+        config.lanes = 1;
+    };
+    let [old, new, here] = [member(0, 0), member(0, 1), member(1, 0)];
+    let formerly = member(1, 7);
+    // Who says so to whom, on which lane, and whether it is believed: the first one shows that nothing else is wrong with it.
+    for (from, to, lane, lands) in
+        [(new, here, 1, true), (old, here, 1, false), (old, here, 0, false), (new, formerly, 1, false)]
+    {
+        let mut cluster = Cluster::with(2, tcp);
+        let before = Listening::before(cluster.engines[1].address().tcp[0]);
+        let other = cluster.engines[0].address().tcp[0];
+        cluster.reached_at(vec![other, before.address]);
+        // The task's former life was known here, and then another came.
+        let (source, target) = (cluster.filled(0, LEN, 1), cluster.empty(1, LEN));
+        let (sent, received) = cluster.send(0, &source, 1, &target, 1);
+        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        cluster.engines[0].shutdown();
+        cluster.engines[0] = start(0, 1, tcp);
+        let other = cluster.engines[0].address().tcp[0];
+        before.onward.lock().unwrap().clear();
+        cluster.reached_at(vec![other, before.address]);
+        // Only this side dials: the other one is asked when the connection is there.
+        let alone = Options { channel: 1, ..Options::default() };
+        let prepared = cluster.engines[0].prepare(vec![crate::cluster::outgoing(&source, 0, 1, 1)], alone);
+        let mut sending = prepared.wait().unwrap();
+        eventually("both lanes are there", || {
+            cluster.engines.iter().all(|engine| engine.links().iter().any(|link| link.lanes == 2))
+        });
+        assert_eq!(before.onward.lock().unwrap().len(), 2, "both go through here");
+        // Both have launched it, and it waits to be defined: a chunk of it would land.
+        target.fill(0xee).unwrap();
+        let (_definer, event) = Event::new();
+        let sent = sending.launch(&[event]);
+        let received =
+            cluster.engines[1].transfer(&[], vec![crate::cluster::incoming(&target, 0, 1, 1)], alone);
+        eventually("both have heard of each other", || {
+            cluster.engines.iter().all(|engine| engine.links().iter().all(|link| link.launched == 1))
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let fenced = || cluster.engines[1].counts().fenced.load(Ordering::SeqCst);
+        let fenced_before = fenced();
+        let mut wire = before.onward.lock().unwrap()[lane].try_clone().unwrap();
+        wire.write_all(&chunk(from, to, 1, &[0x5a; LEN])).unwrap();
+        let outcome = done(&received);
+        if lands {
+            assert_eq!(outcome.map(|stats| stats.received), Ok(LEN as u64));
+            target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x5a))).unwrap();
+            assert_eq!(fenced(), fenced_before);
+            continue;
+        }
+        let error = outcome.unwrap_err();
+        assert!(matches!(error, TransferError::Transport { .. }), "{error}");
+        assert!(error.to_string().contains("another incarnation"), "{error}");
+        target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "something landed")).unwrap();
+        assert_eq!(fenced(), fenced_before + 1);
+        eventually("the connection is over on both sides", || {
+            cluster.engines.iter().all(|engine| engine.links().is_empty())
+        });
+        assert!(done(&sent).is_err());
+        // The life that counts goes on, on another one.
+        let (sent, received) = cluster.send(0, &source, 1, &target, 2);
+        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        assert_contents(&target, 1);
     }
 }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Config, Faults, Options, TransferError};
+use muster::transfer::{Choice, Class, Config, Faults, Options, TransferError};
 
 use crate::cluster::{Cluster, PATIENCE, assert_contents, done, eventually, incoming, member, outgoing};
 
@@ -335,6 +335,85 @@ fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
     cluster.engines[0].shutdown();
     assert!(matches!(done(&waiting), Err(TransferError::Closed)));
     assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+/// Waits until some of what a task receives has come, and not all.
+fn some_has_come(cluster: &Cluster, task: usize) {
+    eventually("some of it has come", || {
+        let links = cluster.engines[task].links();
+        links.iter().any(|link| link.bytes.iter().any(|(_, (_, received))| *received > 0))
+    });
+}
+
+#[test]
+fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
+    const LEN: usize = 8 << 20;
+    for choice in WIRES {
+        let (cluster, [_, faults]) = with_faults(choice, |config| config.chunk = 64 << 10);
+        faults.narrow(16 << 10);
+        faults.delay(Duration::from_millis(1));
+        let (source, target) = (cluster.filled(0, LEN, 1), cluster.empty(1, LEN));
+        let deadline = Duration::from_millis(500);
+        let options = |task: usize| Options {
+            // Only the receiver has one; the sender is told.
+            deadline: (task == 1).then_some(deadline),
+            ..Options::default()
+        };
+        let began = Instant::now();
+        let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], options(1));
+        let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, 1)], options(0));
+        some_has_come(&cluster, 1);
+        faults.hold(true);
+        let error = done(&received).unwrap_err();
+        assert!(began.elapsed() >= deadline, "{choice:?}: {error}, too early");
+        assert!(began.elapsed() < 10 * deadline, "{choice:?}: {error}, after {:?}", began.elapsed());
+        let TransferError::Deadline { moved, total } = error else { panic!("{choice:?}: {error}") };
+        assert!(moved > 0 && moved < total && total == LEN as u64, "{choice:?}: {moved} of {total}");
+        // Nothing lands any more, and what is still on its way goes nowhere.
+        target.fill(0x55).unwrap();
+        faults.heal();
+        let told = done(&sent).unwrap_err();
+        assert!(
+            matches!(&told, TransferError::Cancelled { by, reason } if by.0 == 1 && reason.contains("deadline")),
+            "{choice:?}: {told}"
+        );
+        assert_eq!(move_under(&cluster, 1 << 20, 2, || ()), (None, None), "{choice:?}");
+        target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0x55), "{choice:?}")).unwrap();
+    }
+}
+
+#[test]
+fn what_is_urgent_overtakes_what_may_take_its_time() {
+    const SMALL: usize = 1 << 20;
+    let (cluster, [_, faults]) = with_faults(Choice::Loopback, |config| {
+        config.lanes = 1;
+        config.chunk = 64 << 10;
+    });
+    faults.delay(Duration::from_millis(1));
+    let launch = |channel: u32, class, len: usize| {
+        let (source, target) = (cluster.filled(0, len, channel.into()), cluster.empty(1, len));
+        let options = Options { channel, class, ..Options::default() };
+        let key = channel.into();
+        let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, key)], options);
+        let sent = cluster.engines[0].transfer(&[], vec![outgoing(&source, 0, 1, key)], options);
+        (sent, received, target)
+    };
+    let large = launch(1, Class::Bulk, 16 << 20);
+    some_has_come(&cluster, 1);
+    // Of one size, and asked for in the wrong order.
+    let patient = launch(2, Class::Bulk, SMALL);
+    let usual = launch(3, Class::Normal, SMALL);
+    let urgent = launch(4, Class::Latency, SMALL);
+    done(&urgent.1).unwrap();
+    let others = [&usual.1, &patient.1, &large.1].map(|transfer| transfer.outcome().is_none());
+    assert_eq!(others, [true; 3], "nothing that is less urgent was there before");
+    done(&usual.1).unwrap();
+    assert!(patient.1.outcome().is_none() && large.1.outcome().is_none(), "nor before what is usual");
+    faults.heal();
+    for ((sent, received, target), seed) in [large, patient, usual, urgent].into_iter().zip(1..) {
+        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        assert_contents(&target, seed);
+    }
 }
 
 #[test]

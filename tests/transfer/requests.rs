@@ -67,6 +67,167 @@ fn every_wrong_request_has_its_own_error() {
 }
 
 #[test]
+fn buffers_are_sent_and_received_by_devices_and_keys() {
+    for choice in [Choice::Auto, Choice::Tcp] {
+        let cluster = Cluster::of_devices(3, 2, |config| config.transport = choice);
+        // From the first device of task 1 to one of task 0 and one of task 2.
+        let lengths = [5000, 300_000, 0];
+        let keys = [TransferKey(7), TransferKey(8), TransferKey(9)];
+        let to = [DeviceId(1), DeviceId(4), DeviceId(1)];
+        let sources: Vec<_> =
+            lengths.iter().zip(0..).map(|(len, seed)| cluster.filled(1, *len, seed)).collect();
+        let spans: Vec<_> = sources.iter().map(Buffer::span).collect();
+        let sent = cluster.engines[1].cross_host_send(&spans, &to, &keys).unwrap();
+        let receive = |task: usize, device: u32, which: &[usize]| {
+            let layouts: Vec<_> = which.iter().map(|at| Layout::bytes(lengths[*at])).collect();
+            let keys: Vec<_> = which.iter().map(|at| keys[*at]).collect();
+            let from = vec![DeviceId(2); which.len()];
+            let (engine, arena) = (&cluster.engines[task], &cluster.arenas[task]);
+            engine.cross_host_receive(arena, DeviceId(device), &layouts, &from, &keys).unwrap()
+        };
+        let (first, received) = receive(0, 1, &[0, 2]);
+        let (second, received_too) = receive(2, 4, &[1]);
+        assert_eq!(done(&received).map(|stats| stats.received), Ok(5000), "{choice:?}");
+        assert_eq!(done(&received_too).map(|stats| stats.received), Ok(300_000), "{choice:?}");
+        assert_eq!(done(&sent).map(|stats| stats.sent), Ok(305_000), "{choice:?}");
+        for (buffer, seed) in [(&first[0], 0), (&second[0], 1), (&first[1], 2)] {
+            assert_contents(buffer, seed);
+        }
+        // An arena without room says so before anybody is asked for anything.
+        let small = muster::transfer::Arena::new(4096).unwrap();
+        let full = cluster.engines[0].cross_host_receive(
+            &small,
+            DeviceId(1),
+            &[Layout::bytes(8192)],
+            &[DeviceId(2)],
+            &[keys[0]],
+        );
+        assert!(matches!(full, Err(PrepareError::Memory(MemoryError::Full { wanted: 8192, .. }))));
+    }
+}
+
+#[test]
+fn a_task_without_devices_can_neither_send_nor_receive_and_hears_which_it_is() {
+    let cluster = Cluster::with(2, |config| {
+        if config.here.task.0 == 0 {
+            config.devices = Vec::new();
+        }
+    });
+    let buffer = cluster.empty(0, 100);
+    let error =
+        cluster.engines[0].cross_host_send(&[buffer.span()], &[device(1)], &[TransferKey(1)]).unwrap_err();
+    assert_eq!(error, PrepareError::NoDevice { here: muster::transfer::TaskId(0) });
+    assert!(error.to_string().contains("task 0"), "{error}");
+    assert!(matches!(
+        refusal(&cluster, vec![Spec::send(buffer.span(), DeviceId(40), device(1), TransferKey(1))]),
+        PrepareError::UnknownDevice(DeviceId(40))
+    ));
+    let foreign = cluster.engines[0].cross_host_receive(
+        &cluster.arenas[0],
+        device(1),
+        &[Layout::bytes(10)],
+        &[device(1)],
+        &[TransferKey(1)],
+    );
+    let (_, received) = foreign.unwrap();
+    let error = done(&received).unwrap_err();
+    assert!(
+        matches!(&error, TransferError::Prepare(why) if matches!(**why, PrepareError::NotAddressable { device, .. } if device.0 == 1)),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_batch_leaves_as_one_group_for_each_peer() {
+    for choice in [Choice::Auto, Choice::Tcp] {
+        let cluster = Cluster::new(3, choice);
+        let mut batches: Vec<_> =
+            cluster.engines.iter().map(|engine| engine.batch(Options::default())).collect();
+        let mut targets = Vec::new();
+        for key in 0..40u64 {
+            let to = 1 + key as usize % 2;
+            let len = 1000 * key as usize;
+            let (source, target) = (cluster.filled(0, len, key), cluster.empty(to, len));
+            assert_eq!(batches[0].add(outgoing(&source, 0, to, key)), key as usize);
+            assert_eq!(batches[to].add(incoming(&target, 0, to, key)), key as usize / 2);
+            targets.push((target, key));
+        }
+        let launched: Vec<_> = batches.into_iter().map(|batch| batch.launch(&[])).collect();
+        for transfer in &launched {
+            done(transfer).unwrap();
+        }
+        assert_eq!(launched.iter().map(muster::transfer::Transfer::len).collect::<Vec<_>>(), [40, 20, 20]);
+        assert!((0..40).all(|number| launched[0].outcome_of(number) == Some(Ok(()))));
+        targets.iter().for_each(|(target, key)| assert_contents(target, *key));
+        for engine in &cluster.engines {
+            let completed = engine.meters().ended().find(|(name, _)| *name == "completed");
+            assert_eq!(completed, Some(("completed", 1)), "one launch a task");
+        }
+        // The next one is in step with each peer: each group took one number.
+        for to in [1, 2] {
+            let (source, target) = (cluster.filled(0, 100, 3), cluster.empty(to, 100));
+            let (sent, received) = cluster.send(0, &source, to, &target, 99);
+            assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        }
+    }
+}
+
+#[test]
+fn more_launches_than_the_bound_are_refused_and_told_to_the_other_side() {
+    const BOUND: usize = 4096;
+    let cluster = Cluster::new(2, Choice::Auto);
+    let (source, target) = (cluster.filled(0, 100, 1), cluster.empty(1, 100));
+    let prepare =
+        |task: usize, spec| cluster.engines[task].prepare(vec![spec], Options::default()).wait().unwrap();
+    let mut sending = prepare(0, outgoing(&source, 0, 1, 1));
+    let under_way: Vec<_> = (0..BOUND).map(|_| sending.launch(&[])).collect();
+    let error = done(&sending.launch(&[])).unwrap_err();
+    assert_eq!(error, TransferError::Overloaded { member: cluster.engines[1].here(), bound: BOUND });
+    assert!(under_way.iter().all(|transfer| transfer.outcome().is_none()));
+    // Of those that are under way nothing is lost, and the refused one is told of in its turn.
+    let mut receiving = prepare(1, incoming(&target, 0, 1, 1));
+    for (number, sent) in under_way.iter().enumerate() {
+        done(&receiving.launch(&[])).unwrap_or_else(|error| panic!("number {number}: {error}"));
+        done(sent).unwrap();
+    }
+    let told = done(&receiving.launch(&[])).unwrap_err();
+    assert!(
+        matches!(&told, TransferError::Cancelled { by, reason } if by.0 == 0 && reason.contains("too many")),
+        "{told}"
+    );
+    let (received, sent) = (receiving.launch(&[]), sending.launch(&[]));
+    assert_eq!((done(&received).err(), done(&sent).err()), (None, None));
+    assert_contents(&target, 1);
+}
+
+#[test]
+fn many_who_prepare_at_once_make_one_connection() {
+    for choice in [Choice::Auto, Choice::Tcp] {
+        const MANY: usize = 48;
+        let cluster = Cluster::new(2, choice);
+        let source = cluster.filled(0, 1000, 1);
+        let start = std::sync::Barrier::new(MANY);
+        let prepared: Vec<_> = std::thread::scope(|scope| {
+            let prepare = |key: usize| {
+                let (cluster, source, start) = (&cluster, &source, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let specs = vec![outgoing(source, 0, 1, key as u64)];
+                    cluster.engines[0].prepare(specs, Options::default()).wait().unwrap()
+                })
+            };
+            let preparing: Vec<_> = (0..MANY).map(prepare).collect();
+            preparing.into_iter().map(|preparing| preparing.join().unwrap()).collect()
+        });
+        let (cliques, hits, misses, evictions) = cluster.engines[0].cliques();
+        assert_eq!((cliques, misses, evictions), (1, 1, 0), "{choice:?}");
+        println!("{choice:?}: {hits} of {MANY} found it there");
+        assert_eq!(cluster.engines.iter().map(|engine| engine.links().len()).collect::<Vec<_>>(), [1, 1]);
+        drop(prepared);
+    }
+}
+
+#[test]
 fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
     let cluster = Cluster::new(2, Choice::Tcp);
     let source = cluster.filled(0, 5000, 1);

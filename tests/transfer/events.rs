@@ -1,0 +1,137 @@
+//! What a launch depends on: it begins when that has happened, and whoever waits for it hears when it never will.
+
+use muster::transfer::{Choice, Event, MemoryError, Options, TransferError};
+
+use crate::cluster::{Cluster, assert_contents, contents, done, eventually, incoming, outgoing};
+
+const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Unix, Choice::Tcp, Choice::Loopback];
+
+fn on(channel: u32) -> Options {
+    Options { channel, ..Options::default() }
+}
+
+#[test]
+fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {
+    for choice in CHOICES {
+        let cluster = Cluster::new(2, choice);
+        for (round, len) in [100, 9000, 1 << 20].into_iter().enumerate() {
+            let round = round as u64;
+            let (source, target) = (cluster.empty(0, len), cluster.empty(1, len));
+            let (define, defined) = Event::new();
+            let (free, is_free) = Event::new();
+            let sent = cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], on(0));
+            let received = cluster.engines[1].transfer(&[is_free], vec![incoming(&target, 0, 1, 1)], on(0));
+            // Both sides have launched it; until it begins the memory is its owner's.
+            source.write(|bytes| bytes.copy_from_slice(&contents(len, round))).unwrap();
+            define.complete();
+            eventually("the sender has its memory", || source.write(|_| ()).is_err());
+            target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee), "{choice:?}")).unwrap();
+            assert!(sent.outcome().is_none() && received.outcome().is_none());
+            free.complete();
+            assert_eq!((done(&sent).err(), done(&received).err()), (None, None), "{choice:?} {len}");
+            assert_contents(&target, round);
+        }
+    }
+}
+
+#[test]
+fn what_is_received_is_sent_on_from_its_place_when_it_is_there() {
+    for choice in CHOICES {
+        let cluster = Cluster::new(3, choice);
+        let len = 600_000;
+        let (source, middle, end) = (cluster.filled(0, len, 7), cluster.empty(1, len), cluster.empty(2, len));
+        let (define, defined) = Event::new();
+        // The last first: every one of them is launched before anything moves.
+        let last = cluster.engines[2].transfer(&[], vec![incoming(&end, 1, 2, 2)], on(0));
+        let on_the_way = cluster.engines[1].transfer(&[defined], vec![outgoing(&middle, 1, 2, 2)], on(0));
+        let (sent, received) = cluster.send(0, &source, 1, &middle, 1);
+        done(&received).unwrap();
+        assert!(last.outcome().is_none(), "nobody has said that it is defined");
+        define.complete();
+        for transfer in [&sent, &on_the_way, &last] {
+            done(transfer).unwrap();
+        }
+        assert_contents(&end, 7);
+    }
+}
+
+#[test]
+fn memory_that_is_in_use_when_all_else_has_happened_is_told_to_both_sides() {
+    let cluster = Cluster::new(2, Choice::Auto);
+    let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
+    let unmet = cluster.engines[0].transfer(&[], vec![incoming(&source, 1, 0, 9)], on(1));
+    let (define, defined) = Event::new();
+    let sent = cluster.engines[0].transfer(&[defined], vec![outgoing(&source, 0, 1, 1)], on(0));
+    let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0));
+    eventually("the other one has the memory", || source.read(|_| ()).is_err());
+    define.complete();
+    let error = done(&sent).unwrap_err();
+    assert!(matches!(error, TransferError::Memory(MemoryError::Busy { .. })), "{error}");
+    let told = done(&received).unwrap_err();
+    assert!(
+        matches!(&told, TransferError::Cancelled { by, reason } if by.0 == 0 && reason.contains("in use"))
+    );
+    unmet.cancel("enough").wait();
+    source.fill(0).unwrap();
+}
+
+#[test]
+fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
+    for choice in CHOICES {
+        let cluster = Cluster::new(2, choice);
+        let (source, target) = (cluster.filled(0, 9000, 1), cluster.empty(1, 9000));
+        let mut key = 0;
+        // What is sent is never defined, or what is received into is never free.
+        for side in [0, 1] {
+            for dropped in [false, true] {
+                key += 1;
+                let (definer, event) = Event::new();
+                let held = [event];
+                let on_side = |task: usize| if task == side { &held[..] } else { &[] };
+                let specs = [vec![outgoing(&source, 0, 1, key)], vec![incoming(&target, 0, 1, key)]];
+                let both: Vec<_> = specs
+                    .into_iter()
+                    .enumerate()
+                    .map(|(task, specs)| cluster.engines[task].transfer(on_side(task), specs, on(0)))
+                    .collect();
+                assert!(both.iter().all(|transfer| transfer.outcome().is_none()));
+                let why = if dropped {
+                    drop(definer);
+                    "whoever was to define the buffer is gone"
+                } else {
+                    definer.fail("the step before it was skipped");
+                    "the step before it was skipped"
+                };
+                assert_eq!(done(&both[side]), Err(TransferError::Dependency(why.to_owned())), "{choice:?}");
+                let told = done(&both[1 - side]).unwrap_err();
+                assert!(
+                    matches!(&told, TransferError::Cancelled { by, reason } if by.0 as usize == side && reason.contains(why)),
+                    "{choice:?}: {told}"
+                );
+                target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == 0xee))).unwrap();
+            }
+        }
+        // The sides are in step.
+        let (sent, received) = cluster.send(0, &source, 1, &target, 100);
+        assert_eq!((done(&sent).err(), done(&received).err()), (None, None));
+        assert_contents(&target, 1);
+    }
+}
+
+#[test]
+fn what_was_promised_of_a_prepared_transfer_fails_when_that_is_dropped() {
+    let cluster = Cluster::new(2, Choice::Auto);
+    let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
+    let mut prepared = cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], on(0)).wait().unwrap();
+    let first = prepared.next();
+    let sent = prepared.launch(&[]);
+    let second = prepared.next();
+    drop(prepared);
+    assert_eq!(done(&second), Err(TransferError::Dropped));
+    // What was launched goes on, whoever holds what.
+    let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0));
+    for transfer in [&first, &sent, &received] {
+        done(transfer).unwrap();
+    }
+    assert_contents(&target, 1);
+}

@@ -1,0 +1,161 @@
+//! Tasks in processes of their own: this test's executable, started again.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+
+use muster::transfer::{Address, Choice, DeviceId, Member, Membership, Peer, TaskId};
+
+use crate::cluster::{PATIENCE, device, member, start};
+use crate::resharding::DEVICES_EACH;
+use crate::{cancel, deaths};
+
+/// A task in a process of its own.
+pub struct Task {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+    pub here: Member,
+    devices: Vec<DeviceId>,
+    address: Address,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+/// The devices of a task that is a process of its own.
+fn devices_of(task: usize, role: &str) -> Vec<DeviceId> {
+    match role {
+        "gather" | "gather-away" => {
+            (0..DEVICES_EACH).map(|at| DeviceId(task as u32 * DEVICES_EACH + at)).collect()
+        }
+        _ => vec![device(task)],
+    }
+}
+
+pub fn choice_of(name: &str) -> Choice {
+    serde_json::from_value(serde_json::Value::String(name.to_owned())).unwrap()
+}
+
+impl Task {
+    /// What it does is up to its role, see [`child`]; in a network namespace, if one is named.
+    pub fn start(task: usize, choice: &str, role: &str, network: Option<&str>) -> Self {
+        Self::live(task, 0, choice, role, network)
+    }
+
+    /// A certain life of a task.
+    pub fn live(task: usize, life: u64, choice: &str, role: &str, network: Option<&str>) -> Self {
+        let exe = std::env::current_exe().unwrap();
+        let mut command = match network {
+            None => Command::new(exe),
+            Some(name) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", name]).arg(exe);
+                command
+            }
+        };
+        let mut child = command
+            .args(["--exact", "processes::child", "--ignored", "--nocapture"])
+            .env("MUSTER_TEST_TASK", format!("{task} {life} {choice} {role}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (tell, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                // The harness writes on the same line as the child's first word.
+                if let Some((_, said)) = line.split_once("child: ")
+                    && tell.send(said.to_owned()).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let address = lines.recv_timeout(PATIENCE).unwrap();
+        let address = serde_json::from_str(&address).unwrap();
+        let devices = devices_of(task, role);
+        Self { child, input, lines, here: member(task, life), devices, address }
+    }
+
+    pub fn peer(&self) -> (TaskId, Peer) {
+        let devices = self.devices.clone();
+        (self.here.task, Peer { incarnation: self.here.incarnation, address: self.address.clone(), devices })
+    }
+
+    pub fn announce(&mut self, membership: &Membership) {
+        self.tell("", membership);
+    }
+
+    /// Writes a line to its standard input: a word, then a value.
+    pub fn tell(&mut self, word: &str, value: &impl serde::Serialize) {
+        let line = format!("{word}{}\n", serde_json::to_string(value).unwrap());
+        self.input.write_all(line.as_bytes()).expect("the child lives");
+    }
+
+    pub fn hears(&self, what: &str) {
+        assert_eq!(self.hears_of(what), "");
+    }
+
+    /// Waits until it says something that begins with this; the rest of it.
+    pub fn hears_of(&self, what: &str) -> String {
+        let until = Instant::now() + PATIENCE;
+        while let Ok(line) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            if let Some(rest) = line.strip_prefix(what) {
+                return rest.to_owned();
+            }
+        }
+        panic!("the child never said {what}");
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+/// Says something to the test that started this process.
+pub fn say(what: &str) {
+    println!("\nchild: {what}");
+}
+
+/// The next line that the test tells this process; none when it is over.
+pub fn told() -> Option<String> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).is_ok_and(|read| read > 0).then_some(line)
+}
+
+/// What a task does that is a process of its own.
+#[test]
+#[ignore = "is started by the other tests"]
+fn child() {
+    let Ok(setting) = std::env::var("MUSTER_TEST_TASK") else { return };
+    let mut words = setting.split(' ');
+    let mut word = || words.next().unwrap().to_owned();
+    let (task, life, choice, role) = (word().parse().unwrap(), word().parse().unwrap(), word(), word());
+    let engine = start(task, life, |config| {
+        config.transport = choice_of(&choice);
+        config.devices = devices_of(task, &role);
+        if role.ends_with("away") {
+            config.listen = Some("10.77.0.2:0".parse().unwrap());
+        }
+        if role == "fire" {
+            (config.reactors, config.copiers, config.lanes) = (1, 1, 2);
+        }
+    });
+    say(&serde_json::to_string(engine.address()).unwrap());
+    let membership: Membership = serde_json::from_str(&told().unwrap()).unwrap();
+    engine.on_membership(membership.clone());
+    match role.as_str() {
+        "meet" => deaths::meet_all(&engine, &membership),
+        "gather" | "gather-away" => deaths::gather_all(&engine),
+        "fire" => cancel::under_fire(&engine),
+        _ => deaths::stream(&engine, task, role == "late"),
+    }
+}
