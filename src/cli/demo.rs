@@ -1,5 +1,7 @@
 //! `muster demo`: a service and four workers on this machine, losses and returns, until somebody has seen enough.
 
+mod verdict;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{ExitCode, ExitStatus, Stdio};
@@ -17,11 +19,12 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::launch::children::{BECOME, Guard, THIS_PROGRAM};
 use super::server::Server;
-use super::worker::{Seen, parse};
+use super::worker::{CALLED_OFF, Seen, parse};
 use super::{limits, memory, print};
 use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_duration};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log;
+use verdict::Story;
 
 /// How many workers there are.
 const WORKERS: u32 = 4;
@@ -48,7 +51,8 @@ const LINE_MAX: u64 = 4096;
 /// this program. Whoever looks on may exclude workers, readmit them and drain the job: the demo goes along.
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// End after about so long, and say whether all was right
+    /// End after about so long, with status 0 only if every content was right and every step held; steps may fail while a
+    /// worker is away that the demo itself has killed
     #[arg(long = "for", value_name = "SECONDS", value_parser = seconds)]
     length: Option<Duration>,
 
@@ -131,14 +135,15 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
         (Err(error), _) | (Ok(None), Err(error)) => Err(error),
         (Ok(code), _) => Ok(code),
     };
-    let Demo { steps, resharded, checked, losses, .. } = &demo;
+    let Story { steps, resharded, checked, losses, .. } = &demo.story;
     say(&format!(
         "{steps} steps, {resharded} of them with an array resharded, {checked} buffers checked byte for byte, {losses} \
          worker(s) lost and taken back"
     ))?;
     match verdict {
         Ok(None) => {
-            say("every content was right, and every step held")?;
+            let all = WORKERS as usize;
+            say(&demo.story.verdict(all - demo.out.len().min(all), all).map_err(anyhow::Error::msg)?)?;
             Ok(ExitCode::SUCCESS)
         }
         Ok(Some(code)) => Ok(ExitCode::from(code)),
@@ -173,12 +178,9 @@ struct Demo {
     coming: mpsc::Receiver<(u32, u64, News)>,
     tell: mpsc::Sender<(u32, u64, News)>,
     lives: u64,
-    /// The last step that was told.
-    told: u64,
-    steps: u64,
-    resharded: u64,
-    checked: u64,
-    losses: u64,
+    /// When it is to end.
+    end: Option<Instant>,
+    story: Story,
 }
 
 impl Demo {
@@ -196,17 +198,14 @@ impl Demo {
             coming,
             tell,
             lives: 0,
-            told: 0,
-            steps: 0,
-            resharded: 0,
-            checked: 0,
-            losses: 0,
+            end: None,
+            story: Story::default(),
         })
     }
 
     /// Rounds of work, loss and return.
     async fn play(&mut self, length: Option<Duration>) -> Result<()> {
-        let end = length.map(|length| Instant::now() + length);
+        self.end = length.map(|length| Instant::now() + length);
         for task in 0..WORKERS {
             self.start(task)?;
         }
@@ -214,6 +213,9 @@ impl Demo {
         self.until_step_of(&all).await?;
         say(&format!("all {WORKERS} workers step together"))?;
         for victim in (0..WORKERS).cycle().skip(2) {
+            if self.is_over() {
+                break;
+            }
             self.watch(TOGETHER).await?;
             if !self.kill(victim)? {
                 continue;
@@ -224,17 +226,21 @@ impl Demo {
             self.watch(WITHOUT).await?;
             say(&format!("worker {victim} comes back"))?;
             self.start(victim)?;
-            self.until_step_of(&all).await?;
-            self.losses += 1;
-            say(&format!("worker {victim} takes part again"))?;
-            if end.is_some_and(|end| Instant::now() + TOGETHER + WITHOUT > end) {
-                break;
+            if let Some(step) = self.until_step_of(&all).await? {
+                self.story.is_back(step);
+                say(&format!("worker {victim} takes part again"))?;
             }
         }
-        match end {
+        match self.end {
             Some(end) => self.watch(end.saturating_duration_since(Instant::now())).await,
             None => Ok(()),
         }
+    }
+
+    /// Whether there is no time left for another loss and return.
+    fn is_over(&self) -> bool {
+        let next = Instant::now() + TOGETHER + WITHOUT;
+        self.end.is_some_and(|end| next > end && (self.story.losses > 0 || Instant::now() > end))
     }
 
     fn start(&mut self, task: u32) -> Result<()> {
@@ -267,6 +273,7 @@ impl Demo {
     fn kill(&mut self, task: u32) -> Result<bool> {
         let Some(worker) = self.workers.get_mut(&task) else { return Ok(false) };
         worker.expected = true;
+        self.story.takes_away();
         say(&format!("worker {task} (process {}) is killed: kill -9", worker.pid.as_raw_pid()))?;
         kill_process(worker.pid, Signal::KILL).context("it cannot be killed")?;
         Ok(true)
@@ -283,8 +290,9 @@ impl Demo {
         }
     }
 
-    /// Watches until exactly these tasks, but for those that are kept out, have made a whole step.
-    async fn until_step_of(&mut self, tasks: &[u32]) -> Result<()> {
+    /// Watches until exactly these tasks, but for those that are kept out, have made a whole step: its number. None if it is
+    /// time to end while all are kept out.
+    async fn until_step_of(&mut self, tasks: &[u32]) -> Result<Option<u64>> {
         let mut until = Instant::now() + PATIENCE;
         loop {
             let out = self.out.clone();
@@ -294,11 +302,15 @@ impl Demo {
                 Err(_) => None,
             };
             self.take_back()?;
-            let wanted = tasks.iter().filter(|task| !self.out.contains(task));
-            if seen.is_some_and(|seen| seen.whole && seen.tasks.iter().eq(wanted)) {
-                return Ok(());
+            let wanted: Vec<u32> = tasks.iter().copied().filter(|task| !self.out.contains(task)).collect();
+            if let Some(seen) = seen.filter(|seen| seen.whole && seen.tasks == wanted) {
+                return Ok(Some(seen.number));
             }
-            if out != self.out {
+            // Nobody is there to make a step: that may be so for as long as whoever looks on wants.
+            if wanted.is_empty() && self.end.is_some_and(|end| Instant::now() > end) {
+                return Ok(None);
+            }
+            if out != self.out || wanted.is_empty() {
                 until = Instant::now() + PATIENCE;
             }
             if Instant::now() > until {
@@ -326,15 +338,15 @@ impl Demo {
         match news {
             News::Line(line) => {
                 let Some(seen) = parse(&line) else {
+                    // Who is told to end may leave the others waiting.
+                    if line.starts_with(CALLED_OFF) && !self.ending {
+                        self.story.called_off();
+                    }
                     say(&format!("[{task}] {line}"))?;
                     return Ok(None);
                 };
-                self.checked += seen.checked;
                 // All who take part say the same; it is told once, unless something failed.
-                if seen.number > self.told || !seen.whole {
-                    self.steps += u64::from(seen.number > self.told);
-                    self.resharded += u64::from(seen.number > self.told && seen.resharded);
-                    self.told = self.told.max(seen.number);
+                if self.story.step(task, &seen) || !seen.whole {
                     say(&format!("[{task}] {line}"))?;
                 }
                 Ok(Some(seen))
@@ -366,7 +378,7 @@ impl Demo {
         }
         if self.workers.is_empty() {
             say("the job was drained: all workers ended at one step. Its next run begins")?;
-            self.told = 0;
+            self.story.new_run();
             for task in (0..WORKERS).filter(|task| !self.out.contains(task)).collect::<Vec<_>>() {
                 self.start(task)?;
             }

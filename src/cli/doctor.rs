@@ -9,6 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::{print, transfer};
 use crate::doctor::{Check, Probed, Root, State, examine};
+use crate::text::one_line;
 use crate::transfer::{Choice, TransportKind};
 
 /// Say what this host offers for fast transfers, what it lacks, and how to better it
@@ -50,13 +51,14 @@ fn probe() -> Probed {
     let moved = |choice, wanted: TransportKind| match transfer::probe(choice) {
         Ok(by) if by == wanted => Ok(()),
         Ok(by) => Err(format!("the bytes went by {by}")),
-        Err(error) => Err(format!("{error:#}")),
+        Err(error) => Err(one_line(&format!("{error:#}")).into_owned()),
     };
     Probed {
         dev_shm: rustix::fs::statvfs("/dev/shm").ok().map(|fs| fs.f_blocks.saturating_mul(fs.f_frsize)),
         memory_file: memory_file().map_err(|error| error.to_string()),
         shared_memory: moved(Choice::Shm, TransportKind::Shm),
         process_memory: moved(Choice::Pvm, TransportKind::Pvm),
+        library_path: std::env::var("LD_LIBRARY_PATH").unwrap_or_default(),
     }
 }
 
@@ -81,6 +83,9 @@ fn text(checks: &[&Check]) -> String {
             let _ = writeln!(out, "{:<16}   why: {}", "", check.why);
             if let Some(fix) = &check.fix {
                 let _ = writeln!(out, "{:<16}   fix: {fix}", "");
+            }
+            if let Some(because) = check.nothing_to_do {
+                let _ = writeln!(out, "{:<16}   nothing to do, because {because}", "");
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::coordination::JobName;
 use crate::telemetry::log;
 use crate::transfer::Choice;
 
-pub use program::{Seen, parse};
+pub use program::{CALLED_OFF, Seen, parse};
 
 /// Be one task of a job: register, follow who lives, and move buffers to the others
 ///

@@ -1,25 +1,25 @@
 //! GPUs: the driver and NCCL, found as files. Nothing is loaded.
 
-use super::{Check, Root, Verdict};
+use super::{Check, Probed, Root, State, Verdict};
 
-pub(super) fn checks(root: &Root) -> Vec<Check> {
+pub(super) fn checks(root: &Root, probed: &Probed) -> Vec<Check> {
     vec![
         Check::new(
             "gpu_driver",
             "NVIDIA driver",
             "buffers of GPUs move only where the driver and its library are there; host memory needs neither",
-            driver(root),
+            driver(root, &probed.library_path),
         ),
         Check::new(
             "nccl",
             "NCCL",
             "the fastest way between GPUs of several processes; 2.28.9 and later can give a communicator up in order",
-            nccl(root),
+            nccl(root, &probed.library_path),
         ),
     ]
 }
 
-/// Where the loader looks, besides what its configuration names.
+/// Where the loader looks, besides what its variable and its configuration name.
 const LIBRARIES: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -31,9 +31,10 @@ const LIBRARIES: [&str; 8] = [
     "/usr/local/cuda/lib64",
 ];
 
-/// The folders of libraries, in the order of the search.
-fn folders(root: &Root) -> Vec<String> {
-    let mut folders: Vec<String> = Vec::new();
+/// The folders of libraries, in the order of the search. `first` is what `LD_LIBRARY_PATH` holds.
+fn folders(root: &Root, first: &str) -> Vec<String> {
+    let first = first.split([':', ';']).filter(|folder| folder.starts_with('/') && folder.len() < 4096);
+    let mut folders: Vec<String> = first.take(64).map(str::to_owned).collect();
     let mut add = |text: Option<String>| {
         let text = text.unwrap_or_default();
         let lines = text.lines().map(str::trim).filter(|line| line.starts_with('/') && line.len() < 4096);
@@ -48,8 +49,8 @@ fn folders(root: &Root) -> Vec<String> {
 }
 
 /// The first library whose name begins like this: its path, and what it is a link to or its name.
-fn find(root: &Root, start: &str) -> Option<(String, String)> {
-    folders(root).into_iter().find_map(|folder| {
+fn find(root: &Root, first: &str, start: &str) -> Option<(String, String)> {
+    folders(root, first).into_iter().find_map(|folder| {
         let name = root.names(&folder).into_iter().rfind(|name| name.starts_with(start))?;
         let path = format!("{folder}/{name}");
         let real = root.link(&path).unwrap_or(name);
@@ -67,12 +68,12 @@ fn version(text: &str) -> Option<String> {
     text.split_whitespace().find(digits).map(str::to_owned)
 }
 
-fn driver(root: &Root) -> Verdict {
+fn driver(root: &Root, first: &str) -> Verdict {
     let running = root
         .read("/proc/driver/nvidia/version")
         .map(|text| version(&text).unwrap_or_else(|| "of unknown version".to_owned()))
         .or_else(|| version(&root.read("/sys/module/nvidia/version")?));
-    let library = find(root, "libcuda.so.");
+    let library = find(root, first, "libcuda.so.");
     match (running, library) {
         (Some(version), Some((path, _))) => Verdict::good(format!("{version}, {path}")),
         (Some(version), None) => Verdict::missing(
@@ -86,14 +87,18 @@ fn driver(root: &Root) -> Verdict {
         (None, None) if root.has("/dev/nvidia0") => {
             Verdict::missing("a device is there without its driver", "nvidia-smi")
         }
-        (None, None) => Verdict::missing("none, and no GPU", "").without(),
+        (None, None) => Verdict::idle(
+            State::Missing,
+            "none, and no GPU",
+            Some("this host has no GPU, and buffers in its memory move without one"),
+        ),
     }
 }
 
-fn nccl(root: &Root) -> Verdict {
-    let Some((path, real)) = find(root, "libnccl.so.") else {
+fn nccl(root: &Root, first: &str) -> Verdict {
+    let Some((path, real)) = find(root, first, "libnccl.so.") else {
         return Verdict::missing(
-            "not to be found where the loader looks",
+            "not to be found where the loader looks, LD_LIBRARY_PATH included",
             "sudo apt-get install libnccl2   # or the wheel nvidia-nccl-cu13, with its folder on LD_LIBRARY_PATH",
         );
     };
@@ -114,7 +119,6 @@ fn nccl(root: &Root) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
     use crate::doctor::root::fake::Fake;
 
     #[test]
@@ -122,6 +126,7 @@ mod tests {
         let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version: gcc 12.2.0";
         let (running, library) =
             (("proc/driver/nvidia/version", text), ("usr/lib/x86_64-linux-gnu/libcuda.so.1", ""));
+        let driver = |root: &Root| driver(root, "");
         let both = driver(Fake::new(&[running, library]).root());
         assert_eq!(both.state, State::Good);
         assert!(both.found.starts_with("570.86.15, "), "{}", both.found);
@@ -129,11 +134,21 @@ mod tests {
         assert_eq!(driver(Fake::new(&[library]).root()).state, State::Missing);
         let none = driver(Fake::new(&[]).root());
         assert_eq!((none.state, none.fix), (State::Missing, None));
+        assert!(none.nothing_to_do.is_some_and(|why| why.contains("no GPU")));
     }
 
     #[test]
     fn nccl_is_found_where_the_loader_is_told_to_look() {
         let told = ("etc/ld.so.conf.d/nccl.conf", "# ours\n/opt/nccl/lib\n");
+        let wheel = ("home/me/nvidia/nccl/lib/libnccl.so.2.28.9", "");
+        let old = ("usr/lib/libnccl.so.2.19.3", "");
+        let first = nccl(Fake::new(&[wheel, old]).root(), ":relative:/home/me/nvidia/nccl/lib:/nowhere");
+        assert_eq!(
+            (first.state, first.found.as_str()),
+            (State::Good, "2.28.9, /home/me/nvidia/nccl/lib/libnccl.so.2.28.9")
+        );
+        assert_eq!(nccl(Fake::new(&[wheel]).root(), "").state, State::Missing);
+        let nccl = |root: &Root| nccl(root, "");
         let found = nccl(Fake::new(&[told, ("opt/nccl/lib/libnccl.so.2.28.9", "")]).root());
         assert_eq!(
             (found.state, found.found.as_str()),

@@ -66,7 +66,10 @@ fn huge(root: &Root, file: &str, good: &[&str], wanted: &str) -> Verdict {
     let path = format!("{THP}/{file}");
     let fix = format!("echo {wanted} | sudo tee {path}");
     let Some(text) = root.read(&path) else {
-        return Verdict::missing(format!("{path} is not there: the kernel has none"), fix).without();
+        return Verdict::missing(
+            format!("{path} is not there: the kernel has none, or /sys is not mounted"),
+            "grep TRANSPARENT_HUGEPAGE /boot/config-$(uname -r)   # not set: boot a kernel that has it; else mount /sys here",
+        );
     };
     match chosen(&text) {
         Some(word) if good.contains(&word) => Verdict::good(word),
@@ -170,8 +173,9 @@ fn amount(root: &Root) -> Verdict {
     });
     // Version 1 of control groups writes "no limit" as a huge number.
     let limited = limited.filter(|limit| total.is_none_or(|total| *limit < total));
+    let hidden = "mount -t proc proc /proc   # /proc/meminfo tells it, and cannot be read here";
     let fix = "ps -eo rss,args --sort=-rss | head   # who has it; or raise the limit of the container";
-    let Some(total) = total else { return Verdict::better("its size is not known", fix).without() };
+    let Some(total) = total else { return Verdict::better("its size is not known", hidden) };
     let available =
         field(root, "/proc/meminfo", "MemAvailable:").map_or(total, |kib| kib.saturating_mul(1 << 10));
     let found = match limited {
@@ -206,7 +210,8 @@ mod tests {
             assert_eq!(verdict.fix.is_some(), state != State::Good);
         }
         let none = huge(Fake::new(&[]).root(), "enabled", &["always"], "always");
-        assert_eq!((none.state, none.fix), (State::Missing, None));
+        assert_eq!(none.state, State::Missing);
+        assert!(none.fix.is_some_and(|fix| fix.contains("boot a kernel") && fix.contains("mount /sys")));
     }
 
     #[test]

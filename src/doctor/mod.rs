@@ -41,12 +41,15 @@ pub struct Check {
     /// The command that betters it, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
+    /// Why nothing needs to be done, or can be, where it is not good and has no fix.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nothing_to_do: Option<&'static str>,
 }
 
 impl Check {
     fn new(id: &'static str, title: &'static str, why: &'static str, verdict: Verdict) -> Self {
-        let Verdict { state, found, fix } = verdict;
-        Self { id, title, state, found, why, fix }
+        let Verdict { state, found, fix, nothing_to_do } = verdict;
+        Self { id, title, state, found, why, fix, nothing_to_do }
     }
 }
 
@@ -55,25 +58,25 @@ struct Verdict {
     state: State,
     found: String,
     fix: Option<String>,
+    nothing_to_do: Option<&'static str>,
 }
 
 impl Verdict {
     fn good(found: impl Into<String>) -> Self {
-        Self { state: State::Good, found: found.into(), fix: None }
+        Self { state: State::Good, found: found.into(), fix: None, nothing_to_do: None }
     }
 
     fn better(found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { state: State::CouldBeBetter, found: found.into(), fix: Some(fix.into()) }
+        Self { fix: Some(fix.into()), ..Self::idle(State::CouldBeBetter, found, None) }
     }
 
     fn missing(found: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { state: State::Missing, found: found.into(), fix: Some(fix.into()) }
+        Self { fix: Some(fix.into()), ..Self::idle(State::Missing, found, None) }
     }
 
-    /// Where no command of this host helps.
-    fn without(mut self) -> Self {
-        self.fix = None;
-        self
+    /// Where no command of this host helps: because of what.
+    fn idle(state: State, found: impl Into<String>, because: Option<&'static str>) -> Self {
+        Self { state, found: found.into(), fix: None, nothing_to_do: because }
     }
 }
 
@@ -88,6 +91,8 @@ pub struct Probed {
     pub shared_memory: Result<(), String>,
     /// Bytes went from one process to another by reading its memory.
     pub process_memory: Result<(), String>,
+    /// Where the loader looks before all else: `LD_LIBRARY_PATH` of this process.
+    pub library_path: String,
 }
 
 /// All checks.
@@ -97,7 +102,7 @@ pub fn examine(root: &Root, probed: &Probed) -> Vec<Check> {
     checks.extend(sharing::checks(root, probed));
     checks.extend(network::checks(root));
     checks.extend(processor::checks(root));
-    checks.extend(gpu::checks(root));
+    checks.extend(gpu::checks(root, probed));
     checks
 }
 
@@ -118,7 +123,13 @@ mod tests {
 
     fn nothing_works() -> Probed {
         let refused = || Err("Operation not permitted".to_owned());
-        Probed { dev_shm: None, memory_file: refused(), shared_memory: refused(), process_memory: refused() }
+        Probed {
+            dev_shm: None,
+            memory_file: refused(),
+            shared_memory: refused(),
+            process_memory: refused(),
+            library_path: String::new(),
+        }
     }
 
     #[test]
@@ -133,6 +144,10 @@ mod tests {
         for check in checks {
             assert!(!check.found.is_empty() && !check.why.is_empty(), "{check:?}");
             assert_eq!(check.found.lines().count(), 1, "{check:?}");
+            let next = (check.fix.is_some(), check.nothing_to_do.is_some());
+            let wanted: &[_] =
+                if check.state == State::Good { &[(false, false)] } else { &[(true, false), (false, true)] };
+            assert!(wanted.contains(&next), "a fix, or why there is none: {check:?}");
         }
     }
 

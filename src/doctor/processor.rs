@@ -1,7 +1,7 @@
 //! Processors: how many this process may use, which memory is near to them, and what the time costs.
 
 use super::memory::least;
-use super::{Check, Root, Verdict};
+use super::{Check, Root, State, Verdict};
 
 pub(super) fn checks(root: &Root) -> Vec<Check> {
     vec![
@@ -50,12 +50,19 @@ fn allowed(root: &Root, name: &str) -> Option<u64> {
 fn cores(root: &Root) -> Verdict {
     let online = root.read("/sys/devices/system/cpu/online").and_then(|list| count(&list));
     match (allowed(root, "Cpus_allowed_list:"), online) {
-        (None, _) => Verdict::better("not known here", "nproc").without(),
+        (None, _) => Verdict::better(
+            "not known here",
+            "mount -t proc proc /proc   # /proc/self/status tells it, and cannot be read here",
+        ),
         (Some(1), Some(2..)) => Verdict::better(
             "1, of more",
             "taskset -p $$   # who confined it; or raise the container's --cpuset-cpus",
         ),
-        (Some(1), _) => Verdict::better("1", "nproc").without(),
+        (Some(1), _) => Verdict::idle(
+            State::CouldBeBetter,
+            "1",
+            Some("this host has one core: only another host, or a larger virtual machine, has more"),
+        ),
         (Some(allowed), Some(online)) if allowed < online => Verdict::good(format!("{allowed} of {online}")),
         (Some(allowed), _) => Verdict::good(allowed.to_string()),
     }
@@ -124,7 +131,6 @@ fn clock(root: &Root) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::State;
     use crate::doctor::root::fake::Fake;
 
     #[test]

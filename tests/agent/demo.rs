@@ -1,6 +1,7 @@
 //! `muster demo`, as somebody sees it for the first time.
 
 use crate::process::{Running, lives, muster, run, wait_until};
+use crate::web::Server;
 
 #[test]
 fn the_demo_loses_a_worker_takes_it_back_and_finds_every_content_right() {
@@ -34,4 +35,21 @@ fn whoever_ends_the_demo_ends_all_of_it() {
         assert_eq!(ended.code, (signal == "INT").then_some(130), "{ended:?}");
         wait_until("all of them are gone", || !children.iter().any(|pid| lives(*pid)));
     }
+}
+
+#[test]
+fn a_demo_whose_workers_are_all_excluded_ends_in_time_and_says_so() {
+    let mut running = Running::start(&mut muster(["demo", "--for", "10", "--pause", "200ms"]));
+    let http = running.out_line("look at  http://");
+    let http = http.split_once("http://").expect("it names it").1.trim_end_matches('/').to_owned();
+    running.out_line("step together");
+    let demo = Server { running, grpc: String::new(), http };
+    for task in 0..4 {
+        let body = format!(r#"{{"task": {task}, "reason": "nobody shall step", "end_run": true}}"#);
+        let made = demo.send("POST", "/api/v1/jobs/default/exclusions", &body);
+        assert_eq!(made.status, 201, "{made:?}");
+    }
+    let ended = demo.running.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.err.contains("all 4 workers are excluded"), "{ended:?}");
 }

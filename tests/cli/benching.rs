@@ -137,6 +137,20 @@ fn sizes_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn the_doctor_finds_nccl_where_the_loader_is_told_to_look() {
+    let folder = std::env::temp_dir().join(format!("muster-doctor-nccl-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let library = folder.join("libnccl.so.2.99.0");
+    std::fs::write(&library, "").unwrap();
+    let ended = run(muster(["doctor", "--json"]).env("LD_LIBRARY_PATH", &folder));
+    std::fs::remove_dir_all(&folder).unwrap();
+    let checks: Vec<Value> = serde_json::from_str(&ended.out).unwrap();
+    let nccl = checks.iter().find(|check| check["id"] == "nccl").unwrap();
+    let found = format!("2.99.0, {}", library.display());
+    assert_eq!((&nccl["state"], &nccl["found"]), (&"good".into(), &found.into()));
+}
+
+#[test]
 fn the_doctor_examines_this_machine() {
     let ended = run(&mut muster(["doctor", "--json"]));
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
@@ -149,6 +163,12 @@ fn the_doctor_examines_this_machine() {
             "{check}"
         );
         assert!(!check["why"].as_str().unwrap().is_empty() && !check["found"].as_str().unwrap().is_empty());
+        let next = check["fix"].is_string() || check["nothing_to_do"].is_string();
+        assert_eq!(
+            next,
+            check["state"] != "good",
+            "what is not good has a fix, or why there is none: {check}"
+        );
     }
     // Two of its processes really moved bytes: the tests of the engine need it too.
     assert_eq!(by_id["shared_memory"]["state"], "good", "{}", by_id["shared_memory"]);

@@ -83,6 +83,62 @@ fn the_plan_as_json_is_a_plan_that_can_be_read_again() {
 }
 
 #[test]
+fn a_plan_that_was_printed_is_read_again_and_checked() {
+    let text = plan(&["--devices-per-task", "2", "--timeout", "90s", "--fan-out", "3", "--json"]).out;
+    let path = file("handed-on", &text);
+    let path = path.to_str().expect("it is text");
+    let from = |arguments: &[&str]| run(&mut muster([&["transfer", "plan", "--from"], arguments].concat()));
+    let again = from(&[path, "--json"]);
+    assert_eq!((again.code, again.out == text), (Some(0), true), "{}", again.err);
+    let through = format!("'{}' transfer plan --from - --json < '{path}'", env!("CARGO_BIN_EXE_muster"));
+    let piped = run(std::process::Command::new("sh").args(["-c", &through]));
+    assert_eq!((piped.code, piped.out == text), (Some(0), true), "{}", piped.err);
+    let shown = from(&[path]);
+    let made = plan(&["--devices-per-task", "2", "--timeout", "90s", "--fan-out", "3"]);
+    let but_placement =
+        |text: &str| text.lines().filter(|line| !line.starts_with("  on ")).collect::<Vec<_>>().join("\n");
+    assert_eq!(but_placement(&shown.out), but_placement(&made.out));
+    for part in ["with fan-out 3, timeout 1m 30s", "no plan could move less", "on   4 tasks\n"] {
+        assert!(shown.out.contains(part), "{part:?} is not in {}", shown.out);
+    }
+    assert!(from(&[path, "--task", "1"]).out.starts_with("Task 1 takes part in 8 of 16 steps"));
+}
+
+#[test]
+fn a_plan_that_is_none_or_was_changed_is_refused_with_what_is_wrong() {
+    let good = plan(&["--json"]).out;
+    let wrong = |name: &str, text: &str| {
+        let path = file(name, text);
+        let path = path.to_str().expect("it is text");
+        let ended = run(&mut muster(["transfer", "plan", "--from", path]));
+        assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
+        let start = format!("muster: --from {path}: ");
+        assert_eq!(ended.err.lines().count(), 1, "{}", ended.err);
+        ended.err.strip_prefix(&start).unwrap_or_else(|| panic!("{}", ended.err)).to_owned()
+    };
+    assert!(wrong("cut", &good[..good.len() / 2]).starts_with("the plan is not what is expected: EOF"));
+    assert!(wrong("empty", "").starts_with("the plan is not what is expected: EOF"));
+    let newer = good.replacen("\"version\":1", "\"version\":7", 1);
+    assert!(wrong("newer", &newer).starts_with("the plan is of version 7"));
+    let moved = good.replacen("\"offset\":0", "\"offset\":64", 1);
+    assert!(
+        wrong("moved", &moved).contains("step 0 is not what its own source"),
+        "{}",
+        wrong("moved", &moved)
+    );
+    let named = good.replacen("\"host\":\"", "\"h\u{202e}ost\":\"\u{1b}[31m", 1);
+    let said = wrong("named", &named);
+    assert!(!said.trim_end().contains(char::is_control) && !said.contains('\u{202e}'), "{said:?}");
+    let missing = run(&mut muster(["transfer", "plan", "--from", "/nowhere/at/all"]));
+    assert!(
+        missing.err.starts_with("muster: --from: cannot read /nowhere/at/all: No such file"),
+        "{missing:?}"
+    );
+    let both = plan(&["--from", "plan.json"]);
+    assert!(both.code == Some(2) && both.err.contains("cannot be used with"), "{both:?}");
+}
+
+#[test]
 fn what_is_wrong_is_said_with_the_argument_that_it_stands_in() {
     let wrong = |arguments: &[&str]| {
         let ended = run(&mut muster([&["transfer", "plan"], arguments].concat()));
@@ -107,6 +163,17 @@ fn what_is_wrong_is_said_with_the_argument_that_it_stands_in() {
     );
     let said = wrong(&["--source", "/nowhere/at/all", "--destination", &good]);
     assert!(said.starts_with("muster: --source: cannot read /nowhere/at/all: No such file"), "{said}");
+    for (flags, flag) in [
+        (&["--source", "", "--destination", &good][..], "--source"),
+        (&["--source", &good, "--destination", " "], "--destination"),
+        (&["--source", &good, "--destination", &good, "--placement", ""], "--placement"),
+        (&["--from", ""], "--from"),
+    ] {
+        let said = wrong(flags);
+        assert!(said.starts_with(&format!("muster: {flag} is empty: give the name of a file")), "{said}");
+    }
+    let none = plan(&["--timeout", "0s"]);
+    assert!(none.code == Some(2) && none.err.contains("nothing can be done in no time"), "{none:?}");
     let placed = json!({"devices": [{"device": 0, "task": 0, "host": "a"}]}).to_string();
     assert_eq!(
         wrong(&["--source", &good, "--destination", &good, "--placement", &placed]),

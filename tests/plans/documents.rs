@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use muster::transfer::plan::{ArrayDescription, Options, Placement, Plan, PlanError};
+use muster::transfer::plan::{
+    ArrayDescription, DeviceId, Dtype, Mesh, Options, PartitionSpec, Placement, Plan, PlanError, Sharding,
+};
 use serde_json::{Value, json};
 
 const SOURCE: &str = r#"{
@@ -135,4 +137,20 @@ fn the_device_list_of_the_rest_api_is_a_placement() {
     let placement = Placement::from_json(listed).expect("it is one");
     let told: Vec<_> = placement.devices.iter().map(|d| (d.device.0, d.task.0, d.host.as_str())).collect();
     assert_eq!(told, [(3, 1, "b7"), (2, 1, "b7")]);
+}
+
+#[test]
+fn a_plan_that_is_too_long_to_be_read_again_is_refused_before_it_is_written() {
+    let array = |devices: std::ops::Range<u32>, spec: &[&[&str]]| {
+        let mesh = Mesh::new(&[("x", u64::from(devices.end - devices.start))], devices);
+        let sharding = Sharding { mesh, spec: PartitionSpec::new(spec) };
+        ArrayDescription { shape: vec![2048, 1024], dtype: Dtype::Uint8, sharding }
+    };
+    let placement = Placement::blocks((0..3072).map(DeviceId), 8, 1);
+    let (source, destination) = (array(0..2048, &[&["x"]]), array(2048..3072, &[&[], &["x"]]));
+    let plan = Plan::new(source, destination, &placement, Options::default()).expect("it makes sense");
+    let error = plan.to_json().expect_err("it has two million steps");
+    assert_eq!(error, PlanError::TooLong { steps: 2 << 20 });
+    let said = error.to_string();
+    assert!(said.contains("2097152 steps") && said.contains("512 MiB") && said.contains("instead"), "{said}");
 }

@@ -8,14 +8,14 @@ use std::num::NonZeroU32;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 
 use super::super::print;
 use crate::text::one_line;
 use crate::transfer::plan::{
-    ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, Options, Placement, Plan, PlanError, Step, TaskBytes,
-    TaskId,
+    ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, MAX_PLAN_TEXT, Options, Placement, Plan, PlanError, Step,
+    TaskBytes, TaskId,
 };
 
 /// Show what would move where if an array's sharding changed, and what it would cost
@@ -27,12 +27,18 @@ use crate::transfer::plan::{
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     /// The array as it is: shape, dtype and sharding
-    #[arg(long, value_name = "FILE|JSON")]
-    source: String,
+    #[arg(long, value_name = "FILE|JSON", required_unless_present = "from")]
+    source: Option<String>,
 
     /// The array as it shall be
-    #[arg(long, value_name = "FILE|JSON")]
-    destination: String,
+    #[arg(long, value_name = "FILE|JSON", required_unless_present = "from")]
+    destination: Option<String>,
+
+    /// Read a plan that --json printed, `-` for standard input, and check it: it is made again from what it says that it was
+    /// made of, and every step must be the same
+    #[arg(long, value_name = "FILE", conflicts_with_all =
+          ["source", "destination", "placement", "devices_per_task", "tasks_per_host", "fan_out", "timeout"])]
+    from: Option<String>,
 
     /// Which task and host owns each device; the device list of the REST API is one. Without it devices are owned in
     /// blocks, by their ids
@@ -52,7 +58,7 @@ pub struct Arguments {
     fan_out: NonZeroU32,
 
     /// How long the whole may take; a field of the plan
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = positive)]
     timeout: Option<Duration>,
 
     /// Show the steps in which this task takes part
@@ -82,20 +88,26 @@ const EXAMPLES: &str = r#"Examples:
 
   What goes across hosts, by its regions:
     muster transfer plan --source now.json --destination then.json --json \
-      | jq -c '.steps[] | select(.class == "across-hosts") | [.key, .bytes, .source.region]'"#;
+      | jq -c '.steps[] | select(.class == "across-hosts") | [.key, .bytes, .source.region]'
+
+  Check a plan that somebody handed on, and show what it costs:
+    muster transfer plan --from plan.json"#;
+
+/// A duration that something can be done in.
+fn positive(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("nothing can be done in no time: give more, or leave it out".to_owned()),
+        Ok(duration) => Ok(duration),
+        Err(error) => Err(error.to_string()),
+    }
+}
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let source = described("--source", &arguments.source, ArrayDescription::from_json)?;
-    let destination = described("--destination", &arguments.destination, ArrayDescription::from_json)?;
-    let placement = match &arguments.placement {
-        Some(placement) => described("--placement", placement, Placement::from_json)?,
-        None => {
-            in_blocks(&source, &destination, arguments.devices_per_task.get(), arguments.tasks_per_host.get())
-        }
+    let plan = match &arguments.from {
+        Some(from) => handed_on(from)?,
+        None => made(arguments)?,
     };
-    let options = Options { fan_out: arguments.fan_out, timeout: arguments.timeout };
-    let plan = Plan::new(source, destination, &placement, options).map_err(told)?;
     if arguments.json {
         print(&(plan.to_json().map_err(told)? + "\n"))?;
         return Ok(ExitCode::SUCCESS);
@@ -110,17 +122,57 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The plan that the descriptions give.
+fn made(arguments: &Arguments) -> Result<Plan> {
+    let given = |flag: &'static str, given: &Option<String>| {
+        let given = given.as_deref().with_context(|| format!("{flag} is missing"))?;
+        described(flag, given, ArrayDescription::from_json)
+    };
+    let source = given("--source", &arguments.source)?;
+    let destination = given("--destination", &arguments.destination)?;
+    let placement = match &arguments.placement {
+        Some(placement) => described("--placement", placement, Placement::from_json)?,
+        None => {
+            in_blocks(&source, &destination, arguments.devices_per_task.get(), arguments.tasks_per_host.get())
+        }
+    };
+    let options = Options { fan_out: arguments.fan_out, timeout: arguments.timeout };
+    Plan::new(source, destination, &placement, options).map_err(told)
+}
+
+/// A plan that was printed, checked.
+fn handed_on(from: &str) -> Result<Plan> {
+    let text = if from == "-" {
+        text_of(std::io::stdin().lock(), MAX_PLAN_TEXT).context("--from -: cannot read standard input")?
+    } else {
+        text_in("--from", from, MAX_PLAN_TEXT)?
+    };
+    // The line that it was printed as ends where it ended.
+    let plan = Plan::from_json(text.trim_end()).map_err(told);
+    plan.with_context(|| format!("--from {}", one_line(from)))
+}
+
+/// The text of a file. One byte more than is taken, and the end of a line: whatever the file is, no more of it is read.
+fn text_of(file: impl std::io::Read, most: usize) -> std::io::Result<String> {
+    let mut text = String::new();
+    file.take(most as u64 + 2).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn text_in(argument: &str, path: &str, most: usize) -> Result<String> {
+    if path.trim().is_empty() {
+        bail!("{argument} is empty: give the name of a file with the JSON");
+    }
+    let read = File::open(path).and_then(|file| text_of(file, most));
+    read.with_context(|| format!("{argument}: cannot read {}", one_line(path)))
+}
+
 /// Reads what an argument holds: JSON itself, or the name of a file with it.
 fn described<T>(argument: &str, given: &str, read: impl Fn(&str) -> Result<T, PlanError>) -> Result<T> {
     if given.trim_start().starts_with('{') {
         return read(given).map_err(told).with_context(|| argument.to_owned());
     }
-    let mut text = String::new();
-    // One byte more than is taken: whatever the file is, no more of it is read.
-    let file = File::open(given).with_context(|| format!("{argument}: cannot read {}", one_line(given)))?;
-    file.take(MAX_DESCRIPTION_TEXT as u64 + 1)
-        .read_to_string(&mut text)
-        .with_context(|| format!("{argument}: cannot read {}", one_line(given)))?;
+    let text = text_in(argument, given, MAX_DESCRIPTION_TEXT)?;
     read(&text).map_err(told).with_context(|| format!("{argument}: {}", one_line(given)))
 }
 
@@ -153,16 +205,21 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
         writeln!(text, "  {what:4} {}", one_line(&shown))?;
     }
     let tasks = plan.tasks().len();
-    match &arguments.placement {
-        Some(_) => writeln!(text, "  on   {tasks} tasks")?,
-        None => {
-            let (devices, hosts) = (arguments.devices_per_task, arguments.tasks_per_host);
-            writeln!(
-                text,
-                "  on   {tasks} tasks: no --placement, so {devices} devices a task and {hosts} tasks a host, by id"
-            )?;
-        }
+    if arguments.placement.is_some() || arguments.from.is_some() {
+        writeln!(text, "  on   {tasks} tasks")?;
+    } else {
+        let (devices, hosts) = (arguments.devices_per_task, arguments.tasks_per_host);
+        writeln!(
+            text,
+            "  on   {tasks} tasks: no --placement, so {devices} devices a task and {hosts} tasks a host, by id"
+        )?;
     }
+    let Options { fan_out, timeout } = plan.options();
+    let timeout = timeout.map_or_else(
+        || "without a timeout".to_owned(),
+        |timeout| format!("timeout {}", humantime::format_duration(timeout)),
+    );
+    writeln!(text, "  with fan-out {fan_out}, {timeout}")?;
     writeln!(text, "layout {}, plan {}\n", plan.layout(), plan.fingerprint())?;
     costs(text, &cost)?;
     pairs(text, plan, arguments.rows)

@@ -25,6 +25,8 @@ const AGREEMENT: Duration = Duration::from_secs(200);
 
 /// The first word of the lines that tell of steps.
 const STEP: &str = "step";
+/// The first words of the lines that tell of a step that was called off.
+pub const CALLED_OFF: &str = "called off: ";
 
 /// The signals that end a worker, as they have come.
 struct Stops {
@@ -207,7 +209,7 @@ async fn exercise(
             }
         };
         match outcome {
-            Outcome::CalledOff(why) => say(&format!("called off: {why}"))?,
+            Outcome::CalledOff(why) => say(&format!("{CALLED_OFF}{why}"))?,
             Outcome::Made(step) => {
                 say(&line(&step))?;
                 totals.steps += 1;

@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::io;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -15,7 +16,10 @@ use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::within;
-use super::{ArrayDescription, Cost, Fingerprint, MAX_PLAN_TEXT, Options, Placement, Plan, PlanError, Step};
+use super::{
+    ArrayDescription, BufferRole, Class, Cost, DeviceId, Fingerprint, MAX_PLAN_TEXT, Options, Placement,
+    Plan, PlanError, Region, Runs, Side, Step, TaskId, TransferKey,
+};
 
 /// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the
 /// same.
@@ -25,11 +29,21 @@ impl Plan {
     /// The plan as JSON, on one line.
     ///
     /// # Errors
-    /// [`PlanError::TooMany`] if its text is longer than what can be read again.
+    /// [`PlanError::TooLong`] if its text is longer than what can be read again. No more than that is written to find out.
     pub fn to_json(&self) -> Result<String, PlanError> {
-        let text = serde_json::to_string(self).map_err(|error| PlanError::json("the plan", &error))?;
-        within("bytes of the plan", text.len(), MAX_PLAN_TEXT)?;
-        Ok(text)
+        let json = |error| PlanError::json("the plan", &error);
+        let too_long = PlanError::TooLong { steps: self.len() };
+        let least = shortest_step(self.source().shape.len()).map_err(json)?;
+        if self.len().saturating_mul(least) > MAX_PLAN_TEXT {
+            return Err(too_long);
+        }
+        let mut text = Bounded { text: Vec::new(), most: MAX_PLAN_TEXT };
+        match serde_json::to_writer(&mut text, self) {
+            Err(error) if error.is_io() => return Err(too_long),
+            written => written.map_err(json)?,
+        }
+        let no_text = |_| PlanError::Json { what: "the plan", why: "it is no text".to_owned() };
+        String::from_utf8(text.text).map_err(no_text)
     }
 
     /// Reads a plan that [`Plan::to_json`] wrote.
@@ -67,6 +81,45 @@ impl Plan {
             (None, Ok(())) => Ok(plan),
         }
     }
+}
+
+/// A text that may become so long.
+struct Bounded {
+    text: Vec<u8>,
+    most: usize,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.text.len() + bytes.len() > self.most {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// How long the text of a step is at least, for arrays of so many dimensions.
+fn shortest_step(rank: usize) -> serde_json::Result<usize> {
+    let zeros = || vec![0; rank];
+    let side = || Side {
+        device: DeviceId(0),
+        task: TaskId(0),
+        host: String::new(),
+        buffer: BufferRole::Source,
+        shape: zeros(),
+        region: Region { start: zeros(), extent: zeros() },
+        runs: Runs { offset: 0, run_bytes: 0, counts: Vec::new(), strides: Vec::new() },
+        staging: None,
+    };
+    let (source, destination) = (side(), side());
+    let class = Class::SameHost;
+    let step = Step { index: 0, key: TransferKey(0), class, bytes: 0, after: Some(0), source, destination };
+    Ok(serde_json::to_string(&step)?.len())
 }
 
 impl Serialize for Plan {
@@ -191,5 +244,45 @@ impl<'de> Visitor<'de> for CheckedSteps<'_> {
             Some(_) => Err(differs(format!("number of steps (it has more than {})", plan.len()))),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::super::{Dtype, Mesh, PartitionSpec, Sharding};
+    use super::*;
+
+    #[test]
+    fn no_step_is_shorter_than_the_shortest() {
+        let array = |shape: &[u64], spec: &[&[&str]]| {
+            let sharding = Sharding { mesh: Mesh::new(&[("x", 4)], 0..4), spec: PartitionSpec::new(spec) };
+            ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Uint8, sharding }
+        };
+        for (shape, spec) in [(&[8, 8][..], &[&[][..], &["x"]][..]), (&[4], &[&[]]), (&[], &[])] {
+            let placement = Placement::blocks((0..4).map(DeviceId), 2, 1);
+            let plan = Plan::new(
+                array(shape, &[&["x"][..]][..shape.len().min(1)]),
+                array(shape, spec),
+                &placement,
+                Options::default(),
+            );
+            let plan = plan.expect("it makes sense");
+            let least = shortest_step(shape.len()).expect("it can be written");
+            assert!(plan.len() > 0);
+            for step in plan.steps() {
+                let text = serde_json::to_string(&step).expect("it can be written");
+                assert!(text.len() >= least && least > 300, "{least} for {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_becomes_no_longer_than_it_may() {
+        let mut text = Bounded { text: Vec::new(), most: 5 };
+        assert!(text.write_all(b"12345").is_ok());
+        assert!(text.write_all(b"6").is_err());
+        assert_eq!(text.text, b"12345");
     }
 }

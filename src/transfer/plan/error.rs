@@ -15,6 +15,16 @@ pub enum PlanError {
         /// How much there may be.
         limit: u64,
     },
+    /// The plan's text would be longer than what is read again.
+    #[error(
+        "a plan of {steps} steps is longer as JSON than the {} MiB that are written and read: hand on its source, destination, \
+         placement and fan-out instead, from which everybody makes the same plan, or look at the steps of single tasks",
+        super::MAX_PLAN_TEXT >> 20
+    )]
+    TooLong {
+        /// How many steps it has.
+        steps: usize,
+    },
     /// A name is empty, too long, or has characters that cannot be shown.
     #[error(
         "the name of {what} number {index} is empty, longer than {} bytes or has control characters",
