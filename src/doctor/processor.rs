@@ -29,7 +29,45 @@ pub(super) fn checks(root: &Root) -> Vec<Check> {
             "the clock is read often; some sources make that a call of the kernel, or slower",
             clock(root),
         ),
+        Check::new(
+            "idle_processors",
+            "idle processors",
+            "whoever waits for a message sleeps; in a virtual machine the host wakes a halted processor, which takes longer \
+             than all else that a small message costs",
+            idle(root),
+        ),
     ]
+}
+
+/// What an idle processor of a virtual machine does before it halts.
+fn idle(root: &Root) -> Verdict {
+    const POLLS: &str = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
+    let governor = root.read("/sys/devices/system/cpu/cpuidle/current_governor").unwrap_or_default();
+    let governor: String = governor.chars().filter(char::is_ascii_graphic).take(40).collect();
+    let virtual_machine = root.read("/proc/cpuinfo").is_some_and(|text| {
+        let mut flags = text.lines().filter(|line| line.starts_with("flags"));
+        flags.next().is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
+    });
+    if !virtual_machine {
+        return Verdict::good(if governor.is_empty() {
+            "not in a virtual machine".to_owned()
+        } else {
+            governor
+        });
+    }
+    match root.number(POLLS).filter(|_| governor == "haltpoll") {
+        Some(0) => Verdict::better(
+            "halted at once: haltpoll looks for work for 0 us",
+            format!("echo 200000 | sudo tee {POLLS}   # and haltpoll.guest_halt_poll_ns=200000 at boot"),
+        ),
+        Some(nanoseconds) => {
+            Verdict::good(format!("haltpoll: they look for work for up to {} us", nanoseconds / 1000))
+        }
+        None => Verdict::better(
+            "halted at once, as far as can be seen",
+            "sudo modprobe cpuidle_haltpoll force=1   # or kvm.halt_poll_ns on the host",
+        ),
+    }
 }
 
 /// How many numbers a list such as `0-3,8` has.
@@ -181,6 +219,28 @@ mod tests {
         assert_eq!(verdict.state, State::CouldBeBetter);
         assert!(verdict.fix.is_some_and(|fix| fix.starts_with("echo tsc ")));
         assert_eq!(clock(Fake::new(&[(&current, "tsc\n")]).root()).state, State::Good);
+    }
+
+    #[test]
+    fn processors_of_a_virtual_machine_that_halt_at_once_could_be_better() {
+        let (machine, metal) = (
+            ("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu hypervisor sse\n"),
+            ("proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu sse\n"),
+        );
+        let governor = ("sys/devices/system/cpu/cpuidle/current_governor", "haltpoll\n");
+        let polls = |ns| ("sys/module/haltpoll/parameters/guest_halt_poll_ns", ns);
+        for (files, state) in [
+            (vec![machine, governor, polls("0\n")], State::CouldBeBetter),
+            (vec![machine, governor, polls("200000\n")], State::Good),
+            (vec![machine], State::CouldBeBetter),
+            (vec![metal, governor, polls("0\n")], State::Good),
+            (vec![], State::Good),
+        ] {
+            let host = Fake::new(&files);
+            let verdict = idle(host.root());
+            assert_eq!(verdict.state, state, "{}", verdict.found);
+            assert_eq!(verdict.fix.is_some(), state != State::Good);
+        }
     }
 
     #[test]
