@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Config, Engine, Options, Prepared, Quiesced, Transfer, TransferError,
+    Arena, Buffer, Choice, Config, Engine, Faults, Options, Prepared, Quiesced, Transfer, TransferError,
     registered_bytes,
 };
 
@@ -125,6 +125,45 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
             std::thread::sleep(Duration::from_micros(500));
             target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == round as u8))).unwrap();
         }
+    }
+}
+
+#[test]
+fn what_is_in_the_middle_of_landing_is_waited_for() {
+    for choice in [Choice::Unix, Choice::Tcp, Choice::Loopback] {
+        let faults = Faults::new(4);
+        let cluster = Cluster::with(2, |config| {
+            config.transport = choice;
+            config.checks = false;
+            // Whoever receives sleeps with the place of the bytes in its hands.
+            config.faults = (config.here.task.0 == 1).then(|| faults.clone());
+        });
+        let mut random = fastrand::Rng::with_seed(12);
+        let mut resting = Resting::default();
+        let mut cancelled = 0;
+        faults.delay(Duration::from_millis(2));
+        for round in 0..100u64 {
+            let len = 1 << 20;
+            let orders = (round, 0, 1, len, round);
+            let mut running =
+                [1, 0].map(|task| Running::start(&cluster.engines[task], &cluster.arenas[task], orders));
+            std::thread::sleep(Duration::from_micros(random.u64(0..40_000)));
+            // The sender's proof counts for the receiver's memory too.
+            let who = random.usize(0..2);
+            running[who].cancel();
+            running[who].rest();
+            for one in &mut running {
+                done(&one.transfer).map_or_else(|_| cancelled += 1, |_| ());
+                one.rest();
+            }
+            running
+                .into_iter()
+                .filter_map(|one| one.check().1)
+                .for_each(|(buffer, seed)| resting.add(buffer, seed));
+        }
+        while resting.check() {}
+        println!("{choice:?}: {cancelled} of 200 ended early");
+        assert!(cancelled > 20);
     }
 }
 
@@ -268,7 +307,7 @@ impl Resting {
         let Some((buffer, seed)) = self.buffers.pop_front() else { return false };
         self.bytes -= buffer.len();
         let same = buffer.read(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
-        assert!(same, "{} bytes: some landed after it was said that none does", buffer.len());
+        assert!(same, "{} bytes: {LATE}", buffer.len());
         true
     }
 }
@@ -278,6 +317,8 @@ struct Running {
     transfer: Transfer,
     proof: Option<Quiesced>,
     receives: bool,
+    /// Nothing of it moves any more, and something else is in its buffer.
+    rests: bool,
     buffer: Buffer,
     seed: u64,
 }
@@ -294,7 +335,7 @@ impl Running {
         }
         let spec = if receives { incoming(&buffer, from, to, key) } else { outgoing(&buffer, from, to, key) };
         let transfer = engine.transfer(&[], vec![spec], Options::default());
-        Self { transfer, proof: None, receives, buffer, seed }
+        Self { transfer, proof: None, receives, rests: false, buffer, seed }
     }
 
     fn cancel(&mut self) {
@@ -306,29 +347,49 @@ impl Running {
             && self.proof.as_ref().is_none_or(|proof| proof.wait_for(Duration::ZERO))
     }
 
-    /// It is over. What came is what was sent; where nothing comes any more, and from where nothing is read any more, there
-    /// is something else from now on. Whether it came, and what rests now.
-    fn check(self) -> (bool, Option<(Buffer, u64)>) {
-        let other = self.seed ^ u64::MAX;
-        let overwrite = || self.buffer.write(|bytes| fill_quickly(bytes, other)).is_ok();
-        match (self.transfer.outcome().expect("it is over"), self.receives) {
-            (Ok(_), true) => {
-                let whole = self.buffer.read(|bytes| is_quick(bytes, self.seed)).expect("nobody writes it");
-                assert!(whole, "{} bytes: some are not what was sent", self.buffer.len());
-                return (true, None);
-            }
-            (Err(_), true) => {
-                eventually("it may be written", overwrite);
-                return (false, Some((self.buffer, other)));
-            }
-            (Err(_), false) if self.proof.is_some() => eventually("it may be written", overwrite),
-            // What the peer may still be reading is refused, or what it reads does not count.
-            (Err(_), false) => drop(overwrite()),
-            (Ok(_), false) => {}
+    /// What its buffer holds when nothing comes any more.
+    fn other(&self) -> u64 {
+        self.seed ^ u64::MAX
+    }
+
+    /// In the moment in which it is proven that nothing lands, or that nothing is read, there is something else.
+    fn rest(&mut self) {
+        if let Some(proof) = &self.proof {
+            assert!(proof.wait_for(PATIENCE));
         }
-        (false, None)
+        if self.transfer.outcome().is_some_and(|outcome| outcome.is_err()) && !self.rests {
+            let other = self.other();
+            let overwrite = || self.buffer.write(|bytes| fill_quickly(bytes, other)).is_ok();
+            if self.receives || self.proof.is_some() {
+                eventually("it may be written", overwrite);
+            } else {
+                // What the peer may still be reading is refused, or what it reads does not count.
+                overwrite();
+            }
+            self.rests = true;
+        }
+    }
+
+    /// It is over. What came is what was sent; where nothing came, nothing changes any more. Whether it came, and what rests
+    /// now.
+    fn check(mut self) -> (bool, Option<(Buffer, u64)>) {
+        self.rest();
+        let is = |seed| self.buffer.read(|bytes| is_quick(bytes, seed)).expect("nobody writes it");
+        if !self.receives {
+            (false, None)
+        } else if self.rests {
+            assert!(is(self.other()), "{} bytes: {LATE}", self.buffer.len());
+            let other = self.other();
+            (false, Some((self.buffer, other)))
+        } else {
+            assert!(is(self.seed), "{} bytes: some are not what was sent", self.buffer.len());
+            (true, None)
+        }
     }
 }
+
+/// What is wrong if it is not so.
+const LATE: &str = "some landed after it was said that none does";
 
 /// What is prepared once, and launched and given up again and again.
 struct Slot {
@@ -363,7 +424,7 @@ impl Slot {
     fn check(&mut self) {
         if let Some(seed) = self.rests.take() {
             let same = self.buffers[1].read(|bytes| is_quick(bytes, seed)).expect("no transfer uses it");
-            assert!(same, "{} bytes: some landed after it was said that none does", self.buffers[1].len());
+            assert!(same, "{} bytes: {LATE}", self.buffers[1].len());
         }
     }
 
@@ -378,7 +439,7 @@ impl Slot {
         let received = early.unwrap_or_else(|| receive.launch(&[]));
         [(sent, source, false), (received, target, true)].map(|(transfer, buffer, receives)| {
             let buffer = buffer.clone();
-            Running { transfer, proof: None, receives, buffer, seed }
+            Running { transfer, proof: None, receives, rests: false, buffer, seed }
         })
     }
 }
@@ -427,10 +488,14 @@ fn alone_restarts() {
     /// How often that one is killed, and comes back as another life.
     const KILLS: u64 = 40;
     let cancels_wanted: u64 = std::env::var("CANCELS").map_or(100_000, |cancels| cancels.parse().unwrap());
+    let faults = Faults::new(78);
     let setting = |task: usize| {
+        let faults = faults.clone();
         move |config: &mut Config| {
+            config.faults = (task == 1).then(|| faults.clone());
             config.transport = if task.is_multiple_of(2) { Choice::Auto } else { Choice::Tcp };
-            config.reactors = 1;
+            // One thread alone would hear of the proof only after the bytes that it has in its hands.
+            config.reactors = 1 + usize::from(task == 1);
             config.copiers = 1;
             config.lanes = 2;
         }
@@ -465,6 +530,9 @@ fn alone_restarts() {
             ways.map(|(at, (ends, len))| Slot::new(&cluster, 100 + at as u64, ends, len)).collect();
         while cancels < cancels_wanted {
             rounds += 1;
+            // Whoever receives sleeps with the place of the bytes in its hands: now what is given up is in the middle of it.
+            let slow = rounds % 40 == 0;
+            faults.delay(Duration::from_millis(u64::from(slow)));
             let (mut orders, mut theirs) = (Vec::new(), Vec::new());
             for key in 0..random.u64(1..12) {
                 let (one, other) = (random.usize(0..=HERE), random.usize(0..HERE));
@@ -498,9 +566,12 @@ fn alone_restarts() {
                 std::thread::sleep(Duration::from_micros(random.u64(0..3000)));
             }
             for (_, one) in &mut running {
-                if random.u8(0..4) > 0 {
+                if random.u8(0..8) > 0 {
                     one.cancel();
                     cancels += 1;
+                    if random.u8(0..16) == 0 || slow && random.u8(0..4) == 0 {
+                        one.rest();
+                    }
                 }
             }
             if !before_us {
@@ -516,7 +587,7 @@ fn alone_restarts() {
                 }
                 other = std::mem::replace(&mut next, spawn(kills + 1)).join().unwrap();
                 announce(&cluster, &mut other, true);
-            } else if random.u8(0..10) == 0 {
+            } else if random.u8(0..12) == 0 {
                 let task = random.usize(0..HERE);
                 restarted = Some(task);
                 lives[task] += 1;
