@@ -270,7 +270,7 @@ mod tests {
             );
             let plan = plan.expect("it makes sense");
             let least = shortest_step(shape.len()).expect("it can be written");
-            assert!(plan.len() > 0);
+            assert!(!plan.is_empty());
             for step in plan.steps() {
                 let text = serde_json::to_string(&step).expect("it can be written");
                 assert!(text.len() >= least && least > 300, "{least} for {text}");
