@@ -299,6 +299,50 @@ fn a_storm_of_failures_is_one_event_and_the_first_cause_comes_first() {
 }
 
 #[test]
+fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_report() {
+    let world = World::of(2);
+    let times = |size_class: &str, counts: Vec<u64>| wire::DurationTimes {
+        transport: "tcp".into(),
+        size_class: size_class.into(),
+        sum_us: 10 * counts.iter().sum::<u64>(),
+        counts,
+    };
+    for task in 0..2 {
+        let report = world.report(task, 100 + u64::from(task), |report| {
+            report.durations = vec![
+                times("64KiB", vec![1, 2]),
+                // More counts than there are bounds are of longer ones; an unknown class is left out.
+                times("more", vec![1; 40]),
+                times("1 parsec", vec![7]),
+            ];
+            report.aborts = vec![
+                wire::AbortTotals { reason: "peer_dead".into(), connections: 2 },
+                wire::AbortTotals { reason: "the moon".into(), connections: u64::MAX },
+            ];
+            report.in_flight =
+                Some(wire::InFlight { latency_bytes: 1, normal_bytes: u64::MAX, bulk_bytes: 3 });
+        });
+        world.take(&report).unwrap();
+    }
+    let view = world.summary();
+    let told: Vec<_> = view
+        .totals
+        .durations
+        .iter()
+        .map(|of| (of.said(), of.launches, of.mean_us(), of.counts.last().copied()))
+        .collect();
+    assert_eq!(
+        told,
+        [("up to 64 KiB by tcp".to_owned(), 6, 10, Some(0)), ("of more by tcp".to_owned(), 80, 10, Some(54))]
+    );
+    let aborts: Vec<_> = view.totals.aborts.iter().map(|of| (of.reason.name(), of.connections)).collect();
+    assert_eq!(aborts, [("peer_dead", 4), ("other", u64::MAX)]);
+    assert_eq!(view.in_flight_bytes, [2, u64::MAX, 6]);
+    let many = world.report(0, 100, |report| report.durations = vec![times("more", vec![]); 65]);
+    assert!(matches!(world.take(&many), Err(Refusal::TooMany { what: "durations", .. })));
+}
+
+#[test]
 fn a_job_that_is_deleted_is_forgotten() {
     let world = World::of(1);
     world.take(&world.report(0, 100, |_| {})).unwrap();

@@ -91,6 +91,26 @@ pub struct DurationView {
     pub counts: Vec<u64>,
 }
 
+impl DurationView {
+    /// How long one took on average, in microseconds.
+    #[must_use]
+    pub fn mean_us(&self) -> u64 {
+        self.sum_us / self.launches.max(1)
+    }
+
+    /// Of which launches, in words.
+    #[must_use]
+    pub fn said(&self) -> String {
+        let size = match self.size_class.strip_suffix("iB") {
+            Some(number) => {
+                format!("up to {} {}iB", &number[..number.len() - 1], &number[number.len() - 1..])
+            }
+            None => "of more".to_owned(),
+        };
+        format!("{size} by {}", self.transport)
+    }
+}
+
 /// How many launches were timed.
 fn timed(times: &Times) -> u64 {
     times.counts.iter().copied().fold(0, u64::saturating_add)
@@ -518,6 +538,12 @@ impl TransfersView {
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.links.iter().map(|links| links.launches).sum()
+    }
+
+    /// Bytes of launches under way that are still to move.
+    #[must_use]
+    pub fn bytes_in_flight(&self) -> u64 {
+        self.in_flight_bytes.iter().copied().fold(0, u64::saturating_add)
     }
 }
 

@@ -423,7 +423,7 @@ impl Part {
         // Here it is first known and then asked; in `give_up` it first fails and then asks. One of the two sees the other.
         fence(Ordering::SeqCst);
         let (Some(error), Some(at)) = (self.failure.get(), self.at()) else { return };
-        if !self.connection.stop(at, &error.to_string()) {
+        if !self.connection.stop(at, &told(error)) {
             self.peer_is_quiet();
         } else if self.resolved.load(Ordering::Acquire) {
             self.connection.quiesced(at);
@@ -904,11 +904,19 @@ impl Transfer {
     }
 }
 
+/// What the peer is told: it adds by itself who gave it up.
+fn told(error: &TransferError) -> String {
+    match error {
+        TransferError::Cancelled { reason, .. } => reason.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// Fails a part and tells the peer.
 pub(super) fn give_up(part: &Arc<Part>, error: TransferError) {
     match part.at() {
         Some(at) => {
-            if !part.connection.stop(at, &error.to_string()) {
+            if !part.connection.stop(at, &told(&error)) {
                 // The peer has nothing under way for it.
                 part.peer_is_quiet();
             }

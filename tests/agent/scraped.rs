@@ -27,6 +27,9 @@ fn a_worker_serves_the_metrics_of_its_engine() {
         "muster_transfer_engine_bytes_total{peer=\"1\",transport=\"shm\",direction=\"sent\"} ",
         "muster_transfer_engine_stage_seconds_bucket{stage=\"move\",le=\"0.0001\"}",
         "muster_transfer_engine_clock_offset_seconds ",
+        "muster_transfer_engine_duration_seconds_bucket{transport=\"shm\",size_class=\"",
+        "muster_transfer_engine_in_flight_bytes{class=\"bulk\"} ",
+        "muster_transfer_engine_clique_aborts_total{reason=\"peer_dead\"} 0",
         "muster_transfer_engine_connections{transport=\"unix\"} 1",
         "process_resident_memory_bytes ",
     ] {
@@ -58,8 +61,14 @@ fn a_worker_serves_the_metrics_of_its_engine() {
     assert_eq!(get("/").status, 404);
 
     // The service has the sum of it.
-    let summed = "muster_transfer_stage_seconds_count{muster_job=\"default\",stage=\"move\"} ";
-    wait_until("the service has heard", || server.get("/metrics").body.contains(summed));
+    for summed in [
+        "muster_transfer_stage_seconds_count{muster_job=\"default\",stage=\"move\"} ",
+        "muster_transfer_stage_seconds_count{muster_job=\"default\",stage=\"connect\"} ",
+        "muster_transfer_duration_seconds_count{muster_job=\"default\",transport=\"shm\",size_class=\"",
+        "muster_transfer_in_flight_bytes{muster_job=\"default\",class=\"normal\"} ",
+    ] {
+        wait_until(summed, || server.get("/metrics").body.contains(summed));
+    }
     for worker in [shown, other] {
         worker.signal("TERM");
         assert_eq!(worker.end().code, Some(0));
