@@ -144,6 +144,7 @@ impl World {
                 reporter.fail(1, "stalled", "nothing moved for 5 s", 0);
                 reporter.count(hits, hits);
                 reporter.take_time("move", hits);
+                reporter.lose("peer_dead", hits, 4096);
                 reporter.show_clock(90_000_000, 400);
                 reporter.say().await.expect("the report is taken");
                 train.ask(0, &Call::overwrite("step", counter.to_string())).await;

@@ -2,8 +2,8 @@
 
 use muster::proto::muster::v1::transfers_client::TransfersClient;
 use muster::proto::muster::v1::{
-    CliqueCache, ClockReading, Connection, EngineTotals, Failure, OutcomeTotals, PairTotals, StageTimes,
-    TransferReport, TransferReportAck,
+    AbortTotals, CliqueCache, ClockReading, Connection, DurationTimes, EngineTotals, Failure, InFlight,
+    OutcomeTotals, PairTotals, StageTimes, TransferReport, TransferReportAck,
 };
 
 use super::Client;
@@ -73,10 +73,18 @@ impl Reporter {
         });
     }
 
-    /// So many launches took 50 microseconds for a stage.
+    /// So many launches took 50 microseconds for a stage, and as a whole.
     pub fn take_time(&mut self, stage: &str, launches: u64) {
-        let (stage, counts) = (stage.into(), vec![0, 0, launches]);
-        self.report.stages = vec![StageTimes { stage, counts, sum_us: 50 * launches }];
+        let (stage, counts, sum_us) = (stage.into(), vec![0, 0, launches], 50 * launches);
+        self.report.stages = vec![StageTimes { stage, counts: counts.clone(), sum_us }];
+        let (transport, size_class) = ("shm".into(), "64KiB".into());
+        self.report.durations = vec![DurationTimes { transport, size_class, counts, sum_us }];
+    }
+
+    /// So many connections ended for this reason, and so many bytes are still to move.
+    pub fn lose(&mut self, reason: &str, connections: u64, normal_bytes: u64) {
+        self.report.aborts = vec![AbortTotals { reason: reason.into(), connections }];
+        self.report.in_flight = Some(InFlight { normal_bytes, ..InFlight::default() });
     }
 
     /// Its clock is so far ahead of the service's, give or take.

@@ -56,8 +56,9 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
         let labels = [job, of.transport.name(), &of.size_class];
         page.times(&metric::TRANSFER_DURATIONS, &labels, &of.counts, of.sum_us);
     }
-    for of in &totals.aborts {
-        page.count(&metric::TRANSFER_ABORTS, &[job, of.reason.name()], of.connections);
+    for reason in Outcome::all().filter(|outcome| *outcome != Outcome::COMPLETED) {
+        let found = totals.aborts.iter().find(|of| of.reason == reason);
+        page.count(&metric::TRANSFER_ABORTS, &[job, reason.name()], found.map_or(0, |of| of.connections));
     }
     for (class, bytes) in [Class::Latency, Class::Normal, Class::Bulk].iter().zip(view.in_flight_bytes) {
         page.count(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
