@@ -205,8 +205,13 @@ await walk(browser, pages);
     return part.textContent.replace(/\s+/g, ' ');
   }).join('\n'));
   const fresh = await open(browser);
-  await fresh.goto(`${url}/jobs/train`);
-  const [here, there] = [await says(page), await says(fresh)];
+  let [here, there] = ['', '-'];
+  // Something may happen between the two looks; not every time.
+  for (let look = 0; look < 5 && here !== there; look += 1) {
+    if (look > 0) await page.waitForTimeout(1500);
+    await fresh.goto(`${url}/jobs/train`);
+    [here, there] = [await says(page), await says(fresh)];
+  }
   if (here !== there) wrong(`what was followed says ${here}, a new page ${there}`);
   await fresh.context().close();
 
