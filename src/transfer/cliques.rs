@@ -165,7 +165,9 @@ impl Cliques {
     pub fn abandon(&mut self, key: CliqueKey, number: u64) -> Option<Vec<Waiter>> {
         match self.slots.get(&key) {
             Some(Slot::Pending { making, waiters })
-                if *making == number && !waiters.iter().any(|waiter| (waiter.wanted)()) =>
+                if *making == number
+                    && !waiters.is_empty()
+                    && !waiters.iter().any(|waiter| (waiter.wanted)()) =>
             {
                 Some(self.give_up(key, Some(number)))
             }

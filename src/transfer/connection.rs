@@ -28,7 +28,7 @@ use super::identity::Member;
 use super::inside::Core;
 use super::launch::{Part, give_up};
 use super::link::definition::{Definition, Source};
-use super::link::{GroupId, Launching, Link, Numbers, Terms};
+use super::link::{Class, GroupId, Launching, Link, Numbers, Terms};
 use super::memory::raw::{Mapping, Piece};
 use super::memory::{Listener, Region};
 use super::sync::lock;
@@ -41,7 +41,7 @@ use crate::clock;
 pub use performing::Answers;
 
 /// While more launches are under way, what a launch says leaves together with what others say, in one call of the system;
-/// until then it leaves at once.
+/// until then, and where it is urgent, it leaves at once.
 const LAUNCHES_AT_ONCE: usize = 4;
 
 /// Memory of a peer, mapped to be read.
@@ -388,7 +388,7 @@ impl Connection {
         part: &Arc<Part>,
         definition: u32,
         at: GroupId,
-        class: super::link::Class,
+        class: Class,
         ready: bool,
     ) -> Result<(), TransferError> {
         let total = part.work.out.total();
@@ -419,7 +419,7 @@ impl Connection {
         }
         // Under the lock: whatever the link says of the part comes after it knows its place.
         part.is_at(at);
-        let crowded = link.launched() > LAUNCHES_AT_ONCE;
+        let crowded = link.launched() > LAUNCHES_AT_ONCE && class != Class::Latency;
         drop(link);
         drop(visit);
         if crowded && self.outbox.get().is_none() {
