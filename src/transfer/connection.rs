@@ -406,8 +406,9 @@ impl Connection {
             bytes
         });
         if inline.is_some() {
-            part.moves_by(self.inline_kind());
-            self.count(self.inline_kind(), false, total);
+            let by = self.brings_by(self.outbox.get().is_some());
+            part.moves_by(by);
+            self.count(by, false, total);
         }
         let token = Arc::clone(part);
         let launching = Launching { token, definition, at, class, source: ready, destination: ready, inline };

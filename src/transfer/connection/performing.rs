@@ -9,6 +9,7 @@ use crate::transfer::link::{Difference, Output};
 use crate::transfer::sync::lock;
 use crate::transfer::transport::TransportKind;
 use crate::transfer::transport::lane::Lane;
+use crate::transfer::transport::ring::Inbox;
 
 /// Launches that send no more than this are sent by whoever launches them; others by the reactors.
 const SEND_AT_ONCE: u64 = 64 << 10;
@@ -177,17 +178,18 @@ impl Connection {
     pub(super) fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8], answers: &mut Answers) {
         let Some(stay) = part.stay() else { return };
         part.work.inbound.copy_in(0, bytes);
-        part.moves_by(self.inline_kind());
-        self.count(self.inline_kind(), true, bytes.len() as u64);
+        let by = self.brings_by(self.inbox.as_ref().is_some_and(Inbox::is_open));
+        part.moves_by(by);
+        self.count(by, true, bytes.len() as u64);
         if let Some(at) = part.at() {
             lock(&self.link).received(at);
         }
         answers.landed.push(stay);
     }
 
-    /// What carries the bytes that come with a launch.
-    pub(super) fn inline_kind(&self) -> TransportKind {
-        if self.outbox.get().is_some() { TransportKind::Shm } else { self.kind }
+    /// What carries the bytes that come with a launch, by a ring or not.
+    pub(super) const fn brings_by(&self, ring: bool) -> TransportKind {
+        if ring { TransportKind::Shm } else { self.kind }
     }
 
     /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.
