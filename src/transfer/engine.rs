@@ -330,8 +330,8 @@ impl Engine {
 
     /// Bytes of launches under way that are still to move, by class in the order of urgency.
     #[must_use]
-    pub fn in_flight(&self) -> [(Class, u64); 3] {
-        let mut bytes = [Class::Latency, Class::Normal, Class::Bulk].map(|class| (class, 0));
+    pub fn in_flight(&self) -> [(Class, u64); Class::ALL.len()] {
+        let mut bytes = Class::ALL.map(|class| (class, 0));
         let connections = lock(&self.0.core.connections).clone();
         for part in connections.iter().flat_map(|connection| connection.parts()) {
             let (class, left) = part.in_flight();

@@ -107,6 +107,11 @@ pub struct Failed {
     pub error: TransferError,
 }
 
+/// The place of an error's reason among all.
+fn place(error: &TransferError) -> Option<usize> {
+    TransferError::REASONS.iter().position(|reason| *reason == error.reason())
+}
+
 /// How many failures are kept until they are taken.
 const FAILURES_KEPT: usize = 64;
 
@@ -164,16 +169,15 @@ impl Meters {
 
     /// A connection ended while it was needed.
     pub(super) fn aborted(&self, error: &TransferError) {
-        if let Some(reason) = TransferError::REASONS.iter().position(|reason| *reason == error.reason()) {
-            self.aborts[reason].fetch_add(1, Ordering::Relaxed);
+        if let Some(place) = place(error) {
+            self.aborts[place].fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// A launch failed, or a request came to none; `peer` is with whom, where the error does not say.
     pub(super) fn failed(&self, peer: Option<TaskId>, error: &TransferError) {
-        let reason = TransferError::REASONS.iter().position(|reason| *reason == error.reason());
-        if let Some(reason) = reason {
-            self.ended[reason + 1].fetch_add(1, Ordering::Relaxed);
+        if let Some(place) = place(error) {
+            self.ended[place + 1].fetch_add(1, Ordering::Relaxed);
         }
         let peer = error.member().map(|member| member.task).or(peer).unwrap_or(self.here);
         let failed = Failed { at_us: clock::wall().0, peer, error: error.clone() };

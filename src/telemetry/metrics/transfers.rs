@@ -60,7 +60,7 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Page) {
         let found = totals.aborts.iter().find(|of| of.reason == reason);
         page.count(&metric::TRANSFER_ABORTS, &[job, reason.name()], found.map_or(0, |of| of.connections));
     }
-    for (class, bytes) in [Class::Latency, Class::Normal, Class::Bulk].iter().zip(view.in_flight_bytes) {
+    for (class, bytes) in Class::ALL.into_iter().zip(view.in_flight_bytes) {
         page.count(&metric::TRANSFER_IN_FLIGHT_BYTES, &[job, class.name()], bytes);
     }
     if let Some(clock) = view.clock {

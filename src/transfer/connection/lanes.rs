@@ -271,7 +271,7 @@ impl Connection {
     }
 
     /// A frame came damaged. Whether it is the first since the peer was last heard in order.
-    pub(super) fn is_garbled_first(&self) -> bool {
+    fn is_garbled_first(&self) -> bool {
         let heard = lock(&self.link).heard();
         lock(&self.garbled).replace(heard) != Some(heard)
     }

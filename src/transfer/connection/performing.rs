@@ -17,6 +17,8 @@ const SEND_AT_ONCE: u64 = 64 << 10;
 /// What is to be said to frames that came together: all of it leaves in as few calls of the system as it fits into.
 #[derive(Default)]
 pub struct Answers {
+    /// Whether anything came: most of what a lane of chunks receives is answered by nothing.
+    due: bool,
     /// Bytes that are to be sent now.
     sends: u64,
     /// Whether nobody uses the connection.
@@ -50,6 +52,7 @@ impl Connection {
 
     /// Does what the link asks for, until it asks for nothing.
     pub(super) fn perform_all(self: &Arc<Self>, answers: &mut Answers) {
+        answers.due = true;
         loop {
             let outputs = {
                 let mut link = lock(&self.link);
@@ -67,7 +70,10 @@ impl Connection {
 
     /// Says what there is to say to frames that came together, and tells of what they brought.
     pub fn answer(self: &Arc<Self>, answers: Answers) {
-        let Answers { sends, unused, landed } = answers;
+        let Answers { due, sends, unused, landed } = answers;
+        if !due {
+            return;
+        }
         self.kick(sends);
         self.tell_of(landed);
         if unused && let Some(core) = self.core.upgrade() {
@@ -76,14 +82,14 @@ impl Connection {
     }
 
     /// The peer has heard that these parts are here: whoever waits for one on this side may end the process at once.
-    pub(super) fn tell_of(&self, landed: Vec<Stay>) {
+    fn tell_of(&self, landed: Vec<Stay>) {
         for stay in landed {
             let part = stay.part();
             part.arrived(0, part.work.inbound.total());
         }
     }
 
-    pub(super) fn perform(self: &Arc<Self>, output: Output<Arc<Part>>, answers: &mut Answers) {
+    fn perform(self: &Arc<Self>, output: Output<Arc<Part>>, answers: &mut Answers) {
         match output {
             Output::Matched(part) => {
                 part.match_found();
@@ -175,7 +181,7 @@ impl Connection {
     }
 
     /// Puts what came with a launch in place.
-    pub(super) fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8], answers: &mut Answers) {
+    fn put(self: &Arc<Self>, part: &Arc<Part>, bytes: &[u8], answers: &mut Answers) {
         let Some(stay) = part.stay() else { return };
         part.work.inbound.copy_in(0, bytes);
         let by = self.brings_by(self.inbox.as_ref().is_some_and(Inbox::is_open));
@@ -220,7 +226,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn pump_elsewhere(&self, lane: &Arc<Lane>) {
+    fn pump_elsewhere(&self, lane: &Arc<Lane>) {
         if let Some(core) = self.core.upgrade() {
             core.reactor(lane.id).pump(lane);
         }

@@ -40,7 +40,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn ring_is_broken(self: &Arc<Self>, violation: &Violation) {
+    fn ring_is_broken(self: &Arc<Self>, violation: &Violation) {
         let (transport, why) = (TransportKind::Shm, violation.to_string());
         self.end(TransferError::Transport { transport, member: self.peer, why });
     }
@@ -60,7 +60,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn drain_ring(self: &Arc<Self>, reader: &Reader<'_>) -> Result<(), Violation> {
+    fn drain_ring(self: &Arc<Self>, reader: &Reader<'_>) -> Result<(), Violation> {
         let mut answers = Answers::default();
         let drained = self.take_from_ring(reader, &mut answers);
         self.answer(answers);
@@ -73,11 +73,7 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn take_from_ring(
-        self: &Arc<Self>,
-        reader: &Reader<'_>,
-        answers: &mut Answers,
-    ) -> Result<(), Violation> {
+    fn take_from_ring(self: &Arc<Self>, reader: &Reader<'_>, answers: &mut Answers) -> Result<(), Violation> {
         while lock(&self.awaited).is_none()
             && let Some((bytes, payload)) = reader.next()?
         {

@@ -21,6 +21,9 @@ pub enum Class {
 }
 
 impl Class {
+    /// All of them, the most urgent first.
+    pub const ALL: [Self; 3] = [Self::Latency, Self::Normal, Self::Bulk];
+
     /// Its name as a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -32,7 +35,6 @@ impl Class {
     }
 }
 
-const CLASSES: [Class; 3] = [Class::Latency, Class::Normal, Class::Bulk];
 const SHARES: [u8; 3] = [16, 4, 1];
 
 /// The groups with chunks to send.
@@ -56,7 +58,7 @@ impl Schedule {
     /// The group whose turn it is, taken out; add it again if it has more.
     pub fn next(&mut self) -> Option<(Class, GroupId)> {
         for _ in 0..2 {
-            for class in CLASSES {
+            for class in Class::ALL {
                 let at = class as usize;
                 if self.left[at] > 0
                     && let Some(group) = self.waiting[at].pop_front()
@@ -78,7 +80,7 @@ mod tests {
     #[test]
     fn classes_share_and_none_starves() {
         let mut schedule = Schedule::default();
-        for class in CLASSES {
+        for class in Class::ALL {
             schedule.add(class, (class as u32, 0));
         }
         let mut served = [0; 3];

@@ -311,7 +311,7 @@ impl Story {
         let ready = (self.random.bool(), self.random.bool());
         let token = here.launched.len();
         let inline = (ready.0 && self.random.bool() && link.inlines(sends)).then(|| vec![7; sends as usize]);
-        let class = [Class::Latency, Class::Normal, Class::Bulk][self.random.usize(0..3)];
+        let class = Class::ALL[self.random.usize(0..3)];
         let (source, destination) = ready;
         here.launched.push(Launched { plan: number, sends, receives, ready, on, ..Launched::default() });
         here.launched[token].at = at;
