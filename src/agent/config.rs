@@ -33,6 +33,8 @@ pub struct Config {
     pub devices: u32,
     /// Which transports may be used.
     pub transport: Choice,
+    /// How long who waits for something small looks for it before they sleep; as engines do by default if that is none.
+    pub spin: Option<Duration>,
     /// Where the engine listens on TCP; none to listen on this host only.
     pub listen: Option<SocketAddr>,
     /// What others dial, where that differs.
@@ -74,6 +76,7 @@ impl Config {
             tasks: None,
             devices: 1,
             transport: Choice::Auto,
+            spin: None,
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
             advertise: Vec::new(),
             token: None,

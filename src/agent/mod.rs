@@ -475,6 +475,7 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
     engine.token = config.token.clone();
     engine.tls = config.transfer_tls.clone();
     engine.transport = config.transport;
+    engine.spin = config.spin.unwrap_or(engine.spin);
     let engine = Engine::start(engine).map_err(|error| cannot_start(config, &error))?;
     // What stands in it is dialled by others.
     let own = entry::write(here.incarnation, engine.address(), &config.device_ids());

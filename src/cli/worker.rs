@@ -82,6 +82,11 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Transport::Auto, help_heading = "Transfers")]
     transport: Transport,
 
+    /// How long a thread that waits for something small from this host looks for it before it sleeps; `0s` for never. By
+    /// default 50us, and 0s where there is one processor
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = "Transfers")]
+    spin: Option<Duration>,
+
     /// Where it listens for the engines of other hosts; `none` for this host only
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:0", help_heading = "Transfers")]
     listen: String,
@@ -270,6 +275,7 @@ impl Arguments {
                 Transport::Unix => Choice::Unix,
                 Transport::Tcp => Choice::Tcp,
             },
+            spin: self.spin,
             listen,
             advertise: self.advertise.clone(),
             token,

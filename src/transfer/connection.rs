@@ -8,15 +8,17 @@
 //! | `connection.rs` | what a connection is, what the engine asks of it, and its end |
 //! | `connection/lanes.rs` | what lanes ask and tell, and what becomes of a connection that loses one |
 //! | `connection/ring.rs` | control frames by shared memory, and threads that read them for themselves |
+//! | `connection/spinning.rs` | how long such a thread looks before it sleeps |
 //! | `connection/performing.rs` | what is done because the link says so, and how what there is to say leaves |
 
 mod lanes;
 mod performing;
 mod ring;
+mod spinning;
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -39,6 +41,8 @@ use super::transport::wire::Nature;
 use crate::clock;
 
 pub use performing::Answers;
+pub use ring::LOOK_AGAIN;
+use spinning::Spinning;
 
 /// While more launches are under way, what a launch says leaves together with what others say, in one call of the system;
 /// until then, and where it is urgent, it leaves at once.
@@ -114,6 +118,9 @@ pub struct Connection {
     /// A region whose descriptor comes by the socket, and which the ring has told of already: the ring waits for it.
     awaited: Mutex<Option<u32>>,
     last_heard: AtomicU64,
+    /// How many parts there are of which somebody waits to hear that the peer has what they sent.
+    heeded: AtomicUsize,
+    spinning: Spinning,
     /// Tells of decisions about the end of a connection that this side has agreed to.
     decided: Condvar,
     started: Instant,
@@ -221,6 +228,8 @@ impl Connection {
             outbox: OnceLock::new(),
             awaited: Mutex::default(),
             last_heard: AtomicU64::new(0),
+            heeded: AtomicUsize::new(0),
+            spinning: Spinning::new(core.config.spin),
             decided: Condvar::new(),
             started: clock::monotonic(),
             counters: Counters::default(),
@@ -426,7 +435,7 @@ impl Connection {
         if crowded && self.outbox.get().is_none() {
             self.settle_elsewhere();
         } else {
-            self.settle();
+            self.converse(|| self.settle());
         }
         Ok(())
     }

@@ -79,9 +79,17 @@ pub struct Config {
     /// Certificates, by which engines know one another, and which TCP connections are encrypted by; those within a host are
     /// as they are. Every engine of a cluster has some, or none. A token works beside them.
     pub tls: Option<Certificates>,
+    /// How long a thread that waits for a small transfer within a host looks for it before it sleeps; never if it is zero.
+    /// Nobody looks where that was in vain several times in a row, and a thread that waits for nothing never does. By
+    /// default about what it takes to wake a thread of a virtual machine, and zero where there is one processor: the peer
+    /// could not run meanwhile.
+    pub spin: Duration,
     /// What goes wrong on its wires on purpose. For tests: nobody else sets it.
     pub faults: Option<Faults>,
 }
+
+/// What it takes to wake a thread whose processor its host has put to sleep.
+const SPIN: Duration = Duration::from_micros(50);
 
 impl Config {
     /// The defaults for a task: TCP on any port of the loopback interface, all transports, checksums.
@@ -103,6 +111,7 @@ impl Config {
             cliques_max: 1024,
             dial_timeout: Duration::from_secs(10),
             tls: None,
+            spin: if cores > 1 { SPIN } else { Duration::ZERO },
             faults: None,
         }
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::connection::Connection;
+use super::connection::{Connection, LOOK_AGAIN};
 use super::error::{MemoryError, TransferError};
 use super::identity::{Member, TaskId};
 use super::link::{Class, GroupId};
@@ -241,6 +241,8 @@ pub struct Part {
     reserved: Mutex<Vec<Option<Reservation>>>,
     matched: AtomicBool,
     moved: AtomicU64,
+    /// Whether its connection knows that somebody waits for what it sends.
+    heeded: AtomicBool,
     /// When something last moved, in microseconds since the launch.
     progress: AtomicU64,
 }
@@ -265,7 +267,7 @@ impl Part {
         work: &Arc<Work>,
         limits: Limits,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        let part = Arc::new(Self {
             launch: Arc::clone(launch),
             connection: Arc::clone(connection),
             work: Arc::clone(work),
@@ -280,8 +282,27 @@ impl Part {
             reserved: Mutex::default(),
             matched: AtomicBool::new(false),
             moved: AtomicU64::new(0),
+            heeded: AtomicBool::new(false),
             progress: AtomicU64::new(0),
-        })
+        });
+        // Its limits wait, and have to know how it stands.
+        if limits.deadline.is_some() || limits.stall < 20 * LOOK_AGAIN {
+            part.heed();
+        }
+        part
+    }
+
+    /// From here on somebody waits for it: that the peer has what it sends is to be heard at once.
+    fn heed(&self) {
+        if self.work.out.total() > 0 && !self.heeded.swap(true, Ordering::SeqCst) {
+            self.connection.heed();
+        }
+    }
+
+    fn heed_no_more(&self) {
+        if self.heeded.swap(false, Ordering::SeqCst) {
+            self.connection.heed_no_more();
+        }
     }
 
     /// Takes its bytes into use: those of the sends first, then those of the receives. Not if it was given up by now: whoever
@@ -380,6 +401,7 @@ impl Part {
 
     /// The peer has all that was sent.
     pub fn sent(&self) {
+        self.heed_no_more();
         self.release(0..self.work.out.spans.len());
         for spec in &self.work.out.specs {
             self.launch.settle(*spec, true);
@@ -493,6 +515,7 @@ impl Part {
 impl Drop for Part {
     /// The link has forgotten it and nobody visits it: nothing can land.
     fn drop(&mut self) {
+        self.heed_no_more();
         if !*self.proven.get_mut() {
             self.launch.part_proven();
         }
@@ -502,6 +525,9 @@ impl Drop for Part {
 const PENDING: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
+
+/// Launches that move no more than this are over sooner than a thread is woken, if both sides are there.
+const SMALL: u64 = 64 << 10;
 
 /// Nobody waits.
 const NOBODY: u8 = 0;
@@ -536,8 +562,16 @@ pub struct Launch {
     given_up: Mutex<Option<(TaskId, String)>>,
     /// Whether anybody waits, and for what: see `NOBODY` and the following.
     watched: AtomicU8,
-    watchers: Mutex<Vec<(Wanted, Waker)>>,
+    watchers: Mutex<Watchers>,
     changed: Condvar,
+}
+
+/// Who waits, and cannot read what the peer says by itself.
+#[derive(Debug, Default)]
+struct Watchers {
+    wakers: Vec<(Wanted, Waker)>,
+    /// How many threads sleep.
+    asleep: usize,
 }
 
 /// What somebody waits for.
@@ -604,6 +638,10 @@ impl Launch {
         let given_up = lock(&self.given_up);
         self.unproven.store(parts.len(), Ordering::Release);
         let _once = self.parts.set(parts.iter().map(Arc::downgrade).collect());
+        fence(Ordering::SeqCst);
+        if self.watched.load(Ordering::SeqCst) != NOBODY {
+            parts.iter().for_each(|part| part.heed());
+        }
         given_up.clone()
     }
 
@@ -705,7 +743,10 @@ impl Launch {
     /// Somebody waits. Said first; then they look whether what they wait for is there.
     fn watch(&self, wanted: Wanted) {
         let how = if matches!(wanted, Wanted::One(_)) { EACH } else { WHOLE };
-        self.watched.fetch_max(how, Ordering::SeqCst);
+        if self.watched.fetch_max(how, Ordering::SeqCst) == NOBODY && self.sent > 0 {
+            fence(Ordering::SeqCst);
+            self.parts().iter().for_each(|part| part.heed());
+        }
     }
 
     fn notify(&self, whom: impl Fn(Wanted) -> bool) {
@@ -714,15 +755,19 @@ impl Launch {
         }
         let mut watchers = lock(&self.watchers);
         let mut woken = Vec::new();
-        watchers.retain(|(wanted, waker)| {
+        watchers.wakers.retain(|(wanted, waker)| {
             let now = whom(*wanted);
             if now {
                 woken.push(waker.clone());
             }
             !now
         });
+        // Nobody is told by the system in vain: a thread that follows the connection is not among those.
+        let asleep = watchers.asleep > 0;
         drop(watchers);
-        self.changed.notify_all();
+        if asleep {
+            self.changed.notify_all();
+        }
         for part in self.parts() {
             part.connection.wake_follower();
         }
@@ -764,8 +809,8 @@ impl Launch {
             return Poll::Ready(known);
         }
         let mut watchers = lock(&self.watchers);
-        if !watchers.iter().any(|(what, waker)| *what == wanted && waker.will_wake(cx.waker())) {
-            watchers.push((wanted, cx.waker().clone()));
+        if !watchers.wakers.iter().any(|(what, waker)| *what == wanted && waker.will_wake(cx.waker())) {
+            watchers.wakers.push((wanted, cx.waker().clone()));
         }
         drop(watchers);
         self.watch(wanted);
@@ -782,9 +827,10 @@ impl Launch {
             return Some(known);
         }
         self.watch(wanted);
+        let soon = self.sent + self.received <= SMALL;
         let unsettled = self.parts().into_iter().find(|part| !part.is_settled());
         if let Some(part) = unsettled
-            && part.connection.follow(until, || state(self).is_some())
+            && part.connection.follow(until, soon, || state(self).is_some())
             && let Some(known) = state(self)
         {
             return Some(known);
@@ -794,13 +840,13 @@ impl Launch {
             if let Some(known) = state(self) {
                 return Some(known);
             }
-            guard = match until {
-                None => self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
-                Some(until) => {
-                    let left = until.checked_duration_since(clock::monotonic())?;
-                    self.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0
-                }
+            let left = match until {
+                None => Duration::MAX,
+                Some(until) => until.checked_duration_since(clock::monotonic())?,
             };
+            guard.asleep += 1;
+            guard = self.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+            guard.asleep -= 1;
         }
     }
 }

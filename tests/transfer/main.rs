@@ -18,4 +18,5 @@ mod processes;
 mod requests;
 mod resharding;
 mod secure;
+mod waiting;
 mod wires;

@@ -73,6 +73,11 @@ pub struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     lanes: Option<u32>,
 
+    /// How long a thread that waits for something small looks for it before it sleeps, within a host; the default is that of
+    /// the engine
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    spin: Option<Duration>,
+
     #[command(flatten)]
     certificates: TransferFiles,
 
@@ -163,6 +168,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let setup = Setup {
         transport: arguments.transport.into(),
         lanes: arguments.lanes.map(|lanes| lanes as usize),
+        spin: arguments.spin,
         checksums: arguments.checksums == Switch::On,
         certificates: arguments.certificates.clone(),
     };
@@ -184,7 +190,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 /// By what two processes of this host move bytes when they are told to move them like this.
 pub fn probe(transport: Choice) -> Result<TransportKind> {
     let certificates = TransferFiles::default();
-    let setup = Setup { transport, lanes: None, checksums: true, certificates };
+    let setup = Setup { transport, lanes: None, spin: None, checksums: true, certificates };
     let mut tasks = Tasks::start(1, &setup, GRACE)?;
     // More than travels with the announcement of it.
     let shape = Shape { size: 1 << 20, batch: 1, in_flight: 2 };

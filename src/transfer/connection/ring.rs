@@ -2,25 +2,32 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Answers, Connection};
 use crate::clock;
 use crate::transfer::error::TransferError;
 use crate::transfer::frame::{Header, Kind};
-use crate::transfer::link::Violation;
+use crate::transfer::link::{Frame, Violation};
 use crate::transfer::sync::lock;
 use crate::transfer::transport::TransportKind;
 use crate::transfer::transport::ring::{Given, Inbox, Reader};
+
+/// A thread that waits looks again after so long, at what the peer did not wake it for and at its own time.
+pub const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Connection {
     /// Puts into the ring what waits for it, as far as there is room.
     pub(super) fn fill_ring(&self) {
         let Some(outbox) = self.outbox.get() else { return };
         outbox.write(|room| {
-            let (frame, more) = lock(&self.link).next_for_ring(room);
+            let mut link = lock(&self.link);
+            let (frame, more) = link.next_for_ring(room);
             match frame {
-                Some(frame) => Given::Frame(frame.header.encode(), frame.payload),
+                Some(Frame { header, payload }) => {
+                    Given::Frame(header.encode(), payload, link.urgency(&header))
+                }
                 None if more => Given::TooLong,
                 None => Given::Nothing,
             }
@@ -47,17 +54,52 @@ impl Connection {
 
     /// Takes the frames that are in the ring, unless somebody does so now.
     pub(super) fn serve_ring(self: &Arc<Self>) -> Result<(), Violation> {
-        let Some(inbox) = &self.inbox else { return Ok(()) };
-        loop {
-            let Some(reader) = inbox.read() else { return Ok(()) };
-            self.drain_ring(&reader)?;
-            reader.leave();
-            drop(reader);
-            // Whoever wrote while this thread had not quite left has rung the bell for nothing.
-            if inbox.is_empty() || lock(&self.awaited).is_some() {
-                return Ok(());
-            }
+        match self.inbox.as_ref().and_then(Inbox::read) {
+            Some(reader) => self.leave_ring(reader),
+            None => Ok(()),
         }
+    }
+
+    /// Takes the frames that are in the ring, and leaves it to the reactor.
+    fn leave_ring(self: &Arc<Self>, reader: Reader<'_>) -> Result<(), Violation> {
+        let mut next = Some(reader);
+        while let Some(reader) = next {
+            self.drain_ring(&reader)?;
+            let inbox = reader.leave();
+            // Whoever wrote while this thread had not quite left has rung the bell for nothing.
+            let more = !inbox.is_empty() && lock(&self.awaited).is_none();
+            next = if more { inbox.read() } else { None };
+        }
+        Ok(())
+    }
+
+    /// Does something that the peer may answer at once: what it answers until that is done is taken on this thread, and
+    /// wakes nobody.
+    pub(super) fn converse<R>(self: &Arc<Self>, with: impl FnOnce() -> R) -> R {
+        let reader = self.inbox.as_ref().and_then(Inbox::read);
+        if let Some(reader) = &reader {
+            reader.stay();
+        }
+        let said = with();
+        if let Some(reader) = reader
+            && let Err(violation) = self.leave_ring(reader)
+        {
+            self.ring_is_broken(&violation);
+        }
+        said
+    }
+
+    /// Somebody waits to hear that the peer has what was sent.
+    pub fn heed(&self) {
+        self.heeded.fetch_add(1, Ordering::SeqCst);
+        if let Some(inbox) = &self.inbox {
+            inbox.heed();
+        }
+    }
+
+    /// One less does.
+    pub fn heed_no_more(&self) {
+        self.heeded.fetch_sub(1, Ordering::SeqCst);
     }
 
     fn drain_ring(self: &Arc<Self>, reader: &Reader<'_>) -> Result<(), Violation> {
@@ -96,11 +138,11 @@ impl Connection {
     }
 
     /// Reads the ring on this thread until `done`, if nobody else reads it: what is waited for comes without a change of
-    /// threads. Whether it is done.
-    pub fn follow(self: &Arc<Self>, until: Option<Instant>, done: impl Fn() -> bool) -> bool {
-        const LOOK_AGAIN: Duration = Duration::from_millis(50);
-        let Some(inbox) = &self.inbox else { return false };
-        let Some(reader) = inbox.read() else { return false };
+    /// threads. What is small may be here `soon`: sooner than this thread could be woken. Whether it is done.
+    pub fn follow(self: &Arc<Self>, until: Option<Instant>, soon: bool, done: impl Fn() -> bool) -> bool {
+        let Some(reader) = self.inbox.as_ref().and_then(Inbox::read) else { return false };
+        let heeded = || self.heeded.load(Ordering::SeqCst) > 0;
+        reader.stay();
         let mut is_done = done();
         while !is_done && self.over.get().is_none() {
             if let Err(violation) = self.drain_ring(&reader) {
@@ -113,17 +155,21 @@ impl Connection {
             if is_done {
                 break;
             }
-            reader.prepare();
+            if soon && self.spinning.until(|| reader.has_more() || self.over.get().is_some() || done()) {
+                continue;
+            }
+            let senders = heeded();
+            let prepared = reader.prepare(senders);
             is_done = done();
             let left = until.map_or(LOOK_AGAIN, |until| until.saturating_duration_since(clock::monotonic()));
             if is_done || left.is_zero() {
                 break;
             }
-            reader.wait(left.min(LOOK_AGAIN));
+            if senders == heeded() {
+                prepared.wait(left.min(LOOK_AGAIN));
+            }
         }
-        reader.leave();
-        drop(reader);
-        if !inbox.is_empty() {
+        if !reader.leave().is_empty() {
             self.bell_rang();
         }
         is_done

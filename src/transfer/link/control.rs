@@ -17,6 +17,17 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
+/// Who has to hear of a frame at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// Nobody: a thread that reads the ring until something else comes finds it soon enough.
+    Whenever,
+    /// Whoever waits for what they have sent.
+    Senders,
+    /// Everybody.
+    Everybody,
+}
+
 /// What is to be said, what was said and not yet acknowledged, and what was heard.
 pub struct Control {
     queue: VecDeque<Frame>,

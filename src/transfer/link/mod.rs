@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use control::Control;
-pub use control::Frame;
+pub use control::{Frame, Urgency};
 use definition::Definition;
 use leaving::Leaving;
 pub use schedule::Class;

@@ -1,6 +1,8 @@
 //! The two streams of a group: which chunks were sent by which lane, and which have landed.
 
-use super::{GroupId, Landing, Link, Output, Push};
+use std::sync::Arc;
+
+use super::{Definition, GroupId, Landing, Link, Output, Push, Urgency};
 use crate::transfer::frame::{Header, Kind};
 
 /// No lane.
@@ -164,6 +166,20 @@ impl<T: Clone> Link<T> {
         }
         let bare = self.header(Kind::Ack);
         (self.control.next(bare), true)
+    }
+
+    /// Who has to hear at once of a frame that goes to the ring.
+    pub fn urgency(&self, header: &Header) -> Urgency {
+        // Who launches only to fetch something says once more when it is here. All that has to be done until then is done
+        // on this side.
+        let fetched = |definition: &Arc<Definition>| definition.sent == 0 && definition.received > 0;
+        match header.kind {
+            Kind::Done => Urgency::Senders,
+            Kind::Go if self.terms.fetch && self.definitions.get(&header.index).is_some_and(fetched) => {
+                Urgency::Whenever
+            }
+            _ => Urgency::Everybody,
+        }
     }
 
     /// Whether nothing is defined, on either side.

@@ -2,7 +2,8 @@
 //!
 //! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. Whoever finds
 //! the ring empty says so before going to sleep, and how it is to be woken: the reactor by its bell, a thread that waits
-//! for a transfer by the very word. So a thread that waits is woken by the peer, not by another thread of its own.
+//! for a transfer by the very word. So a thread that waits is woken by the peer, not by another thread of its own; and it
+//! is not woken by what nobody waits for, which it finds when it looks.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -25,7 +26,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::thread::futex;
 
 use crate::transfer::frame::HEADER;
-use crate::transfer::link::Violation;
+use crate::transfer::link::{Urgency, Violation};
 use crate::transfer::memory::raw::{Mapping, Piece};
 
 const WRITTEN: usize = 0;
@@ -40,8 +41,10 @@ const CAPACITY: usize = 256 << 10;
 const AWAKE: u32 = 0;
 /// The reader's reactor waits for the bell.
 const BELL: u32 = 1;
-/// A thread waits for the word itself.
+/// A thread waits for the word itself, and somebody waits to hear that the peer has what was sent.
 const WORD: u32 = 2;
+/// A thread waits for the word itself, and nobody does.
+const PATIENT: u32 = 3;
 
 /// What this side reads.
 pub struct Inbox {
@@ -65,7 +68,7 @@ type Taken = ([u8; HEADER], Vec<u8>);
 /// What there is to write.
 pub enum Given {
     /// A frame.
-    Frame([u8; HEADER], Vec<u8>),
+    Frame([u8; HEADER], Vec<u8>, Urgency),
     /// No frame.
     Nothing,
     /// A frame for which there is no room now.
@@ -74,6 +77,9 @@ pub enum Given {
 
 /// Leave to read the inbox: one thread at a time.
 pub struct Reader<'a>(&'a Inbox, #[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, ()>);
+
+/// A thread that is about to wait, and has said how.
+pub struct Prepared<'a>(&'a Inbox, u32);
 
 fn ring(bell: &OwnedFd) {
     let _a_full_counter_rings_as_well = rustix::io::write(bell, &1u64.to_ne_bytes());
@@ -139,13 +145,25 @@ impl Inbox {
     /// Wakes a thread that waits for the word.
     pub fn wake(&self) {
         let word = self.memory.word32(SLEEP);
-        if word.compare_exchange(WORD, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        // In this order: whoever sleeps patiently may become impatient meanwhile, and not the other way.
+        let waits = |how| word.compare_exchange(how, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if waits(PATIENT) || waits(WORD) {
             let _woken = futex::wake(word, futex::Flags::empty(), u32::MAX);
+        }
+    }
+
+    /// From here on somebody waits for what was sent; said before this is called.
+    pub fn heed(&self) {
+        let word = self.memory.word32(SLEEP);
+        let patient = word.compare_exchange(PATIENT, WORD, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        // It may be here already, and whoever wrote it saw that nobody waited.
+        if patient && !self.is_empty() {
+            self.wake();
         }
     }
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     /// The next frame, copied out of the ring.
     pub fn next(&self) -> Result<Option<Taken>, Violation> {
         let memory = &self.0.memory;
@@ -171,6 +189,11 @@ impl Reader<'_> {
         Ok(Some((header, payload)))
     }
 
+    /// Whether there is something to read.
+    pub fn has_more(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// Whether the writer waits for room that there is now.
     pub fn writer_waits(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -178,25 +201,36 @@ impl Reader<'_> {
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Leaves it to the reactor. Something may have come meanwhile: look at [`Inbox::is_empty`] once this is dropped.
-    pub fn leave(&self) {
+    /// Leaves it to the reactor. Something may have come meanwhile: look at [`Inbox::is_empty`].
+    pub fn leave(self) -> &'a Inbox {
         self.0.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
+        self.0
     }
 
-    /// Says that this thread will wait for the word; then look whether what is waited for is there, then [`Self::wait`].
-    pub fn prepare(&self) {
-        self.0.memory.word32(SLEEP).store(WORD, Ordering::SeqCst);
+    /// Says that this thread looks before it leaves or sleeps: nobody has to be woken.
+    pub fn stay(&self) {
+        self.0.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
     }
 
+    /// Says that this thread will wait for the word, and whether somebody waits for what was sent; then look whether either
+    /// has changed or what is waited for is there, then [`Self::wait`].
+    pub fn prepare(&self, senders: bool) -> Prepared<'a> {
+        let how = if senders { WORD } else { PATIENT };
+        self.0.memory.word32(SLEEP).store(how, Ordering::SeqCst);
+        Prepared(self.0, how)
+    }
+}
+
+impl Prepared<'_> {
     /// Waits until something comes, or somebody wakes it, or the time is over.
-    pub fn wait(&self, time: Duration) {
+    pub fn wait(self, time: Duration) {
+        let word = self.0.memory.word32(SLEEP);
         if self.0.is_empty()
             && let Ok(time) = Timespec::try_from(time)
         {
-            let _whatever_woke_it =
-                futex::wait(self.0.memory.word32(SLEEP), futex::Flags::empty(), WORD, Some(&time));
+            let _whatever_woke_it = futex::wait(word, futex::Flags::empty(), self.1, Some(&time));
         }
-        self.0.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
+        word.store(AWAKE, Ordering::SeqCst);
     }
 }
 
@@ -215,13 +249,15 @@ impl Outbox {
         let (written, read) = (self.memory.word64(WRITTEN), self.memory.word64(READ));
         let mut end = written.load(Ordering::Relaxed);
         let begun = end;
+        let mut urgency = Urgency::Whenever;
         let waiting = self.memory.word32(WAITING);
         loop {
             let used = end.wrapping_sub(read.load(Ordering::Acquire)).min(CAPACITY as u64) as usize;
             let room = CAPACITY - used;
             let given = if room < HEADER { Given::TooLong } else { next(room - HEADER) };
             match given {
-                Given::Frame(header, payload) => {
+                Given::Frame(header, payload, urgent) => {
+                    urgency = urgency.max(urgent);
                     copy_in(&self.memory, end, &header);
                     copy_in(&self.memory, end.wrapping_add(HEADER as u64), &payload);
                     end = end.wrapping_add((HEADER + payload.len().next_multiple_of(HEADER)) as u64);
@@ -230,7 +266,10 @@ impl Outbox {
                 Given::Nothing => break,
                 // Said; then once more, in case the reader made room before it could see that.
                 Given::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => {}
-                Given::TooLong => break,
+                Given::TooLong => {
+                    urgency = Urgency::Everybody;
+                    break;
+                }
             }
         }
         if end == begun {
@@ -238,12 +277,15 @@ impl Outbox {
         }
         fence(Ordering::SeqCst);
         let sleep = self.memory.word32(SLEEP);
-        if sleep.load(Ordering::Relaxed) == AWAKE {
-            return;
+        match sleep.load(Ordering::Relaxed) {
+            AWAKE => return,
+            WORD if urgency < Urgency::Senders => return,
+            PATIENT if urgency < Urgency::Everybody => return,
+            _ => {}
         }
         match sleep.swap(AWAKE, Ordering::SeqCst) {
             BELL => ring(&self.bell),
-            WORD => {
+            WORD | PATIENT => {
                 let _woken = futex::wake(sleep, futex::Flags::empty(), u32::MAX);
             }
             _ => {}
@@ -325,7 +367,7 @@ mod tests {
                 }
                 sent += 1;
                 let (header, payload) = frame(sent - 1, len(sent - 1));
-                Given::Frame(header, payload)
+                Given::Frame(header, payload, Urgency::Everybody)
             });
             let reader = inbox.read().unwrap();
             while let Some(read) = reader.next().unwrap() {
@@ -346,7 +388,9 @@ mod tests {
                 for number in 0..1000 {
                     let mut once = Some(frame(number, 8));
                     outbox.write(|_| {
-                        once.take().map_or(Given::Nothing, |(header, bytes)| Given::Frame(header, bytes))
+                        once.take().map_or(Given::Nothing, |(header, bytes)| {
+                            Given::Frame(header, bytes, Urgency::Everybody)
+                        })
                     });
                 }
             });
@@ -358,10 +402,123 @@ mod tests {
                     got += 1;
                 }
                 if got < 1000 {
-                    reader.prepare();
-                    reader.wait(Duration::from_secs(20));
+                    reader.prepare(true).wait(Duration::from_secs(20));
                 }
             }
+        });
+    }
+
+    fn say(outbox: &Outbox, number: u64, urgency: Urgency) {
+        let mut once = Some(frame(number, 8));
+        outbox.write(|_| {
+            once.take().map_or(Given::Nothing, |(header, bytes)| Given::Frame(header, bytes, urgency))
+        });
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_what_concerns_them_and_the_reactor_by_everything() {
+        use Urgency::{Everybody, Senders, Whenever};
+        for (senders, urgency, wakes) in [
+            (false, Whenever, false),
+            (false, Senders, false),
+            (false, Everybody, true),
+            (true, Whenever, false),
+            (true, Senders, true),
+            (true, Everybody, true),
+        ] {
+            let (inbox, outbox) = pair();
+            let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
+            let reader = inbox.read().unwrap();
+            let _prepared = reader.prepare(senders);
+            let before = how();
+            say(&outbox, 1, urgency);
+            assert_eq!(how(), if wakes { AWAKE } else { before }, "{senders} {urgency:?}");
+            // Whoever begins to wait for what was sent finds what was said before.
+            inbox.heed();
+            assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
+            assert!(reader.leave().memory.word32(SLEEP).load(Ordering::SeqCst) == BELL);
+            say(&outbox, 2, urgency);
+            assert_eq!(how(), AWAKE, "{urgency:?}");
+        }
+    }
+
+    #[test]
+    fn a_full_ring_wakes_whoever_waits_for_anything_at_all() {
+        let (inbox, outbox) = pair();
+        let reader = inbox.read().unwrap();
+        let _prepared = reader.prepare(false);
+        let mut number = 0;
+        outbox.write(|room| {
+            number += 1;
+            let (header, payload) = frame(number, 5000);
+            if payload.len() > room {
+                Given::TooLong
+            } else {
+                Given::Frame(header, payload, Urgency::Whenever)
+            }
+        });
+        assert_eq!(inbox.memory.word32(SLEEP).load(Ordering::SeqCst), AWAKE);
+    }
+
+    /// One thread writes what can wait, and then either what cannot, or what somebody begins to wait for at that moment.
+    /// Nobody is woken by a clock.
+    #[test]
+    fn no_wake_up_is_lost_between_who_waits_who_writes_and_who_begins_to_wait() {
+        use std::sync::atomic::AtomicUsize;
+        const ROUNDS: u64 = 20_000;
+        let (inbox, outbox) = pair();
+        let heeded = AtomicUsize::new(0);
+        let (next, rounds) = std::sync::mpsc::sync_channel::<u64>(0);
+        std::thread::scope(|scope| {
+            let (inbox, outbox, heeded) = (&inbox, &outbox, &heeded);
+            scope.spawn(move || {
+                for round in rounds {
+                    let mut dice = round.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    let mut roll = |sides: u64| {
+                        dice = dice.rotate_left(17).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                        dice % sides
+                    };
+                    for _ in 0..roll(3) {
+                        say(outbox, u64::MAX, [Urgency::Whenever, Urgency::Senders][roll(2) as usize]);
+                    }
+                    if roll(2) == 0 {
+                        say(outbox, round, Urgency::Everybody);
+                        continue;
+                    }
+                    let heed = || {
+                        heeded.fetch_add(1, Ordering::SeqCst);
+                        inbox.heed();
+                    };
+                    if roll(2) == 0 {
+                        std::thread::scope(|scope| {
+                            scope.spawn(heed);
+                            say(outbox, round, Urgency::Senders);
+                        });
+                    } else {
+                        say(outbox, round, Urgency::Senders);
+                        heed();
+                    }
+                }
+            });
+            let reader = inbox.read().unwrap();
+            for round in 0..ROUNDS {
+                next.send(round).unwrap();
+                let mut here = false;
+                while !here {
+                    while let Some(read) = reader.next().unwrap() {
+                        here |= read == frame(round, 8);
+                    }
+                    let senders = heeded.load(Ordering::SeqCst) > 0;
+                    let prepared = reader.prepare(senders);
+                    if !here && senders == (heeded.load(Ordering::SeqCst) > 0) {
+                        let began = crate::clock::monotonic();
+                        prepared.wait(Duration::from_secs(60));
+                        assert!(began.elapsed() < Duration::from_secs(30), "nobody woke it in round {round}");
+                    }
+                }
+                heeded.store(0, Ordering::SeqCst);
+            }
+            drop(next);
         });
     }
 

@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn what_is_wrong_in_any_repetition_is_told() {
         let certificates = crate::cli::certificates::TransferFiles::default();
-        let setup = Setup { transport: Choice::Tcp, lanes: None, checksums: true, certificates };
+        let setup = Setup { transport: Choice::Tcp, lanes: None, spin: None, checksums: true, certificates };
         let shape = Shape { size: 4096, batch: 1, in_flight: 2 };
         let prepares = Prepares::new(&[(5000, vec![1000, 2000, 3000])]);
         let by = TransportKind::Tcp;

@@ -97,6 +97,7 @@ impl Task {
         config.transport = setup.transport;
         config.checks = setup.checksums;
         config.lanes = setup.lanes.unwrap_or(config.lanes);
+        config.spin = setup.spin.unwrap_or(config.spin);
         config.tls = setup.certificates.read()?;
         Ok(Self {
             engine: Engine::start(config).context("cannot start a transfer engine")?,

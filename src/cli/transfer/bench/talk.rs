@@ -1,6 +1,7 @@
 //! What the conductor and its tasks say to each other: one line of JSON each.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,7 @@ use crate::transfer::{Choice, Member, Membership, Peer, TransportKind};
 pub struct Setup {
     pub transport: Choice,
     pub lanes: Option<usize>,
+    pub spin: Option<Duration>,
     pub checksums: bool,
     pub certificates: TransferFiles,
 }

@@ -1,0 +1,91 @@
+//! Who waits for one thing hears of the others too, whether threads look before they sleep or not.
+
+use std::time::Duration;
+
+use muster::transfer::{Choice, Options};
+
+use crate::cluster::{Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing};
+
+const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Unix, Choice::Tcp, Choice::Loopback];
+
+fn on(channel: u32) -> Options {
+    Options { channel, ..Options::default() }
+}
+
+#[test]
+fn what_was_sent_is_known_to_be_there_while_a_thread_waits_for_something_else() {
+    for choice in CHOICES {
+        for len in [100, 64 << 10] {
+            let cluster = Cluster::new(2, choice);
+            let [zero, one] = [&cluster.engines[0], &cluster.engines[1]];
+            let sources = [1, 2, 3].map(|seed| cluster.filled(0, len, seed));
+            let targets = [1, 2, 3].map(|_| cluster.empty(1, len));
+            let (late, last) = (cluster.filled(1, len, 9), cluster.empty(0, len));
+            std::thread::scope(|scope| {
+                let expected = zero.transfer(&[], vec![incoming(&last, 1, 0, 9)], on(9));
+                let waits = scope.spawn(move || expected.wait_for(PATIENCE).expect("it comes"));
+                for (key, (source, target)) in (0..).zip(sources.iter().zip(&targets)) {
+                    let sent = zero.transfer(&[], vec![outgoing(source, 0, 1, key)], on(0));
+                    done(&one.transfer(&[], vec![incoming(target, 0, 1, key)], on(0))).unwrap();
+                    match key {
+                        // Nobody waits for the first, somebody for the second, and its memory is asked for of the third.
+                        0 => eventually("it is known", || sent.outcome().is_some()),
+                        1 => assert!(done(&sent).is_ok()),
+                        _ => eventually("its memory is free", || source.fill(0).is_ok()),
+                    }
+                    assert_contents(target, key + 1);
+                }
+                done(&one.transfer(&[], vec![outgoing(&late, 1, 0, 9)], on(9))).unwrap();
+                waits.join().unwrap().unwrap();
+            });
+            assert_contents(&last, 9);
+        }
+    }
+}
+
+#[test]
+fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep() {
+    const THREADS: u32 = 3;
+    const ROUNDS: u64 = 400;
+    for spin in [Duration::ZERO, Duration::from_micros(1), Duration::from_millis(1)] {
+        let cluster = Cluster::with(2, |config| {
+            config.transport = Choice::Shm;
+            config.spin = spin;
+        });
+        std::thread::scope(|scope| {
+            for (task, thread) in [0, 1].into_iter().flat_map(|task| (0..THREADS).map(move |n| (task, n))) {
+                let cluster = &cluster;
+                scope.spawn(move || {
+                    let other = 1 - task;
+                    let len = [8, 4096, 20_000][thread as usize % 3];
+                    let (out, back) = (cluster.empty(task, len), cluster.empty(task, len));
+                    for round in 0..ROUNDS {
+                        let seed = |task: usize| round << 8 | u64::from(thread) << 1 | task as u64;
+                        out.write(|bytes| bytes.copy_from_slice(&contents(len, seed(task)))).unwrap();
+                        let channel = |from: usize| on(2 * thread + from as u32);
+                        let expected = cluster.engines[task].transfer(
+                            &[],
+                            vec![incoming(&back, other, task, 0)],
+                            channel(other),
+                        );
+                        let send = || {
+                            let spec = outgoing(&out, task, other, 0);
+                            cluster.engines[task].transfer(&[], vec![spec], channel(task))
+                        };
+                        // One of the two sides answers; who answers waits first.
+                        if task == 1 {
+                            done(&expected).unwrap();
+                        }
+                        let sent = send();
+                        if round % 3 == 0 {
+                            done(&sent).unwrap();
+                        }
+                        done(&expected).unwrap();
+                        assert_contents(&back, seed(other));
+                        done(&sent).unwrap();
+                    }
+                });
+            }
+        });
+    }
+}
