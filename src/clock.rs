@@ -73,7 +73,17 @@ pub fn monotonic() -> Instant {
 /// The monotonic clock in nanoseconds: the same for all processes of a host, which [`Instant`] hides.
 #[must_use]
 pub fn monotonic_nanoseconds() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    nanoseconds(rustix::time::ClockId::Monotonic)
+}
+
+/// How long processors have worked for this process, all of its threads, in nanoseconds.
+#[must_use]
+pub fn process_nanoseconds() -> u64 {
+    nanoseconds(rustix::time::ClockId::ProcessCPUTime)
+}
+
+fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 

@@ -144,6 +144,12 @@ impl Results {
             let p99 = self.spread(shape, subject, |figure| figure.half_round_trip_p99_us)?;
             Some(format!("{} / {}", text(&p50), text(&p99)))
         });
+        self.table(
+            &mut out,
+            "One at a time, us of processors that both sides work for each",
+            &all,
+            |found| self.spread(found.0, found.1, |figure| figure.cpu_us).map(|cpu| text(&cpu)),
+        );
         self.prepares(&mut out);
         self.remarks(&mut out);
         out

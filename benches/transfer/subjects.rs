@@ -28,6 +28,7 @@ pub enum Subject {
     Wake,
     WakeBeside,
     MusterShm,
+    MusterShmAsleep,
     MusterShmBeside,
     MusterPvm,
     NixlShm,
@@ -49,12 +50,13 @@ pub enum Subject {
 
 impl Subject {
     /// In the order in which they are measured: what is compared lies next to each other.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Wake,
         Self::WakeBeside,
         Self::MusterShm,
+        Self::MusterShmAsleep,
         Self::MusterShmBeside,
         Self::NixlShm,
         Self::NixlShmPolled,
@@ -74,7 +76,7 @@ impl Subject {
     ];
 
     /// The same host, in the order of the tables.
-    pub const HERE: [Self; 11] = [
+    pub const HERE: [Self; 12] = [
         Self::Memcpy1,
         Self::Memcpy2,
         Self::Memcpy1Cold,
@@ -82,6 +84,7 @@ impl Subject {
         Self::Wake,
         Self::WakeBeside,
         Self::MusterShm,
+        Self::MusterShmAsleep,
         Self::MusterShmBeside,
         Self::MusterPvm,
         Self::NixlShm,
@@ -122,6 +125,9 @@ impl Subject {
             Self::Memcpy1Cold => limit(&|shape| limits::memcpy(shape, 1, true, time)),
             Self::Memcpy2Cold => limit(&|shape| limits::memcpy(shape, 2, true, time)),
             Self::WakeBeside => limits::on_one_processor(|| Self::Wake.measure(places, shapes, time)),
+            Self::MusterShmAsleep => {
+                places.muster(&single(64 << 10), time, &["--transport", "shm", "--spin", "0s"])
+            }
             Self::MusterShmBeside => {
                 limits::on_one_processor(|| Self::MusterShm.measure(places, &single(64 << 10), time))
             }
@@ -172,6 +178,7 @@ impl fmt::Display for Subject {
             Self::Wake => "waking a thread, one buffer each",
             Self::WakeBeside => "waking a thread on the same processor",
             Self::MusterShm => "Muster, shared memory",
+            Self::MusterShmAsleep => "Muster, shared memory, nobody looks before sleeping",
             Self::MusterShmBeside => "Muster, shared memory, both on one processor",
             Self::MusterPvm => "Muster, process memory",
             Self::NixlShm => "NIXL (UCX, CMA)",
@@ -198,6 +205,7 @@ pub struct Figure {
     pub p99_us: Option<f64>,
     pub half_round_trip_p50_us: Option<f64>,
     pub half_round_trip_p99_us: Option<f64>,
+    pub cpu_us: Option<f64>,
     pub prepare_first_us: Option<f64>,
     pub prepare_p50_us: Option<f64>,
     pub prepare_max_us: Option<f64>,
@@ -215,6 +223,7 @@ impl Figure {
             p99_us: None,
             half_round_trip_p50_us: None,
             half_round_trip_p99_us: None,
+            cpu_us: None,
             prepare_first_us: None,
             prepare_p50_us: None,
             prepare_max_us: None,

@@ -32,8 +32,8 @@ pub(super) fn checks(root: &Root) -> Vec<Check> {
         Check::new(
             "idle_processors",
             "idle processors",
-            "whoever waits for a message sleeps; in a virtual machine the host wakes a halted processor, which takes longer \
-             than all else that a small message costs",
+            "whoever waits for a message looks for a moment and then sleeps; in a virtual machine the host wakes a halted \
+             processor, which takes longer than all else that a small message costs",
             idle(root),
         ),
     ]

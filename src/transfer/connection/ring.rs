@@ -16,6 +16,8 @@ use crate::transfer::transport::ring::{Given, Inbox, Reader};
 
 /// A thread that waits looks again after so long, at what the peer did not wake it for and at its own time.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// A thread that launches takes no more of what the peer says meanwhile.
+const ANSWERS_MAX: usize = 64;
 
 impl Connection {
     /// Puts into the ring what waits for it, as far as there is room.
@@ -54,23 +56,15 @@ impl Connection {
 
     /// Takes the frames that are in the ring, unless somebody does so now.
     pub(super) fn serve_ring(self: &Arc<Self>) -> Result<(), Violation> {
-        match self.inbox.as_ref().and_then(Inbox::read) {
-            Some(reader) => self.leave_ring(reader),
-            None => Ok(()),
-        }
-    }
-
-    /// Takes the frames that are in the ring, and leaves it to the reactor.
-    fn leave_ring(self: &Arc<Self>, reader: Reader<'_>) -> Result<(), Violation> {
-        let mut next = Some(reader);
-        while let Some(reader) = next {
-            self.drain_ring(&reader)?;
-            let inbox = reader.leave();
+        let Some(inbox) = &self.inbox else { return Ok(()) };
+        loop {
+            let Some(reader) = inbox.read() else { return Ok(()) };
+            self.drain_ring(&reader, usize::MAX)?;
             // Whoever wrote while this thread had not quite left has rung the bell for nothing.
-            let more = !inbox.is_empty() && lock(&self.awaited).is_none();
-            next = if more { inbox.read() } else { None };
+            if reader.leave().is_empty() || lock(&self.awaited).is_some() {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Does something that the peer may answer at once: what it answers until that is done is taken on this thread, and
@@ -81,10 +75,15 @@ impl Connection {
             reader.stay();
         }
         let said = with();
-        if let Some(reader) = reader
-            && let Err(violation) = self.leave_ring(reader)
-        {
-            self.ring_is_broken(&violation);
+        if let Some(reader) = reader {
+            let drained = self.drain_ring(&reader, ANSWERS_MAX);
+            let inbox = reader.leave();
+            match drained {
+                Err(violation) => self.ring_is_broken(&violation),
+                // Whoever says more and more does not keep this thread.
+                Ok(()) if !inbox.is_empty() => inbox.ring(),
+                Ok(()) => {}
+            }
         }
         said
     }
@@ -102,9 +101,10 @@ impl Connection {
         self.heeded.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn drain_ring(self: &Arc<Self>, reader: &Reader<'_>) -> Result<(), Violation> {
+    /// Takes so many frames at most.
+    fn drain_ring(self: &Arc<Self>, reader: &Reader<'_>, most: usize) -> Result<(), Violation> {
         let mut answers = Answers::default();
-        let drained = self.take_from_ring(reader, &mut answers);
+        let drained = self.take_from_ring(reader, most, &mut answers);
         self.answer(answers);
         drained?;
         if reader.writer_waits()
@@ -115,10 +115,18 @@ impl Connection {
         Ok(())
     }
 
-    fn take_from_ring(self: &Arc<Self>, reader: &Reader<'_>, answers: &mut Answers) -> Result<(), Violation> {
-        while lock(&self.awaited).is_none()
+    fn take_from_ring(
+        self: &Arc<Self>,
+        reader: &Reader<'_>,
+        most: usize,
+        answers: &mut Answers,
+    ) -> Result<(), Violation> {
+        let mut taken = 0;
+        while taken < most
+            && lock(&self.awaited).is_none()
             && let Some((bytes, payload)) = reader.next()?
         {
+            taken += 1;
             self.heard();
             let header = Header::decode(&bytes).map_err(|_| Violation("what is in its ring is no frame"))?;
             if !self.is_between(&header) {
@@ -145,7 +153,7 @@ impl Connection {
         reader.stay();
         let mut is_done = done();
         while !is_done && self.over.get().is_none() {
-            if let Err(violation) = self.drain_ring(&reader) {
+            if let Err(violation) = self.drain_ring(&reader, usize::MAX) {
                 self.ring_is_broken(&violation);
             }
             if lock(&self.awaited).is_some() {

@@ -111,6 +111,11 @@ impl Inbox {
     /// From here on it is read.
     pub fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Has the reactor look at it.
+    pub fn ring(&self) {
         ring(&self.bell);
     }
 

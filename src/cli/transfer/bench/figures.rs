@@ -23,6 +23,8 @@ pub struct Moved {
 pub struct Delays {
     one_way: Percentiles,
     half_round_trip: Percentiles,
+    /// What processors worked for both ends, for each transfer.
+    cpu: f64,
     by: TransportKind,
     wrong: Option<String>,
 }
@@ -55,9 +57,11 @@ impl Delays {
         let mut one_way = between(&near.launched, &far.arrived);
         one_way.extend(between(&far.launched, &near.arrived));
         let halves = between(&near.launched, &near.arrived).into_iter().map(|round| round / 2).collect();
+        let transfers = near.launched.len() + far.launched.len();
         Self {
             one_way: Percentiles::of(one_way),
             half_round_trip: Percentiles::of(halves),
+            cpu: (near.worked + far.worked) as f64 / transfers.max(1) as f64 / 1e3,
             by: near.by,
             wrong,
         }
@@ -139,6 +143,8 @@ pub struct Figures {
     p99_us: Option<f64>,
     half_round_trip_p50_us: Option<f64>,
     half_round_trip_p99_us: Option<f64>,
+    /// What processors worked for both processes, for each transfer of that kind.
+    cpu_us: Option<f64>,
     #[serde(flatten)]
     prepares: Prepares,
     /// Whether every byte was what was sent.
@@ -155,6 +161,7 @@ struct Spreads {
     p99_us: Option<Spread>,
     half_round_trip_p50_us: Option<Spread>,
     half_round_trip_p99_us: Option<Spread>,
+    cpu_us: Option<Spread>,
 }
 
 impl Figures {
@@ -166,6 +173,7 @@ impl Figures {
             p99_us: over(|one| Some(one.delays.one_way.p99)),
             half_round_trip_p50_us: over(|one| Some(one.delays.half_round_trip.p50)),
             half_round_trip_p99_us: over(|one| Some(one.delays.half_round_trip.p99)),
+            cpu_us: over(|one| Some(one.delays.cpu)),
         };
         let wrongs = |one: &Repetition| {
             let moved = one.moved.as_ref().and_then(|moved| moved.wrong.clone());
@@ -191,6 +199,7 @@ impl Figures {
             p99_us: median(spread.p99_us),
             half_round_trip_p50_us: median(spread.half_round_trip_p50_us),
             half_round_trip_p99_us: median(spread.half_round_trip_p99_us),
+            cpu_us: median(spread.cpu_us),
             prepares: *prepares,
             verified: wrong.is_none() && !found.is_empty(),
             wrong,
@@ -202,7 +211,7 @@ impl Figures {
 /// What comes before the lines of all sizes.
 pub fn heading(prepares: &Prepares) -> String {
     format!(
-        "prepare: first {:.0} us, with the connection there p50 {:.1} us, p99 {:.1} us\n{:>10} {:>6} {:>5} {:>9}  {:>22}  {:>19}  {:>19}\n",
+        "prepare: first {:.0} us, with the connection there p50 {:.1} us, p99 {:.1} us\n{:>10} {:>6} {:>5} {:>9}  {:>22}  {:>19}  {:>19}  {:>7}\n",
         prepares.prepare_first_us,
         prepares.prepare_p50_us,
         prepares.prepare_p99_us,
@@ -213,6 +222,7 @@ pub fn heading(prepares: &Prepares) -> String {
         "GB/s (least..most)",
         "one way p50/p99 us",
         "half trip p50/p99 us",
+        "cpu us",
     )
 }
 
@@ -228,13 +238,14 @@ impl fmt::Display for Figures {
         };
         writeln!(
             out,
-            "{:>10} {:>6} {:>5} {:>9}  {rate:>22}  {:>19}  {:>19}{}",
+            "{:>10} {:>6} {:>5} {:>9}  {rate:>22}  {:>19}  {:>19}  {:>7}{}",
             bytes(self.size_bytes),
             self.batch,
             self.transport,
             self.in_flight,
             both(self.p50_us, self.p99_us),
             both(self.half_round_trip_p50_us, self.half_round_trip_p99_us),
+            self.cpu_us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}")),
             self.wrong.as_ref().map_or_else(String::new, |wrong| format!("  WRONG: {wrong}")),
         )
     }
@@ -258,13 +269,14 @@ mod tests {
         // In microseconds: a launch at 0, 100, 200, 300, there 4 later, answered at once, back 6 later.
         let times = |offset: u64| -> Vec<u64> { (0..4).map(|n| n * 100_000 + offset * 1000).collect() };
         let by = TransportKind::Shm;
-        let mut near = Tossed { launched: times(0), arrived: times(10), by, wrong: None };
-        let far = Tossed { launched: times(4), arrived: times(4), by, wrong: None };
+        let mut near = Tossed { launched: times(0), arrived: times(10), worked: 10_000, by, wrong: None };
+        let far = Tossed { launched: times(4), arrived: times(4), worked: 6_000, by, wrong: None };
         near.arrived[0] = 90_000;
         let delays = Delays::new(&near, &far, None);
         assert!((delays.half_round_trip.p50 - 5.0).abs() < 1e-9);
         assert!((delays.half_round_trip.p99 - 5.0).abs() < 1e-9, "the first round was slow");
         assert!((delays.one_way.p99 - 6.0).abs() < 1e-9);
+        assert!((delays.cpu - 2.0).abs() < 1e-9, "16 us for 8 transfers");
     }
 
     #[test]
@@ -279,6 +291,7 @@ mod tests {
             delays: Delays {
                 one_way: Percentiles::of(vec![1000]),
                 half_round_trip: Percentiles::of(vec![1000]),
+                cpu: 1.0,
                 by,
                 wrong: None,
             },

@@ -174,7 +174,9 @@ impl Tasks {
         let orders = [1, 0].map(|number| (number, Order::Toss { rounds, measurement }));
         let answers = self.children.ask(&orders, self.limit(about))?;
         let mut ends = of_kind(answers, |answer| match answer {
-            Answer::Tossed { launched, arrived, by, wrong } => Some(Tossed { launched, arrived, by, wrong }),
+            Answer::Tossed { launched, arrived, worked, by, wrong } => {
+                Some(Tossed { launched, arrived, worked, by, wrong })
+            }
             _ => None,
         })?;
         let far = ends.pop().context("no receiver")?;
@@ -188,6 +190,8 @@ impl Tasks {
 pub struct Tossed {
     pub launched: Vec<u64>,
     pub arrived: Vec<u64>,
+    /// Of processors.
+    pub worked: u64,
     /// By what most went.
     pub by: TransportKind,
     pub wrong: Option<String>,

@@ -238,6 +238,7 @@ impl Task {
         let before = self.bytes();
         let (mut launched, mut arrived) = (Vec::new(), Vec::new());
         let mut wrong = None;
+        let worked = clock::process_nanoseconds();
         let mut expected = self.inbound[0].prepared.launch(&[]);
         for round in 0..rounds {
             let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
@@ -260,9 +261,10 @@ impl Task {
                 expected = following;
             }
         }
+        let worked = clock::process_nanoseconds().saturating_sub(worked);
         wrong = wrong.or(primed(&self.inbound, others, rounds)?);
         let by = most_moved(before, self.bytes())?;
-        Ok(Answer::Tossed { launched, arrived, by, wrong })
+        Ok(Answer::Tossed { launched, arrived, worked, by, wrong })
     }
 }
 

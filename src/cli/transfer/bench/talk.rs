@@ -95,10 +95,12 @@ pub enum Answer {
     Checked {
         wrong: Option<String>,
     },
-    /// When each of its own was launched, and when each of the other's was there. By the monotonic clock, in nanoseconds.
+    /// When each of its own was launched, and when each of the other's was there, by the monotonic clock; and how long
+    /// processors worked for the process meanwhile. In nanoseconds.
     Tossed {
         launched: Vec<u64>,
         arrived: Vec<u64>,
+        worked: u64,
         by: TransportKind,
         wrong: Option<String>,
     },
