@@ -35,7 +35,7 @@ fn a_benchmark_says_for_each_size_what_was_moved_and_that_it_was_right() {
             let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("no {name} in {line}"));
             assert!(number("gbytes_per_second") > 0.0);
             assert!(0.0 < number("p50_us") && number("p50_us") <= number("p99_us"));
-            assert!(0.0 < number("half_round_trip_p50_us"));
+            assert!(0.0 < number("half_round_trip_p50_us") && 0.0 < number("cpu_us"));
             assert!(0.0 < number("prepare_p50_us") && number("prepare_p50_us") <= number("prepare_first_us"));
             let spread = &line["spread"]["gbytes_per_second"];
             assert!(spread["min"].as_f64() <= spread["median"].as_f64(), "{spread}");
@@ -87,10 +87,13 @@ fn batches_pairs_lanes_and_checksums_are_as_asked() {
 
 #[test]
 fn latency_alone_moves_nothing_else() {
-    let lines = lines(&["--size", "4KiB", "--latency"]);
-    assert_eq!((&lines[0]["gbytes_per_second"], &lines[0]["verified"]), (&Value::Null, &true.into()));
-    assert!(lines[0]["p50_us"].as_f64() > Some(0.0));
-    assert!(["shm", "pvm", "unix", "tcp"].contains(&lines[0]["transport"].as_str().unwrap()), "{}", lines[0]);
+    for spin in ["0s", "1ms"] {
+        let lines = lines(&["--size", "4KiB", "--latency", "--spin", spin]);
+        assert_eq!((&lines[0]["gbytes_per_second"], &lines[0]["verified"]), (&Value::Null, &true.into()));
+        assert!(lines[0]["p50_us"].as_f64() > Some(0.0));
+        let by = lines[0]["transport"].as_str().unwrap();
+        assert!(["shm", "pvm", "unix", "tcp"].contains(&by), "{}", lines[0]);
+    }
 }
 
 #[test]
