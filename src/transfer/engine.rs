@@ -11,7 +11,7 @@ use super::detours::Detours;
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
-use super::inside::{Core, Counts};
+use super::inside::{Core, Counts, Lost};
 use super::launch::{Launch, Transfer};
 use super::layout::Layout;
 use super::link::Class;
@@ -208,20 +208,20 @@ impl Engine {
         let gone = |member: Member| member != core.here() && !membership.has(member);
         lock(&core.numbers).retain(|member, _| !gone(*member));
         core.detours.retain(|member| !gone(member));
-        let pending = lock(&core.cliques).pending(gone);
         let error = |member: Member| TransferError::StaleIncarnation {
             member,
             current: membership.member(member.task).map(|member| member.incarnation),
         };
-        for key in pending {
+        let making = lock(&core.cliques).pending(gone).into_iter().map(|key| {
             let member = key.members().iter().copied().find(|member| gone(*member)).unwrap_or(core.here());
-            core.clique_failed(key, None, &error(member));
-        }
+            (Lost::Making(key), error(member))
+        });
+        let mut lost: Vec<_> = making.collect();
         // All that there are: one that is just being made is not in the cache yet, or not any more.
-        let connections = lock(&core.connections).clone();
-        for connection in connections.into_iter().filter(|connection| gone(connection.peer)) {
-            connection.end(error(connection.peer));
+        for connection in lock(&core.connections).iter().filter(|connection| gone(connection.peer)) {
+            lost.push((Lost::Connection(Arc::clone(connection)), error(connection.peer)));
         }
+        core.lose(&lost);
     }
 
     /// The membership that it has.
@@ -422,14 +422,12 @@ impl Handle {
             let _announcing = lock(&core.changed.0);
             core.changed.1.notify_all();
         }
-        let pending = lock(&core.cliques).pending(|_| true);
-        for key in pending {
-            core.clique_failed(key, None, &TransferError::Closed);
+        let making = lock(&core.cliques).pending(|_| true).into_iter().map(Lost::Making);
+        let mut lost: Vec<_> = making.map(|making| (making, TransferError::Closed)).collect();
+        for connection in lock(&core.connections).iter() {
+            lost.push((Lost::Connection(Arc::clone(connection)), TransferError::Closed));
         }
-        let connections = lock(&core.connections).clone();
-        for connection in connections {
-            connection.end(TransferError::Closed);
-        }
+        core.lose(&lost);
         for reactor in &core.reactors {
             reactor.stop();
         }

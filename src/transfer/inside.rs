@@ -15,7 +15,7 @@ use super::identity::{Address, Member, Membership, TaskId};
 use super::launch::{Launch, Limits, give_up};
 use super::link::{GroupId, Numbers};
 use super::meters::Meters;
-use super::sync::lock;
+use super::sync::{lock, with_all};
 use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
@@ -71,6 +71,14 @@ pub struct Core {
     pub(super) moved: Mutex<BTreeMap<TaskId, Arc<Counters>>>,
     /// Launches with a deadline that may still wait for their connections.
     pub(super) expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
+}
+
+/// What ends because of who has gone.
+pub enum Lost {
+    /// A connection that is being made.
+    Making(CliqueKey),
+    /// One that is there.
+    Connection(Arc<Connection>),
 }
 
 impl Core {
@@ -215,6 +223,15 @@ impl Core {
         for waiter in waiters {
             waiter.tell(Err(error.clone()));
         }
+    }
+
+    /// Ends what is lost, all of it at the same time: whoever hears of one end, on the thread that brings it about, holds up
+    /// no other.
+    pub(super) fn lose(&self, lost: &[(Lost, TransferError)]) {
+        with_all(lost, |(what, error)| match what {
+            Lost::Making(key) => self.clique_failed(*key, None, error),
+            Lost::Connection(connection) => connection.end(error.clone()),
+        });
     }
 
     pub(super) fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {

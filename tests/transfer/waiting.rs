@@ -1,8 +1,11 @@
 //! Who waits for one thing hears of the others too, whether threads look before they sleep or not.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Options};
+use muster::transfer::{Choice, Options, TransferError};
 
 use crate::cluster::{Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing};
 
@@ -87,5 +90,55 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
                 });
             }
         });
+    }
+}
+
+/// Is told together with others, and waits for them.
+struct Together {
+    told: Arc<AtomicUsize>,
+    of: usize,
+    met: AtomicBool,
+}
+
+impl Wake for Together {
+    fn wake(self: Arc<Self>) {
+        self.told.fetch_add(1, Ordering::SeqCst);
+        let until = Instant::now() + PATIENCE;
+        while self.told.load(Ordering::SeqCst) < self.of && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.met.store(self.told.load(Ordering::SeqCst) == self.of, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn who_hears_of_the_end_of_one_connection_holds_up_no_other_end() {
+    for choice in CHOICES {
+        let cluster = Cluster::new(5, choice);
+        let peers = [1, 2, 3, 4];
+        let told = Arc::new(AtomicUsize::new(0));
+        let waits: Vec<_> = peers
+            .into_iter()
+            .map(|peer| {
+                let target = cluster.empty(0, 1 << 20);
+                let transfer =
+                    cluster.engines[0].transfer(&[], vec![incoming(&target, peer, 0, 1)], on(peer as u32));
+                let (told, met) = (Arc::clone(&told), AtomicBool::new(false));
+                let wake = Arc::new(Together { told, of: peers.len(), met });
+                let mut future = Box::pin(transfer.clone());
+                let waker = Waker::from(Arc::clone(&wake));
+                assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+                (transfer, wake, future)
+            })
+            .collect();
+        eventually("there are connections", || cluster.engines[0].links().len() == peers.len());
+        let mut alone = cluster.membership();
+        alone.peers.retain(|task, _| task.0 == 0);
+        cluster.engines[0].on_membership(alone);
+        for (transfer, wake, _future) in waits {
+            let error = done(&transfer).unwrap_err();
+            assert!(matches!(error, TransferError::StaleIncarnation { .. }), "{error}");
+            assert!(wake.met.load(Ordering::SeqCst), "{choice:?}: one had to wait for another");
+        }
     }
 }
