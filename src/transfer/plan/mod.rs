@@ -37,15 +37,18 @@ mod describe;
 mod document;
 mod dtype;
 mod error;
+mod expand;
 mod fingerprint;
 mod holders;
 mod make;
 mod placement;
 #[expect(clippy::module_inception, reason = "the room is named for what it makes")]
 mod plan;
+mod rounds;
 mod staging;
 mod step;
 mod tiles;
+mod turns;
 
 pub use super::identity::{DeviceId, TaskId};
 pub use ask::{AllGather, Broadcast, Reshard, Scatter};
@@ -70,8 +73,8 @@ pub const MAX_DEVICES: usize = 65_536;
 pub const MAX_PLACED: usize = 4 * MAX_DEVICES;
 /// The most bytes of the name of an axis or of a host.
 pub const MAX_NAME: usize = 256;
-/// The most steps of a plan. An all-to-all exchange among 2,048 devices has as many.
-pub const MAX_STEPS: u64 = 1 << 22;
+/// The most steps of a plan. An all-to-all exchange among 8,192 devices has as many.
+pub const MAX_STEPS: u64 = 1 << 26;
 /// The most bytes that all destination shards have together, copies included.
 pub const MAX_BYTES: u64 = 1 << 62;
 /// The most bytes of a description as JSON.
