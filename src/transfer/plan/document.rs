@@ -70,12 +70,12 @@ impl Plan {
         }
         // From here on the work grows with the steps: a short text must not claim many.
         let least = shortest_step(plan.source().shape.len()).map_err(wrong)?;
-        if found.steps.0 != plan.len() || plan.len().saturating_mul(least) > text.len() {
-            return Err(contradicts(&format!(
-                "number of steps (it has {} of {})",
-                found.steps.0,
-                plan.len()
-            )));
+        if found.steps.0 != plan.len() {
+            let counted = format!("number of steps (it has {} of {})", found.steps.0, plan.len());
+            return Err(contradicts(&counted));
+        }
+        if plan.len().saturating_mul(least) > text.len() {
+            return Err(contradicts("list of steps (its text is too short for them)"));
         }
         if found.cost != plan.cost() {
             return Err(contradicts("cost"));
