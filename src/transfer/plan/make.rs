@@ -166,7 +166,7 @@ impl<'a> Maker<'a> {
             match holders.find_group(holding, group.task) {
                 Some(held) => {
                     let devices = receivers.devices(group);
-                    let turn = Turn::of(self.ordinal, devices.len());
+                    let turn = Turn::of(self.pair.held, self.ordinal, devices.len());
                     for (choice, &device) in devices.iter().enumerate() {
                         let own = self.plan.parties.source[device as usize] == self.pair.held;
                         let from = if own { device } else { holders.in_task(held, turn.then(choice)) };
@@ -177,7 +177,8 @@ impl<'a> Maker<'a> {
             }
         }
         let roots = holders.tasks_in(holding);
-        let turn = Turn::of(self.ordinal, needy.len().min(roots.saturating_mul(self.fan_out)));
+        let turn =
+            Turn::of(self.pair.held, self.ordinal, needy.len().min(roots.saturating_mul(self.fan_out)));
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..needy.len() {
             let origin = match self.parent(place, roots) {

@@ -16,9 +16,9 @@ use super::holders::{Holders, Parties};
 use super::rounds::Rounds;
 use super::tiles::number;
 
-/// How many pairs of a tile that a host holds and a tile that it shall hold are looked at. There are more only if the
-/// hosts have hundreds of devices each; then few regions have to be asked for elsewhere.
-const MOST_LOOKED_AT: usize = 1 << 20;
+/// How many pairs of a tile that a host holds and one that it shall hold are looked at for each device. There are more
+/// only if hosts have more devices than this; so many of them are near that few regions are asked for elsewhere.
+const LOOKED_AT: usize = 64;
 
 /// The number of a choice.
 #[derive(Debug, Clone, Copy, Default)]
@@ -29,10 +29,10 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// The first choice of a region on one host or in one task, if each region makes so many. How many really do is
-    /// not known, but few of them have to do with the same host.
-    pub fn of(region: u32, each: usize) -> Self {
-        Self { number: region * number(each), from: 0 }
+    /// The first choice of a region of a tile on one host or in one task, if each makes so many. Which of them have to
+    /// do with the host is not known; who begins is another one for each tile, so that nobody is preferred by all.
+    pub fn of(tile: u32, region: u32, each: usize) -> Self {
+        Self { number: region * number(each), from: tile }
     }
 
     /// The choice so many behind this one.
@@ -102,7 +102,8 @@ impl Turns {
             spans.iter().for_each(|span| on_host[span.host as usize].push(wanted));
         }
         let pairs = (0..holders.tiles()).flat_map(|tile| holders.spans(tile));
-        let are_few = pairs.map(|span| on_host[span.host as usize].len()).sum::<usize>() <= MOST_LOOKED_AT;
+        let pairs: usize = pairs.map(|span| on_host[span.host as usize].len()).sum();
+        let are_few = pairs <= LOOKED_AT * parties.ids.len();
         turns.tiles = vec![Choices::default(); holders.tiles() as usize];
         let mut turn = Turn::default();
         let (mut before, mut found) = (None, Vec::new());
