@@ -118,7 +118,7 @@ fn a_plan_that_is_none_or_was_changed_is_refused_with_what_is_wrong() {
     };
     assert!(wrong("cut", &good[..good.len() / 2]).starts_with("the plan is not what is expected: EOF"));
     assert!(wrong("empty", "").starts_with("the plan is not what is expected: EOF"));
-    let newer = good.replacen("\"version\":1", "\"version\":7", 1);
+    let newer = good.replacen("\"version\":2", "\"version\":7", 1);
     assert!(wrong("newer", &newer).starts_with("the plan is of version 7"));
     let moved = good.replacen("\"offset\":0", "\"offset\":64", 1);
     assert!(

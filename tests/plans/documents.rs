@@ -43,9 +43,11 @@ fn options_and_timeout_come_back_exactly() {
 #[test]
 fn a_plan_of_other_rules_is_refused_by_its_version() {
     let mut other = document();
-    other["version"] = json!(2);
-    other["something"] = json!("new");
-    assert_eq!(Plan::from_json(&other.to_string()).err(), Some(PlanError::Version { found: 2 }));
+    for found in [1, 3] {
+        other["version"] = json!(found);
+        other["something"] = json!("new");
+        assert_eq!(Plan::from_json(&other.to_string()).err(), Some(PlanError::Version { found }));
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use muster::transfer::plan::{
     Partition, PartitionSpec, PlacedDevice, Placement, Plan, PlanError, Sharding, TaskId,
 };
 use proptest::prelude::*;
+use serde_json::{Value, json};
 
 fn array(
     shape: &[u64],
@@ -173,9 +174,57 @@ fn a_plan_of_too_many_steps_is_refused_before_it_is_made() {
         plan.err(),
         Some(PlanError::TooMany { what: "steps of the plan", count: 1 << 32, limit: MAX_STEPS })
     );
+    // 8,065 * 8,321 is one more than the most.
+    let exchange = |rows: u32, columns: u32| {
+        let shape = [rows.into(), columns.into()];
+        let placement = Placement::blocks((0..rows + columns).map(DeviceId), 8, 1);
+        let rows_of = array(&shape, &[("x", rows.into())], 0..rows, &[&["x"]]);
+        let columns_of = array(&shape, &[("x", columns.into())], rows..rows + columns, &[&[], &["x"]]);
+        Plan::new(rows_of, columns_of, &placement, Options::default())
+    };
+    let count = MAX_STEPS + 1;
+    assert_eq!(
+        exchange(8065, 8321).err(),
+        Some(PlanError::TooMany { what: "steps of the plan", count, limit: MAX_STEPS })
+    );
+    let most = exchange(8192, 8192).expect("it is as many as there may be");
+    assert_eq!(most.len() as u64, MAX_STEPS);
+    let last = most.step(most.len() as u32 - 1).expect("it is there");
+    assert_eq!((last.destination.device.0, last.source.device.0), (16383, 8190));
+    assert_eq!(most.step(most.len() as u32), None);
+    assert_eq!(most.to_json().err(), Some(PlanError::TooLong { steps: 1 << 26 }));
     let whole = array(&[1 << 59], &[("x", 16)], 0..16, &[]);
     let plan = Plan::new(whole.clone(), whole, &Placement::default(), Options::default());
     assert!(matches!(plan, Err(PlanError::TooLarge { .. })));
+}
+
+#[test]
+fn a_short_text_that_claims_many_steps_is_refused_before_they_are_looked_at() {
+    let one = array(&[4], &[("x", 1)], [0], &[]);
+    let placement = Placement::blocks((0..2048).map(DeviceId), 8, 1);
+    let little = Plan::new(one.clone(), one, &placement, Options::default()).expect("it makes sense");
+    let mut claims: Value =
+        serde_json::from_str(&little.to_json().expect("it is short")).expect("it is JSON");
+    let shape = [1024, 1024];
+    let plan = Plan::new(
+        array(&shape, &[("x", 1024)], 0..1024, &[&["x"]]),
+        array(&shape, &[("x", 1024)], 1024..2048, &[&[], &["x"]]),
+        &placement,
+        Options::default(),
+    )
+    .expect("it makes sense");
+    claims["source"] = json!(plan.source());
+    claims["destination"] = json!(plan.destination());
+    claims["placement"] = json!(plan.placement());
+    claims["layout"] = json!(plan.layout());
+    claims["fingerprint"] = json!(plan.fingerprint());
+    let error = Plan::from_json(&claims.to_string()).expect_err("it has one step");
+    assert!(error.to_string().contains("it has 1 of 1048576"), "{error}");
+    // As many as it claims, but too short to be steps.
+    let text =
+        claims.to_string().replacen("\"steps\":[", &format!("\"steps\":[{}", "0,".repeat((1 << 20) - 1)), 1);
+    let error = Plan::from_json(&text).expect_err("zeros are no steps");
+    assert!(error.to_string().contains("too short for them"), "{error}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use muster::transfer::plan::{
-    BufferRole, Class, DeviceId, Partition, PlacedDevice, Plan, Step, TaskId, pack, unpack,
+    BufferRole, Class, DeviceId, Partition, PlacedDevice, Plan, Region, Step, TaskId, pack, unpack,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -120,39 +120,80 @@ proptest! {
     }
 
     #[test]
-    fn room_is_shared_only_by_steps_that_come_after_one_another(bytes in decisions()) {
-        let (_, plan) = planned(&bytes);
-        let mut used: BTreeMap<TaskId, Vec<(u64, u64, u32)>> = BTreeMap::new();
+    fn regions_of_a_buffer_have_places_of_their_own_in_its_room(bytes in decisions()) {
+        let (asked, plan) = planned(&bytes);
+        let mut used: BTreeMap<_, Vec<(u64, u64, Region)>> = BTreeMap::new();
+        let mut arrivals = HashSet::new();
         let steps: Vec<Step> = plan.steps().collect();
         for step in &steps {
             for side in [&step.source, &step.destination] {
                 if let Some(room) = side.staging {
                     prop_assert!(step.class.leaves_task());
                     prop_assert_eq!(room.bytes, step.bytes);
-                    prop_assert!(room.offset + room.bytes <= plan.staging_bytes(side.task));
-                    used.entry(side.task).or_default().push((room.offset, room.offset + room.bytes, step.index));
+                    prop_assert!(room.offset + room.bytes <= plan.shard_bytes(side.buffer, side.device));
+                    let place = (room.offset, room.offset + room.bytes, side.region.clone());
+                    used.entry((side.device, side.buffer)).or_default().push(place);
                 } else if step.class.leaves_task() {
                     let long = side.runs.count() <= 1 || side.runs.run_bytes >= 4096;
                     prop_assert!(long, "short runs without room: {:?}", side.runs);
                 }
             }
+            // What is sent on leaves from where it arrived, and nothing else arrives there.
+            if let (true, Some(after)) = (step.class.leaves_task(), step.after) {
+                prop_assert_eq!(step.source.staging, steps[after as usize].destination.staging);
+            }
+            if let Some(room) = step.destination.staging {
+                prop_assert!(arrivals.insert((step.destination.device, room.offset)));
+            }
         }
-        let depends = |mut step: u32, on: u32| {
-            while let Some(after) = steps[step as usize].after {
-                if after == on {
-                    return true;
-                }
-                step = after;
-            }
-            false
-        };
-        for rooms in used.values() {
-            for (number, one) in rooms.iter().enumerate() {
-                for other in &rooms[..number] {
+        let mut needed: BTreeMap<TaskId, u64> = BTreeMap::new();
+        for (&(device, buffer), places) in &used {
+            for (number, one) in places.iter().enumerate() {
+                for other in &places[..number] {
                     let apart = one.1 <= other.0 || other.1 <= one.0;
-                    prop_assert!(apart || depends(one.2, other.2), "steps {} and {} share room", one.2, other.2);
+                    prop_assert!(apart || one == other, "two regions share room: {:?}, {:?}", one, other);
                 }
             }
+            let owner = asked.placement.devices.iter().find(|placed| placed.device == device).expect("it is placed");
+            *needed.entry(owner.task).or_default() += plan.shard_bytes(buffer, device);
+        }
+        for &task in plan.tasks() {
+            prop_assert_eq!(plan.staging_bytes(task), needed.get(&task).copied().unwrap_or(0));
+        }
+        let most = plan.cost().most_staging.map(|most| (most.bytes, needed[&most.task]));
+        prop_assert_eq!(most, needed.values().max().map(|most| (*most, *most)));
+    }
+
+    #[test]
+    fn a_task_sees_its_steps_of_the_plan_in_their_order_and_no_others(bytes in decisions()) {
+        let (asked, plan) = planned(&bytes);
+        for task in asked.placement.devices.iter().map(|placed| placed.task).chain([TaskId(77)]) {
+            let own = plan.steps().filter(|step| step.source.task == task || step.destination.task == task);
+            prop_assert!(plan.for_task(task).eq(own));
+        }
+    }
+
+    #[test]
+    fn the_cost_is_what_the_steps_come_to(bytes in decisions()) {
+        let (_, plan) = planned(&bytes);
+        let (mut pairs, mut goes, mut comes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut depths: Vec<u64> = Vec::new();
+        for step in plan.steps() {
+            depths.push(1 + step.after.map_or(0, |after| depths[after as usize]));
+            if step.class.leaves_task() {
+                let (steps, bytes) = pairs.entry((step.source.task, step.destination.task)).or_insert((0, 0));
+                (*steps, *bytes) = (*steps + 1, *bytes + step.bytes);
+                *goes.entry(step.source.task).or_insert(0) += step.bytes;
+                *comes.entry(step.destination.task).or_insert(0) += step.bytes;
+            }
+        }
+        let told: Vec<_> = plan.pairs().iter().map(|pair| ((pair.from, pair.to), (pair.steps, pair.bytes))).collect();
+        prop_assert_eq!(told, pairs.into_iter().collect::<Vec<_>>());
+        let cost = plan.cost();
+        prop_assert_eq!(cost.rounds, depths.into_iter().max().unwrap_or(0));
+        for (told, all) in [(cost.busiest_out, goes), (cost.busiest_in, comes)] {
+            prop_assert_eq!(told.map(|told| told.bytes), all.values().max().copied());
+            prop_assert_eq!(told.map(|told| told.bytes), told.map(|told| all[&told.task]));
         }
     }
 

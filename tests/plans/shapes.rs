@@ -1,6 +1,6 @@
 //! Plans of known movements.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use muster::transfer::plan::{
@@ -241,7 +241,7 @@ fn meshes_that_leave_the_same_devices_without_elements_are_one_layout() {
 }
 
 #[test]
-fn replicas_take_turns_and_those_that_send_least_are_asked_first() {
+fn replicas_take_turns_hosts_first_then_their_tasks_and_devices() {
     // Sixteen hosts hold a copy each; sixteen others want a sixteenth each.
     let source = array(&[1600], &[("copy", 16)], 0..16, &[]);
     let destination = array(&[1600], &[("x", 16)], 16..32, &[&["x"]]);
@@ -257,7 +257,10 @@ fn replicas_take_turns_and_those_that_send_least_are_asked_first() {
     let plan =
         Plan::new(source, destination, &blocks(0..16, 4, 1), Options::default()).expect("it makes sense");
     let givers: Vec<_> = plan.steps().map(|step| step.source.device.0).collect();
-    assert_eq!(givers, [0, 1, 2, 3, 0, 1, 2, 3]);
+    for mut four in [givers[..4].to_vec(), givers[4..].to_vec()] {
+        four.sort_unstable();
+        assert_eq!(four, [0, 1, 2, 3]);
+    }
 
     // Host a holds four copies in four tasks, host b one: hosts share the work, and within host a the tasks do.
     let place = |device: u32, host: &str| PlacedDevice {
@@ -345,19 +348,19 @@ fn what_is_sent_on_uses_the_room_in_which_it_was_unpacked() {
     let destination = array(&[64, 8], &[("copy", 5)], 2..7, &[]);
     let plan = Plan::new(source, destination, &blocks(0..12, 1, 1), fan_out(2)).expect("it makes sense");
     let steps: Vec<Step> = plan.steps().collect();
-    let (mut shared, mut own) = (0, 0);
+    let mut sent_on = 0;
     for on in steps.iter().filter(|step| step.after.is_some()) {
         let before = &steps[on.after.expect("it has one") as usize];
-        match on.source.staging == before.destination.staging {
-            true => shared += 1,
-            false => own += 1,
-        }
         assert!(on.source.staging.is_some());
+        assert_eq!(on.source.staging, before.destination.staging);
+        sent_on += 1;
     }
-    assert!(
-        shared > 0 && own > 0,
-        "the first one shares the room ({shared}), the next one has its own ({own})"
-    );
+    assert_eq!(sent_on, 2 * 3, "of each half three are fed by those who were fed");
+    // The right half lies behind the left one in the room of a shard that has both: 64 rows of four elements.
+    let places: BTreeSet<_> =
+        steps.iter().map(|step| step.destination.staging.expect("it is packed").offset).collect();
+    assert_eq!(places, BTreeSet::from([0, 64 * 4 * 4]));
+    assert_eq!(plan.staging_bytes(TaskId(3)), 64 * 8 * 4);
 }
 
 #[test]

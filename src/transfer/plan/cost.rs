@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
-use super::holders::Holders;
-use super::plan::Stretches;
-use super::tiles::{NONE, Reach, intersect, volume};
+use super::rounds::Pair;
+use super::staging::Rooms;
+use super::tiles::NONE;
 use super::{Class, Plan, TaskId};
 
 /// How many steps of a class there are.
@@ -96,32 +96,39 @@ impl Plan {
         let mut classes = Class::ALL.map(|class| ClassCost { class, steps: 0, bytes: 0 });
         let tasks = self.parties.task_ids.len();
         let (mut comes, mut goes) = (vec![0; tasks], vec![0; tasks]);
-        let mut depths: Vec<u32> = Vec::with_capacity(self.records.len());
-        let mut room = Stretches::default();
-        for record in &self.records {
-            let bytes = self.bytes_of(record, &mut room);
-            let class = &mut classes[record.class as usize];
-            class.steps += 1;
-            class.bytes += bytes;
-            if record.class.leaves_task() {
-                goes[self.parties.tasks[record.source as usize] as usize] += bytes;
-                comes[self.parties.tasks[record.destination as usize] as usize] += bytes;
+        let mut rooms = Rooms::of(self.parties.ids.len());
+        let mut minimum = Minimum::default();
+        let mut depths: Vec<u64> = Vec::new();
+        let mut rounds = 0;
+        self.each_region(|pair, lies, steps| {
+            let bytes = lies.volume() * self.item;
+            depths.clear();
+            for step in steps {
+                let class = &mut classes[step.class as usize];
+                class.steps += 1;
+                class.bytes += bytes;
+                if step.class.leaves_task() {
+                    goes[self.parties.tasks[step.source as usize] as usize] += bytes;
+                    comes[self.parties.tasks[step.destination as usize] as usize] += bytes;
+                }
+                let before = if step.after == NONE { 0 } else { depths[step.after as usize] };
+                depths.push(before + 1);
+                rounds = rounds.max(before + 1);
             }
-            let before = if record.after == NONE { 0 } else { depths[record.after as usize] };
-            depths.push(before + 1);
-        }
+            rooms.note(steps, lies, self.item);
+            self.least(pair, bytes, &mut minimum);
+        });
         let moved = classes[1..].iter().map(|class| class.bytes).sum();
-        let minimum = self.minimum();
         Cost {
             messages: classes.iter().filter(|class| class.class.leaves_task()).map(|class| class.steps).sum(),
             classes: classes.to_vec(),
             moved,
             minimum,
             over_minimum: moved - (minimum.across_hosts + minimum.same_host + minimum.local_copy),
-            rounds: depths.iter().copied().max().unwrap_or(0).into(),
+            rounds,
             busiest_in: self.busiest(&comes),
             busiest_out: self.busiest(&goes),
-            most_staging: self.busiest(&self.rooms.tasks),
+            most_staging: self.busiest(&self.rooms_by_task(&rooms)),
         }
     }
 
@@ -129,21 +136,31 @@ impl Plan {
     #[must_use]
     pub fn pairs(&self) -> Vec<PairCost> {
         let mut pairs: BTreeMap<(u32, u32), PairCost> = BTreeMap::new();
-        let mut room = Stretches::default();
-        for record in self.records.iter().filter(|record| record.class.leaves_task()) {
-            let task = |device: u32| self.parties.tasks[device as usize];
-            let (from, to) = (task(record.source), task(record.destination));
+        let mut gather = |(from, to, same_host): (u32, u32, bool), steps: u64, bytes: u64| {
             let id = |task: u32| self.parties.task_ids[task as usize];
-            let same_host = record.class == Class::SameHost;
-            let pair = pairs.entry((from, to)).or_insert(PairCost {
-                from: id(from),
-                to: id(to),
-                same_host,
-                steps: 0,
-                bytes: 0,
-            });
-            pair.steps += 1;
-            pair.bytes += self.bytes_of(record, &mut room);
+            let none = PairCost { from: id(from), to: id(to), same_host, steps: 0, bytes: 0 };
+            let pair = pairs.entry((from, to)).or_insert(none);
+            pair.steps += steps;
+            pair.bytes += bytes;
+        };
+        // Neighbours often are of the same two tasks.
+        let mut last = ((0, 0, false), 0, 0);
+        self.each_region(|_, lies, steps| {
+            let bytes = lies.volume() * self.item;
+            for step in steps.iter().filter(|step| step.class.leaves_task()) {
+                let task = |device: u32| self.parties.tasks[device as usize];
+                let pair = (task(step.source), task(step.destination), step.class == Class::SameHost);
+                if pair != last.0 {
+                    if last.1 > 0 {
+                        gather(last.0, last.1, last.2);
+                    }
+                    last = (pair, 0, 0);
+                }
+                (last.1, last.2) = (last.1 + 1, last.2 + bytes);
+            }
+        });
+        if last.1 > 0 {
+            gather(last.0, last.1, last.2);
         }
         pairs.into_values().collect()
     }
@@ -155,47 +172,24 @@ impl Plan {
         (bytes > 0).then_some(TaskBytes { task, bytes })
     }
 
-    fn minimum(&self) -> Minimum {
-        let mut minimum = Minimum::default();
-        if self.records.is_empty() {
-            return minimum;
-        }
-        let holders = Holders::of(&self.parties, &self.parties.source, self.source_tiling.tiles());
-        let receivers =
-            Holders::of(&self.parties, &self.parties.destination, self.destination_tiling.tiles());
-        let mut room = Stretches::default();
-        let mut reach = Reach::default();
-        for wanted in 0..self.destination_tiling.tiles() {
-            self.destination_tiling.intervals(wanted, &mut room.wanted);
-            if volume(&room.wanted) == 0 {
-                continue;
+    /// Adds the least that any plan moves of a region.
+    fn least(&self, pair: Pair, bytes: u64, minimum: &mut Minimum) {
+        let whole = self.rounds.is_whole(pair);
+        for span in self.receivers.spans(pair.wanted) {
+            let holding = self.holders.find_span(pair.held, span.host);
+            let mut lacking = 0;
+            for group in self.receivers.groups(span) {
+                lacking +=
+                    u64::from(holding.is_none_or(|host| self.holders.find_group(host, group.task).is_none()));
+                let devices = self.receivers.devices(group);
+                let stays = |device: &&u32| whole && self.parties.source[**device as usize] == pair.held;
+                minimum.local_copy += (devices.len() - devices.iter().filter(stays).count()) as u64 * bytes;
             }
-            for number in 0..reach.find(&self.source_tiling, &room.wanted) {
-                let held = reach.nth(&self.source_tiling, number);
-                self.source_tiling.intervals(held, &mut room.held);
-                intersect(&room.held, &room.wanted, &mut room.common);
-                let bytes = volume(&room.common) * self.item;
-                let whole = room.held == room.wanted;
-                for span in receivers.spans(wanted) {
-                    let holding = holders.find_span(held, span.host);
-                    let mut lacking = 0;
-                    for group in receivers.groups(span) {
-                        lacking += u64::from(
-                            holding.is_none_or(|host| holders.find_group(host, group.task).is_none()),
-                        );
-                        let devices = receivers.devices(group);
-                        let stays = |device: &&u32| whole && self.parties.source[**device as usize] == held;
-                        minimum.local_copy +=
-                            (devices.len() - devices.iter().filter(stays).count()) as u64 * bytes;
-                    }
-                    // What comes to a task from elsewhere is not copied within it.
-                    minimum.local_copy -= lacking * bytes;
-                    let away = u64::from(holding.is_none());
-                    minimum.across_hosts += away * bytes;
-                    minimum.same_host += (lacking - away) * bytes;
-                }
-            }
+            // What comes to a task from elsewhere is not copied within it.
+            minimum.local_copy -= lacking * bytes;
+            let away = u64::from(holding.is_none());
+            minimum.across_hosts += away * bytes;
+            minimum.same_host += (lacking - away) * bytes;
         }
-        minimum
     }
 }

@@ -23,7 +23,7 @@ use super::{
 
 /// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the
 /// same.
-pub const PLAN_VERSION: u64 = 1;
+pub const PLAN_VERSION: u64 = 2;
 
 impl Plan {
     /// The plan as JSON, on one line.
@@ -67,6 +67,15 @@ impl Plan {
         }
         if found.fingerprint != plan.fingerprint() {
             return Err(contradicts("fingerprint"));
+        }
+        // From here on the work grows with the steps: a short text must not claim many.
+        let least = shortest_step(plan.source().shape.len()).map_err(wrong)?;
+        if found.steps.0 != plan.len() {
+            let counted = format!("number of steps (it has {} of {})", found.steps.0, plan.len());
+            return Err(contradicts(&counted));
+        }
+        if plan.len().saturating_mul(least) > text.len() {
+            return Err(contradicts("list of steps (its text is too short for them)"));
         }
         if found.cost != plan.cost() {
             return Err(contradicts("cost"));
@@ -155,7 +164,7 @@ struct Version {
     version: u64,
 }
 
-/// Everything but the steps.
+/// Everything but the steps, of which only the number is taken.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Inputs {
@@ -170,8 +179,31 @@ struct Inputs {
     destination: ArrayDescription,
     placement: Placement,
     cost: Cost,
-    #[serde(rename = "steps")]
-    _steps: IgnoredAny,
+    steps: Count,
+}
+
+/// How many entries a list has.
+struct Count(usize);
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(Self(0))
+    }
+}
+
+impl<'de> Visitor<'de> for Count {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the steps of a plan")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<Self, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {
+            self.0 += 1;
+        }
+        Ok(self)
+    }
 }
 
 /// Reads a plan for its steps, and compares each with the one that it should be.
@@ -227,23 +259,19 @@ impl<'de> Visitor<'de> for CheckedSteps<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut steps: A) -> Result<(), A::Error> {
         let CheckedPlan { plan, difference } = self.0;
-        let differs = |what: String| {
-            difference.set(Some(what));
+        let differs = |step: usize| {
+            difference.set(Some(format!("step {step}")));
             A::Error::custom("differs")
         };
-        for wanted in plan.steps() {
-            match steps.next_element::<Step>()? {
-                Some(found) if found == wanted => {}
-                Some(_) => return Err(differs(format!("step {}", wanted.index))),
-                None => {
-                    return Err(differs(format!("number of steps (it ends before step {})", wanted.index)));
-                }
+        let mut wanted = plan.steps();
+        let mut number = 0;
+        while let Some(found) = steps.next_element::<Step>()? {
+            if wanted.next() != Some(found) {
+                return Err(differs(number));
             }
+            number += 1;
         }
-        match steps.next_element::<IgnoredAny>()? {
-            Some(_) => Err(differs(format!("number of steps (it has more than {})", plan.len()))),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -1,11 +1,11 @@
-//! Who holds a tile, by host and task, and who of them is asked next.
+//! Who holds a tile, by host and task, and who of them is asked for which region of it.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::placement::Placement;
-use super::tiles::{NONE, Tiling};
+use super::tiles::{NONE, Tiling, number};
+use super::turns::Turn;
 use super::{DeviceId, PlacedDevice, PlanError, TaskId};
 
 /// Every device that takes part, in the order of ids. Devices, tasks and hosts are numbers within these lists.
@@ -88,7 +88,7 @@ pub(super) struct Span {
 }
 
 /// Who holds each tile of a tiling: by host, by task, in order.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Holders {
     devices: Vec<u32>,
     groups: Vec<Group>,
@@ -176,109 +176,54 @@ impl Holders {
         let found = self.groups(span).binary_search_by_key(&task, |group| group.task).ok()?;
         Some(span.groups.start + number(found))
     }
-}
 
-/// How much somebody sends, and when it was last chosen: whoever sends least is next, and among equals whoever has
-/// waited longest.
-type Load = (u64, u64);
-
-/// Chooses who of the holders of a tile sends it.
-pub(super) struct Chooser<'a> {
-    holders: &'a Holders,
-    /// What each task, and each host, sends to others.
-    tasks: Vec<Load>,
-    hosts: Vec<Load>,
-    /// How often a device of each group was chosen.
-    turns: Vec<u32>,
-    choices: u64,
-    /// For each tile, its spans by the load of their hosts; for each span, its groups by the load of their tasks.
-    by_host: Vec<Option<Least>>,
-    by_task: Vec<Option<Least>>,
-}
-
-impl<'a> Chooser<'a> {
-    pub fn new(holders: &'a Holders, parties: &Parties) -> Self {
-        Self {
-            holders,
-            tasks: vec![(0, 0); parties.task_ids.len()],
-            hosts: vec![(0, 0); parties.host_names.len()],
-            turns: vec![0; holders.groups.len()],
-            choices: 0,
-            by_host: (1..holders.tiles.len()).map(|_| None).collect(),
-            by_task: holders.spans.iter().map(|_| None).collect(),
-        }
+    /// How many tiles there are.
+    pub fn tiles(&self) -> u32 {
+        number(self.tiles.len() - 1)
     }
 
-    /// Takes note of bytes that leave a task, and of those that leave its host.
-    pub fn sends(&mut self, task: u32, host: u32, bytes: u64, leaves_host: bool) {
-        self.choices += 1;
-        let task = &mut self.tasks[task as usize];
-        *task = (task.0 + bytes, self.choices);
-        if leaves_host {
-            let host = &mut self.hosts[host as usize];
-            *host = (host.0 + bytes, self.choices);
-        }
+    /// Whether each is held by one device only.
+    pub fn are_single(&self) -> bool {
+        self.devices.len() == self.tiles() as usize
     }
 
-    /// A device of a group: each in its turn.
-    pub fn in_task(&mut self, group: u32) -> u32 {
-        let turn = &mut self.turns[group as usize];
-        let devices = self.holders.devices(&self.holders.groups[group as usize]);
-        let device = devices[*turn as usize % devices.len()];
-        *turn = turn.wrapping_add(1);
-        device
+    /// Who holds a tile, if each is held by one device only.
+    pub fn only(&self, tile: u32) -> u32 {
+        self.devices[tile as usize]
     }
 
-    /// A device of a span: of the task that sends least.
-    pub fn on_host(&mut self, span: u32) -> u32 {
-        let groups = &self.holders.spans[span as usize].groups;
-        let group = if groups.len() == 1 {
-            groups.start
-        } else {
-            let (all, tasks) = (&self.holders.groups, &self.tasks);
-            let load = |group: u32| tasks[all[group as usize].task as usize];
-            self.by_task[span as usize].get_or_insert_with(|| Least::of(groups.clone(), load)).find(load)
-        };
-        self.in_task(group)
+    /// The numbers of the hosts that hold a tile.
+    pub fn hosts(&self, tile: u32) -> impl Iterator<Item = u32> {
+        self.spans(tile).iter().map(|span| span.host)
     }
 
-    /// A device that holds a tile, anywhere: on the host that sends least.
-    pub fn anywhere(&mut self, tile: u32) -> u32 {
-        let range = self.holders.span_range(tile);
-        let span = if range.len() == 1 {
-            number(range.start)
-        } else {
-            let (all, hosts) = (&self.holders.spans, &self.hosts);
-            let load = |span: u32| hosts[all[span as usize].host as usize];
-            let spans = number(range.start)..number(range.end);
-            self.by_host[tile as usize].get_or_insert_with(|| Least::of(spans, load)).find(load)
-        };
-        self.on_host(span)
-    }
-}
-
-/// Some numbers by their load, which only grows. What has grown since it was put in is put right when it comes up.
-struct Least(BinaryHeap<Reverse<(Load, u32)>>);
-
-impl Least {
-    fn of(numbers: Range<u32>, load: impl Fn(u32) -> Load) -> Self {
-        Self(numbers.map(|number| Reverse((load(number), number))).collect())
+    /// All tiles, those together that the same hosts hold, and of these those that the same tasks do.
+    pub fn alike(&self) -> Vec<u32> {
+        let tasks = |tile| self.spans(tile).iter().flat_map(|span| self.groups(span)).map(|group| group.task);
+        let mut tiles: Vec<u32> = (0..self.tiles()).collect();
+        tiles.sort_by(|&one, &other| {
+            self.hosts(one).cmp(self.hosts(other)).then_with(|| tasks(one).cmp(tasks(other)))
+        });
+        tiles
     }
 
-    fn find(&mut self, load: impl Fn(u32) -> Load) -> u32 {
-        while let Some(mut top) = self.0.peek_mut() {
-            let number = top.0.1;
-            let now = load(number);
-            if top.0.0 == now {
-                return number;
-            }
-            top.0.0 = now;
-        }
-        NONE
+    /// Who gives, of all who hold a tile.
+    pub fn anywhere(&self, tile: u32, turn: Turn) -> u32 {
+        let range = self.span_range(tile);
+        let (place, turn) = turn.among(range.len());
+        self.on_host(number(range.start + place), turn)
     }
-}
 
-/// For counts that are bounded far below 2^32.
-fn number(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(NONE)
+    /// Who gives, of those on a host.
+    pub fn on_host(&self, span: u32, turn: Turn) -> u32 {
+        let groups = &self.spans[span as usize].groups;
+        let (place, turn) = turn.among(groups.len());
+        self.in_task(groups.start + number(place), turn)
+    }
+
+    /// Who gives, of those in a task.
+    pub fn in_task(&self, group: u32, turn: Turn) -> u32 {
+        let devices = self.devices(&self.groups[group as usize]);
+        devices[turn.among(devices.len()).0]
+    }
 }

@@ -4,37 +4,41 @@
 //! tile of the destination need that region. The rules, in this order, for each region:
 //!
 //! 1. who holds it already takes it from itself;
-//! 2. a task of which a device holds it takes it from that device, whichever is next in turn;
-//! 3. a host of which a task holds it takes it from the task that sends least, once for each task that needs it;
-//! 4. any other host is fed once, by the host that sends least.
+//! 2. a task of which a device holds it takes it from that device;
+//! 3. a host of which a task holds it takes it from that task, once for each task that needs it;
+//! 4. any other host is fed once, by a host that holds it.
+//!
+//! Of several hosts, tasks or devices that hold it, the one gives whose turn it is.
 //!
 //! What came to one device of a task or host is copied on from there, by steps that come after it. All holders of a
 //! region together feed `fan_out` hosts (or, on their own host, tasks) for each of them; whoever was fed feeds the next
 //! `fan_out`, as a tree. The first to be fed is another one for each region, so that neither what arrives nor what is
 //! copied on falls to the same devices.
-//!
-//! The steps are in rounds. In each, every tile of the destination gets one of its regions, and neighbours get theirs
-//! from other tiles of the source: who goes through the steps in order never finds everybody sending to, or asking,
-//! the same device.
 
-use super::holders::{Chooser, Group, Holders, Parties, Span};
+use super::Plan;
+use super::holders::{Group, Span};
+use super::rounds::Pair;
 use super::step::{BufferRole, Class};
-use super::tiles::{NONE, Reach, Tiling, intersect, volume};
+use super::tiles::{NONE, number};
+use super::turns::Turn;
 
-/// One step, as it is kept: everything else about it follows by arithmetic.
+/// One step of a region: everything else about it follows by arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Record {
     /// The device that gives.
     pub source: u32,
     /// The device that takes.
     pub destination: u32,
-    /// The tile of the source array that the region is part of.
-    pub tile: u32,
-    /// The step that must be done before, or [`NONE`].
+    /// The step of the same region that must be done before, counted from its first one, or [`NONE`].
     pub after: u32,
     pub class: Class,
+}
+
+impl Record {
     /// Whether it is read from the source array, or from the destination array, where an earlier step put it.
-    pub from: BufferRole,
+    pub fn from(self) -> BufferRole {
+        if self.after == NONE { BufferRole::Source } else { BufferRole::Destination }
+    }
 }
 
 /// Where a region can be had: on a device, after a step or from the start.
@@ -44,19 +48,15 @@ struct Origin {
     after: u32,
 }
 
-struct Maker<'a> {
-    parties: &'a Parties,
-    holders: &'a Holders,
-    receivers: &'a Holders,
-    chooser: Chooser<'a>,
+/// Makes the steps of one region after the other.
+pub(super) struct Maker<'a> {
+    plan: &'a Plan,
     fan_out: usize,
-    records: Vec<Record>,
-    /// Another number for each region of a tile, and for each tile.
-    turn: u64,
-    /// The tile of the source, the bytes of the region, and whether it is all of both tiles.
-    tile: u32,
-    bytes: u64,
+    pair: Pair,
+    /// Whether the region is all of both tiles, and which of the regions of its tile of the source it is.
     whole: bool,
+    ordinal: u32,
+    records: Vec<Record>,
     /// Kept for their room.
     away: Vec<Span>,
     needy: Vec<Group>,
@@ -64,65 +64,50 @@ struct Maker<'a> {
     tasks_fed: Vec<Origin>,
 }
 
-/// Makes the steps, in an order in which every step comes after those that it needs.
-pub(super) fn steps(
-    parties: &Parties,
-    source: &Tiling,
-    destination: &Tiling,
-    item: u64,
-    fan_out: u32,
-    count: usize,
-) -> Vec<Record> {
-    let holders = Holders::of(parties, &parties.source, source.tiles());
-    let receivers = Holders::of(parties, &parties.destination, destination.tiles());
-    let mut maker = Maker {
-        parties,
-        holders: &holders,
-        receivers: &receivers,
-        chooser: Chooser::new(&holders, parties),
-        fan_out: fan_out as usize,
-        records: Vec::with_capacity(count),
-        turn: 0,
-        tile: 0,
-        bytes: 0,
-        whole: false,
-        away: Vec::new(),
-        needy: Vec::new(),
-        hosts_fed: Vec::new(),
-        tasks_fed: Vec::new(),
-    };
-    let (mut wanted, mut held, mut common) = (Vec::new(), Vec::new(), Vec::new());
-    let mut reach = Reach::default();
-    let mut tiles: Vec<u32> = (0..destination.tiles()).collect();
-    let mut round = 0;
-    while !tiles.is_empty() {
-        tiles.retain(|&tile| {
-            destination.intervals(tile, &mut wanted);
-            if volume(&wanted) == 0 {
-                return false;
-            }
-            let count = reach.find(source, &wanted);
-            maker.turn = u64::from(tile) + round;
-            maker.tile = reach.nth(source, maker.turn % count);
-            source.intervals(maker.tile, &mut held);
-            intersect(&held, &wanted, &mut common);
-            maker.bytes = volume(&common) * item;
-            maker.whole = held == wanted;
-            maker.region(tile);
-            round + 1 < count
-        });
-        round += 1;
+impl<'a> Maker<'a> {
+    pub fn new(plan: &'a Plan) -> Self {
+        Self {
+            plan,
+            fan_out: plan.options.fan_out.get() as usize,
+            pair: Pair { held: 0, wanted: 0, turn: 0 },
+            whole: false,
+            ordinal: 0,
+            records: Vec::new(),
+            away: Vec::new(),
+            needy: Vec::new(),
+            hosts_fed: Vec::new(),
+            tasks_fed: Vec::new(),
+        }
     }
-    maker.records
-}
 
-impl Maker<'_> {
-    /// Sees to it that all who shall hold `wanted` get the present region.
-    fn region(&mut self, wanted: u32) {
+    /// Makes the steps of a region, in an order in which every step comes after that which it needs.
+    pub fn make(&mut self, pair: Pair) {
+        self.pair = pair;
+        self.whole = self.plan.rounds.is_whole(pair);
+        self.records.clear();
+        if !self.plan.turns.are_none() {
+            self.ordinal = self.plan.rounds.find(pair.held, pair.wanted).unwrap_or(0);
+        } else if self.plan.copies == 1 {
+            // What the rules come to between one who holds it and one who shall: most plans of millions of steps have
+            // no other regions.
+            let holder = self.plan.holders.only(pair.held);
+            self.step(Origin { device: holder, after: NONE }, self.plan.receivers.only(pair.wanted));
+            return;
+        }
+        self.region();
+    }
+
+    /// The steps that were made last.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// Sees to it that all who shall hold the region get it.
+    fn region(&mut self) {
         let mut away = std::mem::take(&mut self.away);
-        let receivers = self.receivers;
-        for span in receivers.spans(wanted) {
-            match self.holders.find_span(self.tile, span.host) {
+        let plan = self.plan;
+        for span in plan.receivers.spans(self.pair.wanted) {
+            match plan.holders.find_span(self.pair.held, span.host) {
                 Some(holding) => self.host_that_holds(span, holding),
                 None => away.push(span.clone()),
             }
@@ -137,11 +122,13 @@ impl Maker<'_> {
         if away.is_empty() {
             return;
         }
-        let roots = self.holders.spans(self.tile).len();
+        let holders = &self.plan.holders;
+        let roots = holders.spans(self.pair.held).len();
+        let turn = self.plan.turns.anywhere(self.pair.held, self.ordinal);
         let mut fed = std::mem::take(&mut self.hosts_fed);
         for place in 0..away.len() {
             let origin = match self.parent(place, roots) {
-                None => Origin { device: self.chooser.anywhere(self.tile), after: NONE },
+                None => Origin { device: holders.anywhere(self.pair.held, turn.then(place)), after: NONE },
                 Some(parent) => fed[parent],
             };
             let span = &away[self.turned(place, away.len())];
@@ -155,8 +142,7 @@ impl Maker<'_> {
     /// A host that gets the region from elsewhere: one task of it does, and feeds the others. Returns where it is
     /// then.
     fn host_fed_from(&mut self, span: &Span, origin: Origin) -> Origin {
-        let receivers = self.receivers;
-        let groups = receivers.groups(span);
+        let groups = self.plan.receivers.groups(span);
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..groups.len() {
             let from = match place {
@@ -174,25 +160,29 @@ impl Maker<'_> {
 
     /// Rules 1 to 3.
     fn host_that_holds(&mut self, span: &Span, holding: u32) {
-        let receivers = self.receivers;
+        let (holders, receivers) = (&self.plan.holders, &self.plan.receivers);
         let mut needy = std::mem::take(&mut self.needy);
         for group in receivers.groups(span) {
-            match self.holders.find_group(holding, group.task) {
+            match holders.find_group(holding, group.task) {
                 Some(held) => {
-                    for &device in receivers.devices(group) {
-                        let own = self.parties.source[device as usize] == self.tile;
-                        let from = if own { device } else { self.chooser.in_task(held) };
+                    let devices = receivers.devices(group);
+                    let turn = Turn::of(self.pair.held, self.ordinal, devices.len());
+                    for (choice, &device) in devices.iter().enumerate() {
+                        let own = self.plan.parties.source[device as usize] == self.pair.held;
+                        let from = if own { device } else { holders.in_task(held, turn.then(choice)) };
                         self.step(Origin { device: from, after: NONE }, device);
                     }
                 }
                 None => needy.push(group.clone()),
             }
         }
-        let roots = self.holders.tasks_in(holding);
+        let roots = holders.tasks_in(holding);
+        let turn =
+            Turn::of(self.pair.held, self.ordinal, needy.len().min(roots.saturating_mul(self.fan_out)));
         let mut fed = std::mem::take(&mut self.tasks_fed);
         for place in 0..needy.len() {
             let origin = match self.parent(place, roots) {
-                None => Origin { device: self.chooser.on_host(holding), after: NONE },
+                None => Origin { device: holders.on_host(holding, turn.then(place)), after: NONE },
                 Some(parent) => fed[parent],
             };
             let entry = self.task_fed_from(&needy[self.turned(place, needy.len())], origin);
@@ -206,7 +196,7 @@ impl Maker<'_> {
     /// A task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where it is
     /// then.
     fn task_fed_from(&mut self, group: &Group, origin: Origin) -> Origin {
-        let devices = self.receivers.devices(group);
+        let devices = self.plan.receivers.devices(group);
         let first = self.turned(0, devices.len());
         let after = self.step(origin, devices[first]);
         let entry = Origin { device: devices[first], after };
@@ -224,13 +214,12 @@ impl Maker<'_> {
 
     /// Where the one at `place` of so many stands in the present region's order.
     fn turned(&self, place: usize, count: usize) -> usize {
-        // The remainder is smaller than a number that fits.
-        usize::try_from((self.turn + place as u64) % count as u64).unwrap_or(0)
+        if count == 1 { 0 } else { (self.pair.turn as usize + place) % count }
     }
 
     fn step(&mut self, origin: Origin, destination: u32) -> u32 {
         let (from, to) = (origin.device as usize, destination as usize);
-        let parties = self.parties;
+        let parties = &self.plan.parties;
         let class = if from == to && self.whole {
             Class::SameBuffer
         } else if parties.tasks[from] == parties.tasks[to] {
@@ -240,25 +229,8 @@ impl Maker<'_> {
         } else {
             Class::AcrossHosts
         };
-        if class.leaves_task() {
-            self.chooser.sends(
-                parties.tasks[from],
-                parties.hosts[from],
-                self.bytes,
-                class == Class::AcrossHosts,
-            );
-        }
-        let from = if origin.after == NONE { BufferRole::Source } else { BufferRole::Destination };
-        // Bounded by MAX_STEPS.
-        let step = u32::try_from(self.records.len()).unwrap_or(NONE);
-        self.records.push(Record {
-            source: origin.device,
-            destination,
-            tile: self.tile,
-            after: origin.after,
-            class,
-            from,
-        });
+        let step = number(self.records.len());
+        self.records.push(Record { source: origin.device, destination, after: origin.after, class });
         step
     }
 }

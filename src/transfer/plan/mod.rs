@@ -4,16 +4,22 @@
 //! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
 //! description makes the same plan, with the same keys, so nobody has to send a plan to anybody.
 //!
+//! It is also arithmetic: nothing is kept of a step. Which region a number means, who gives it and where it is staged
+//! follow from the number alone, so a plan of sixteen million steps is made in the time that its devices take.
+//!
 //! | file | its reason to exist |
 //! | --- | --- |
 //! | `describe.rs`, `dtype.rs` | what is asked for: meshes, partition specs, arrays, as JAX names them |
 //! | `bounded.rs`, `error.rs` | lists from outside, and why there is no plan |
 //! | `placement.rs` | which task and host owns a device |
 //! | `tiles.rs` | a sharding as arithmetic: which tile of the array a device holds |
-//! | `holders.rs` | who holds a tile, by host and task, and who of them is asked next |
-//! | `make.rs` | the rules that choose who copies what to whom |
+//! | `rounds.rs` | regions by number, and the numbers of a tile's regions |
+//! | `holders.rs` | who holds a tile, by host and task |
+//! | `turns.rs` | whose turn it is to give a region that several hold |
+//! | `make.rs` | the rules that choose who copies what to whom, for one region |
 //! | `staging.rs` | room for what has to be packed on its way |
-//! | `plan.rs`, `step.rs` | the finished plan, and one copy of it with its regions and runs |
+//! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
+//! | `expand.rs` | the steps of a plan, worked out when somebody looks at them |
 //! | `ask.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
 //! | `cost.rs` | what a plan moves, and the least that could be moved |
 //! | `document.rs` | plans as JSON |
@@ -37,15 +43,18 @@ mod describe;
 mod document;
 mod dtype;
 mod error;
+mod expand;
 mod fingerprint;
 mod holders;
 mod make;
 mod placement;
 #[expect(clippy::module_inception, reason = "the room is named for what it makes")]
 mod plan;
+mod rounds;
 mod staging;
 mod step;
 mod tiles;
+mod turns;
 
 pub use super::identity::{DeviceId, TaskId};
 pub use ask::{AllGather, Broadcast, Reshard, Scatter};
@@ -70,8 +79,8 @@ pub const MAX_DEVICES: usize = 65_536;
 pub const MAX_PLACED: usize = 4 * MAX_DEVICES;
 /// The most bytes of the name of an axis or of a host.
 pub const MAX_NAME: usize = 256;
-/// The most steps of a plan. An all-to-all exchange among 2,048 devices has as many.
-pub const MAX_STEPS: u64 = 1 << 22;
+/// The most steps of a plan. An all-to-all exchange among 8,192 devices has as many.
+pub const MAX_STEPS: u64 = 1 << 26;
 /// The most bytes that all destination shards have together, copies included.
 pub const MAX_BYTES: u64 = 1 << 62;
 /// The most bytes of a description as JSON.

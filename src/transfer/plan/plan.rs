@@ -3,15 +3,17 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use super::expand::{Expansion, extents};
 use super::fingerprint::{self, Digest};
-use super::holders::Parties;
-use super::make::{self, Record};
+use super::holders::{Holders, Parties};
 use super::placement::Placement;
-use super::staging::{self, NOWHERE, Rooms};
-use super::tiles::{self, NONE, Tiling, intersect, volume};
+use super::rounds::Rounds;
+use super::staging::Rooms;
+use super::tiles::{Tiling, number};
+use super::turns::Turns;
 use super::{
-    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError,
-    Region, Side, Staging, Step, TaskId, TransferKey,
+    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError, Step,
+    TaskId,
 };
 
 /// What a plan is made with, beside what it moves.
@@ -34,8 +36,8 @@ impl Default for Options {
 
 /// Which bytes of an array go from which device to which.
 ///
-/// What is kept of a step is who copies which tile from whom, in 20 bytes; its regions and runs are worked out when
-/// it is looked at.
+/// Nothing is kept of a step: all of it follows from its number, and is worked out when it is looked at. So a plan takes
+/// as much time and memory as its devices, not as its steps.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(super) source: ArrayDescription,
@@ -43,13 +45,17 @@ pub struct Plan {
     pub(super) placement: Placement,
     pub(super) options: Options,
     layout: Fingerprint,
-    fingerprint: Fingerprint,
+    pub(super) fingerprint: Fingerprint,
     pub(super) item: u64,
     pub(super) parties: Parties,
     pub(super) source_tiling: Tiling,
     pub(super) destination_tiling: Tiling,
-    pub(super) records: Vec<Record>,
-    pub(super) rooms: Rooms,
+    /// Who holds each tile of the source, and who shall hold each of the destination: `copies` devices.
+    pub(super) holders: Holders,
+    pub(super) receivers: Holders,
+    pub(super) copies: u32,
+    pub(super) rounds: Rounds,
+    pub(super) turns: Turns,
 }
 
 impl Plan {
@@ -86,13 +92,18 @@ impl Plan {
             return Err(PlanError::TooLarge { what: "the array, once for each device of the destination," });
         }
         let (source_tiling, destination_tiling) = (Tiling::of(&source), Tiling::of(&destination));
-        let count = tiles::count_steps(&source_tiling, &destination_tiling, MAX_STEPS)?;
+        let copies = destination_tiling.copies();
+        let count = Rounds::count(&source_tiling, &destination_tiling) * u64::from(copies);
+        if count > MAX_STEPS {
+            return Err(PlanError::TooMany { what: "steps of the plan", count, limit: MAX_STEPS });
+        }
         let (parties, placement) = Parties::of(&source_tiling, &destination_tiling, placement)?;
         let layout = fingerprint::layout(source.dtype.name(), &source_tiling, &destination_tiling);
         let fingerprint = identify(layout, &parties, options.fan_out);
-        let records =
-            make::steps(&parties, &source_tiling, &destination_tiling, item, options.fan_out.get(), count);
-        let rooms = staging::assign(&records, &parties, &source_tiling, &destination_tiling, item)?;
+        let holders = Holders::of(&parties, &parties.source, source_tiling.tiles());
+        let receivers = Holders::of(&parties, &parties.destination, destination_tiling.tiles());
+        let rounds = Rounds::of(&source_tiling, &destination_tiling);
+        let turns = Turns::of(&parties, &rounds, &holders, &receivers, options.fan_out.get());
         Ok(Self {
             source,
             destination,
@@ -104,8 +115,11 @@ impl Plan {
             parties,
             source_tiling,
             destination_tiling,
-            records,
-            rooms,
+            holders,
+            receivers,
+            copies,
+            rounds,
+            turns,
         })
     }
 
@@ -156,38 +170,65 @@ impl Plan {
     /// How many steps there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.records.len()
+        self.rounds.regions() as usize * self.copies as usize
     }
 
     /// Whether there are none: the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
+        self.rounds.regions() == 0
     }
 
     /// The step of this number.
     #[must_use]
     pub fn step(&self, index: u32) -> Option<Step> {
-        self.records.get(index as usize).map(|record| self.describe(index, record))
+        let region = index.checked_div(self.copies).filter(|region| *region < self.rounds.regions())?;
+        Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
     }
 
     /// All steps. Those that a step depends on come before it.
     pub fn steps(&self) -> impl Iterator<Item = Step> {
-        self.numbered().map(|(index, record)| self.describe(index, record))
+        Expansion::new(self, 0..self.rounds.regions(), None)
     }
 
     /// The steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
+    /// No others are looked at than those of regions that its devices hold or shall hold.
     pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
-        let number = self.parties.task_ids.binary_search(&task).ok();
-        let of = move |device: u32| Some(self.parties.tasks[device as usize] as usize) == number;
-        let own = self.numbered().filter(move |(_, record)| of(record.source) || of(record.destination));
-        own.map(|(index, record)| self.describe(index, record))
+        let number = self.number_of(task);
+        let regions = number.map(|number| self.regions_of(number)).unwrap_or_default();
+        Expansion::new(self, regions.into_iter(), number)
     }
 
-    /// How much staging room a task needs, in bytes.
+    /// How much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
+    /// or unpacked.
     #[must_use]
     pub fn staging_bytes(&self, task: TaskId) -> u64 {
-        self.parties.task_ids.binary_search(&task).map_or(0, |number| self.rooms.tasks[number])
+        let Some(number) = self.number_of(task) else { return 0 };
+        let mut rooms = Rooms::of(self.parties.ids.len());
+        let mut steps = Expansion::new(self, self.regions_of(number).into_iter(), Some(number));
+        while let Some((_, record, lies)) = steps.advance() {
+            rooms.note(&[record], lies, self.item);
+        }
+        self.rooms_by_task(&rooms)[number as usize]
+    }
+
+    /// How much room each task needs for its devices' buffers.
+    pub(super) fn rooms_by_task(&self, rooms: &Rooms) -> Vec<u64> {
+        let mut bytes = vec![0; self.parties.task_ids.len()];
+        let devices = self.parties.ids.iter().zip(&self.parties.tasks);
+        for ((&device, &task), needs) in devices.zip(rooms.source.iter().zip(&rooms.destination)) {
+            for (role, needs) in [(BufferRole::Source, *needs.0), (BufferRole::Destination, *needs.1)] {
+                if needs {
+                    bytes[task as usize] += self.shard_bytes(role, device);
+                }
+            }
+        }
+        bytes
+    }
+
+    /// The number of a task that owns some of the devices.
+    fn number_of(&self, task: TaskId) -> Option<u32> {
+        self.parties.task_ids.binary_search(&task).ok().map(number)
     }
 
     /// The tasks that own devices of either side, in order.
@@ -225,74 +266,6 @@ impl Plan {
             if shape.contains(&0) { 0 } else { shape.iter().product::<u64>() * self.item }
         })
     }
-
-    fn numbered(&self) -> impl Iterator<Item = (u32, &Record)> {
-        (0..).zip(&self.records)
-    }
-
-    /// The bytes of a step.
-    pub(super) fn bytes_of(&self, record: &Record, room: &mut Stretches) -> u64 {
-        self.source_tiling.intervals(record.tile, &mut room.held);
-        self.destination_tiling
-            .intervals(self.parties.destination[record.destination as usize], &mut room.wanted);
-        intersect(&room.held, &room.wanted, &mut room.common);
-        volume(&room.common) * self.item
-    }
-
-    fn describe(&self, index: u32, record: &Record) -> Step {
-        let mut room = Stretches::default();
-        let bytes = self.bytes_of(record, &mut room);
-        let place = self.rooms.places.get(index as usize).copied().unwrap_or((NOWHERE, NOWHERE));
-        let side = |device: u32, buffer, tile: &[(u64, u64)], place| {
-            self.side(device, buffer, tile, &room.common, (place, bytes))
-        };
-        let read_from = if record.from == BufferRole::Source { &room.held } else { &room.wanted };
-        Step {
-            index,
-            key: TransferKey::of(self.fingerprint, index),
-            class: record.class,
-            bytes,
-            after: (record.after != NONE).then_some(record.after),
-            source: side(record.source, record.from, read_from, place.0),
-            destination: side(record.destination, BufferRole::Destination, &room.wanted, place.1),
-        }
-    }
-
-    fn side(
-        &self,
-        device: u32,
-        buffer: BufferRole,
-        tile: &[(u64, u64)],
-        common: &[(u64, u64)],
-        (place, bytes): (u64, u64),
-    ) -> Side {
-        let at = device as usize;
-        let start = common.iter().zip(tile).map(|(common, tile)| common.0 - tile.0).collect();
-        let region = Region { start, extent: extents(common) };
-        let shape = extents(tile);
-        Side {
-            device: self.parties.ids[at],
-            task: self.parties.task_ids[self.parties.tasks[at] as usize],
-            host: self.parties.host_names[self.parties.hosts[at] as usize].clone(),
-            buffer,
-            runs: super::step::runs(&shape, &region, self.item),
-            shape,
-            region,
-            staging: (place != NOWHERE).then_some(Staging { offset: place, bytes }),
-        }
-    }
-}
-
-/// The stretches of a step, kept for their room.
-#[derive(Debug, Default)]
-pub(super) struct Stretches {
-    pub held: Vec<(u64, u64)>,
-    pub wanted: Vec<(u64, u64)>,
-    pub common: Vec<(u64, u64)>,
-}
-
-fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {
-    stretches.iter().map(|(start, end)| end - start).collect()
 }
 
 /// Everything that the steps follow from. Hosts are told apart by number, not by name.

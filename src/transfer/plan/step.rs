@@ -113,7 +113,8 @@ impl Runs {
     }
 }
 
-/// A place in a task's room for staging.
+/// A place in the room for staging of one device's buffer, which is as large as that shard. Regions of a buffer that
+/// are not the same one never overlap there, and what is sent on leaves from where it arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Staging {
@@ -142,7 +143,8 @@ pub struct Side {
     pub region: Region,
     /// The same as stretches of memory.
     pub runs: Runs,
-    /// Where the task packs it, or finds it packed, if its runs are too short to be moved one by one.
+    /// Where the task packs it, or finds it packed, if its runs are too short to be moved one by one: in the room of
+    /// this buffer.
     pub staging: Option<Staging>,
 }
 

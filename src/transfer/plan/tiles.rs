@@ -1,7 +1,7 @@
-//! A sharding as arithmetic: which tile of the array each device holds, and which tiles of another sharding a tile
-//! overlaps.
+//! A sharding as arithmetic: which tile of the array each device holds, and where it lies.
 
-use super::{ArrayDescription, DeviceId, PlanError};
+use super::rounds::Pair;
+use super::{ArrayDescription, DeviceId};
 
 /// No tile, no step, nobody.
 pub(super) const NONE: u32 = u32::MAX;
@@ -12,21 +12,23 @@ pub(super) struct Cut {
     /// The size of the dimension, in elements.
     pub size: u64,
     /// Into how many tiles it is cut; empty ones do not count.
-    pub count: u64,
+    pub count: u32,
     /// The size of a tile: the quotient rounded up. The last one may be smaller.
     pub tile: u64,
 }
 
 impl Cut {
     /// Where the tile at `place` begins and ends.
-    pub fn interval(self, place: u64) -> (u64, u64) {
+    pub fn interval(self, place: u32) -> (u64, u64) {
+        let place = u64::from(place);
         // Below 2^62 + 65,536 at most.
         ((place * self.tile).min(self.size), ((place + 1) * self.tile).min(self.size))
     }
 
     /// The first and the last tile that reach into a stretch, which must not be empty.
-    pub fn reaching(self, (start, end): (u64, u64)) -> (u64, u64) {
-        (start / self.tile, (end - 1) / self.tile)
+    pub fn reaching(self, (start, end): (u64, u64)) -> (u32, u32) {
+        let place = |element: u64| u32::try_from(element / self.tile).unwrap_or(NONE);
+        (place(start), place(end - 1))
     }
 }
 
@@ -61,7 +63,8 @@ impl Tiling {
             let tile = size.div_ceil(axes.iter().map(|(ways, _)| ways).product());
             Cut {
                 size,
-                count: size.checked_div(tile).map_or(1, |whole| whole + u64::from(size % tile > 0)),
+                // No more than there are devices.
+                count: if tile == 0 { 1 } else { u32::try_from(size.div_ceil(tile)).unwrap_or(NONE) },
                 tile,
             }
         };
@@ -74,8 +77,8 @@ impl Tiling {
                     axes.iter().fold(0, |along, &(ways, stride)| along * ways + place / stride % ways);
                 match along {
                     _ if cut.size == 0 => {}
-                    along if along >= cut.count => return NONE,
-                    along => tile = tile * cut.count + along,
+                    along if along >= u64::from(cut.count) => return NONE,
+                    along => tile = tile * u64::from(cut.count) + along,
                 }
             }
             u32::try_from(tile).unwrap_or(NONE)
@@ -88,7 +91,19 @@ impl Tiling {
 
     /// How many tiles there are.
     pub fn tiles(&self) -> u32 {
-        u32::try_from(self.cuts.iter().map(|cut| cut.count).product::<u64>()).unwrap_or(NONE)
+        self.cuts.iter().map(|cut| cut.count).product()
+    }
+
+    /// Whether the array has no elements. Otherwise no tile is empty.
+    pub fn is_empty(&self) -> bool {
+        self.cuts.iter().any(|cut| cut.size == 0)
+    }
+
+    /// How many devices hold each tile of an array that has elements: equally many all of them, since each lies at one
+    /// place along the axes that divide, and anywhere along the others.
+    pub fn copies(&self) -> u32 {
+        let holding = self.devices.iter().filter(|(_, tile)| *tile != NONE).count();
+        number(holding) / self.tiles()
     }
 
     /// Where a tile begins and ends in each dimension; nowhere, for [`NONE`].
@@ -98,74 +113,49 @@ impl Tiling {
         if tile == NONE {
             return;
         }
-        let mut rest = u64::from(tile);
+        let mut rest = tile;
         for (cut, interval) in self.cuts.iter().zip(into.iter_mut()).rev() {
             *interval = cut.interval(rest % cut.count);
             rest /= cut.count;
         }
     }
-
-    /// How many pairs there are of a tile of this and a tile of `other` that have elements in common; `None` beyond
-    /// 64 bits.
-    pub fn overlaps(&self, other: &Self) -> Option<u64> {
-        self.cuts.iter().zip(&other.cuts).try_fold(1_u64, |pairs, (mine, theirs)| {
-            let along = (0..mine.count).map(|place| mine.interval(place)).filter(|(start, end)| start < end);
-            let along: u64 =
-                along.map(|interval| theirs.reaching(interval)).map(|(first, last)| last - first + 1).sum();
-            pairs.checked_mul(along)
-        })
-    }
 }
 
-/// The tiles of a tiling that reach into a stretch of each dimension, in row-major order.
+/// Where a region and its two tiles lie: in each dimension, where each begins and ends.
 #[derive(Debug, Default)]
-pub(super) struct Reach(Vec<(u64, u64)>);
+pub(super) struct Stretches {
+    pub held: Vec<(u64, u64)>,
+    pub wanted: Vec<(u64, u64)>,
+    pub common: Vec<(u64, u64)>,
+}
 
-impl Reach {
-    /// Finds them; the stretches must not be empty. Returns how many there are.
-    pub fn find(&mut self, tiling: &Tiling, stretches: &[(u64, u64)]) -> u64 {
-        self.0.clear();
-        self.0.extend(tiling.cuts.iter().zip(stretches).map(|(cut, &stretch)| cut.reaching(stretch)));
-        self.0.iter().map(|(first, last)| last - first + 1).product()
+impl Stretches {
+    /// Finds out.
+    pub fn find(&mut self, source: &Tiling, destination: &Tiling, pair: Pair) {
+        source.intervals(pair.held, &mut self.held);
+        destination.intervals(pair.wanted, &mut self.wanted);
+        self.common.clear();
+        self.common.extend(self.held.iter().zip(&self.wanted).map(|(held, wanted)| common(*held, *wanted)));
     }
 
-    /// The one of this number.
-    pub fn nth(&self, tiling: &Tiling, mut number: u64) -> u32 {
-        let (mut tile, mut apart) = (0, 1);
-        for (&(first, last), cut) in self.0.iter().zip(&tiling.cuts).rev() {
-            let count = last - first + 1;
-            tile += (first + number % count) * apart;
-            number /= count;
-            apart *= cut.count;
-        }
-        u32::try_from(tile).unwrap_or(NONE)
+    /// Goes on to a tile of the source that lies elsewhere in one dimension.
+    pub fn reach(&mut self, dimension: usize, held: (u64, u64)) {
+        self.held[dimension] = held;
+        self.common[dimension] = common(held, self.wanted[dimension]);
+    }
+
+    /// How many elements the region has. The array is bounded, so it cannot overflow.
+    pub fn volume(&self) -> u64 {
+        self.common.iter().map(|(start, end)| end - start).product()
     }
 }
 
-/// What two tiles have in common, in each dimension.
-pub(super) fn intersect(one: &[(u64, u64)], other: &[(u64, u64)], into: &mut Vec<(u64, u64)>) {
-    into.clear();
-    into.extend(one.iter().zip(other).map(|(a, b)| (a.0.max(b.0), a.1.min(b.1))));
+/// What two tiles have in common along a dimension, in which they overlap.
+fn common(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
+    (one.0.max(other.0), one.1.min(other.1))
 }
 
-/// How many elements lie in a stretch of each dimension. The array is bounded, so it cannot overflow.
-pub(super) fn volume(stretches: &[(u64, u64)]) -> u64 {
-    stretches.iter().map(|(start, end)| end.saturating_sub(*start)).product()
-}
-
-/// For what is known to be no more than the number of devices.
-fn to_usize(size: u64) -> usize {
-    usize::try_from(size).unwrap_or(usize::MAX)
-}
-
-/// Refuses a plan of too many steps before any work is done: each device of the destination takes one step for each
-/// tile of the source that reaches into its own.
-pub(super) fn count_steps(source: &Tiling, destination: &Tiling, limit: u64) -> Result<usize, PlanError> {
-    let holding = destination.devices.iter().filter(|(_, tile)| *tile != NONE).count() as u64;
-    let copies = holding / u64::from(destination.tiles());
-    let steps = destination.overlaps(source).and_then(|pairs| pairs.checked_mul(copies)).unwrap_or(u64::MAX);
-    if steps > limit {
-        return Err(PlanError::TooMany { what: "steps of the plan", count: steps, limit });
-    }
-    Ok(to_usize(steps))
+/// For counts that are bounded far below 2^32.
+pub(super) fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(NONE)
 }

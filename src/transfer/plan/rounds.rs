@@ -1,0 +1,337 @@
+//! The regions of a plan, numbered by arithmetic.
+//!
+//! A *region* is what a tile of the source and a tile of the destination have in common. Regions are in rounds: in each,
+//! every tile of the destination that has not had all of its regions yet gets the next one, and neighbours get theirs
+//! from other tiles of the source. Nothing is kept of a region: which one has which number follows, both ways, from how
+//! many regions each tile has, and that from how each dimension is cut.
+
+use std::cmp::Reverse;
+
+use super::tiles::{Stretches, Tiling, number};
+
+/// The two tiles that have a region in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pair {
+    /// The tile of the source.
+    pub held: u32,
+    /// The tile of the destination.
+    pub wanted: u32,
+    /// Another number for each region of a tile of the destination, and for each tile in a round: both added.
+    pub turn: u32,
+}
+
+/// Which tiles of another tiling reach into each tile of one.
+#[derive(Debug, Clone)]
+struct Reach {
+    dimensions: Vec<Along>,
+    /// How many there are, for each tile.
+    counts: Vec<u32>,
+}
+
+/// The same along one dimension.
+#[derive(Debug, Clone)]
+struct Along {
+    /// For each place the first place of the other tiling, and how many there are from there on.
+    places: Vec<(u32, u32)>,
+    /// How many places there are in each of the two tilings.
+    own: u32,
+    other: u32,
+}
+
+impl Reach {
+    /// Of tilings of an array that has elements.
+    fn of(tiling: &Tiling, other: &Tiling) -> Self {
+        let mut counts = vec![1];
+        let along = tiling.cuts.iter().zip(&other.cuts).map(|(mine, theirs)| {
+            let places = (0..mine.count).map(|place| {
+                let (first, last) = theirs.reaching(mine.interval(place));
+                (first, last - first + 1)
+            });
+            let places: Vec<_> = places.collect();
+            counts =
+                counts.iter().flat_map(|outer| places.iter().map(move |(_, inner)| outer * inner)).collect();
+            Along { places, own: mine.count, other: theirs.count }
+        });
+        Self { dimensions: along.collect(), counts }
+    }
+
+    fn count(&self, tile: u32) -> u32 {
+        self.counts[tile as usize]
+    }
+
+    /// The one of this number, in row-major order, of those that reach into a tile.
+    fn nth(&self, mut tile: u32, mut ordinal: u32) -> u32 {
+        let (mut found, mut apart) = (0, 1);
+        for along in self.dimensions.iter().rev() {
+            let (mut place, count) = along.places[(tile % along.own) as usize];
+            tile /= along.own;
+            if count > 1 {
+                place += ordinal % count;
+                ordinal /= count;
+            }
+            found += place * apart;
+            apart *= along.other;
+        }
+        found
+    }
+
+    /// Which number one of those has; `None` for a tile that is none of them.
+    fn ordinal(&self, mut tile: u32, mut reaching: u32) -> Option<u32> {
+        let (mut ordinal, mut apart) = (0, 1);
+        for along in self.dimensions.iter().rev() {
+            let (first, count) = along.places[(tile % along.own) as usize];
+            let place = (reaching % along.other).checked_sub(first).filter(|place| *place < count)?;
+            ordinal += place * apart;
+            apart *= count;
+            (tile, reaching) = (tile / along.own, reaching / along.other);
+        }
+        Some(ordinal)
+    }
+}
+
+/// Rounds in which equally many tiles get a region.
+#[derive(Debug, Clone, Copy)]
+struct Stage {
+    /// The first of these rounds.
+    round: u32,
+    /// How many regions come before it.
+    regions: u32,
+    /// How many tiles get one in each of them: the first so many in the order of tiles.
+    tiles: u32,
+}
+
+/// The order of all regions.
+#[derive(Debug, Clone)]
+pub(super) struct Rounds {
+    /// Tiles of the source that reach into each tile of the destination, and the other way round.
+    sources: Reach,
+    destinations: Reach,
+    /// The tiles of the destination, those with most regions first, and where in that order each tile is.
+    order: Vec<u32>,
+    positions: Vec<u32>,
+    stages: Vec<Stage>,
+    regions: u32,
+}
+
+impl Rounds {
+    /// How many regions there are. It is no more than the product of both numbers of tiles, so it cannot overflow.
+    pub fn count(source: &Tiling, destination: &Tiling) -> u64 {
+        if destination.is_empty() {
+            return 0;
+        }
+        let along = destination.cuts.iter().zip(&source.cuts).map(|(wanted, held)| {
+            let reaching = (0..wanted.count).map(|place| held.reaching(wanted.interval(place)));
+            reaching.map(|(first, last)| u64::from(last - first + 1)).sum::<u64>()
+        });
+        along.product()
+    }
+
+    /// Of tilings whose regions have been counted, and found not to be too many.
+    pub fn of(source: &Tiling, destination: &Tiling) -> Self {
+        let none = || Reach { dimensions: Vec::new(), counts: Vec::new() };
+        let (sources, destinations) = match destination.is_empty() {
+            true => (none(), none()),
+            false => (Reach::of(destination, source), Reach::of(source, destination)),
+        };
+        let mut order: Vec<u32> = (0..number(sources.counts.len())).collect();
+        order.sort_by_key(|&tile| Reverse(sources.count(tile)));
+        let mut positions = vec![0; order.len()];
+        for (position, &tile) in (0..).zip(&order) {
+            positions[tile as usize] = position;
+        }
+        let (mut stages, mut round, mut regions, mut active) = (Vec::new(), 0, 0, order.len());
+        while let Some(&last) = order[..active].last() {
+            let tiles = number(active);
+            stages.push(Stage { round, regions, tiles });
+            let count = sources.count(last);
+            regions += (count - round) * tiles;
+            round = count;
+            active = order[..active].partition_point(|&tile| sources.count(tile) > count);
+        }
+        Self { sources, destinations, order, positions, stages, regions }
+    }
+
+    /// How many regions there are.
+    pub fn regions(&self) -> u32 {
+        self.regions
+    }
+
+    /// The region of this number, which must be one.
+    pub fn region(&self, region: u32) -> Pair {
+        let later = self.stages.partition_point(|stage| stage.regions <= region);
+        let stage = self.stages[later - 1];
+        let rest = region - stage.regions;
+        let round = stage.round + rest / stage.tiles;
+        let wanted = self.order[(rest % stage.tiles) as usize];
+        let turn = wanted + round;
+        let held = self.sources.nth(wanted, turn % self.sources.count(wanted));
+        Pair { held, wanted, turn }
+    }
+
+    /// The number of the region that a tile of the destination gets in a round, in which it must get one.
+    fn in_round(&self, wanted: u32, round: u32) -> u32 {
+        let later = self.stages.partition_point(|stage| stage.round <= round);
+        let stage = self.stages[later - 1];
+        stage.regions + (round - stage.round) * stage.tiles + self.positions[wanted as usize]
+    }
+
+    /// The numbers of all regions of a tile of the destination.
+    pub fn of_wanted(&self, wanted: u32) -> impl Iterator<Item = u32> {
+        (0..self.sources.count(wanted)).map(move |round| self.in_round(wanted, round))
+    }
+
+    /// The numbers of all regions of a tile of the source.
+    pub fn of_held(&self, held: u32) -> impl Iterator<Item = u32> {
+        (0..self.destinations.count(held)).filter_map(move |which| {
+            let wanted = self.destinations.nth(held, which);
+            let count = self.sources.count(wanted);
+            let ordinal = self.sources.ordinal(wanted, held)?;
+            Some(self.in_round(wanted, (ordinal + count - wanted % count) % count))
+        })
+    }
+
+    /// How many regions a tile of the source has.
+    pub fn count_held(&self, held: u32) -> u32 {
+        self.destinations.count(held)
+    }
+
+    /// Which of the regions of a tile of the source is that of a tile of the destination, if it has one.
+    pub fn find(&self, held: u32, wanted: u32) -> Option<u32> {
+        self.destinations.ordinal(held, wanted)
+    }
+
+    /// Whether a region is all of both of its tiles: each has no other.
+    pub fn is_whole(&self, pair: Pair) -> bool {
+        self.sources.count(pair.wanted) == 1 && self.destinations.count(pair.held) == 1
+    }
+
+    /// Calls back with every region and where it lies: tile by tile of the destination, which takes less work than
+    /// one number after the other.
+    pub fn each(&self, source: &Tiling, destination: &Tiling, mut visit: impl FnMut(Pair, &Stretches)) {
+        let dimensions = &self.sources.dimensions;
+        let mut along = vec![0; dimensions.len()];
+        let mut reaching = vec![(0, 0); dimensions.len()];
+        let mut apart = vec![1; dimensions.len()];
+        for dimension in (1..dimensions.len()).rev() {
+            apart[dimension - 1] = apart[dimension] * dimensions[dimension].other;
+        }
+        let mut lies = Stretches::default();
+        for wanted in 0..number(self.order.len()) {
+            let pair = Pair { held: self.sources.nth(wanted, 0), wanted, turn: wanted };
+            lies.find(source, destination, pair);
+            let mut rest = wanted;
+            for (reaching, along) in reaching.iter_mut().zip(dimensions).rev() {
+                *reaching = along.places[(rest % along.own) as usize];
+                rest /= along.own;
+            }
+            along.fill(0);
+            let mut held = pair.held;
+            let count = self.sources.count(wanted);
+            let mut round = (count - wanted % count) % count;
+            for _ in 0..count {
+                visit(Pair { held, wanted, turn: wanted + round }, &lies);
+                round = if round + 1 == count { 0 } else { round + 1 };
+                for dimension in (0..dimensions.len()).rev() {
+                    let (first, count) = reaching[dimension];
+                    if count == 1 {
+                        continue;
+                    }
+                    let next = if along[dimension] + 1 == count { 0 } else { along[dimension] + 1 };
+                    held = held + next * apart[dimension] - along[dimension] * apart[dimension];
+                    along[dimension] = next;
+                    lies.reach(dimension, source.cuts[dimension].interval(first + next));
+                    if next > 0 {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::{ArrayDescription, Dtype, Mesh, PartitionSpec, Sharding};
+    use super::*;
+
+    /// A grid of devices over an array, each dimension divided in so many ways.
+    fn tiling(shape: &[u64], ways: &[u64]) -> Tiling {
+        let names: Vec<String> = (0..ways.len()).map(|axis| format!("a{axis}")).collect();
+        let axes: Vec<(&str, u64)> = names.iter().map(String::as_str).zip(ways.iter().copied()).collect();
+        let entries: Vec<[&str; 1]> = names.iter().map(|name| [name.as_str()]).collect();
+        let entries: Vec<&[&str]> = entries.iter().map(<[_; 1]>::as_slice).collect();
+        let devices = u32::try_from(ways.iter().product::<u64>()).unwrap();
+        let sharding = Sharding { mesh: Mesh::new(&axes, 0..devices), spec: PartitionSpec::new(&entries) };
+        Tiling::of(&ArrayDescription { shape: shape.to_vec(), dtype: Dtype::Uint8, sharding })
+    }
+
+    #[test]
+    fn every_region_has_one_number_and_is_found_by_it_and_by_its_tiles() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for case in 0..3000 {
+            let rank = random.usize(0..4);
+            let mut pick =
+                |from: u64, to: u64| -> Vec<u64> { (0..rank).map(|_| random.u64(from..to)).collect() };
+            let shape = pick(if case % 20 == 0 { 0 } else { 1 }, 14);
+            let (source, destination) = (tiling(&shape, &pick(1, 6)), tiling(&shape, &pick(1, 6)));
+            let rounds = Rounds::of(&source, &destination);
+            assert_eq!(Rounds::count(&source, &destination), u64::from(rounds.regions()));
+
+            // All pairs of tiles that have elements in common, found by looking.
+            let mut lies = Stretches::default();
+            let mut wanted = BTreeSet::new();
+            let pairs =
+                (0..destination.tiles()).flat_map(|one| (0..source.tiles()).map(move |other| (one, other)));
+            for (tile, held) in pairs {
+                source.intervals(held, &mut lies.held);
+                destination.intervals(tile, &mut lies.wanted);
+                if lies.held.iter().zip(&lies.wanted).all(|(a, b)| a.0.max(b.0) < a.1.min(b.1)) {
+                    wanted.insert((tile, held));
+                }
+            }
+            let numbered: Vec<Pair> = (0..rounds.regions()).map(|number| rounds.region(number)).collect();
+            let found: BTreeSet<_> = numbered.iter().map(|pair| (pair.wanted, pair.held)).collect();
+            assert_eq!((found.len(), &found), (numbered.len(), &wanted));
+
+            // In each round every tile that has some left gets one; rounds follow one another.
+            let of_round = |pair: &Pair| (pair.turn - pair.wanted, pair.wanted);
+            let in_rounds: BTreeSet<_> = numbered.iter().map(of_round).collect();
+            assert_eq!(in_rounds.len(), numbered.len());
+            assert!(numbered.is_sorted_by_key(|pair| pair.turn - pair.wanted));
+
+            let of = |own: &dyn Fn(&Pair) -> bool| -> Vec<u32> {
+                (0..).zip(&numbered).filter(|(_, pair)| own(pair)).map(|(number, _)| number).collect()
+            };
+            if rounds.regions() > 0 {
+                for tile in 0..destination.tiles() {
+                    let told: Vec<u32> = rounds.of_wanted(tile).collect();
+                    assert_eq!(told, of(&|pair| pair.wanted == tile));
+                }
+                for tile in 0..source.tiles() {
+                    let mut told: Vec<u32> = rounds.of_held(tile).collect();
+                    told.sort_unstable();
+                    assert_eq!(told, of(&|pair| pair.held == tile));
+                    assert_eq!(told.len(), rounds.count_held(tile) as usize);
+                }
+            }
+
+            let mut seen = Vec::new();
+            rounds.each(&source, &destination, |pair, there| {
+                lies.find(&source, &destination, pair);
+                assert_eq!(
+                    (&there.held, &there.wanted, &there.common),
+                    (&lies.held, &lies.wanted, &lies.common)
+                );
+                let whole = lies.common == lies.held && lies.common == lies.wanted;
+                assert_eq!(rounds.is_whole(pair), whole);
+                seen.push((pair.wanted, pair.held, pair.turn));
+            });
+            let mut all: Vec<_> = numbered.iter().map(|pair| (pair.wanted, pair.held, pair.turn)).collect();
+            all.sort_unstable();
+            assert!(seen.is_sorted_by_key(|(wanted, held, _)| (*wanted, *held)));
+            assert_eq!(seen, all);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Whose turn it is to give a region that several hold.
+//!
+//! Nobody remembers who gave what before. Instead the choices that all regions make are numbered: those of tiles that
+//! the same hosts hold one after the other, and of each tile in the order of its regions. `n` hosts take them in turns
+//! of `n`, and who begins moves on with every turn, and once more with every `n` turns, and so on: the sum of the digits
+//! of the choice's number, in base `n`, says whose turn it is. So all have equally many, and choices that lie at equal
+//! distances, as those of a round do, fall to different hosts too. Those that fall to a host go round its tasks in the
+//! same way, and the task's devices.
+//!
+//! A region makes no choice for a host that holds it already. So that nobody is passed over for that, such regions are
+//! found beforehand, host by host, and the numbers of those behind are smaller by what they do not choose.
+
+use std::ops::Range;
+
+use super::holders::{Holders, Parties};
+use super::rounds::Rounds;
+use super::tiles::number;
+
+/// How many pairs of a tile that a host holds and one that it shall hold are looked at for each device. There are more
+/// only if hosts have more devices than this; so many of them are near that few regions are asked for elsewhere.
+const LOOKED_AT: usize = 64;
+
+/// The number of a choice.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Turn {
+    number: u32,
+    /// Whose turn it is first.
+    from: u32,
+}
+
+impl Turn {
+    /// The first choice of a region of a tile on one host or in one task, if each makes so many. Which of them have to
+    /// do with the host is not known; who begins is another one for each tile, so that nobody is preferred by all.
+    pub fn of(tile: u32, region: u32, each: usize) -> Self {
+        Self { number: region * number(each), from: tile }
+    }
+
+    /// The choice so many behind this one.
+    pub fn then(self, choices: usize) -> Self {
+        Self { number: self.number + number(choices), ..self }
+    }
+
+    /// Whose turn it is among so many, and the number of the choice among what that one has.
+    pub fn among(self, many: usize) -> (usize, Self) {
+        if many == 1 {
+            return (0, self);
+        }
+        let many = number(many);
+        let (mut next, mut rest) = (self.from, self.number);
+        // Most often there are two, four or eight, and dividing costs ten times as much as this.
+        if many.is_power_of_two() {
+            while rest > 0 {
+                (next, rest) = (next + (rest & (many - 1)), rest >> many.trailing_zeros());
+            }
+        } else {
+            while rest > 0 {
+                (next, rest) = (next + rest % many, rest / many);
+            }
+        }
+        ((next % many) as usize, Self { number: self.number / many, ..self })
+    }
+}
+
+/// The choices of a tile of the source.
+#[derive(Debug, Clone, Default)]
+struct Choices {
+    first: Turn,
+    /// How many each region makes,
+    each: u32,
+    /// and which make fewer.
+    fewer: Range<u32>,
+}
+
+/// The choices of all regions.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Turns {
+    /// For each tile of the source; none if nobody ever has a choice.
+    tiles: Vec<Choices>,
+    /// Regions of a tile that some host which needs them holds: which of the tile's, and how many choices fewer those
+    /// up to here make.
+    fewer: Vec<(u32, u32)>,
+}
+
+impl Turns {
+    /// Numbers all choices.
+    pub fn of(
+        parties: &Parties,
+        rounds: &Rounds,
+        holders: &Holders,
+        receivers: &Holders,
+        fan_out: u32,
+    ) -> Self {
+        let mut turns = Self::default();
+        if rounds.regions() == 0 || holders.are_single() {
+            return turns;
+        }
+        let mut on_host = vec![Vec::new(); parties.host_names.len()];
+        let mut most = 0;
+        for wanted in 0..receivers.tiles() {
+            let spans = receivers.spans(wanted);
+            most = most.max(spans.len());
+            spans.iter().for_each(|span| on_host[span.host as usize].push(wanted));
+        }
+        let pairs = (0..holders.tiles()).flat_map(|tile| holders.spans(tile));
+        let pairs: usize = pairs.map(|span| on_host[span.host as usize].len()).sum();
+        let are_few = pairs <= LOOKED_AT * parties.ids.len();
+        turns.tiles = vec![Choices::default(); holders.tiles() as usize];
+        let mut turn = Turn::default();
+        let (mut before, mut found) = (None, Vec::new());
+        for tile in holders.alike() {
+            let spans = holders.spans(tile);
+            if before.is_none_or(|before| holders.hosts(before).ne(holders.hosts(tile))) {
+                turn = Turn { number: 0, from: turn.from + turn.number };
+            }
+            before = Some(tile);
+            found.clear();
+            if are_few && spans.len() > 1 {
+                let near = spans.iter().flat_map(|span| &on_host[span.host as usize]);
+                found.extend(near.filter_map(|&wanted| Some((rounds.find(tile, wanted)?, wanted))));
+                found.sort_unstable();
+            }
+            let each = number(most.min(spans.len().saturating_mul(fan_out as usize)));
+            let begin = number(turns.fewer.len());
+            let mut fewer = 0;
+            for near in found.chunk_by(|one, other| one == other) {
+                let (ordinal, wanted) = near[0];
+                fewer += each - each.min(number(receivers.spans(wanted).len() - near.len()));
+                turns.fewer.push((ordinal, fewer));
+            }
+            turns.tiles[tile as usize] =
+                Choices { first: turn, each, fewer: begin..number(turns.fewer.len()) };
+            // All together they are no more than the steps.
+            turn.number += rounds.count_held(tile) * each - fewer;
+        }
+        turns
+    }
+
+    /// Whether nobody ever has a choice.
+    pub fn are_none(&self) -> bool {
+        self.tiles.is_empty()
+    }
+
+    /// The first choice among hosts of a region, of which `ordinal` come before among those of its tile of the source.
+    pub fn anywhere(&self, held: u32, ordinal: u32) -> Turn {
+        let Some(Choices { first, each, fewer }) = self.tiles.get(held as usize) else {
+            return Turn::default();
+        };
+        let fewer = &self.fewer[fewer.start as usize..fewer.end as usize];
+        let before = fewer.partition_point(|(region, _)| *region < ordinal);
+        let less = if before == 0 { 0 } else { fewer[before - 1].1 };
+        Turn { number: first.number + ordinal * each - less, ..*first }
+    }
+}
