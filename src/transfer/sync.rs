@@ -22,7 +22,7 @@ pub fn with_all<T: Sync>(things: &[T], work: impl Fn(&T) + Sync) {
         for _ in 1..things.len().min(AT_ONCE) {
             // Where there is no thread to be had, this one does it all.
             let _one_more =
-                std::thread::Builder::new().name("muster-with-all".to_owned()).spawn_scoped(scope, &some);
+                std::thread::Builder::new().name("muster-with-all".to_owned()).spawn_scoped(scope, some);
         }
         some();
     });

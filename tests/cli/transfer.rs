@@ -51,6 +51,27 @@ fn the_cost_of_a_plan_and_who_sends_to_whom_are_shown() {
 }
 
 #[test]
+fn more_pairs_of_tasks_than_can_be_listed_are_not_gathered() {
+    let array = |devices: std::ops::Range<i32>, spec: Value| {
+        let mesh = json!({"axes": [{"name": "x", "size": 2100}], "devices": devices.collect::<Vec<_>>()});
+        let sharding = json!({"mesh": mesh, "spec": spec});
+        json!({"shape": [4200, 4200], "dtype": "uint8", "sharding": sharding}).to_string()
+    };
+    let (source, destination) = (
+        file("rows", &array(0..2100, json!(["x"]))),
+        file("columns", &array(2100..4200, json!([null, "x"]))),
+    );
+    let shown = run(muster(["transfer", "plan", "--devices-per-task", "1"])
+        .arg("--source")
+        .arg(source)
+        .arg("--destination")
+        .arg(destination));
+    assert_eq!((shown.code, shown.err.as_str()), (Some(0), ""));
+    assert!(shown.out.contains("Messages between tasks: 4410000."), "{}", shown.out);
+    assert!(shown.out.contains("too many pairs of tasks to list them; --task N"), "{}", shown.out);
+}
+
+#[test]
 fn the_steps_of_one_task_are_those_in_which_it_takes_part() {
     let shown = plan(&["--devices-per-task", "2", "--tasks-per-host", "4", "--task", "1"]).out;
     assert!(

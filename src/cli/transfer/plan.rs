@@ -222,8 +222,17 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
     writeln!(text, "  with fan-out {fan_out}, {timeout}")?;
     writeln!(text, "layout {}, plan {}\n", plan.layout(), plan.fingerprint())?;
     costs(text, &cost)?;
+    if cost.messages.min((tasks as u64).pow(2)) > PAIRS_MAX {
+        return writeln!(
+            text,
+            "\nThere may be too many pairs of tasks to list them; --task N tells what a task gives and takes."
+        );
+    }
     pairs(text, plan, arguments.rows)
 }
+
+/// The most pairs of tasks that are gathered to find those that move most.
+const PAIRS_MAX: u64 = 1 << 22;
 
 fn costs(text: &mut String, cost: &Cost) -> std::fmt::Result {
     writeln!(text, "{:<14}{:>9}{:>12}{:>14}", "WHERE", "STEPS", "BYTES", "LEAST")?;

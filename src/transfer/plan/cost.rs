@@ -132,7 +132,8 @@ impl Plan {
         }
     }
 
-    /// What goes from task to task, in the order of the tasks.
+    /// What goes from task to task, in the order of the tasks: 40 bytes for each pair, of which there may be as many as
+    /// messages ([`Cost::messages`]).
     #[must_use]
     pub fn pairs(&self) -> Vec<PairCost> {
         let mut pairs: BTreeMap<(u32, u32), PairCost> = BTreeMap::new();
