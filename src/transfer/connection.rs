@@ -48,6 +48,11 @@ use spinning::Spinning;
 /// until then, and where it is urgent, it leaves at once.
 const LAUNCHES_AT_ONCE: usize = 4;
 
+/// While no more launches are under way, and for no more bytes of one, whether the peer has what was sent may be heard a
+/// little later if nobody waits for it: until then it takes room.
+const LAUNCHES_UNHEARD: usize = 64;
+const BYTES_UNHEARD: u64 = 64 << 10;
+
 /// Memory of a peer, mapped to be read.
 pub struct Shared(Mapping);
 
@@ -103,6 +108,8 @@ pub struct Connection {
     /// The last control frame that was heard when a frame last came damaged.
     garbled: Mutex<Option<u32>>,
     over: OnceLock<TransferError>,
+    /// How its peer went, and when: the connection ends when its last words have been heard.
+    gone: OnceLock<(String, Instant)>,
     checks: bool,
     /// Whether small launches bring their bytes along; not where all is to go through the kernel.
     inlines: bool,
@@ -219,6 +226,7 @@ impl Connection {
             lost: Mutex::default(),
             garbled: Mutex::default(),
             over: OnceLock::new(),
+            gone: OnceLock::new(),
             checks,
             inlines: core.config.transport != Choice::Pvm,
             pid,
@@ -429,9 +437,13 @@ impl Connection {
         }
         // Under the lock: whatever the link says of the part comes after it knows its place.
         part.is_at(at);
-        let crowded = link.launched() > LAUNCHES_AT_ONCE && class != Class::Latency;
+        let launched = link.launched();
         drop(link);
         drop(visit);
+        let crowded = launched > LAUNCHES_AT_ONCE && class != Class::Latency;
+        if launched > LAUNCHES_UNHEARD || total > BYTES_UNHEARD {
+            part.heed();
+        }
         if crowded && self.outbox.get().is_none() {
             self.settle_elsewhere();
         } else {

@@ -25,6 +25,7 @@ use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::reactor::Reactor;
 use super::transport::wire::{self, Certificates, Faults, Identity};
+use crate::clock;
 
 /// Which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -87,6 +88,9 @@ pub struct Config {
     /// What goes wrong on its wires on purpose. For tests: nobody else sets it.
     pub faults: Option<Faults>,
 }
+
+/// How long an engine that is shut down tries to say what it has to say.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// What it takes to wake a thread whose processor its host has put to sleep.
 const SPIN: Duration = Duration::from_micros(50);
@@ -422,6 +426,9 @@ impl Handle {
             let _announcing = lock(&core.changed.0);
             core.changed.1.notify_all();
         }
+        let until = clock::monotonic() + LAST_WORDS;
+        let connections = lock(&core.connections).clone();
+        connections.iter().for_each(|connection| connection.say_all(until));
         let making = lock(&core.cliques).pending(|_| true).into_iter().map(Lost::Making);
         let mut lost: Vec<_> = making.map(|making| (making, TransferError::Closed)).collect();
         for connection in lock(&core.connections).iter() {

@@ -327,6 +327,7 @@ impl Core {
             launch.is_late(self.here().task);
         }
         for connection in connections {
+            connection.end_if_gone();
             let silent = connection.silent();
             let mut patience: Option<Duration> = None;
             for part in connection.parts() {

@@ -293,9 +293,14 @@ impl Part {
     }
 
     /// From here on somebody waits for it: that the peer has what it sends is to be heard at once.
-    fn heed(&self) {
-        if self.work.out.total() > 0 && !self.heeded.swap(true, Ordering::SeqCst) {
-            self.connection.heed();
+    pub fn heed(&self) {
+        if self.work.out.total() == 0 || self.heeded.load(Ordering::SeqCst) {
+            return;
+        }
+        // Counted first: whoever finds the mark takes away what has been added.
+        self.connection.heed();
+        if self.heeded.swap(true, Ordering::SeqCst) {
+            self.connection.heed_no_more();
         }
     }
 
@@ -743,7 +748,8 @@ impl Launch {
     /// Somebody waits. Said first; then they look whether what they wait for is there.
     fn watch(&self, wanted: Wanted) {
         let how = if matches!(wanted, Wanted::One(_)) { EACH } else { WHOLE };
-        if self.watched.fetch_max(how, Ordering::SeqCst) == NOBODY && self.sent > 0 {
+        self.watched.fetch_max(how, Ordering::SeqCst);
+        if self.sent > 0 {
             fence(Ordering::SeqCst);
             self.parts().iter().for_each(|part| part.heed());
         }

@@ -131,7 +131,9 @@ fn who_hears_of_the_end_of_one_connection_holds_up_no_other_end() {
                 (transfer, wake, future)
             })
             .collect();
-        eventually("there are connections", || cluster.engines[0].links().len() == peers.len());
+        eventually("all are under way", || {
+            cluster.engines[0].links().iter().filter(|link| link.launched == 1).count() == peers.len()
+        });
         let mut alone = cluster.membership();
         alone.peers.retain(|task, _| task.0 == 0);
         cluster.engines[0].on_membership(alone);
@@ -140,5 +142,71 @@ fn who_hears_of_the_end_of_one_connection_holds_up_no_other_end() {
             assert!(matches!(error, TransferError::StaleIncarnation { .. }), "{error}");
             assert!(wake.met.load(Ordering::SeqCst), "{choice:?}: one had to wait for another");
         }
+    }
+}
+
+#[test]
+fn what_a_peer_took_before_it_went_has_arrived_although_a_thread_waits_for_something_else() {
+    for round in 0..200 {
+        let cluster = Cluster::with(2, |config| config.transport = Choice::Shm);
+        let [zero, one] = [&cluster.engines[0], &cluster.engines[1]];
+        let len = [100, 40_000][round % 2];
+        let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
+        let never = cluster.empty(0, 100);
+        if round % 4 < 3 {
+            // Else the connection has just been made.
+            let (sent, received) = cluster.send(0, &source, 1, &target, 0);
+            done(&sent).unwrap();
+            done(&received).unwrap();
+        }
+        let expected = zero.transfer(&[], vec![incoming(&never, 1, 0, 9)], on(9));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| done(&expected));
+            let sent = zero.transfer(&[], vec![outgoing(&source, 0, 1, 1)], on(0));
+            done(&one.transfer(&[], vec![incoming(&target, 0, 1, 1)], on(0))).unwrap();
+            one.shutdown();
+            assert_eq!(done(&sent).err(), None, "it has arrived, in round {round}");
+            waits.join().unwrap().unwrap_err();
+        });
+    }
+}
+
+#[test]
+fn who_has_no_time_left_does_not_look_for_longer() {
+    let cluster = Cluster::with(2, |config| {
+        config.transport = Choice::Shm;
+        config.spin = Duration::from_secs(3600);
+    });
+    let targets = [cluster.empty(0, 100), cluster.empty(0, 100)];
+    let transfers = [0, 1].map(|channel| {
+        cluster.engines[0].transfer(&[], vec![incoming(&targets[channel], 1, 0, 1)], on(channel as u32))
+    });
+    eventually("there is a connection", || cluster.engines[0].links().len() == 1);
+    let began = Instant::now();
+    for time in [0, 1, 20] {
+        assert!(transfers[0].wait_for(Duration::from_millis(time)).is_none());
+    }
+    assert!(began.elapsed() < PATIENCE);
+    // Nor does it when others are talked to all the time.
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (over, cluster) = (&over, &cluster);
+        scope.spawn(move || {
+            let (source, target) = (cluster.filled(1, 100, 1), cluster.empty(0, 100));
+            while !over.load(Ordering::SeqCst) {
+                let sent = cluster.engines[1].transfer(&[], vec![outgoing(&source, 1, 0, 2)], on(2));
+                done(&cluster.engines[0].transfer(&[], vec![incoming(&target, 1, 0, 2)], on(2))).unwrap();
+                done(&sent).unwrap();
+            }
+        });
+        let began = Instant::now();
+        for _ in 0..20 {
+            assert!(transfers[1].wait_for(Duration::from_millis(5)).is_none());
+        }
+        assert!(began.elapsed() < PATIENCE);
+        over.store(true, Ordering::SeqCst);
+    });
+    for transfer in transfers {
+        transfer.cancel("enough").wait();
     }
 }

@@ -248,15 +248,7 @@ impl Connection {
         }
         core.counts.lanes_lost.fetch_add(1, Ordering::Relaxed);
         if !self.nature.breaks {
-            // What the peer said before it ended may still be in the ring.
-            if let Err(violation) = self.serve_ring() {
-                tracing::debug!(peer = %self.peer, %violation, "the last words of a peer");
-            }
-            // A peer that drops what nobody uses has not lost its way here.
-            if !lock(&self.link).is_unused() {
-                core.take_detour(self.peer, &how);
-            }
-            self.end(TransferError::PeerDead { member: self.peer, how });
+            self.peer_has_gone(how);
             return;
         }
         {

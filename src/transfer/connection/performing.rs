@@ -1,8 +1,10 @@
 //! What a connection does because its link says so, and how what there is to say leaves.
 
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::Connection;
+use crate::clock;
 use crate::transfer::error::TransferError;
 use crate::transfer::launch::{Part, Stay, give_up};
 use crate::transfer::link::{Difference, Output};
@@ -215,14 +217,29 @@ impl Connection {
         let bulk = lanes.iter().any(|lane| !lane.control);
         for lane in &lanes {
             if lane.control && (control || !bulk) {
-                if chunks && !bulk && sends > SEND_AT_ONCE {
+                // A lane on which nothing can be sent is its reactor's to end: what the peer said is read there first.
+                if chunks && !bulk && sends > SEND_AT_ONCE || lane.pump_output().is_err() {
                     self.pump_elsewhere(lane);
-                } else if lane.pump_output().is_err() {
-                    lane.close();
                 }
             } else if !lane.control && chunks {
                 self.pump_elsewhere(lane);
             }
+        }
+    }
+
+    /// Sees to it that what was said has left, if it can until then: the peer may have been told nothing yet of what has long
+    /// been known here.
+    pub fn say_all(self: &Arc<Self>, until: Instant) {
+        const LOOK_AGAIN: Duration = Duration::from_micros(100);
+        let says = || {
+            let link = lock(&self.link);
+            let waits = link.has_for_ring() || link.has_control();
+            drop(link);
+            waits || self.lanes().iter().any(|lane| lane.control && lane.is_sending())
+        };
+        while self.over.get().is_none() && says() && clock::monotonic() < until {
+            self.kick(0);
+            std::thread::park_timeout(LOOK_AGAIN);
         }
     }
 

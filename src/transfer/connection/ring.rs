@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::{Answers, Connection};
@@ -12,12 +12,16 @@ use crate::transfer::frame::{Header, Kind};
 use crate::transfer::link::{Frame, Violation};
 use crate::transfer::sync::lock;
 use crate::transfer::transport::TransportKind;
-use crate::transfer::transport::ring::{Given, Inbox, Reader};
+use crate::transfer::transport::ring::{FRAMES_MAX, Given, Inbox, Reader};
 
 /// A thread that waits looks again after so long, at what the peer did not wake it for and at its own time.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// A thread that launches takes no more of what the peer says meanwhile.
-const ANSWERS_MAX: usize = 64;
+/// A thread that launches takes no more of what the peer says meanwhile,
+const ANSWERS_MAX: usize = 16;
+/// and one that reads takes no more before it looks up.
+const TURN: usize = 256;
+/// How long whoever reads the ring may take to hear the last words of a peer that has gone.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 impl Connection {
     /// Puts into the ring what waits for it, as far as there is room.
@@ -56,15 +60,74 @@ impl Connection {
 
     /// Takes the frames that are in the ring, unless somebody does so now.
     pub(super) fn serve_ring(self: &Arc<Self>) -> Result<(), Violation> {
-        let Some(inbox) = &self.inbox else { return Ok(()) };
-        loop {
-            let Some(reader) = inbox.read() else { return Ok(()) };
-            self.drain_ring(&reader, usize::MAX)?;
-            // Whoever wrote while this thread had not quite left has rung the bell for nothing.
-            if reader.leave().is_empty() || lock(&self.awaited).is_some() {
-                return Ok(());
-            }
+        let Some(reader) = self.inbox.as_ref().and_then(Inbox::read) else { return Ok(()) };
+        let drained = self.drain_ring(&reader, TURN);
+        self.leave(reader);
+        drained
+    }
+
+    /// Leaves the ring to the reactor, with what has come since this thread looked: whoever wrote then has rung the bell
+    /// for nothing. One who says more and more keeps nobody from others.
+    fn leave(self: &Arc<Self>, reader: Reader<'_>) {
+        let inbox = reader.leave();
+        if !inbox.is_empty() && lock(&self.awaited).is_none() {
+            inbox.ring();
         }
+        // This thread first leaves and then looks; who tells of the peer's end first says so and then tries to read. One of
+        // the two does what is to be done.
+        fence(Ordering::SeqCst);
+        if self.gone.get().is_some() {
+            self.hear_last_words();
+        }
+    }
+
+    /// The peer has gone. What it said before is heard first: by who reads the ring now, else by this thread.
+    pub(super) fn peer_has_gone(self: &Arc<Self>, how: String) {
+        let now = clock::monotonic();
+        let _first = self.gone.set((how, now));
+        fence(Ordering::SeqCst);
+        if !self.hear_last_words()
+            && let Some(core) = self.core.upgrade()
+        {
+            self.wake_follower();
+            core.look_at(now + LAST_WORDS);
+        }
+    }
+
+    /// Ends the connection with a peer that has gone, once what it said last has been heard. Not if somebody else reads that
+    /// now.
+    fn hear_last_words(self: &Arc<Self>) -> bool {
+        if let Some(inbox) = self.inbox.as_ref().filter(|inbox| inbox.is_open()) {
+            let Some(reader) = inbox.read() else { return false };
+            // Nobody goes on writing, unless they mean no good.
+            if let Err(violation) = self.drain_ring(&reader, FRAMES_MAX) {
+                tracing::debug!(peer = %self.peer, %violation, "the last words of a peer");
+            }
+            reader.leave();
+        }
+        self.end_with_gone(Duration::ZERO);
+        true
+    }
+
+    /// Ends the connection if its peer went so long ago.
+    fn end_with_gone(self: &Arc<Self>, since: Duration) {
+        let Some((how, at)) = self.gone.get() else { return };
+        if self.over.get().is_some() || clock::monotonic().saturating_duration_since(*at) < since {
+            return;
+        }
+        // A peer that drops what nobody uses has not lost its way here.
+        if !lock(&self.link).is_unused()
+            && let Some(core) = self.core.upgrade()
+        {
+            core.take_detour(self.peer, how);
+        }
+        self.end(TransferError::PeerDead { member: self.peer, how: how.clone() });
+    }
+
+    /// Ends the connection if its peer has gone, and whoever reads its last words takes too long: they may wait for something
+    /// else.
+    pub fn end_if_gone(self: &Arc<Self>) {
+        self.end_with_gone(LAST_WORDS);
     }
 
     /// Does something that the peer may answer at once: what it answers until that is done is taken on this thread, and
@@ -77,12 +140,9 @@ impl Connection {
         let said = with();
         if let Some(reader) = reader {
             let drained = self.drain_ring(&reader, ANSWERS_MAX);
-            let inbox = reader.leave();
-            match drained {
-                Err(violation) => self.ring_is_broken(&violation),
-                // Whoever says more and more does not keep this thread.
-                Ok(()) if !inbox.is_empty() => inbox.ring(),
-                Ok(()) => {}
+            self.leave(reader);
+            if let Err(violation) = drained {
+                self.ring_is_broken(&violation);
             }
         }
         said
@@ -151,9 +211,10 @@ impl Connection {
         let Some(reader) = self.inbox.as_ref().and_then(Inbox::read) else { return false };
         let heeded = || self.heeded.load(Ordering::SeqCst) > 0;
         reader.stay();
+        let is_over = || self.over.get().is_some() || self.gone.get().is_some();
         let mut is_done = done();
-        while !is_done && self.over.get().is_none() {
-            if let Err(violation) = self.drain_ring(&reader, usize::MAX) {
+        while !is_done && !is_over() {
+            if let Err(violation) = self.drain_ring(&reader, TURN) {
                 self.ring_is_broken(&violation);
             }
             if lock(&self.awaited).is_some() {
@@ -163,23 +224,26 @@ impl Connection {
             if is_done {
                 break;
             }
-            if soon && self.spinning.until(|| reader.has_more() || self.over.get().is_some() || done()) {
+            let left = until.map_or(LOOK_AGAIN, |until| until.saturating_duration_since(clock::monotonic()));
+            if left.is_zero() {
+                break;
+            }
+            if reader.has_more()
+                || soon && self.spinning.until(left, || reader.has_more() || is_over() || done())
+            {
                 continue;
             }
             let senders = heeded();
             let prepared = reader.prepare(senders);
             is_done = done();
-            let left = until.map_or(LOOK_AGAIN, |until| until.saturating_duration_since(clock::monotonic()));
-            if is_done || left.is_zero() {
+            if is_done {
                 break;
             }
-            if senders == heeded() {
+            if senders == heeded() && !is_over() {
                 prepared.wait(left.min(LOOK_AGAIN));
             }
         }
-        if !reader.leave().is_empty() {
-            self.bell_rang();
-        }
+        self.leave(reader);
         is_done
     }
 

@@ -34,8 +34,8 @@ impl Spinning {
         Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
     }
 
-    /// Looks until it is ready, or whoever waits had better sleep. Whether it is.
-    pub fn until(&self, ready: impl Fn() -> bool) -> bool {
+    /// Looks until it is ready, or whoever waits had better sleep, but no longer than there is `time`. Whether it is ready.
+    pub fn until(&self, time: Duration, ready: impl Fn() -> bool) -> bool {
         let rest = self.rest.load(Ordering::Relaxed);
         if rest > 0 || self.limit.is_zero() {
             self.rest.store(rest.saturating_sub(1), Ordering::Relaxed);
@@ -50,8 +50,13 @@ impl Spinning {
                 }
                 spin_loop();
             }
-            if clock::monotonic().saturating_duration_since(began) >= self.limit {
+            let looked = clock::monotonic().saturating_duration_since(began);
+            if looked >= self.limit {
                 break;
+            }
+            // Who knows what would have been.
+            if looked >= time {
+                return false;
             }
         }
         let vain = self.vain.load(Ordering::Relaxed).saturating_add(1);
@@ -78,7 +83,7 @@ mod tests {
                     looked.set(true);
                     false
                 };
-                assert!(!spinning.until(ready));
+                assert!(!spinning.until(Duration::MAX, ready));
                 looked.get()
             })
             .count() as u32
@@ -95,15 +100,24 @@ mod tests {
         looks(&spinning, 4 * REST_MAX);
         assert_eq!(looks(&spinning, 10 * (REST_MAX + 1)), 10);
         // One that helps, and it is as at the beginning.
-        while !spinning.until(|| true) {}
-        assert!((0..100).all(|_| spinning.until(|| true)));
+        while !spinning.until(Duration::MAX, || true) {}
+        assert!((0..100).all(|_| spinning.until(Duration::MAX, || true)));
         assert_eq!(looks(&spinning, 3 + 16), 3);
+    }
+
+    #[test]
+    fn who_has_no_time_looks_no_longer_than_that_and_it_says_nothing_of_looking() {
+        let spinning = Spinning::new(Duration::from_secs(3600));
+        for _ in 0..10 {
+            assert!(!spinning.until(Duration::from_micros(1), || false));
+        }
+        assert!(spinning.until(Duration::ZERO, || true), "it looks as before");
     }
 
     #[test]
     fn nobody_looks_for_no_time() {
         let spinning = Spinning::new(Duration::ZERO);
         assert_eq!(looks(&spinning, 100), 0);
-        assert!(!spinning.until(|| true));
+        assert!(!spinning.until(Duration::MAX, || true));
     }
 }

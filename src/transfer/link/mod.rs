@@ -307,6 +307,8 @@ pub struct Link<T> {
     schedule: Schedule,
     control: Control,
     leaving: Leaving,
+    /// Lists were found to differ since the ring was last filled.
+    differed: bool,
     outputs: Vec<Output<T>>,
 }
 
@@ -331,6 +333,7 @@ impl<T: Clone> Link<T> {
             schedule: Schedule::default(),
             control: Control::new(!terms.lasting),
             leaving: Leaving::default(),
+            differed: false,
             outputs: Vec::new(),
         }
     }
@@ -543,6 +546,7 @@ impl<T: Clone> Link<T> {
             if local.definition.digest != remote.definition.digest {
                 let difference = difference(&local.definition, &remote.definition);
                 self.outputs.push(Output::Differ(local.token.clone(), difference));
+                self.differed = true;
                 self.forget(at);
                 return;
             }

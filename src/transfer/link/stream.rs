@@ -156,6 +156,7 @@ impl<T: Clone> Link<T> {
     /// The next control frame for the ring, if its payload fits into `room`; whether there is one at all.
     pub fn next_for_ring(&mut self, room: usize) -> (Option<super::Frame>, bool) {
         let Some(first) = self.control.first().filter(|_| self.control.switched) else {
+            self.differed = false;
             return (None, false);
         };
         if first.payload.len() > room {
@@ -172,8 +173,12 @@ impl<T: Clone> Link<T> {
     pub fn urgency(&self, header: &Header) -> Urgency {
         // Who launches only to fetch something says once more when it is here. All that has to be done until then is done
         // on this side.
-        let fetched = |definition: &Arc<Definition>| definition.sent == 0 && definition.received > 0;
+        let fetched = |definition: &Arc<Definition>| {
+            definition.received > 0 && definition.entries.iter().all(|entry| !entry.outgoing)
+        };
         match header.kind {
+            // The peer has to find it out for itself.
+            _ if self.differed => Urgency::Everybody,
             Kind::Done => Urgency::Senders,
             Kind::Go if self.terms.fetch && self.definitions.get(&header.index).is_some_and(fetched) => {
                 Urgency::Whenever

@@ -108,6 +108,11 @@ impl Lane {
         &*self.wire
     }
 
+    /// Whether it is in the middle of sending something.
+    pub fn is_sending(&self) -> bool {
+        !matches!(self.writing.try_lock().as_deref(), Ok(Writing::Idle))
+    }
+
     /// Its reactor knows it by this number.
     pub fn sits_at(&self, seat: u64) {
         let _once = self.seat.set(seat);

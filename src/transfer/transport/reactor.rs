@@ -157,7 +157,7 @@ impl Reactor {
                 if flags.contains(epoll::EventFlags::OUT)
                     && let Err(error) = lane.pump_output()
                 {
-                    self.end(number, &lane, &error);
+                    self.end_unwritable(number, &lane, &error);
                     continue;
                 }
                 let readable = epoll::EventFlags::IN
@@ -182,13 +182,14 @@ impl Reactor {
             let eager = eager.into_iter().map(|number| (number, false));
             for (number, both) in eager.chain(woken.into_iter().map(|number| (number, true))) {
                 let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
-                match lane
-                    .pump_output()
-                    .and_then(|()| if both || lane.is_held() { lane.pump_input() } else { Ok(false) })
-                {
-                    Ok(true) => unread.push((number, lane)),
-                    Ok(false) => {}
-                    Err(error) => self.end(number, &lane, &error),
+                if let Err(error) = lane.pump_output() {
+                    self.end_unwritable(number, &lane, &error);
+                } else if both || lane.is_held() {
+                    match lane.pump_input() {
+                        Ok(true) => unread.push((number, lane)),
+                        Ok(false) => {}
+                        Err(error) => self.end(number, &lane, &error),
+                    }
                 }
             }
         }
@@ -197,6 +198,13 @@ impl Reactor {
             lane.close();
             lane.drain();
         }
+    }
+
+    /// Nothing can be sent on it any more. What the peer said before it closed it is still to be read.
+    fn end_unwritable(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
+        const TURNS: usize = 64;
+        let _read = (0..TURNS).take_while(|_| matches!(lane.pump_input(), Ok(true))).count();
+        self.end(number, lane, error);
     }
 
     fn end(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {

@@ -36,6 +36,8 @@ const WAITING: usize = 192;
 const LET_GO: usize = 256;
 const FRAMES: usize = 4096;
 const CAPACITY: usize = 256 << 10;
+/// No more frames fit.
+pub const FRAMES_MAX: usize = CAPACITY / HEADER;
 
 /// The reader is awake, or will look before it sleeps.
 const AWAKE: u32 = 0;
@@ -76,7 +78,11 @@ pub enum Given {
 }
 
 /// Leave to read the inbox: one thread at a time.
-pub struct Reader<'a>(&'a Inbox, #[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, ()>);
+pub struct Reader<'a> {
+    inbox: &'a Inbox,
+    /// Until it leaves.
+    reading: Option<MutexGuard<'a, ()>>,
+}
 
 /// A thread that is about to wait, and has said how.
 pub struct Prepared<'a>(&'a Inbox, u32);
@@ -129,11 +135,12 @@ impl Inbox {
         if !self.is_open() {
             return None;
         }
-        match self.reading.try_lock() {
-            Ok(guard) => Some(Reader(self, guard)),
-            Err(TryLockError::Poisoned(poisoned)) => Some(Reader(self, poisoned.into_inner())),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        let reading = match self.reading.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Reader { inbox: self, reading: Some(reading) })
     }
 
     /// Whether there is nothing to read.
@@ -171,7 +178,7 @@ impl Inbox {
 impl<'a> Reader<'a> {
     /// The next frame, copied out of the ring.
     pub fn next(&self) -> Result<Option<Taken>, Violation> {
-        let memory = &self.0.memory;
+        let memory = &self.inbox.memory;
         let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
         let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));
         let there = end.wrapping_sub(at);
@@ -196,33 +203,50 @@ impl<'a> Reader<'a> {
 
     /// Whether there is something to read.
     pub fn has_more(&self) -> bool {
-        !self.0.is_empty()
+        !self.inbox.is_empty()
     }
 
     /// Whether the writer waits for room that there is now.
     pub fn writer_waits(&self) -> bool {
         fence(Ordering::SeqCst);
-        let word = self.0.memory.word32(WAITING);
+        let word = self.inbox.memory.word32(WAITING);
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
     /// Leaves it to the reactor. Something may have come meanwhile: look at [`Inbox::is_empty`].
-    pub fn leave(self) -> &'a Inbox {
-        self.0.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
-        self.0
+    pub fn leave(mut self) -> &'a Inbox {
+        self.let_go();
+        self.inbox
+    }
+
+    /// Whether this thread had the leave.
+    fn let_go(&mut self) -> bool {
+        let Some(reading) = self.reading.take() else { return false };
+        self.inbox.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
+        drop(reading);
+        true
     }
 
     /// Says that this thread looks before it leaves or sleeps: nobody has to be woken.
     pub fn stay(&self) {
-        self.0.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
+        self.inbox.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
     }
 
     /// Says that this thread will wait for the word, and whether somebody waits for what was sent; then look whether either
     /// has changed or what is waited for is there, then [`Self::wait`].
     pub fn prepare(&self, senders: bool) -> Prepared<'a> {
         let how = if senders { WORD } else { PATIENT };
-        self.0.memory.word32(SLEEP).store(how, Ordering::SeqCst);
-        Prepared(self.0, how)
+        self.inbox.memory.word32(SLEEP).store(how, Ordering::SeqCst);
+        Prepared(self.inbox, how)
+    }
+}
+
+impl Drop for Reader<'_> {
+    /// Whoever read has panicked, or has no use for the rest: the reactor looks.
+    fn drop(&mut self) {
+        if self.let_go() {
+            self.inbox.ring();
+        }
     }
 }
 
@@ -277,7 +301,8 @@ impl Outbox {
                 }
             }
         }
-        if end == begun {
+        // Without a frame there may be somebody to be woken all the same: to make room.
+        if end == begun && urgency == Urgency::Whenever {
             return;
         }
         fence(Ordering::SeqCst);
@@ -452,17 +477,14 @@ mod tests {
         let (inbox, outbox) = pair();
         let reader = inbox.read().unwrap();
         let _prepared = reader.prepare(false);
-        let mut number = 0;
-        outbox.write(|room| {
-            number += 1;
-            let (header, payload) = frame(number, 5000);
-            if payload.len() > room {
-                Given::TooLong
-            } else {
-                Given::Frame(header, payload, Urgency::Whenever)
-            }
-        });
-        assert_eq!(inbox.memory.word32(SLEEP).load(Ordering::SeqCst), AWAKE);
+        let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
+        // One by one, until there is room for one more only, and what comes next is longer.
+        for number in 1..(CAPACITY / 128) as u64 {
+            say(&outbox, number, Urgency::Whenever);
+        }
+        assert_eq!(how(), PATIENT);
+        outbox.write(|_| Given::TooLong);
+        assert_eq!(how(), AWAKE);
     }
 
     /// One thread writes what can wait, and then either what cannot, or what somebody begins to wait for at that moment.
