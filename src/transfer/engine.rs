@@ -11,7 +11,7 @@ use super::detours::Detours;
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
-use super::inside::{Core, Counts, Lost};
+use super::inside::{Core, Counts};
 use super::launch::{Launch, Transfer};
 use super::layout::Layout;
 use super::link::Class;
@@ -216,16 +216,7 @@ impl Engine {
             member,
             current: membership.member(member.task).map(|member| member.incarnation),
         };
-        let making = lock(&core.cliques).pending(gone).into_iter().map(|key| {
-            let member = key.members().iter().copied().find(|member| gone(*member)).unwrap_or(core.here());
-            (Lost::Making(key), error(member))
-        });
-        let mut lost: Vec<_> = making.collect();
-        // All that there are: one that is just being made is not in the cache yet, or not any more.
-        for connection in lock(&core.connections).iter().filter(|connection| gone(connection.peer)) {
-            lost.push((Lost::Connection(Arc::clone(connection)), error(connection.peer)));
-        }
-        core.lose(&lost);
+        core.lose(gone, error);
     }
 
     /// The membership that it has.
@@ -429,12 +420,7 @@ impl Handle {
         let until = clock::monotonic() + LAST_WORDS;
         let connections = lock(&core.connections).clone();
         connections.iter().for_each(|connection| connection.say_all(until));
-        let making = lock(&core.cliques).pending(|_| true).into_iter().map(Lost::Making);
-        let mut lost: Vec<_> = making.map(|making| (making, TransferError::Closed)).collect();
-        for connection in lock(&core.connections).iter() {
-            lost.push((Lost::Connection(Arc::clone(connection)), TransferError::Closed));
-        }
-        core.lose(&lost);
+        core.lose(|_| true, |_| TransferError::Closed);
         for reactor in &core.reactors {
             reactor.stop();
         }

@@ -74,7 +74,7 @@ pub struct Core {
 }
 
 /// What ends because of who has gone.
-pub enum Lost {
+enum Lost {
     /// A connection that is being made.
     Making(CliqueKey),
     /// One that is there.
@@ -225,10 +225,19 @@ impl Core {
         }
     }
 
-    /// Ends what is lost, all of it at the same time: whoever hears of one end, on the thread that brings it about, holds up
-    /// no other.
-    pub(super) fn lose(&self, lost: &[(Lost, TransferError)]) {
-        with_all(lost, |(what, error)| match what {
+    /// Ends everything with those who have gone, all of it at the same time: whoever hears of one end, on the thread that
+    /// brings it about, holds up no other.
+    pub(super) fn lose(&self, gone: impl Fn(Member) -> bool + Copy, error: impl Fn(Member) -> TransferError) {
+        let making = lock(&self.cliques).pending(gone).into_iter().map(|key| {
+            let member = key.members().iter().copied().find(|member| gone(*member)).unwrap_or(self.here());
+            (Lost::Making(key), error(member))
+        });
+        let mut lost: Vec<_> = making.collect();
+        // All that there are: one that is just being made is not in the cache yet, or not any more.
+        for connection in lock(&self.connections).iter().filter(|connection| gone(connection.peer)) {
+            lost.push((Lost::Connection(Arc::clone(connection)), error(connection.peer)));
+        }
+        with_all(&lost, |(what, error)| match what {
             Lost::Making(key) => self.clique_failed(*key, None, error),
             Lost::Connection(connection) => connection.end(error.clone()),
         });

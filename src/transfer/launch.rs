@@ -667,8 +667,8 @@ impl Launch {
     }
 
     /// Its parts that are under way.
-    fn parts(&self) -> Vec<Arc<Part>> {
-        self.parts.get().into_iter().flatten().filter_map(Weak::upgrade).collect()
+    fn parts(&self) -> impl Iterator<Item = Arc<Part>> {
+        self.parts.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
     /// It was over before it had parts.
@@ -751,7 +751,7 @@ impl Launch {
         self.watched.fetch_max(how, Ordering::SeqCst);
         if self.sent > 0 {
             fence(Ordering::SeqCst);
-            self.parts().iter().for_each(|part| part.heed());
+            self.parts().for_each(|part| part.heed());
         }
     }
 
@@ -834,7 +834,7 @@ impl Launch {
         }
         self.watch(wanted);
         let soon = self.sent + self.received <= SMALL;
-        let unsettled = self.parts().into_iter().find(|part| !part.is_settled());
+        let unsettled = self.parts().find(|part| !part.is_settled());
         if let Some(part) = unsettled
             && part.connection.follow(until, soon, || state(self).is_some())
             && let Some(known) = state(self)
@@ -946,7 +946,7 @@ impl Transfer {
     /// Ends the connections with the peers that have not said, since it was given up, that nothing can land there any more.
     /// Returns with whom: nothing of them counts any more, and what is proven needs no word of theirs.
     pub(super) fn cut_off(&self, why: &str) -> Vec<Member> {
-        let unproven = self.launch.parts().into_iter().filter(|part| !part.proven.load(Ordering::Acquire));
+        let unproven = self.launch.parts().filter(|part| !part.proven.load(Ordering::Acquire));
         let peers = unproven.map(|part| {
             let member = part.connection.peer;
             part.connection.end(TransferError::PeerDead { member, how: why.to_owned() });

@@ -143,6 +143,11 @@ pub fn incoming(buffer: &Buffer, from: usize, to: usize, key: u64) -> Spec {
     Spec::receive(buffer.span(), device(from), device(to), TransferKey(key))
 }
 
+/// On a channel of its own.
+pub fn on(channel: u32) -> Options {
+    Options { channel, ..Options::default() }
+}
+
 /// Bytes that look like nothing else.
 pub fn contents(len: usize, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);

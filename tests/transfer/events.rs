@@ -1,14 +1,10 @@
 //! What a launch depends on: it begins when that has happened, and whoever waits for it hears when it never will.
 
-use muster::transfer::{Choice, Event, MemoryError, Options, TransferError};
+use muster::transfer::{Choice, Event, MemoryError, TransferError};
 
-use crate::cluster::{Cluster, assert_contents, contents, done, eventually, incoming, outgoing};
+use crate::cluster::{Cluster, assert_contents, contents, done, eventually, incoming, on, outgoing};
 
 const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Unix, Choice::Tcp, Choice::Loopback];
-
-fn on(channel: u32) -> Options {
-    Options { channel, ..Options::default() }
-}
 
 #[test]
 fn a_buffer_is_filled_after_the_launch_and_sent_when_it_is_defined() {

@@ -5,15 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Options, TransferError};
+use muster::transfer::{Choice, TransferError};
 
-use crate::cluster::{Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, outgoing};
+use crate::cluster::{
+    Cluster, PATIENCE, assert_contents, contents, done, eventually, incoming, on, outgoing,
+};
 
 const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Unix, Choice::Tcp, Choice::Loopback];
-
-fn on(channel: u32) -> Options {
-    Options { channel, ..Options::default() }
-}
 
 #[test]
 fn what_was_sent_is_known_to_be_there_while_a_thread_waits_for_something_else() {

@@ -230,7 +230,7 @@ impl Connection {
     /// Sees to it that what was said has left, if it can until then: the peer may have been told nothing yet of what has long
     /// been known here.
     pub fn say_all(self: &Arc<Self>, until: Instant) {
-        const LOOK_AGAIN: Duration = Duration::from_micros(100);
+        const BETWEEN: Duration = Duration::from_micros(100);
         let says = || {
             let link = lock(&self.link);
             let waits = link.has_for_ring() || link.has_control();
@@ -239,7 +239,7 @@ impl Connection {
         };
         while self.over.get().is_none() && says() && clock::monotonic() < until {
             self.kick(0);
-            std::thread::park_timeout(LOOK_AGAIN);
+            std::thread::park_timeout(BETWEEN);
         }
     }
 

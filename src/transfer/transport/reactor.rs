@@ -203,7 +203,11 @@ impl Reactor {
     /// Nothing can be sent on it any more. What the peer said before it closed it is still to be read.
     fn end_unwritable(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
         const TURNS: usize = 64;
-        let _read = (0..TURNS).take_while(|_| matches!(lane.pump_input(), Ok(true))).count();
+        for _ in 0..TURNS {
+            if !matches!(lane.pump_input(), Ok(true)) {
+                break;
+            }
+        }
         self.end(number, lane, error);
     }
 

@@ -233,7 +233,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Says that this thread will wait for the word, and whether somebody waits for what was sent; then look whether either
-    /// has changed or what is waited for is there, then [`Self::wait`].
+    /// has changed or what is waited for is there, then [`Prepared::wait`].
     pub fn prepare(&self, senders: bool) -> Prepared<'a> {
         let how = if senders { WORD } else { PATIENT };
         self.inbox.memory.word32(SLEEP).store(how, Ordering::SeqCst);
@@ -416,12 +416,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..1000 {
-                    let mut once = Some(frame(number, 8));
-                    outbox.write(|_| {
-                        once.take().map_or(Given::Nothing, |(header, bytes)| {
-                            Given::Frame(header, bytes, Urgency::Everybody)
-                        })
-                    });
+                    say(&outbox, number, Urgency::Everybody);
                 }
             });
             let reader = inbox.read().unwrap();
