@@ -10,8 +10,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::client::DEFAULT_SERVER;
 use super::config::Jobs;
 use super::options::ServeOptions;
+use super::output::{Output, print};
 use super::server::Server;
-use super::{limits, memory, print};
+use super::{limits, memory};
 use crate::config::{AskedJobs, Config, LogFormat};
 use crate::http::About;
 use crate::telemetry::log;
@@ -70,7 +71,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.check_config {
         Server::check_files(&config)?;
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
-        print(&format!("The configuration is valid: {} job(s), {tasks} task(s).\n", config.jobs.len()))?;
+        let jobs = config.jobs.len();
+        print(&Output::of(format!("The configuration is valid: {jobs} job(s), {tasks} task(s).")))?;
         return Ok(ExitCode::SUCCESS);
     }
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
@@ -137,7 +139,7 @@ fn announce(config: &Config, about: &About) -> Result<()> {
         tracing::info!(version = about.version.version, grpc = grpc.join(","), http = %about.http, "serving");
         return Ok(());
     }
-    print(&announcement(config, about)).context("cannot write to stdout")
+    print(&Output::of_lines(&announcement(config, about))).context("cannot write to stdout")
 }
 
 fn announcement(config: &Config, about: &About) -> String {

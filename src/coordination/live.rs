@@ -43,6 +43,7 @@ impl Run {
                 format!("Requesting task {id} is not one of the tasks specified in a GetAliveTasks request.");
             return cx.reply(call, Err(Arc::new(Failure::plain(Code::InvalidArgument, text))));
         }
+        // Ids that the job does not have are not alive, and so of no weight.
         let set = self.without_strangers(set);
         if !self.questions.contains_key(&set)
             && self.questions.len() >= cx.settings.bounds.live_sets_in_progress
@@ -74,8 +75,8 @@ impl Run {
         self.answer_if_agreed(cx, &set);
     }
 
-    /// Ids that the job does not have are not alive, and so of no weight.
-    fn without_strangers(&self, set: TaskSet) -> TaskSet {
+    /// The ids of a set that the job has.
+    pub(super) fn without_strangers(&self, set: TaskSet) -> TaskSet {
         let ends = [set.ids().first(), set.ids().last()];
         if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
             return set;

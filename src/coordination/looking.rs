@@ -67,7 +67,7 @@ impl JobLook<'_> {
         let Job { name, settings, run, exclusions, .. } = self.job;
         JobSummary {
             name: name.clone(),
-            tasks: settings.tasks,
+            tasks: run.tasks.len(),
             recoverable: settings.recoverable,
             run: run.number,
             state: run.state(),

@@ -178,6 +178,13 @@ pub fn concerns(what: &Change, task: TaskId) -> bool {
     }
 }
 
+/// The task that a change is about, if it is about one, and the barrier with its use.
+#[must_use]
+pub fn subject(what: &Change) -> (Option<TaskId>, Option<(&str, i64)>) {
+    let about = about(what);
+    (about.task, about.barrier.zip(about.counter))
+}
+
 fn about(what: &Change) -> About<'_> {
     match what {
         Change::TaskRegistering { task, peer, .. } => {

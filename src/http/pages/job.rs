@@ -51,7 +51,7 @@ impl Head<'_> {
 
 pub(super) fn head(scene: &Scene) -> Result<Part, Problem> {
     let run = &scene.view.run;
-    let excluded = run.tasks.iter().filter(|task| task.excluded.is_some()).count();
+    let excluded = run.counts.excluded;
     let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
     let (view, total) = (&scene.view, scene.tasks());
     let out = total.saturating_sub(run.live);
@@ -192,7 +192,7 @@ impl History<'_> {
 
     /// How long an ended run lasted.
     fn lasted(&self, run: &RunSummary) -> String {
-        times::span(&run.ended_at.since(run.opened_at))
+        times::span(&run.span().length(run.ended_at))
     }
 }
 

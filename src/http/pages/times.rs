@@ -64,28 +64,14 @@ impl fmt::Display for When {
     }
 }
 
-/// A duration for people: tenths below ten seconds, then the two largest units.
+/// A duration for people.
 pub(super) fn span(duration: &Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..10 => format!("{:.1} s", duration.as_secs_f64()),
-        10..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
+    crate::text::span(*duration)
 }
 
 /// A short duration, given in microseconds, with the precision that it deserves.
 pub(super) fn micros(us: &u64) -> String {
-    let seconds = Duration::from_micros(*us).as_secs_f64();
-    match us {
-        0..1_000 => format!("{us} µs"),
-        1_000..10_000 => format!("{:.1} ms", seconds * 1e3),
-        10_000..1_000_000 => format!("{:.0} ms", seconds * 1e3),
-        1_000_000..10_000_000 => format!("{seconds:.2} s"),
-        _ => span(&Duration::from_micros(*us)),
-    }
+    crate::text::short_span(*us)
 }
 
 /// Writes into every moment how long ago it was, seen from `now`.
@@ -136,13 +122,5 @@ mod tests {
         let filled = fill(&part, Timestamp(4_500_000));
         assert!(filled.contains(">3 s ago</time></b>") && filled.ends_with(">in 4 s</time>"), "{filled}");
         assert_eq!(fill("nothing here", at), "nothing here");
-    }
-
-    #[test]
-    fn durations_are_written_with_the_precision_that_they_deserve() {
-        let spans = [0, 9_940, 61_000, 7_380_000, 200_000_000].map(|ms| span(&Duration::from_millis(ms)));
-        assert_eq!(spans, ["0.0 s", "9.9 s", "1 min 1 s", "2 h 3 min", "2 d 7 h"]);
-        let short = [7, 2_500, 431_000, 1_500_000].map(|us| micros(&us));
-        assert_eq!(short, ["7 µs", "2.5 ms", "431 ms", "1.50 s"]);
     }
 }
