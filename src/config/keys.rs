@@ -93,7 +93,7 @@ macro_rules! mode_key {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 36] = [
+pub static SERVER_KEYS: [Key<Server>; 38] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -140,6 +140,27 @@ pub static SERVER_KEYS: [Key<Server>; 36] = [
         show: |server| Shown::Number(server.grpc_limits.bodies_in_flight_bytes as u64),
         set: |server, text| {
             parse_count(text, 4 << 10, 1 << 40).map(|value| server.grpc_limits.bodies_in_flight_bytes = value)
+        },
+    },
+    Key {
+        name: "grpc-connection-state-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "Memory for the requests in progress on one gRPC connection; what would need more is refused",
+        show: |server| Shown::Number(server.grpc_limits.state_bytes_per_connection as u64),
+        set: |server, text| {
+            parse_count(text, 64 << 10, 1 << 40)
+                .map(|value| server.grpc_limits.state_bytes_per_connection = value)
+        },
+    },
+    Key {
+        name: "grpc-state-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "The same over all gRPC connections, beyond 16 KiB of each",
+        show: |server| Shown::Number(server.grpc_limits.state_bytes as u64),
+        set: |server, text| {
+            parse_count(text, 64 << 10, 1 << 40).map(|value| server.grpc_limits.state_bytes = value)
         },
     },
     Key {

@@ -233,6 +233,10 @@ catalogue! {
     BODIES_BYTES: Gauge "muster_bodies_in_flight_bytes" [];
     /// How much they may take.
     BODIES_BYTES_LIMIT: Gauge "muster_bodies_in_flight_limit_bytes" [];
+    /// Memory taken by requests in progress over gRPC, beyond the allowances of their connections.
+    STATE_BYTES: Gauge "muster_grpc_state_bytes" [];
+    /// How much they may take.
+    STATE_BYTES_LIMIT: Gauge "muster_grpc_state_limit_bytes" [];
 
     /// Requests that were answered over HTTP, by the first digit of the status. A stream of events counts when it begins.
     HTTP_REQUESTS: Counter "muster_http_requests_total" ["listener", "class"];

@@ -178,6 +178,8 @@ impl Metrics {
         page.count(&metric::SENT_BYTES, &[], figures.sent_bytes);
         page.size(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
         page.size(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
+        page.size(&metric::STATE_BYTES, &[], figures.state_bytes);
+        page.size(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
     }
 
     fn show_job(&self, seen: &JobObservation, page: &mut Page) {
