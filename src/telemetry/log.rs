@@ -1,11 +1,31 @@
 //! Log lines, on stderr.
+//!
+//! A line never waits for whoever reads stderr: it goes into a bounded queue, and a thread writes it. While nobody reads, lines
+//! that find no room are dropped, and a line says how many once somebody reads again.
 
-use std::io::IsTerminal as _;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::LogFormat;
+use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
+
+/// How many bytes of lines may wait.
+const QUEUE_BYTES: usize = 1 << 20;
+/// How many bytes are written at once.
+const BATCH_BYTES: usize = 64 << 10;
+/// How long to wait where stderr does not block and is full.
+const FULL_PAUSE: Duration = Duration::from_millis(50);
+
+/// The lines of this process.
+static LINES: OnceLock<Arc<Lines>> = OnceLock::new();
 
 /// Checks a filter without using it.
 ///
@@ -20,13 +40,22 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 /// Starts to log. A second start in the same process changes nothing.
 ///
 /// # Errors
-/// If the filter is none.
+/// If the filter is none, or there can be no thread.
 pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
-    let colours =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+    let written = Arc::clone(LINES.get_or_init(Arc::default));
+    // The thread has one as well, once it runs.
+    if Arc::strong_count(&written) == 2 {
+        let own = Arc::clone(&written);
+        // A file of its own, since std's has a lock that a panicking thread would wait for.
+        let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        let mut stderr = File::from(stderr);
+        let thread = std::thread::Builder::new().name("muster-log".to_owned());
+        thread.spawn(move || own.run(&mut stderr)).map_err(|error| error.to_string())?;
+    }
     let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(Written(written)).with_ansi(colours);
     let started = match format {
         LogFormat::Human => lines.finish().try_init(),
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).finish().try_init(),
@@ -34,4 +63,182 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
     // Only tests start twice, and they want the first one.
     let _ = started;
     Ok(())
+}
+
+/// Waits until the lines so far are written, for `within` at most: the process ends.
+pub fn flush(within: Duration) {
+    if let Some(lines) = LINES.get() {
+        lines.flush(within);
+    }
+}
+
+/// What is measured of the log.
+pub struct LogFigures;
+
+impl Shows for LogFigures {
+    fn show(&self, page: &mut Page) {
+        let dropped = LINES.get().map_or(0, |lines| lines.queue().dropped);
+        page.count(&metric::LOG_DROPPED, &[], dropped);
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lines are being written that are no longer in the queue.
+    writing: bool,
+    dropped: u64,
+    /// How many of the dropped lines no line has told of yet.
+    untold: u64,
+}
+
+/// The lines that wait.
+#[derive(Default)]
+struct Lines {
+    queue: Mutex<Queue>,
+    work: Condvar,
+    done: Condvar,
+}
+
+impl Lines {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut queue = self.queue();
+        if queue.bytes + line.len() > QUEUE_BYTES {
+            queue.dropped += 1;
+            queue.untold += 1;
+            return;
+        }
+        queue.bytes += line.len();
+        queue.lines.push_back(line.to_vec());
+        drop(queue);
+        self.work.notify_one();
+    }
+
+    fn run(&self, to: &mut impl Write) {
+        loop {
+            let mut queue = self.queue();
+            queue.writing = false;
+            if queue.lines.is_empty() {
+                self.done.notify_all();
+            }
+            while queue.lines.is_empty() {
+                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            queue.writing = true;
+            let mut bytes = Vec::new();
+            while bytes.len() < BATCH_BYTES
+                && let Some(line) = queue.lines.pop_front()
+            {
+                queue.bytes -= line.len();
+                bytes.extend_from_slice(&line);
+            }
+            // They were dropped after all that still waits.
+            let all = queue.lines.is_empty();
+            let untold = if all { std::mem::take(&mut queue.untold) } else { 0 };
+            drop(queue);
+            write_all(to, &bytes);
+            if untold > 0 {
+                tracing::warn!(
+                    lines = untold,
+                    "log lines were dropped: nobody read them from stderr in time"
+                );
+            }
+        }
+    }
+
+    fn flush(&self, within: Duration) {
+        let waits = |queue: &mut Queue| queue.writing || !queue.lines.is_empty();
+        // What is not written by then is lost.
+        drop(self.done.wait_timeout_while(self.queue(), within, waits));
+    }
+}
+
+/// Writes everything, or as much as can be written at all: nobody could be told of the rest.
+fn write_all(to: &mut impl Write, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match to.write(bytes) {
+            Ok(count @ 1..) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Somebody has made stderr one that does not block.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(FULL_PAUSE),
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
+/// Puts lines into the queue: each write is one line.
+struct Written(Arc<Lines>);
+
+impl<'a> MakeWriter<'a> for Written {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line(&self.0)
+    }
+}
+
+struct Line<'a>(&'a Lines);
+
+impl Write for Line<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.push(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Takes a write when it is told to.
+    struct Reader {
+        takes: mpsc::Receiver<()>,
+        taken: mpsc::Sender<Vec<u8>>,
+    }
+
+    impl Write for Reader {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // A test that is over takes no more.
+            let _ = self.takes.recv();
+            let _ = self.taken.send(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_nobody_reads_are_dropped_and_counted_and_hold_up_nobody() {
+        let lines = Arc::<Lines>::default();
+        let ((take, takes), (taken, seen)) = (mpsc::channel(), mpsc::channel());
+        let own = Arc::clone(&lines);
+        std::thread::spawn(move || own.run(&mut Reader { takes, taken }));
+        let line = [b'x'; 1 << 10];
+        for _ in 0..4 * QUEUE_BYTES / line.len() {
+            lines.push(&line);
+        }
+        lines.flush(Duration::from_millis(10));
+        let dropped = lines.queue().dropped;
+        assert!(dropped > 2 * (QUEUE_BYTES / line.len()) as u64, "{dropped}");
+        for _ in 0..2 * QUEUE_BYTES / BATCH_BYTES {
+            take.send(()).unwrap();
+        }
+        lines.flush(Duration::from_secs(60));
+        assert_eq!(lines.queue().bytes, 0);
+        let bytes: usize = seen.try_iter().map(|bytes| bytes.len()).sum();
+        assert_eq!(bytes as u64, 4 * QUEUE_BYTES as u64 - dropped * line.len() as u64);
+    }
 }
