@@ -30,6 +30,7 @@ pub mod grpc;
 pub mod http;
 mod http2;
 pub mod meter;
+mod private_file;
 pub mod proto;
 pub mod reports;
 pub mod telemetry;

@@ -90,6 +90,9 @@ enum Command {
     Guard,
 }
 
+/// How long the last log lines may take.
+const LAST_LOG_LINES: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// Reads the arguments of this process, does what they say, and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -114,6 +117,8 @@ pub fn main() -> ExitCode {
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };
+    // A reader of the log that does not read holds up no end.
+    crate::telemetry::log::flush(LAST_LOG_LINES);
     done.unwrap_or_else(|error| {
         complain(format_args!("{error:#}"));
         ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })

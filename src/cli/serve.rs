@@ -25,6 +25,8 @@ use crate::telemetry::log;
 ///
 /// SIGTERM or SIGINT stops it in good order: not ready at once, tasks are told, connections may finish for
 /// --stop-timeout. A second signal ends it at once.
+///
+/// SIGHUP opens the audit file again, which may have been rotated, and reads tokens and certificates again.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -91,9 +93,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 async fn serve(config: &Config) -> Result<ExitCode> {
     let mut stops = Stops::listen()?;
+    let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     let server = Server::start(config).await?;
     announce(config, server.about())?;
-    let first = stops.next().await;
+    let first = loop {
+        tokio::select! {
+            first = stops.next() => break first,
+            _ = hangups.recv() => server.reload(),
+        }
+    };
     tracing::info!(signal = first.name, within = ?config.server.stop_timeout, "stopping; a second signal ends at once");
     tokio::select! {
         () = server.stop(config.server.stop_timeout) => {

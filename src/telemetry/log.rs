@@ -1,7 +1,10 @@
 //! Log lines, on stderr.
 //!
+//! A line never waits for the reader of stderr: [`queue`] has the rule.
 //! Whatever stands in a line was escaped where it goes out: a human line by [`field`], a JSON line by [`Escaping`]. A call that
 //! logs text from elsewhere need not think of it.
+
+mod queue;
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
@@ -14,6 +17,8 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::LogFormat;
 use crate::text::{json, one_line};
+
+pub use queue::{LogFigures, flush};
 
 /// Checks a filter without using it.
 ///
@@ -28,20 +33,23 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 /// Starts to log. A second start in the same process changes nothing.
 ///
 /// # Errors
-/// If the filter is none.
+/// If the filter is none, or no thread can be started.
 pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
     let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+    let queued = queue::start()?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     let started = match format {
-        LogFormat::Human => {
-            lines.fmt_fields(debug_fn(field).delimited(" ")).with_writer(io::stderr).finish().try_init()
-        }
+        LogFormat::Human => lines
+            .fmt_fields(debug_fn(field).delimited(" "))
+            .with_writer(move || queued.clone())
+            .finish()
+            .try_init(),
         LogFormat::Json => lines
             .json()
             .flatten_event(true)
             .with_current_span(false)
-            .with_writer(|| Escaping(io::stderr()))
+            .with_writer(move || Escaping(queued.clone()))
             .finish()
             .try_init(),
     };
