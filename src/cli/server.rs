@@ -245,7 +245,7 @@ impl Server {
 
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
     fn serve_grpc(&mut self, edge: &Arc<grpc::Server>, listeners: Vec<Bound>, config: &Config) -> Result<()> {
-        let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
+        let place = |name: &JobName| self.engine.look_up(|core| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).map(|job| job.name.clone());
         for Bound { listener, job, .. } in listeners {

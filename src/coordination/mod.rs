@@ -74,7 +74,7 @@ pub use call::*;
 pub use coordinator::Coordinator;
 pub use course::GapAt;
 pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
-pub use devices::{Device, TopologyKey, decode as decode_devices};
+pub use devices::{Device, TopologyKey, decode_values as decode_devices};
 pub use draining::DrainRequest;
 pub use event::*;
 pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};
@@ -88,6 +88,7 @@ pub use observation::*;
 pub use pulse::{GAP_CLASSES, Gaps, PulseView};
 pub use settings::*;
 pub use steering::{Act, BarrierPreview, Done, ExclusionPreview, Refusal};
+pub use store::Directory;
 pub use straggling::{
     ArrivalView, BarrierEnding, BarrierKind, BarrierOutcome, BarrierRecord, StragglingView,
 };

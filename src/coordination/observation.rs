@@ -214,7 +214,7 @@ impl Job {
     fn observe(&self, job: JobId, now: Timestamp) -> JobObservation {
         let run = &self.run;
         let mut gaps = Gaps::default();
-        for task in &run.tasks {
+        for task in run.tasks.iter() {
             gaps.add(&task.pulse);
         }
         let past = self.history().take(RUNS_LISTED).map(|past| PastRunObservation {
@@ -277,7 +277,7 @@ impl Run {
                 straggling: task.straggling.view(),
             }
         };
-        self.ids().zip(&self.tasks).map(observe).collect()
+        self.ids().zip(self.tasks.iter()).map(observe).collect()
     }
 
     fn observe_barriers(&self) -> Vec<BarrierObservation> {

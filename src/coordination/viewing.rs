@@ -137,6 +137,7 @@ impl Run {
         }
     }
 
+    /// The run in short, without its devices.
     pub(super) fn summary(&self) -> RunSummary {
         let (outcome, ended_at) = self.ended.unwrap_or((RunOutcome::Abandoned, self.opened_at));
         let length_us = RunSpan::new(self.opened_at, self.started_at, Some(ended_at)).ended_length_us();
@@ -150,7 +151,7 @@ impl Run {
             length_us: length_us.unwrap_or_default(),
             end_reason: self.end_reason.clone(),
             first_cause: self.first_cause.clone(),
-            devices: self.devices(),
+            devices: Vec::new(),
         }
     }
 
@@ -191,7 +192,7 @@ impl Run {
         if wanted.peek().is_none() {
             return waits;
         }
-        let on = self.ids().zip(&self.tasks).filter(|(_, task)| task.is_connected());
+        let on = self.ids().zip(self.tasks.iter()).filter(|(_, task)| task.is_connected());
         let on: BTreeMap<ConnectionId, TaskId> =
             on.filter_map(|(id, task)| Some((task.connection?, id))).collect();
         for (connection, key, since) in wanted {
@@ -310,12 +311,12 @@ impl Run {
         let mut acknowledged: Vec<(TaskId, i64)> = self
             .store
             .list(PREEMPTION_STEPS)
-            .into_iter()
+            .iter()
             .filter_map(|(key, value)| {
-                let key = std::str::from_utf8(&key).ok()?;
+                let key = std::str::from_utf8(key).ok()?;
                 // `…/job:jax_worker/replica:0/task:1` up to 0.8.3, `…/1` later.
                 let task = key.rsplit(['/', ':']).next()?.parse().ok()?;
-                Some((TaskId(task), std::str::from_utf8(&value).ok()?.parse().ok()?))
+                Some((TaskId(task), std::str::from_utf8(value).ok()?.parse().ok()?))
             })
             .collect();
         acknowledged.sort_unstable();

@@ -61,14 +61,14 @@ impl Route {
             && found.authority.as_deref().is_none_or(|known| known == authority)
         {
             if found.changes != changes {
-                let present = engine.look(|core, _| core.job_named(found.name.as_str()));
+                let present = engine.look_up(|core| core.job_named(found.name.as_str()));
                 (found.job, found.changes) = (present.unwrap_or(found.job), changes);
             }
             return Ok(found.job);
         }
         let Routing::ByAuthority(only) = &self.routing else { return Err(no_job(authority)) };
         let named = label(authority);
-        let found = engine.look(|core, _| {
+        let found = engine.look_up(|core| {
             let job = resolve(core, named, only.as_ref())?;
             Some((job, core.job_name(job)?.clone()))
         });

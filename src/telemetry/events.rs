@@ -99,7 +99,7 @@ struct Names(HashMap<JobId, JobName>);
 
 impl Names {
     fn of(&mut self, engine: &Engine, job: JobId) -> JobName {
-        let named = || engine.look(|core, _| core.job_name(job).cloned()).unwrap_or_default();
+        let named = || engine.look_up(|core| core.job_name(job).cloned()).unwrap_or_default();
         self.0.entry(job).or_insert_with(named).clone()
     }
 }

@@ -490,7 +490,7 @@ impl Attempt {
         let agent = request.headers().get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let job =
-            job_of(request).filter(|job| site.engine.look(|core, _| core.job_named(job.as_str()).is_some()));
+            job_of(request).filter(|job| site.engine.look_up(|core| core.job_named(job.as_str()).is_some()));
         Self { job, act, subject, peer, agent: means(agent.unwrap_or_default()), often: false }
     }
 }
