@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -25,7 +25,7 @@ const HEALTH_MAX: Duration = Duration::from_secs(5);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 /// How often a large value is stored, where that is measured, and how long it may take.
 const STORE: Duration = Duration::from_secs(1);
-const STORE_MAX: Duration = Duration::from_secs(12);
+const STORE_MAX: Duration = Duration::from_secs(5);
 const STORED: usize = 20_000_000;
 
 /// The client's life in its job.
@@ -76,8 +76,10 @@ fn with<T>(series: &Shared, change: impl FnOnce(&mut Series) -> T) -> T {
     change(&mut series.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Whether the attack is going on: what is asked before and after is not counted.
-static COUNTS: AtomicBool = AtomicBool::new(false);
+/// When the attack began: what was answered before is not counted, and what was waited for then counts from here.
+static BEGAN: OnceLock<Instant> = OnceLock::new();
+/// Whether it is over: what is asked from here on is not counted.
+static OVER: AtomicBool = AtomicBool::new(false);
 
 /// Is the client until the benchmark has its figures.
 pub fn run(target: &Target) -> Result<()> {
@@ -119,9 +121,9 @@ pub fn run(target: &Target) -> Result<()> {
     });
     tell("ready")?;
     wait_for("begin")?;
-    COUNTS.store(true, Ordering::SeqCst);
+    BEGAN.get_or_init(clock::now);
     wait_for("end")?;
-    COUNTS.store(false, Ordering::SeqCst);
+    OVER.store(true, Ordering::SeqCst);
 
     let heartbeats = finish(&heartbeats);
     let mut times = heartbeats.0;
@@ -150,23 +152,16 @@ fn ask(every: Duration, mut question: impl FnMut() -> Result<()> + Send + 'stati
     let shared = Arc::clone(&series);
     std::thread::spawn(move || {
         let mut due = clock::now();
-        let mut counted = false;
-        loop {
+        while !OVER.load(Ordering::SeqCst) {
             std::thread::sleep(due.saturating_duration_since(clock::now()));
-            if COUNTS.load(Ordering::SeqCst) != counted {
-                // The attack begins now, and what was late before it does not count.
-                counted = !counted;
-                due = clock::now();
-            }
-            with(&shared, |series| series.waits_since = counted.then_some(due));
+            with(&shared, |series| series.waits_since = Some(due));
             let result = question();
-            let took = due.elapsed();
             with(&shared, |series| {
                 series.waits_since = None;
-                match result {
-                    _ if !counted => {}
-                    Ok(()) => series.taken.push(took),
-                    Err(_) => series.failed += 1,
+                match (BEGAN.get(), result) {
+                    (None, _) => {}
+                    (Some(began), Ok(())) => series.taken.push(due.max(*began).elapsed()),
+                    (Some(_), Err(_)) => series.failed += 1,
                 }
             });
             due += every;
@@ -179,14 +174,17 @@ fn ask(every: Duration, mut question: impl FnMut() -> Result<()> + Send + 'stati
     series
 }
 
-/// The times of a series and its failures. Questions without an answer have taken until now.
+/// The times of a series and its failures. Heartbeats without an answer have taken until now; other questions are waited for.
 fn finish(series: &Shared) -> (Vec<Duration>, usize) {
+    while with(series, |series| series.every >= HEALTH && series.waits_since.is_some()) {
+        std::thread::sleep(HEARTBEAT);
+    }
     with(series, |series| {
         let mut times = std::mem::take(&mut series.taken);
-        let mut since = series.waits_since;
+        let mut since = series.waits_since.map(|due| BEGAN.get().map_or(due, |began| due.max(*began)));
         while let Some(due) = since.filter(|due| *due <= clock::now()) {
             times.push(due.elapsed());
-            since = (series.every < HEALTH).then(|| due + series.every);
+            since = Some(due + series.every);
         }
         (times, series.failed)
     })

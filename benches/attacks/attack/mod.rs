@@ -86,7 +86,7 @@ pub static ATTACKS: [Attack; 22] = [
         prepare: streams::store_small,
         ..attack(
             "never-empty-output",
-            "answers of 4,000 bytes over 8 connections with a tiny window and segments of 536 bytes, so that some always wait",
+            "answers of 4,000 bytes over 32 connections with a tiny window and segments of 536 bytes, of which some always wait",
             streams::never_empty,
         )
     },
