@@ -46,7 +46,11 @@ fn check_page(what: &str, text: &str) {
         let begin = text.floor_char_boundary(at.saturating_sub(120));
         panic!("{what} has {found:?} after {:?}", &text[begin..at]);
     }
-    assert!(!text.contains("forged\u{9b}") && !text.contains("<b>\u{1b}"), "{what}");
+    // It is HTML, and the text in it is text.
+    assert!(
+        !text.contains("&#60;div") && !text.contains("forged<b>"),
+        "{what} is escaped as a whole, or not at all"
+    );
 }
 
 /// The clients of a server, which speak for as long as this lives.

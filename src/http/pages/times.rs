@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use askama::filters::HtmlSafe;
+use askama::filters::Safe;
 
 use crate::coordination::Timestamp;
 
@@ -30,26 +30,24 @@ enum Form {
 pub(super) struct When(Timestamp, Form);
 
 /// How long ago it was.
-pub(super) fn ago(at: &Timestamp) -> When {
-    When(*at, Form::Ago)
+pub(super) fn ago(at: &Timestamp) -> Safe<When> {
+    Safe(When(*at, Form::Ago))
 }
 
 /// How long it has lasted.
-pub(super) fn lasting(at: &Timestamp) -> When {
-    When(*at, Form::For)
+pub(super) fn lasting(at: &Timestamp) -> Safe<When> {
+    Safe(When(*at, Form::For))
 }
 
 /// How long it is until then.
-pub(super) fn until(at: &Timestamp) -> When {
-    When(*at, Form::In)
+pub(super) fn until(at: &Timestamp) -> Safe<When> {
+    Safe(When(*at, Form::In))
 }
 
 /// The time of day, to the second: `03:12:07`.
 pub(super) fn clock(at: &Timestamp) -> String {
     at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
 }
-
-impl HtmlSafe for When {}
 
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
