@@ -496,7 +496,7 @@ impl Job {
         if std::mem::replace(&mut presence.fenced, true) {
             return;
         }
-        let reason = format!("a call from {} was turned away: {}", presence.peer, failure.message);
+        let reason = format!("call from {} rejected: {}", presence.peer, failure.message);
         within!(self, now, effects, |_run, cx| cx.event(Change::Fenced { task }, reason));
     }
 }

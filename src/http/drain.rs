@@ -36,7 +36,7 @@ pub struct DrainView {
     pub run: RunNumber,
     /// What was asked for, who has acknowledged and which step was agreed; `None` if nobody has asked.
     pub preemption: Option<PreemptionView>,
-    /// Live tasks that have not acknowledged.
+    /// The tasks that the agreement on a step waits for.
     pub waiting_for: Vec<TaskId>,
 }
 
@@ -84,11 +84,7 @@ pub(super) fn view(site: &Site, job: &Job) -> Result<DrainView, Problem> {
     site.look(job, |look| {
         let live = look.live();
         let preemption = look.preemption();
-        let told = |task: &TaskId| {
-            preemption.as_ref().is_some_and(|p| p.acknowledged.iter().any(|(known, _)| known == task))
-        };
-        let waiting_for = live.tasks.iter().map(|live| live.task).filter(|task| !told(task));
-        let waiting_for = if preemption.is_some() { waiting_for.collect() } else { Vec::new() };
+        let waiting_for = preemption.as_ref().map_or_else(Vec::new, |it| it.awaited.clone());
         DrainView { run: live.run, waiting_for, preemption }
     })
 }

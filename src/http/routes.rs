@@ -72,6 +72,7 @@ pub static NEEDS: &[(Need, &str, &[&str])] = &[
             "/jobs/{job}/exclusions",
             "/transfers",
             "/audit",
+            "/search",
             "/api",
             "/guide",
             "/guide/{page}",

@@ -52,11 +52,11 @@ pub(in crate::http) async fn enter(State(site): State<Site>, request: Request) -
     };
     let Some(holder) = holder else {
         let source = peer.map_or_else(String::new, |peer| place(peer.ip()));
-        let detail = "there is no such token".to_owned();
+        let detail = "unknown token".to_owned();
         site.audit.gather(guard.clock, source, deed(Actor::ANONYMOUS, None), detail);
         let cookies = Cookies::of(&channel);
         let visit = cookie(&head.headers, cookies.visit()).unwrap_or_default();
-        let text = page(&guard.csrf.of(visit), next, "There is no such token.");
+        let text = page(&guard.csrf.of(visit), next, "Unknown token");
         return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
     };
     let detail = format!("as {}", holder.role);
