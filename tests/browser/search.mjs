@@ -9,7 +9,7 @@ const search = async (words) => {
   if ((await focused()) !== 'search') wrong(`on ${page.url()} the key / leads to ${await focused()}`);
   await page.keyboard.type(words);
   await page.keyboard.press('Enter');
-  await page.waitForURL('**/search?q=*');
+  await page.waitForFunction((words) => document.querySelector('main').innerText.includes(`“${words}”`), words);
   return page.locator('main').innerText();
 };
 

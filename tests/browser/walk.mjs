@@ -67,7 +67,7 @@ await walk(browser, pages);
   if ((await page.locator('#pairs tr[data-key]').count()) !== 2) wrong('the pairs of task 3 by tcp are not two');
   await page.goto(`${url}/jobs/idle/transfers`);
   const empty = await page.locator('#moves .empty').innerText();
-  for (const fact of ['does not pass through Muster', 'muster worker']) {
+  for (const fact of ['do not pass through Muster', 'muster worker']) {
     if (!empty.includes(fact)) wrong(`who reports nothing is not told ${fact}`);
   }
   await page.goto(`${url}/transfers`);
