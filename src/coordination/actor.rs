@@ -89,7 +89,7 @@ impl fmt::Display for Reason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidReason {
     /// There is none.
-    #[error("a reason is required: say in a few words why, for those who look later")]
+    #[error("a reason is required, e.g. bad NIC, TICKET-12")]
     Empty,
     /// It is too long.
     #[error("the reason has {0} bytes; at most {max} are allowed", max = Reason::BYTES_MAX)]

@@ -38,7 +38,7 @@ impl Run {
         // The form in which JAX reads a time: RFC 3339 with an offset in figures.
         let at = at.unwrap_or(cx.now).to_string().replace('Z', "+00:00");
         self.insert(cx, PREEMPTION_NOTICE, Bytes::from(at), false, None).map_err(Refusal::Store)?;
-        cx.event(Change::DrainRequested { actor: actor.clone() }, format!("asked for by {actor}: {reason}"));
+        cx.event(Change::DrainRequested { actor: actor.clone() }, format!("requested by {actor}: {reason}"));
         self.drain = Some(DrainRequest { actor, reason: reason.clone() });
         Ok(())
     }

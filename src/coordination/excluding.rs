@@ -215,7 +215,7 @@ impl Job {
         let actor = ended.actor.clone();
         let reason = match (&ended.actor, &ended.reason) {
             (Some(actor), Some(reason)) => format!("lifted by {actor}: {reason}"),
-            _ => "its time was over".to_owned(),
+            _ => "expired".to_owned(),
         };
         let Some(exclusion) = Arc::make_mut(&mut self.exclusions).end(id, ended, &self.settings.bounds)
         else {
@@ -242,7 +242,7 @@ impl Job {
         let (id, failure) = (exclusion.id, exclusion.refusal(self.name.as_str(), task));
         if Arc::make_mut(&mut self.exclusions).note_refused(id, now) {
             let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
-            let reason = format!("task {task} wanted to register{from}: {}", failure.message);
+            let reason = format!("registration of task {task}{from} refused: {}", failure.message);
             within!(self, now, effects, |_run, cx| {
                 cx.event(Change::RegistrationRefused { exclusion: id, task, peer }, reason);
             });

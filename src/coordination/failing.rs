@@ -1,6 +1,7 @@
 //! Failure and its consequences: signs of life, lost connections, the first cause, and who is told.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::call::Reply;
 use super::context::Cx;
@@ -23,6 +24,14 @@ impl Failure {
     /// The task was lost, rather than reporting an error of its own or breaking a rule: it may come back.
     pub(super) fn is_loss(&self) -> bool {
         self.code == Code::Unavailable && self.service_error.is_some_and(|e| !e.reported)
+    }
+}
+
+/// A short time for people.
+fn short(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        _ => format!("{} s", time.as_secs_f64()),
     }
 }
 
@@ -97,7 +106,7 @@ impl Run {
             "{id} Heartbeat: Incarnation ID mismatch: expecting {expected} but got {incarnation}. The task has \
              restarted and likely crashed earlier. {LOOK_FURTHER}"
         );
-        let why = "a heartbeat came from another life of it";
+        let why = "heartbeat from another incarnation";
         let failure = Arc::new(Failure::service(Code::Aborted, text).because(why));
         self.fail_task(cx, id, &failure, FailureClass::Restarted, why);
         self.propagate(cx, Some(id), &failure);
@@ -114,7 +123,7 @@ impl Run {
         let returned = task.suspicion.is_some();
         self.clear_suspicion(id);
         if returned {
-            cx.event(Change::TaskReturned { task: id }, "it was heard on another connection in time");
+            cx.event(Change::TaskReturned { task: id }, "reconnected in time");
         }
     }
 
@@ -164,7 +173,8 @@ impl Run {
         let Some(grace) = cx.settings.disconnect_grace else { return };
         if poll_was_held {
             // A client whose connection breaks under a held poll aborts its own process.
-            return self.lose_connection(cx, id, ending, "with its error poll held on it");
+            let follows = " while still registered; the process probably died";
+            return self.lose_connection(cx, id, ending, "with its error poll held on it", follows);
         }
         let until = cx.now.after(grace);
         self.clear_suspicion(id);
@@ -172,9 +182,10 @@ impl Run {
         self.own_mut(id).suspicion = Some(suspicion);
         self.timers.set(until, Timer::Grace(id));
         let reason = format!(
-            "the connection of {} {ending}; it has {} to be heard again",
-            self.describe(id),
-            humantime::format_duration(grace)
+            "connection{} {}; a reconnect within {} is expected",
+            self.from(id),
+            ending.word(),
+            short(grace)
         );
         cx.event(Change::TaskSuspected { task: id }, reason);
     }
@@ -182,11 +193,19 @@ impl Run {
     pub(super) fn grace_is_over(&mut self, cx: &mut Cx<'_>, id: TaskId) {
         let Some(suspicion) = self.own_mut(id).suspicion.take() else { return };
         if self.own(id).is_connected() {
-            self.lose_connection(cx, id, &suspicion.evidence, "and it was not heard again");
+            let grace = suspicion.until.since(suspicion.since);
+            let follows = format!("; no reconnect within {}", short(grace));
+            self.lose_connection(cx, id, &suspicion.evidence, "and it was not heard again", &follows);
         }
     }
 
-    fn lose_connection(&mut self, cx: &mut Cx<'_>, id: TaskId, ending: &Ending, how: &str) {
+    /// From where a task registered, for people.
+    fn from(&self, id: TaskId) -> String {
+        self.own(id).peer.map_or_else(String::new, |peer| format!(" from {peer}"))
+    }
+
+    /// A task is lost with its connection: `how`, as clients are told, and what `follows` for people.
+    fn lose_connection(&mut self, cx: &mut Cx<'_>, id: TaskId, ending: &Ending, how: &str, follows: &str) {
         let task = self.describe(id);
         let text = format!(
             "Task {id} connection lost: the connection of {task} {ending}, {how}. This indicates that the remote task \
@@ -196,8 +215,8 @@ impl Run {
             "The following tasks are unhealthy (connection lost):\n{id}\nThe connection of {task} {ending}, {how}. \
              {LOOK_FURTHER}"
         );
-        let [cause, why] = ["its connection", &format!("the connection of {task}")]
-            .map(|whose| format!("{whose} {ending}, {how}"));
+        let [cause, why] =
+            ["", &self.from(id)].map(|from| format!("connection{from} {}{follows}", ending.word()));
         self.lose(cx, id, [text, told], FailureClass::ConnectionLost, &cause, &why);
     }
 

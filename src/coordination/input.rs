@@ -29,6 +29,19 @@ pub enum Ending {
     Broken(String),
 }
 
+impl Ending {
+    /// What happened to a connection, in a word; [`fmt::Display`] has the words that clients are told.
+    #[must_use]
+    pub fn word(&self) -> String {
+        match self {
+            Self::Closed => "closed".to_owned(),
+            Self::Reset => "reset".to_owned(),
+            Self::TimedOut => "timed out".to_owned(),
+            Self::Broken(how) => format!("broken ({how})"),
+        }
+    }
+}
+
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

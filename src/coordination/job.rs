@@ -613,7 +613,7 @@ impl Job {
         }
         let Some(presence) = self.connections.get_mut(&connection) else { return };
         presence.fenced = true;
-        let reason = format!("a call from {} was turned away: {}", presence.peer, failure.message);
+        let reason = format!("call from {} rejected: {}", presence.peer, failure.message);
         within!(self, now, effects, |_run, cx| cx.event(Change::Fenced { task }, reason));
     }
 }

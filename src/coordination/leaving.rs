@@ -117,7 +117,7 @@ impl Run {
         self.connected -= usize::from(was_connected);
         self.clear_suspicion(id);
         self.touch();
-        cx.event(Change::TaskDisconnected { task: id }, "it shut down");
+        cx.event(Change::TaskDisconnected { task: id }, "shut down");
         self.leave_all_barriers(cx, id, "task disconnected", "it shut down");
         if was_connected {
             self.leave_questions(cx, id);
@@ -125,7 +125,7 @@ impl Run {
         let text = "Cancelled error polling because: task has disconnected.";
         self.answer_poll(cx, id, &Arc::new(Failure::service(Code::Cancelled, text)));
         if self.is_deserted() && self.ended.is_none() {
-            self.end(cx, RunOutcome::Completed, "every task that was left has shut down");
+            self.end(cx, RunOutcome::Completed, "all remaining tasks have shut down");
         }
         Ok(())
     }

@@ -237,7 +237,7 @@ impl Run {
         self.barriers.begin(key.clone(), instance);
         cx.event(
             Change::BarrierStarted { barrier: wire_id, counter },
-            format!("{} came first of {size}", self.describe(first)),
+            format!("{} arrived first of {size}", self.describe(first)),
         );
         Ok(())
     }

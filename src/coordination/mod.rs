@@ -85,7 +85,7 @@ pub use input::*;
 pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
 pub use looking::{JobLook, PresentLife, Roster};
 pub use observation::*;
-pub use pulse::{GAP_CLASSES, Gaps, PulseView};
+pub use pulse::{GAP_CLASSES, Gaps, PulseView, overdue};
 pub use settings::*;
 pub use steering::{Act, BarrierPreview, Done, ExclusionPreview, Refusal};
 pub use store::Directory;

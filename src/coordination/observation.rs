@@ -186,17 +186,17 @@ impl JobObservation {
         self.tasks.get(usize::try_from(task.0).ok()?)
     }
 
-    /// Some tasks for people: a few with their addresses, the rest as a number.
+    /// The first of `all` tasks for people: a few with their addresses, the rest as a number.
     #[must_use]
-    pub fn describe(&self, tasks: &[TaskId]) -> String {
+    pub fn describe(&self, tasks: &[TaskId], all: usize) -> String {
         const SHOWN: usize = 8;
         let one = |id: &TaskId| match self.task(*id).and_then(|task| task.peer) {
             Some(peer) => format!("task {id} at {peer}"),
             None => format!("task {id}"),
         };
         let mut text: Vec<String> = tasks.iter().take(SHOWN).map(one).collect();
-        if tasks.len() > SHOWN {
-            text.push(format!("and {} more", tasks.len() - SHOWN));
+        if all > text.len() {
+            text.push(format!("and {} more ({all} in all)", all - text.len()));
         }
         text.join(", ")
     }

@@ -24,11 +24,11 @@ impl Run {
             && instance.arrived() > 0
         {
             let reason = if instance.arrived() == instance.members.len() {
-                "every member has come"
+                "all members arrived"
             } else if instance.absent_tasks().any(|id| self.own(id).excused) {
-                "every member has come but those that are excluded, or were and have not registered since"
+                "all members arrived except excluded ones and ones that have not registered since their exclusion"
             } else {
-                "every member has come but those that registered again after it began, and so missed it"
+                "all members arrived except those that restarted after the barrier began"
             };
             self.pass(cx, key, Ok(()), reason);
         }
@@ -51,8 +51,8 @@ impl Run {
                 task.unsynced && task.is_connected() && task.meetings > 0
             };
             if instance.missing_tasks().all(waits_elsewhere) {
-                let reason = "the members that are missing came back in this run and wait at another barrier: waiting for them \
-                     would be for ever";
+                let reason = "the missing members restarted in this run and wait at another barrier: this one would never be \
+                     complete";
                 self.pass(cx, &key, Ok(()), reason);
             }
         }
@@ -167,7 +167,7 @@ impl Run {
             instance.counter,
             self.describe(instance.first),
         );
-        let why = format!("its time was over with {arrived} of {members} there; missing: {missing}");
+        let why = format!("timed out with {arrived} of {members} tasks at the barrier; missing: {missing}");
         self.fail_instance(cx, key, Code::DeadlineExceeded, text, &why);
     }
 
@@ -187,7 +187,7 @@ impl Run {
                     "Barrier failed because: {reason}. Barrier Id: {barrier}, Task: {}",
                     self.describe(id)
                 );
-                let why = format!("it cannot pass without {}: {why}", self.describe(id));
+                let why = format!("cannot pass without {}: {why}", self.describe(id));
                 self.fail_instance(cx, &key, Code::Internal, text, &why);
                 continue;
             }

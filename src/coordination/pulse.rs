@@ -134,6 +134,20 @@ pub struct PulseView {
     pub gaps: Gaps,
 }
 
+/// For how long a task has sent no heartbeat, if that is longer than its heartbeats explain: twice its usual interval, and a
+/// second. Until an interval is known it is half of the timeout, as clients have it.
+#[must_use]
+pub fn overdue(
+    last: Option<Timestamp>,
+    interval_us: u64,
+    timeout: Duration,
+    now: Timestamp,
+) -> Option<Duration> {
+    let usual = if interval_us > 0 { Duration::from_micros(interval_us) } else { timeout / 2 };
+    let silent = now.since(last?);
+    (silent > usual * 2 + Duration::from_secs(1)).then_some(silent)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,6 +160,19 @@ mod tests {
             let fits_below = class > 0 && Gaps::longest_us(class - 1).is_some_and(|longest| gap <= longest);
             assert!(!fits_below, "{gap} is in {class}");
         }
+    }
+
+    #[test]
+    fn a_heartbeat_is_overdue_by_the_measure_of_its_own_interval() {
+        let timeout = Duration::from_secs(100);
+        let after = |seconds: u64, interval_us: u64| {
+            overdue(Some(Timestamp(0)), interval_us, timeout, Timestamp(seconds * 1_000_000))
+        };
+        assert_eq!(after(11, 5_000_000), None);
+        assert_eq!(after(43, 5_000_000), Some(Duration::from_secs(43)));
+        assert_eq!(after(43, 50_000_000), None);
+        assert_eq!(after(99, 0), None, "its interval is not known");
+        assert_eq!(overdue(None, 5_000_000, timeout, Timestamp(u64::MAX)), None, "it never sent one");
     }
 
     #[test]

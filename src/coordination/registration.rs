@@ -77,7 +77,7 @@ impl Run {
                     "{id} unexpectedly tried to connect while it is already in error. ResetTask() should be called \
                      before a subsequent connect attempt. Existing error: {failure}"
                 );
-                self.refuse_for_good(cx, call, id, text, "the task came back while in error");
+                self.refuse_for_good(cx, call, id, text, "the task registered again while in error");
             }
         }
     }
@@ -127,9 +127,11 @@ impl Run {
         let old_poll = if old.is_some() { task.poll.take() } else { None };
         let ended = match &task.standing {
             Standing::Failed(failure) => failure.why().to_owned(),
-            Standing::Connected => "replaced by a newer life".to_owned(),
-            Standing::Disconnected(_) if task.was_connected => "left in good order".to_owned(),
-            Standing::Disconnected(_) => "replaced by a newer life before all had registered".to_owned(),
+            Standing::Connected => "replaced by a newer process".to_owned(),
+            Standing::Disconnected(_) if task.was_connected => "shut down".to_owned(),
+            Standing::Disconnected(_) => {
+                "replaced by a newer process before all tasks had registered".to_owned()
+            }
         };
         task.begin_life(incarnation, peer, cx.now, &ended, kept);
         task.connection = Some(connection);
@@ -148,7 +150,7 @@ impl Run {
             && (rival || (self.own(id).is_connected() && !was_failed))
         {
             let change = Change::TaskSuperseded { task: id, old, old_peer, new: incarnation, new_peer: peer };
-            let reason = format!("a newer process registered as task {id}; the newest wins");
+            let reason = format!("a newer process registered as task {id} and takes its place");
             cx.event(change, reason);
         }
     }
@@ -176,11 +178,12 @@ impl Run {
         let peer = self.own(id).peer;
         let missing = self.barriers.instance(&key).map_or(0, |i| i.missing().saturating_sub(1));
         let others = match missing {
-            0 => "it is the last".to_owned(),
-            1 => "1 task is still missing".to_owned(),
-            many => format!("{many} tasks are still missing"),
+            0 => "no task is missing".to_owned(),
+            1 => "1 task is missing".to_owned(),
+            many => format!("{many} tasks are missing"),
         };
-        let reason = format!("{} registered; {others}", self.describe(id));
+        let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
+        let reason = format!("registered{from}; {others}");
         cx.event(Change::TaskRegistering { task: id, incarnation, peer }, reason);
         self.arrive(
             cx,
@@ -244,9 +247,9 @@ impl Run {
         }
         if entered || again {
             let reason = match (again, late) {
-                (true, _) => "it registered again",
-                (false, true) => "it registered after the run had started without it",
-                (false, false) => "every task that is waited for has registered",
+                (true, _) => "registered again",
+                (false, true) => "registered after the run had started without it",
+                (false, false) => "all tasks have registered",
             };
             cx.event(Change::TaskConnected { task: id, incarnation, again }, reason);
         }

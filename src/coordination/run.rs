@@ -283,7 +283,7 @@ impl Run {
             let text = String::from_utf8_lossy(&value[..value.len().min(64)]);
             cx.event(
                 Change::PreemptionNoticed,
-                format!("a preemption notice ({text}) is in the store: all tasks agree on a step and save"),
+                format!("preemption notice {text}: all tasks agree on a step and save"),
             );
         }
         Ok(Reply::Done)

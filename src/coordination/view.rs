@@ -327,7 +327,17 @@ pub struct PreemptionView {
     pub requested: Option<DrainRequest>,
     /// The step that each task was at when it learned of it.
     pub acknowledged: Vec<(TaskId, i64)>,
-    /// The step at which all will save, once all have acknowledged.
+    /// How many tasks have reached the barrier at which they agree on the step, if any has.
+    #[serde(default)]
+    pub arrived: usize,
+    /// The tasks that the agreement waits for: live ones that have not acknowledged, and members of that barrier that have
+    /// not reached it. A task that restarted after it had acknowledged is among them.
+    #[serde(default)]
+    pub awaited: Vec<TaskId>,
+    /// The barrier failed: the tasks have not agreed on a step.
+    #[serde(default)]
+    pub failed: bool,
+    /// The step at which all will save, once all have reached that barrier.
     pub agreed_step: Option<i64>,
 }
 

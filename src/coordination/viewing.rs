@@ -321,12 +321,28 @@ impl Run {
             .collect();
         acknowledged.sort_unstable();
         let barrier = BarrierKey::Named(Arc::from(PREEMPTION_BARRIER));
-        let agreed = self.barriers.ended(&barrier).is_some_and(|ended| ended.result.is_ok());
+        let ended = self.barriers.ended(&barrier).map(|ended| ended.result.is_ok());
+        let (agreed, instance) = (ended == Some(true), self.barriers.instance(&barrier));
+        let has_acknowledged = |id: TaskId| acknowledged.binary_search_by_key(&id, |(task, _)| *task).is_ok();
+        let is_awaited = |id: &TaskId| match instance.map(|instance| instance.slot(*id)) {
+            Some(Some(Slot::Missing)) => true,
+            Some(_) => false,
+            // Until one is there, nobody is: each leaves its step first, and then goes there.
+            None => self.own(*id).is_connected(),
+        };
+        let unheard = |id: &TaskId| self.own(*id).is_connected() && !has_acknowledged(*id);
+        let failed = ended == Some(false) && instance.is_none();
+        let open = !agreed && !failed;
+        let awaited = self.ids().filter(|id| open && (is_awaited(id) || unheard(id))).collect();
+        let arrived = instance.map_or(0, Instance::arrived);
         let last = acknowledged.iter().map(|(_, step)| *step).max();
         Some(PreemptionView {
             notice: String::from_utf8_lossy(&notice.value).into_owned(),
             since: notice.at,
             requested: self.drain.clone(),
+            awaited,
+            arrived,
+            failed,
             acknowledged,
             agreed_step: last.filter(|_| agreed).map(|step| step.saturating_add(1)),
         })

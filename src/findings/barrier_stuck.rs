@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, spoken, usual};
-use crate::coordination::{BarrierKind, BarrierObservation};
+use super::{Detector, Found, Seen, Severity, count, spoken, usual};
+use crate::coordination::{BarrierKind, BarrierObservation, RunState};
 
 /// No barrier is stuck before.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -14,41 +14,44 @@ pub(super) static DETECTOR: Detector = Detector {
     id: "barrier-stuck",
     title: "A barrier is stuck",
     severity: Severity::Critical,
-    means: "Tasks wait at a barrier for far longer than at its recent uses. Until the missing ones come, nobody gets on; \
-            when its timeout is over it fails for all.",
-    advice: "Look at the missing tasks: their logs, their stacks (py-spy), their hosts. If one is gone for good, restart it, \
+    means: "Tasks wait at a barrier for far longer than at its recent uses. The barrier passes when the missing tasks reach \
+            it, and fails for all when it times out.",
+    advice: "Look at the missing tasks: their logs, their stacks (py-spy), their hosts. Restart a task that is gone for good, \
              or the job.",
     detect,
 };
 
 fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+    if seen.state != RunState::Running {
+        return None;
+    }
     let old = |barrier: &&BarrierObservation| {
         let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES);
         barrier.kind != BarrierKind::Registration && seen.seen_at.since(barrier.since) >= limit
     };
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
-    let summary = format!(
-        "{} of {} members have waited at {} for {}; missing: {}",
-        barrier.arrived,
-        barrier.members,
-        shown(barrier),
-        spoken(waited),
-        seen.describe(&barrier.missing_tasks),
-    );
+    let missing = count(barrier.missing, "task is missing", "tasks are missing");
+    let gist = format!("{} for {}; {missing}", who_waits(barrier), spoken(waited));
     let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES).as_secs_f64();
     Some(
-        Found::new(summary, barrier.since, barrier.missing_tasks.clone())
+        Found::at_barrier(gist, barrier.since, barrier)
             .with("waited, in seconds", waited.as_secs_f64(), limit)
             .with("missing members", f64::from(u32::try_from(barrier.missing).unwrap_or(u32::MAX)), 0.0),
     )
 }
 
-/// A barrier and which use of it, for people: never more of its id than a line holds.
-pub(super) fn shown(barrier: &BarrierObservation) -> String {
+/// How many tasks wait at which use of a barrier, for people: never more of its id than a line holds.
+pub(super) fn who_waits(barrier: &BarrierObservation) -> String {
     let id = barrier.id.as_ref();
-    match barrier.kind {
+    let place = match barrier.kind {
         BarrierKind::LiveSet => format!("a {id}"),
-        _ => format!("{}::{}", id.get(..id.floor_char_boundary(120)).unwrap_or(id), barrier.counter),
-    }
+        BarrierKind::Registration => "registration".to_owned(),
+        BarrierKind::Shutdown => "shutdown".to_owned(),
+        BarrierKind::Devices => "the device exchange".to_owned(),
+        BarrierKind::Client => format!("barrier {}", id.get(..id.floor_char_boundary(120)).unwrap_or(id)),
+    };
+    let used = if barrier.counter > 0 { format!(" (use {})", barrier.counter) } else { String::new() };
+    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
+    format!("{} of {} tasks {verb} at {place}{used}", barrier.arrived, barrier.members)
 }

@@ -31,16 +31,29 @@ pub struct Finding {
     pub title: String,
     /// How much it matters.
     pub severity: Severity,
-    /// What it is, in a sentence.
+    /// What it is, in a sentence that names the first of the tasks.
     pub summary: String,
+    /// The same without the tasks.
+    #[serde(default)]
+    pub gist: String,
     /// Since when it has been so.
     pub since: Timestamp,
     /// When it was found.
     pub opened_at: Timestamp,
     /// When it was found no more.
     pub closed_at: Option<Timestamp>,
-    /// The tasks that it is about: 16 at most.
+    /// The tasks that it is about: the first 16 of them.
     pub tasks: Vec<TaskId>,
+    /// How many tasks it is about.
+    #[serde(default)]
+    pub task_count: usize,
+    /// The barrier that it is about, if it is about one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub barrier: Option<Arc<str>>,
+    /// Which use of that barrier.
+    #[serde(default)]
+    pub counter: Option<i64>,
     /// Where they are.
     #[schema(value_type = Vec<String>)]
     pub hosts: Vec<IpAddr>,
@@ -100,13 +113,7 @@ impl Board {
         for (detector, found) in found {
             let fresh = finding(seen, detector, found);
             match of_job.open.get_mut(detector.id) {
-                Some(open) => {
-                    let finding =
-                        Finding { opened_at: open.finding.opened_at, run: open.finding.run, ..fresh };
-                    // A detector that cannot tell since when says now; what was said first is nearer to the truth.
-                    let since = open.finding.since.min(finding.since);
-                    *open = Open { finding: Finding { since, ..finding }, seen_last: now };
-                }
+                Some(open) => *open = Open { finding: open.finding.renewed(fresh), seen_last: now },
                 None => {
                     changed.push(Transition::Opened(fresh.clone()));
                     of_job.open.insert(detector.id, Open { finding: fresh, seen_last: now });
@@ -146,14 +153,41 @@ impl Board {
         self.lock().get(&job).is_some_and(|of_job| of_job.open.contains_key(id))
     }
 
-    /// The open findings of a job, what matters most first, and the closed ones, the latest first.
+    /// Whether a job has open findings.
     #[must_use]
-    pub fn of(&self, job: JobId) -> (Vec<Finding>, Vec<Finding>) {
+    pub fn has_open(&self, job: JobId) -> bool {
+        self.lock().get(&job).is_some_and(|of_job| !of_job.open.is_empty())
+    }
+
+    /// The closed findings of a job, the latest first.
+    #[must_use]
+    pub fn closed(&self, job: JobId) -> Vec<Finding> {
+        self.lock().get(&job).map_or_else(Vec::new, |of_job| of_job.closed.iter().cloned().collect())
+    }
+
+    /// Those of a job's open findings that are among `found`, as they are found now: what matters most first.
+    #[must_use]
+    pub fn hold(&self, seen: &JobObservation, found: Vec<(&'static Detector, Found)>) -> Vec<Finding> {
         let jobs = self.lock();
-        let Some(of_job) = jobs.get(&job) else { return (Vec::new(), Vec::new()) };
-        let mut open: Vec<Finding> = of_job.open.values().map(|open| open.finding.clone()).collect();
-        open.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.since));
-        (open, of_job.closed.iter().cloned().collect())
+        let Some(of_job) = jobs.get(&seen.job) else { return Vec::new() };
+        let held = found.into_iter().filter_map(|(detector, found)| {
+            let open = of_job.open.get(detector.id)?;
+            Some(open.finding.renewed(finding(seen, detector, found)))
+        });
+        let mut held: Vec<Finding> = held.collect();
+        held.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.since));
+        held
+    }
+}
+
+impl Finding {
+    /// The same finding as it is found now.
+    fn renewed(&self, fresh: Self) -> Self {
+        // A detector that cannot tell since when says now; what was said first is nearer to the truth. Another use of a
+        // barrier is another wait.
+        let same = (&self.barrier, self.counter) == (&fresh.barrier, fresh.counter);
+        let since = if same { self.since.min(fresh.since) } else { fresh.since };
+        Self { opened_at: self.opened_at, run: self.run, since, ..fresh }
     }
 }
 
@@ -162,17 +196,24 @@ fn finding(seen: &JobObservation, detector: &Detector, found: Found) -> Finding 
     let mut hosts: Vec<IpAddr> = found.tasks.iter().filter_map(host).collect();
     hosts.sort_unstable();
     hosts.dedup();
+    let named = seen.describe(&found.tasks, found.task_count);
+    let summary = if named.is_empty() { found.gist.clone() } else { format!("{}: {named}", found.gist) };
+    let (barrier, counter) = found.barrier.unzip();
     Finding {
         id: detector.id.into(),
         job: seen.name.clone(),
         run: seen.run,
-        title: detector.title.into(),
+        title: found.title.unwrap_or_else(|| detector.title.into()),
         severity: detector.severity,
-        summary: found.summary,
+        summary,
+        gist: found.gist,
         since: found.since,
         opened_at: seen.seen_at,
         closed_at: None,
         tasks: found.tasks,
+        task_count: found.task_count,
+        barrier,
+        counter,
         hosts,
         evidence: found.evidence,
         means: detector.means.into(),

@@ -1,6 +1,6 @@
-//! A task comes late to barriers every time.
+//! A task arrives late at nearly every barrier.
 
-use super::{Detector, Found, Seen, Severity};
+use super::{Detector, Found, Seen, Severity, count};
 use crate::coordination::{RunState, StragglingView, TaskId, TaskObservation};
 
 /// The score from which on a task is late as a habit; see the state machine's `straggling.rs` for what it is.
@@ -10,9 +10,9 @@ const INSTANCES: u64 = 16;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "chronic-straggler",
-    title: "A task is late every time",
+    title: "A task is late at every barrier",
     severity: Severity::Notice,
-    means: "At nearly every recent barrier the same task came far behind the median of the others. It sets the pace of the \
+    means: "At nearly every recent barrier the same task arrived far behind the median of the others. It sets the pace of the \
             whole job. One late arrival does not open this finding.",
     advice: "Compare its host with the others: clock speed and thermal throttling, a neighbour on the same machine, a slow \
              disk or network path. A task that was always late has a larger share of the data or the work; one that has \
@@ -37,20 +37,24 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let (score, lateness_us) = (worst.score, worst.lateness_us);
     let habit = match worst.lateness_best_us {
         Some(best) if worst.has_slowed() => {
-            format!("it has become slow, at its best it was late by {} ms", best / 1000)
+            format!("it has become slower: {} ms at its best", best / 1000)
         }
-        Some(_) => "it always was: it may have more to do than the others".to_owned(),
-        None => "since it is here".to_owned(),
+        Some(_) => "as late as ever: it may have more work than the others".to_owned(),
+        None => "since it joined the run".to_owned(),
     };
     let ids: Vec<TaskId> = late.iter().map(|(_, task)| *task).collect();
-    let summary = format!(
-        "late at nearly every barrier, by {} ms at most ({habit}): {}",
-        lateness_us / 1000,
-        seen.describe(&ids)
-    );
+    let late_by = lateness_us / 1000;
+    let gist = match ids.len() {
+        1 => format!("1 task usually reaches barriers {late_by} ms after the first ({habit})"),
+        many => format!(
+            "{many} tasks reach nearly every barrier late, the latest usually {late_by} ms after the first ({habit})"
+        ),
+    };
     let since = seen.started_at.unwrap_or(seen.opened_at);
+    let title = count(ids.len(), "task is late", "tasks are late") + " at every barrier";
     Some(
-        Found::new(summary, since, ids)
+        Found::new(gist, since, ids)
+            .titled(title)
             .with("score of the latest", score, SCORE)
             .with("its usual lateness, in seconds", seconds(lateness_us), seconds(StragglingView::MATTERS_US))
             .with(
@@ -58,7 +62,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
                 seconds(worst.behind_best_us()),
                 seconds(StragglingView::MATTERS_US),
             )
-            .with("recent barriers to which it came last, as a part", worst.recent_share_last(), 0.0),
+            .with("recent barriers at which it was last, as a part", worst.recent_share_last(), 0.0),
     )
 }
 

@@ -1,4 +1,4 @@
-//! A clock differs from the service's.
+//! A clock differs from the server's.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,12 +17,12 @@ pub(super) static DETECTOR: Detector = Detector {
     id: "worker-clock-off",
     title: "A clock is off",
     severity: Severity::Warning,
-    means: "The clock of a worker's host and that of the service's are apart. Logs, traces and failures of the two do not \
-            line up, certificates and tokens are taken for too old or not yet valid, and files look newer than they are. \
-            Nothing that the service decides depends on a worker's clock.",
-    advice: "On the host that the summary names, see whether its time is kept (`chronyc tracking` or `timedatectl`), and have \
-             it set right. If the summary names the service, its host is the one to look at. Workers that cannot tell of \
-             their clock, as JAX programs, are not compared.",
+    means: "The clocks of a worker's host and of the server's host differ. Their logs, traces and failures do not line up, \
+            certificates and tokens look expired or not yet valid, and files look newer than they are. No decision of the \
+            server depends on a worker's clock.",
+    advice: "Check time synchronisation (`chronyc tracking` or `timedatectl`) on the host that the finding names, and correct \
+             its clock. If the finding names the server, check the server's host. JAX programs do not report their clocks \
+             and are not compared.",
     detect,
 };
 
@@ -41,37 +41,27 @@ fn detect(Seen { job, clocks }: Seen<'_>) -> Option<Found> {
     let (_, furthest) = worst.first()?;
     let evidence = |found: Found| {
         found
-            .with(
-                "furthest from the service's clock, in seconds",
-                furthest.ahead_seconds(),
-                seconds(LIMIT_US),
-            )
-            .with("by how much that may be wrong, in seconds", seconds(furthest.within_us), seconds(LIMIT_US))
+            .with("furthest from the server's clock, in seconds", furthest.ahead_seconds(), seconds(LIMIT_US))
+            .with("uncertainty of that, in seconds", seconds(furthest.within_us), seconds(LIMIT_US))
     };
     voices.sort_unstable();
     let most = voices[told / 2];
     // The middle half agrees with itself, and not with the service.
     let agree = voices[told / 4].abs_diff(voices[told - 1 - told / 4]) < LIMIT_US;
     if told >= HOSTS_MIN && off(most) && agree {
-        let summary = format!(
-            "the clock of this service is {} those of most of {told} hosts, which agree: its own host is to be looked at",
+        let gist = format!(
+            "the clock of this server is {} those of most of {told} hosts, which agree; check the server's host",
             relation(most.saturating_neg())
         );
-        return Some(evidence(Found::new(summary, job.seen_at, Vec::new())));
+        return Some(evidence(Found::new(gist, job.seen_at, Vec::new())));
     }
     let tasks: Vec<TaskId> = worst.iter().map(|(task, _)| *task).collect();
-    let summary = match tasks.as_slice() {
-        [one] => {
-            format!("the clock of {} is {} the service's", job.describe(&[*one]), relation(furthest.ahead_us))
-        }
-        _ => format!(
-            "the clocks of {} tasks are off, one of them {} the service's: {}",
-            tasks.len(),
-            relation(furthest.ahead_us),
-            job.describe(&tasks)
-        ),
+    let apart = relation(furthest.ahead_us);
+    let gist = match tasks.len() {
+        1 => format!("the clock of 1 task is {apart} the server's"),
+        many => format!("the clocks of {many} tasks are off, one of them {apart} the server's"),
     };
-    Some(evidence(Found::new(summary, job.seen_at, tasks)))
+    Some(evidence(Found::new(gist, job.seen_at, tasks)))
 }
 
 fn median(mut values: Vec<i64>) -> i64 {

@@ -1,4 +1,4 @@
-//! Run after run fails.
+//! Several runs failed in a row.
 
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ const RUNS: usize = 3;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "generation-churn",
-    title: "Run after run fails",
+    title: "Runs fail repeatedly",
     severity: Severity::Warning,
-    means: "The job forms, fails and forms again. It spends its time on starting.",
+    means: "The job starts, fails and starts again, and makes no progress.",
     advice: "Compare the first causes of the ended runs (GET /api/v1/jobs/{job}, history): the same task or host each time is \
              a bad host; the same error everywhere is the program.",
     detect,
@@ -31,7 +31,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     }
     let since = failed.iter().map(|run| run.ended_at).min()?;
     let summary = format!(
-        "{} runs failed within {}; run {} is the present one",
+        "{} runs failed within {}; the current run is run {}",
         failed.len(),
         spoken(seen.seen_at.since(since)),
         seen.run

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, spoken};
-use crate::coordination::{TaskId, TaskObservation, TaskStanding};
+use super::{Detector, Found, Seen, Severity, count, spoken};
+use crate::coordination::{RunState, TaskId, TaskObservation, TaskStanding};
 
 /// The part of the timeout from which on a gap is too long. Clients send a heartbeat every half of it.
 const OF_TIMEOUT: f64 = 0.75;
@@ -14,8 +14,8 @@ pub(super) static DETECTOR: Detector = Detector {
     id: "heartbeat-gaps-widening",
     title: "Heartbeats come late",
     severity: Severity::Warning,
-    means: "The heartbeats of a task come so far apart that it was nearly taken for dead. The next longer pause will fail it \
-            although it lives.",
+    means: "The heartbeats of a task are so far apart that it nearly timed out. The next longer pause will fail it although \
+            its process runs.",
     advice: "Look for what keeps the process from running: a starved CPU, a long pause in native code that holds the \
              interpreter lock, a saturated network. Or give the job a longer --heartbeat-timeout; the histogram of gaps \
              (muster_heartbeat_gap_seconds) shows which.",
@@ -23,6 +23,9 @@ pub(super) static DETECTOR: Detector = Detector {
 };
 
 fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
+    if seen.state != RunState::Running {
+        return None;
+    }
     let timeout = seen.heartbeat_timeout;
     let limit = timeout.mul_f64(OF_TIMEOUT);
     let gap = |task: &TaskObservation| {
@@ -40,15 +43,15 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let tasks: Vec<&TaskObservation> = seen.tasks.iter().filter(wide).collect();
     let worst = tasks.iter().max_by_key(|task| gap(task))?;
     let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
-    let summary = format!(
-        "heartbeats up to {} apart, where a task has failed after {}: {}",
+    let gist = format!(
+        "heartbeats of {} are up to {} apart; a task fails after {} without one",
+        count(ids.len(), "task", "tasks"),
         spoken(gap(worst)),
         spoken(timeout),
-        seen.describe(&ids)
     );
     let usual = Duration::from_micros(worst.interval_us).as_secs_f64();
     Some(
-        Found::new(summary, seen.seen_at, ids)
+        Found::new(gist, seen.seen_at, ids)
             .with("longest recent gap, in seconds", gap(worst).as_secs_f64(), limit.as_secs_f64())
             .with("its usual interval, in seconds", usual, timeout.as_secs_f64() / 2.0),
     )

@@ -12,10 +12,10 @@ pub(super) static DETECTOR: Detector = Detector {
     id: "missing-at-registration",
     title: "Tasks are missing at registration",
     severity: Severity::Warning,
-    means: "Some tasks have registered and wait for the rest. The run starts when all have come, and fails when the \
-            registration timeout is over.",
+    means: "Some tasks have registered and wait for the rest. The run starts when all tasks have registered, and fails when \
+            the registration times out.",
     advice: "Look at the scheduler's log of the missing tasks: not scheduled, still pulling an image, or crashed before \
-             they could register. Check that the number of processes is the one that the job was declared with.",
+             they could register. Check that the job was declared with as many tasks as the program has processes.",
     detect,
 };
 
@@ -28,16 +28,16 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     if waited < PATIENCE {
         return None;
     }
-    let summary = format!(
-        "{} of {} tasks have not registered; the others have waited for {}: {}",
+    let verb = if barrier.missing == 1 { "has" } else { "have" };
+    let gist = format!(
+        "{} of {} tasks {verb} not registered; the others have waited for {}",
         barrier.missing,
         barrier.members,
         spoken(waited),
-        seen.describe(&barrier.missing_tasks),
     );
     let left = barrier.deadline.since(seen.seen_at).as_secs_f64();
     Some(
-        Found::new(summary, barrier.since, barrier.missing_tasks.clone())
+        Found::at_barrier(gist, barrier.since, barrier)
             .with("waited, in seconds", waited.as_secs_f64(), PATIENCE.as_secs_f64())
             .with("left until the registration fails, in seconds", left, 0.0),
     )

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `missing_at_registration.rs` | a run cannot start for want of tasks |
 //! | `barrier_stuck.rs` | a barrier takes far longer than it used to |
-//! | `stalled_task.rs` | a task is alive by its heartbeats, and all others wait for it |
+//! | `stalled_task.rs` | a few connected tasks have not reached a barrier at which all others wait |
 //! | `chronic_straggler.rs` | a task comes late to barriers every time |
 //! | `heartbeat_gaps.rs` | heartbeats come so late that the timeout is near |
 //! | `restart_storm.rs` | tasks restart again and again within one run |
@@ -40,7 +40,9 @@ use utoipa::ToSchema;
 pub use acting::Remedy;
 pub use board::{Board, Finding, Transition};
 
-use crate::coordination::{BarrierKind, BarrierOutcome, JobId, JobObservation, Note, TaskId, Timestamp};
+use crate::coordination::{
+    BarrierKind, BarrierObservation, BarrierOutcome, JobId, JobObservation, Note, TaskId, Timestamp,
+};
 use crate::engine::Engine;
 use crate::reports::{self, ClockReading};
 
@@ -121,12 +123,18 @@ pub struct Evidence {
 /// What a detector has found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
-    /// What it is, in a sentence.
-    pub summary: String,
+    /// Its name for people, where it differs from the detector's.
+    pub title: Option<String>,
+    /// What it is, in a sentence that names no task.
+    pub gist: String,
     /// Since when.
     pub since: Timestamp,
-    /// The tasks that it is about.
+    /// The tasks that it is about: the first of them.
     pub tasks: Vec<TaskId>,
+    /// How many tasks it is about.
+    pub task_count: usize,
+    /// The barrier that it is about: its id and its counter.
+    pub barrier: Option<(Arc<str>, i64)>,
     /// What it rests on.
     pub evidence: Vec<Evidence>,
 }
@@ -137,9 +145,22 @@ const TASKS_NAMED: usize = 16;
 const LOOKED: Duration = Duration::from_secs(1);
 
 impl Found {
-    fn new(summary: String, since: Timestamp, mut tasks: Vec<TaskId>) -> Self {
+    fn new(gist: String, since: Timestamp, mut tasks: Vec<TaskId>) -> Self {
+        let task_count = tasks.len();
         tasks.truncate(TASKS_NAMED);
-        Self { summary, since, tasks, evidence: Vec::new() }
+        Self { title: None, gist, since, tasks, task_count, barrier: None, evidence: Vec::new() }
+    }
+
+    /// A finding about a barrier and the tasks that have not reached it.
+    fn at_barrier(gist: String, since: Timestamp, barrier: &BarrierObservation) -> Self {
+        let found = Self::new(gist, since, barrier.missing_tasks.clone());
+        let id = (Arc::clone(&barrier.id), barrier.counter);
+        Self { task_count: barrier.missing, barrier: Some(id), ..found }
+    }
+
+    fn titled(mut self, title: String) -> Self {
+        self.title = Some(title);
+        self
     }
 
     fn with(mut self, what: &str, is: f64, limit: f64) -> Self {
@@ -185,12 +206,37 @@ pub fn look(engine: &Engine, reports: &reports::Board, board: &Board) -> Vec<Rem
             if open {
                 remedies.extend(acting::remedy(engine, job, &finding));
             }
-            let reason = if open { finding.summary.clone() } else { format!("no more: {}", finding.summary) };
+            let (title, summary) = (&finding.title, &finding.summary);
+            let reason =
+                if open { format!("{title}: {summary}") } else { format!("resolved: {title}: {summary}") };
             engine.note(job, Note { finding: finding.id.clone(), open, tasks: finding.tasks, reason });
         }
     }
     board.looked(engine.clock().now());
     remedies
+}
+
+/// The open findings of a job that hold at this moment, what matters most first, in the words of this moment; and the
+/// closed ones, the latest first.
+///
+/// A finding stays open for ten seconds after it was last found, so that one that flickers is one finding. What is shown
+/// must be true when it is shown: here the detectors look again, and what they do not find is left out.
+#[must_use]
+pub fn present(
+    engine: &Engine,
+    reports: &reports::Board,
+    board: &Board,
+    job: JobId,
+) -> (Vec<Finding>, Vec<Finding>) {
+    let seen = if board.has_open(job) { engine.look(|core, now| core.observe(job, now)) } else { None };
+    (seen.map_or_else(Vec::new, |seen| hold(engine, reports, board, &seen)), board.closed(job))
+}
+
+/// The open findings of a job that hold in what is `seen` of it.
+#[must_use]
+pub fn hold(engine: &Engine, reports: &reports::Board, board: &Board, seen: &JobObservation) -> Vec<Finding> {
+    let clocks = clocks(engine, reports, seen);
+    board.hold(seen, detect(Seen { job: seen, clocks: &clocks }))
 }
 
 /// The clocks that a job's workers tell of.
@@ -200,6 +246,11 @@ fn clocks(engine: &Engine, reports: &reports::Board, seen: &JobObservation) -> V
     }
     let roster = engine.look(|core, _| core.job(seen.job).map(|look| look.roster()));
     roster.map_or_else(Vec::new, |roster| reports.clocks(seen.job, &roster))
+}
+
+/// So many of something, in words.
+fn count(number: usize, one: &str, many: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
 /// How long barriers of this id took lately, at most, when they passed.

@@ -1,4 +1,4 @@
-//! A bound is nearly reached.
+//! A limit is nearly reached.
 
 use super::{Detector, Found, Seen, Severity};
 use crate::coordination::BoundUse;
@@ -8,12 +8,12 @@ const PART: f64 = 0.9;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "nearly-full-bounds",
-    title: "A bound is nearly reached",
+    title: "A limit is nearly reached",
     severity: Severity::Warning,
-    means: "The job holds nearly as much as it may. Requests that would pass the bound are refused with \
-            RESOURCE_EXHAUSTED, which most programs do not survive.",
-    advice: "Raise the setting that the evidence names, or find out who fills it: a program that never deletes its keys, or \
-             callers that wait for ever.",
+    means: "The job uses nearly as much as its limit allows. Requests beyond the limit fail with RESOURCE_EXHAUSTED, which most \
+            programs do not survive.",
+    advice: "Raise the setting that the evidence names, or find what fills it: a program that never deletes its keys, or \
+             calls that wait without a deadline.",
     detect,
 };
 
@@ -30,7 +30,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     full.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (_, fullest) = full.first()?;
     let summary = format!(
-        "{} of bounds.{} is taken: {} of {}",
+        "{} of bounds.{} is in use: {} of {}",
         percent(full[0].0),
         fullest.name,
         fullest.used.unwrap_or_default(),

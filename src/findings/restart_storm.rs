@@ -1,8 +1,8 @@
-//! Tasks restart again and again within one run.
+//! Tasks restart repeatedly within one run.
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity};
+use super::{Detector, Found, Seen, Severity, count};
 use crate::coordination::{TaskId, TaskObservation};
 
 /// What counts as now.
@@ -14,11 +14,11 @@ const TASKS: usize = 3;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "restart-storm",
-    title: "Tasks restart again and again",
+    title: "Tasks restart repeatedly",
     severity: Severity::Warning,
-    means: "Tasks of a recoverable run come back, and come back again. Each restart costs the others a round.",
+    means: "Tasks of a recoverable run fail and register again. Each restart costs the other tasks a round.",
     advice: "Read the end of the restarted tasks' logs for what ends them: out of memory, a bad device, a failing mount. If it \
-             is always the same host, take that host out.",
+             is always the same host, exclude that host.",
     detect,
 };
 
@@ -39,16 +39,19 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     }
     let since = back.iter().map(|task| task.registered_at).min()?;
     let ids: Vec<TaskId> = back.iter().map(|task| task.task).collect();
-    let summary = format!(
-        "{} tasks came back in the last ten minutes, one of them for the {}th time: {}",
-        back.len(),
-        most,
-        seen.describe(&ids)
-    );
+    // The worst is named first.
+    let worst = ids.first().copied().unwrap_or_default();
+    let times = count(most, "restart", "restarts");
+    let gist = match back.len() {
+        1 => format!("task {worst} restarted in the last ten minutes: {times} in this run"),
+        many => format!(
+            "{many} tasks restarted in the last ten minutes; most often task {worst}: {times} in this run"
+        ),
+    };
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
     Some(
-        Found::new(summary, since, ids)
-            .with("tasks that came back within ten minutes", number(back.len()), number(many))
-            .with("earlier lives of one of them", number(most), number(LIVES)),
+        Found::new(gist, since, ids)
+            .with("tasks that restarted within ten minutes", number(back.len()), number(many))
+            .with("restarts of one of them", number(most), number(LIVES)),
     )
 }

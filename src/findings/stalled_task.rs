@@ -1,10 +1,12 @@
-//! A task is alive by its heartbeats, and all others wait for it.
+//! A few connected tasks have not reached a barrier at which all others wait.
 
 use std::time::Duration;
 
-use super::barrier_stuck::shown;
-use super::{Detector, Found, Seen, Severity, spoken, usual};
-use crate::coordination::{BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskStanding};
+use super::barrier_stuck::who_waits;
+use super::{Detector, Found, Seen, Severity, count, spoken, usual};
+use crate::coordination::{
+    BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskStanding, overdue,
+};
 
 /// How long the others must have been complete.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -15,10 +17,10 @@ const FEW: usize = 8;
 
 pub(super) static DETECTOR: Detector = Detector {
     id: "stalled-task",
-    title: "A task is alive but does not come",
+    title: "A task has not reached the barrier",
     severity: Severity::Critical,
-    means: "Everybody else waits at a barrier for a task whose heartbeats are in order: its process lives, and its program \
-            does not get there. Heartbeats alone will never end this.",
+    means: "All other tasks wait at a barrier for a few tasks that are still connected. Their programs have not reached the \
+            barrier, and while their heartbeats continue, no heartbeat timeout will clear this.",
     advice: "Take a stack of the task's process (py-spy dump) before anything else. Usual causes: a deadlocked data loader, a \
              collective that its peers have left, a hung device or file system. Then restart the task.",
     detect,
@@ -36,18 +38,17 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         })
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
-    let summary = format!(
-        "{} of {} members wait at {}; the last of them came {} ago. Alive, and not there: {}",
-        barrier.arrived,
-        barrier.members,
-        shown(barrier),
+    let gist = format!(
+        "{}; the last of them arrived {} ago; {}",
+        who_waits(barrier),
         spoken(waited),
-        seen.describe(&barrier.missing_tasks),
+        heartbeats(seen, &barrier.missing_tasks)
     );
     let heard = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)?.last_heartbeat).min();
     let silent = heard.map_or(0.0, |heard| seen.seen_at.since(heard).as_secs_f64());
     Some(
-        Found::new(summary, barrier.last_arrival, barrier.missing_tasks.clone())
+        Found::at_barrier(gist, barrier.last_arrival, barrier)
+            .titled(count(barrier.missing, "task has not reached", "tasks have not reached") + " the barrier")
             .with(
                 "since the last arrival, in seconds",
                 waited.as_secs_f64(),
@@ -55,6 +56,24 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
             )
             .with("since its last heartbeat, in seconds", silent, seen.heartbeat_timeout.as_secs_f64()),
     )
+}
+
+/// Whether the heartbeats of tasks continue, which are all connected.
+fn heartbeats(seen: &JobObservation, tasks: &[TaskId]) -> String {
+    let overdue = |id: &TaskId| {
+        let task = seen.task(*id)?;
+        overdue(task.last_heartbeat, task.interval_us, seen.heartbeat_timeout, seen.seen_at)
+    };
+    let silent: Vec<Duration> = tasks.iter().filter_map(overdue).collect();
+    match (tasks.len(), silent.iter().max()) {
+        (1, None) => "the heartbeats of the missing task continue".to_owned(),
+        (_, None) => "the heartbeats of the missing tasks continue".to_owned(),
+        (1, Some(longest)) => format!("the missing task has sent no heartbeat for {}", spoken(*longest)),
+        (_, Some(longest)) => {
+            let tasks = count(silent.len(), "missing task has", "missing tasks have");
+            format!("{tasks} sent no heartbeat for up to {}", spoken(*longest))
+        }
+    }
 }
 
 fn patience(seen: &JobObservation, barrier: &BarrierObservation) -> Duration {

@@ -39,7 +39,7 @@ pub struct DrainView {
     /// Where that stands: once it has ended, no step will be agreed on any more.
     #[serde(default = "running")]
     pub state: RunState,
-    /// Live tasks that have not acknowledged.
+    /// The tasks that the agreement on a step waits for.
     pub waiting_for: Vec<TaskId>,
 }
 
@@ -92,11 +92,7 @@ pub(super) fn view(site: &Site, job: &Job) -> Result<DrainView, Problem> {
     site.look(job, |look| {
         let live = look.live();
         let preemption = look.preemption();
-        let told = |task: &TaskId| {
-            preemption.as_ref().is_some_and(|p| p.acknowledged.iter().any(|(known, _)| known == task))
-        };
-        let waiting_for = live.tasks.iter().map(|live| live.task).filter(|task| !told(task));
-        let waiting_for = if preemption.is_some() { waiting_for.collect() } else { Vec::new() };
+        let waiting_for = preemption.as_ref().map_or_else(Vec::new, |it| it.awaited.clone());
         DrainView { run: live.run, state: look.summary().state, waiting_for, preemption }
     })
 }

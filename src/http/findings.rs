@@ -8,12 +8,12 @@ use utoipa::ToSchema;
 use super::Site;
 use super::extract::Job;
 use crate::coordination::{JobId, Timestamp};
-use crate::findings::Finding;
+use crate::findings::{self, Finding};
 
 /// The findings of one job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobFindings {
-    /// Those that are open, what matters most first.
+    /// Those that hold now, what matters most first.
     pub open: Vec<Finding>,
     /// Those that were found and are found no more, the latest first: 64 at most.
     pub closed: Vec<Finding>,
@@ -35,7 +35,7 @@ pub struct FindingsPage {
     params(("job" = String, Path, description = "The job's name")),
     responses((status = 200, description = "The findings of the job", body = JobFindings), (status = 404, description = "There is none")))]
 pub(super) async fn of_job(State(site): State<Site>, job: Job) -> Json<JobFindings> {
-    let (open, closed) = site.findings.of(job.id);
+    let (open, closed) = findings::present(&site.engine, &site.transfers, &site.findings, job.id);
     Json(JobFindings { open, closed, looked_at: site.findings.looked_at() })
 }
 
@@ -44,6 +44,7 @@ pub(super) async fn of_job(State(site): State<Site>, job: Job) -> Json<JobFindin
     responses((status = 200, description = "The open findings of every job", body = FindingsPage)))]
 pub(super) async fn all(State(site): State<Site>) -> Json<FindingsPage> {
     let jobs: Vec<JobId> = site.engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
-    let findings = jobs.into_iter().flat_map(|job| site.findings.of(job).0).collect();
+    let of = |job| findings::present(&site.engine, &site.transfers, &site.findings, job).0;
+    let findings = jobs.into_iter().flat_map(of).collect();
     Json(FindingsPage { findings, looked_at: site.findings.looked_at() })
 }

@@ -149,7 +149,7 @@ impl Problem {
     #[must_use]
     pub(super) fn too_many_streams(most: usize) -> Self {
         let detail = format!(
-            "{most} streams of events are open, the most at once (setting http-streams): close one, or ask for pages"
+            "{most} event streams are open, the limit (setting http-streams): close one, or request pages instead"
         );
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-streams", "Too many streams", detail)
     }
@@ -157,15 +157,14 @@ impl Problem {
     /// This build measures nothing.
     #[must_use]
     pub(super) fn unmeasured() -> Self {
-        let detail =
-            "this server was built without metrics: build it with the feature metrics, as it is by default";
+        let detail = "this server was built without the feature metrics, which is on by default";
         Self::new(StatusCode::NOT_IMPLEMENTED, "/problems/no-metrics", "No metrics", detail)
     }
 
     /// Something that cannot be has been.
     #[must_use]
     pub(super) fn internal() -> Self {
-        let detail = "the server contradicts itself; its log and this request would help to find out why";
+        let detail = "the server made an error; please report this request with the server's log";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "/problems/internal", "Internal error", detail)
     }
 
@@ -174,7 +173,7 @@ impl Problem {
     pub(super) fn wrong_host(host: &str) -> Self {
         let host: String = crate::text::one_line(host).chars().take(200).collect();
         let detail = format!(
-            "nobody said that this server is reached as {host:?}: use its address, or serve with --http-hosts NAME"
+            "this server does not accept the host name {host:?}: use its IP address, or start it with --http-hosts NAME"
         );
         Self::new(StatusCode::MISDIRECTED_REQUEST, "/problems/wrong-host", "Wrong host", detail)
     }
@@ -182,21 +181,22 @@ impl Problem {
     /// The token is none.
     #[must_use]
     pub(super) fn bad_token() -> Self {
-        let detail = "there is no such token, or it stands there no more";
-        Self::new(StatusCode::UNAUTHORIZED, "/problems/bad-token", "No such token", detail)
+        let detail = "the token is unknown or revoked";
+        Self::new(StatusCode::UNAUTHORIZED, "/problems/bad-token", "Unknown token", detail)
     }
 
-    /// Nobody may do that without saying who they are.
+    /// The request needs a token and has none.
     #[must_use]
-    pub(super) fn who_are_you() -> Self {
-        let detail = "this server wants to know who asks: send the header authorization: Bearer TOKEN, or log in at /login";
-        Self::new(StatusCode::UNAUTHORIZED, "/problems/no-token", "Who are you?", detail)
+    pub(super) fn no_token() -> Self {
+        let detail =
+            "authentication required: send the header authorization: Bearer TOKEN, or log in at /login";
+        Self::new(StatusCode::UNAUTHORIZED, "/problems/no-token", "Authentication required", detail)
     }
 
     /// That needs another role.
     #[must_use]
     pub(super) fn not_allowed(has: Role, needed: Role) -> Self {
-        let detail = format!("that is for the role {needed}, and yours is {has}");
+        let detail = format!("this requires the {needed} role; your role is {has}");
         Self::new(StatusCode::FORBIDDEN, "/problems/not-allowed", "Not allowed", detail)
     }
 
@@ -204,16 +204,15 @@ impl Problem {
     #[must_use]
     pub(super) fn foreign_origin(origin: &str) -> Self {
         let origin: String = crate::text::one_line(origin).chars().take(200).collect();
-        let detail = format!("pages of {origin:?} may not change anything here");
+        let detail = format!("requests from pages of {origin:?} are refused");
         Self::new(StatusCode::FORBIDDEN, "/problems/foreign-origin", "Foreign origin", detail)
     }
 
     /// A browser asks for a change without the proof that a page of this server does.
     #[must_use]
     pub(super) fn no_proof() -> Self {
-        let detail = "a browser that asks for a change must show the proof of the page that does: the form's field csrf, or \
-                      the header x-csrf-token; load the page again";
-        Self::new(StatusCode::FORBIDDEN, "/problems/no-proof", "No proof", detail)
+        let detail = "the request lacks the proof of its page (the form field csrf or the header x-csrf-token): load the page again";
+        Self::new(StatusCode::FORBIDDEN, "/problems/no-proof", "Proof missing", detail)
     }
 
     /// What is sent could be a form of a page elsewhere.
@@ -226,7 +225,7 @@ impl Problem {
     /// Somebody asks for too many changes.
     #[must_use]
     pub(super) fn too_many_changes() -> Self {
-        let detail = "so many changes by one actor are not taken at once: see --http-changes-per-second";
+        let detail = "too many changes by one actor: wait, or raise --http-changes-per-second";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-changes", "Too many changes", detail)
     }
 
@@ -234,7 +233,7 @@ impl Problem {
     #[must_use]
     pub(super) fn too_many_logins() -> Self {
         let detail =
-            "too many wrong tokens were tried: wait a little, or send a token in the header authorization";
+            "too many wrong tokens were tried: try again later, or send a token in the header authorization";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-logins", "Too many logins", detail)
     }
 
@@ -279,8 +278,8 @@ impl From<Refusal> for Problem {
             Refusal::NoSuchTask { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "No such task"),
             Refusal::BadSetting(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Bad setting"),
             Refusal::AlreadyExcluded { .. } => (StatusCode::CONFLICT, "Already excluded"),
-            Refusal::AlreadyOver(_) => (StatusCode::CONFLICT, "Already over"),
-            Refusal::EndsRun { .. } => (StatusCode::CONFLICT, "It would end the run"),
+            Refusal::AlreadyOver(_) => (StatusCode::CONFLICT, "Already ended"),
+            Refusal::EndsRun { .. } => (StatusCode::CONFLICT, "This would end the run"),
             Refusal::TooManyExclusions(_) => (StatusCode::CONFLICT, "Too many exclusions"),
             Refusal::NotRunning(_) => (StatusCode::CONFLICT, "No run is running"),
             Refusal::DrainUnderWay(_) => (StatusCode::CONFLICT, "A drain is under way"),
@@ -299,7 +298,7 @@ impl From<Refusal> for Problem {
 impl From<CannotDeclare> for Problem {
     fn from(refusal: CannotDeclare) -> Self {
         let (kind, title) = match refusal {
-            CannotDeclare::Exists(_) => ("job-exists", "There is such a job"),
+            CannotDeclare::Exists(_) => ("job-exists", "Job exists"),
             CannotDeclare::TooMany(_) => ("too-many-jobs", "Too many jobs"),
         };
         Self::new(StatusCode::CONFLICT, &format!("/problems/{kind}"), title, refusal.to_string())
@@ -318,13 +317,13 @@ impl IntoResponse for Problem {
 
 /// Answers where there is no page.
 pub(super) async fn no_such_page() -> Problem {
-    let detail = "there is nothing here; the REST API is at /api/v1/jobs";
+    let detail = "this page does not exist; the REST API is at /api/v1/jobs";
     Problem::new(StatusCode::NOT_FOUND, "/problems/no-such-page", "No such page", detail)
 }
 
 /// Answers where there is a page, but not by that method.
 pub(super) async fn no_such_method() -> Problem {
-    let detail = "this page does not answer that method; the Allow header names those that it does";
+    let detail = "this page does not support that method; the Allow header lists the supported ones";
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, "/problems/no-such-method", "No such method", detail)
 }
 

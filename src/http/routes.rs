@@ -71,6 +71,7 @@ pub static NEEDS: &[(Need, &str, &[&str])] = &[
             "/jobs/{job}/exclusions",
             "/transfers",
             "/audit",
+            "/search",
             "/api",
             "/guide",
             "/guide/{page}",

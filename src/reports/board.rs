@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::intake::{ClockReading, Failed, Link, Links, Refusal, Report, Totals};
-use super::ring::Ring;
+use super::ring::{Seconds, Steps};
 use super::words::{Outcome, Transport};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferNote};
 use crate::engine::Engine;
@@ -59,8 +59,8 @@ pub(super) struct Failure {
 pub(super) struct Row {
     earlier: [u64; 2],
     life: [u64; 2],
-    /// What the last report added, in bytes a second.
-    pub rate: [u64; 2],
+    /// The same over time, as far as it is known when it moved.
+    pub steps: [Steps; 2],
 }
 
 impl Row {
@@ -80,6 +80,8 @@ pub(super) struct OfTask {
     earlier: Totals,
     life: Totals,
     pub rows: BTreeMap<(TaskId, Transport), Row>,
+    /// Bytes over time with all peers together: sent, received.
+    pub steps: [Steps; 2],
     pub links: [Links; Transport::ALL.len()],
     pub connections: Vec<Link>,
     pub cliques: u64,
@@ -100,6 +102,7 @@ impl OfTask {
             earlier: Totals::default(),
             life: Totals::default(),
             rows: BTreeMap::new(),
+            steps: Default::default(),
             links: Default::default(),
             connections: Vec::new(),
             cliques: 0,
@@ -124,7 +127,7 @@ impl OfTask {
         self.lives = self.lives.saturating_add(1);
         self.earlier.add(&std::mem::take(&mut self.life));
         for row in self.rows.values_mut() {
-            *row = Row { earlier: row.bytes(), ..Row::default() };
+            *row = Row { earlier: row.bytes(), life: [0; 2], steps: row.steps };
         }
         self.links = Default::default();
         self.connections.clear();
@@ -136,17 +139,17 @@ impl OfTask {
         &mut self,
         pairs: BTreeMap<(TaskId, Transport), [u64; 2]>,
         most: usize,
-        since: Option<Duration>,
+        since: Option<Timestamp>,
         mut moved: impl FnMut(TaskId, Transport, u64),
     ) {
-        let micros = since.map(|since| since.as_micros().max(1));
+        let now = self.at;
         let mut rise = |row: &mut Row, key: (TaskId, Transport), bytes: [u64; 2]| {
             for (way, bytes) in bytes.into_iter().enumerate() {
                 let more = bytes.saturating_sub(row.life[way]);
                 row.life[way] = row.life[way].max(bytes);
-                let rate = micros.map_or(0, |micros| u128::from(more) * 1_000_000 / micros);
-                row.rate[way] = u64::try_from(rate).unwrap_or(u64::MAX);
-                if way == 0 && micros.is_some() && more > 0 {
+                let Some(since) = since.filter(|_| more > 0) else { continue };
+                row.steps[way].add(since, now, more);
+                if way == 0 {
                     moved(key.0, key.1, more);
                 }
             }
@@ -193,14 +196,16 @@ struct Storm {
 pub(super) struct OfJob {
     pub run: RunNumber,
     pub tasks: BTreeMap<TaskId, OfTask>,
+    /// When the first report came.
+    pub since: Timestamp,
     /// When the last report came.
     pub at: Timestamp,
     /// Bytes sent, by transport.
-    pub series: [Ring; Transport::ALL.len()],
+    pub series: [Box<Seconds>; Transport::ALL.len()],
     /// The same of single pairs.
-    pub pairs: BTreeMap<(TaskId, TaskId, Transport), Ring>,
+    pub pairs: BTreeMap<(TaskId, TaskId, Transport), Box<Seconds>>,
     /// The same of all other pairs.
-    pub others: Ring,
+    pub others: Box<Seconds>,
     pub reasons: BTreeMap<Outcome, Reason>,
     pub taken: u64,
     pub repeated: u64,
@@ -208,14 +213,15 @@ pub(super) struct OfJob {
 }
 
 impl OfJob {
-    fn new(run: RunNumber) -> Self {
+    pub(super) fn new(run: RunNumber) -> Self {
         Self {
             run,
             tasks: BTreeMap::new(),
+            since: Timestamp(u64::MAX),
             at: Timestamp(0),
             series: Default::default(),
             pairs: BTreeMap::new(),
-            others: Ring::default(),
+            others: Box::default(),
             reasons: BTreeMap::new(),
             taken: 0,
             repeated: 0,
@@ -224,7 +230,13 @@ impl OfJob {
     }
 
     /// Takes in a report of the life that counts; what is to be told of it.
-    fn take(&mut self, report: Report, opened: Timestamp, tasks: usize, now: Timestamp) -> Vec<TransferNote> {
+    pub(super) fn take(
+        &mut self,
+        report: Report,
+        opened: Timestamp,
+        tasks: usize,
+        now: Timestamp,
+    ) -> Vec<TransferNote> {
         let Report { task, incarnation, .. } = report;
         let of_task = self.tasks.entry(task).or_insert_with(|| OfTask::new(incarnation, now));
         if of_task.incarnation != incarnation {
@@ -238,12 +250,16 @@ impl OfJob {
         of_task.sequence = Some(report.sequence);
         of_task.at = now;
         self.at = now;
+        self.since = self.since.min(now);
         self.taken += 1;
         if let Some(before) = before {
             for (ring, (new, old)) in
                 self.series.iter_mut().zip(report.totals.bytes.iter().zip(&of_task.life.bytes))
             {
                 ring.add(before, now, new[0].saturating_sub(old[0]));
+                for (way, steps) in of_task.steps.iter_mut().enumerate() {
+                    steps.add(before, now, new[way].saturating_sub(old[way]));
+                }
             }
         }
         of_task.life.rise_to(&report.totals);
@@ -257,8 +273,7 @@ impl OfJob {
         of_task.connections.truncate(share(CONNECTIONS_KEPT, tasks));
         of_task.connections.shrink_to_fit();
         let (followed, others) = (&mut self.pairs, &mut self.others);
-        let since = before.map(|before| now.since(before));
-        of_task.take_pairs(report.pairs, share(PAIRS_KEPT, tasks), since, |peer, transport, bytes| {
+        of_task.take_pairs(report.pairs, share(PAIRS_KEPT, tasks), before, |peer, transport, bytes| {
             let key = (task, peer, transport);
             let from = before.unwrap_or(now);
             if followed.len() < SERIES_KEPT || followed.contains_key(&key) {
@@ -360,7 +375,13 @@ impl Board {
         (of_job.run == run).then(|| look(&of_job))
     }
 
-    /// Whether anybody in the job has ever reported.
+    /// Makes this what a job's workers have reported.
+    #[cfg(test)]
+    pub(super) fn put_whole(&self, job: JobId, of_job: OfJob) {
+        self.jobs().insert(job, Arc::new(Mutex::new(of_job)));
+    }
+
+    /// Whether any task of the job has ever reported.
     #[must_use]
     pub fn knows(&self, job: JobId) -> bool {
         self.jobs().contains_key(&job)

@@ -41,6 +41,8 @@ pub use view::{
 };
 pub use words::{Counter, Outcome, Transport};
 
+pub(crate) use view::rate_window;
+
 /// How often jobs that are gone are forgotten, and failures told of that nobody was told of yet.
 const LOOKED: Duration = Duration::from_secs(1);
 

@@ -1,4 +1,4 @@
-//! Bytes over time: a point for each of the last ten minutes' seconds.
+//! Bytes over time: a point for each of the last steps of time, by second or by ten seconds.
 
 use crate::coordination::Timestamp;
 
@@ -9,78 +9,96 @@ pub const POINTS: usize = 600;
 const SPREAD_US: u64 = 60_000_000;
 const SECOND_US: u64 = 1_000_000;
 
-/// Bytes of each second, for the last [`POINTS`] of them.
-#[derive(Debug, Clone)]
-pub struct Ring {
-    /// The newest second with a point, since the Unix epoch.
+/// How many seconds a step of [`Steps`] has: the window over which rates are taken.
+pub const STEP_SECONDS: u64 = 10;
+/// How many steps are kept: the last that is over, for tasks that report as seldom as every twenty seconds.
+const STEPS: usize = 4;
+
+/// Bytes of each second, for the last ten minutes.
+pub type Seconds = Ring<POINTS, 1>;
+/// Bytes of each step of ten seconds, for the last few.
+pub type Steps = Ring<STEPS, STEP_SECONDS>;
+
+/// Bytes of each step of so many seconds, for the last `COUNT` of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Ring<const COUNT: usize, const SECONDS: u64> {
+    /// The newest step with a point; steps are counted from the Unix epoch.
     newest: u64,
-    points: Box<[u64; POINTS]>,
+    points: [u64; COUNT],
 }
 
-impl Default for Ring {
+impl<const COUNT: usize, const SECONDS: u64> Default for Ring<COUNT, SECONDS> {
     fn default() -> Self {
-        Self { newest: 0, points: Box::new([0; POINTS]) }
+        Self { newest: 0, points: [0; COUNT] }
     }
 }
 
-fn place(second: u64) -> usize {
-    (second % POINTS as u64) as usize
-}
+impl<const COUNT: usize, const SECONDS: u64> Ring<COUNT, SECONDS> {
+    const STEP_US: u64 = SECONDS * SECOND_US;
+    const COUNT: u64 = COUNT as u64;
 
-impl Ring {
+    fn place(step: u64) -> usize {
+        (step % Self::COUNT) as usize
+    }
+
     /// Adds bytes that moved evenly between two moments.
     pub fn add(&mut self, from: Timestamp, until: Timestamp, bytes: u64) {
         if bytes == 0 {
             return;
         }
-        self.advance(until.0 / SECOND_US);
+        self.advance(until.0 / Self::STEP_US);
         let from = from.0.max(until.0.saturating_sub(SPREAD_US)).min(until.0);
         let whole = until.0 - from;
         let mut left = bytes;
         let mut at = from;
-        // What rounding leaves falls to the last second.
-        while at / SECOND_US < until.0 / SECOND_US {
-            let end = (at / SECOND_US + 1) * SECOND_US;
+        // What rounding leaves falls to the last step.
+        while at / Self::STEP_US < until.0 / Self::STEP_US {
+            let end = (at / Self::STEP_US + 1) * Self::STEP_US;
             let part = u128::from(bytes) * u128::from(end - at) / u128::from(whole.max(1));
             let part = u64::try_from(part).unwrap_or(u64::MAX).min(left);
-            self.put(at / SECOND_US, part);
+            self.put(at / Self::STEP_US, part);
             left -= part;
             at = end;
         }
-        self.put(until.0 / SECOND_US, left);
+        self.put(until.0 / Self::STEP_US, left);
     }
 
-    /// The points of the `count` seconds up to `last`, the oldest first.
+    /// The points of the `count` steps up to `last`, the oldest first.
     #[must_use]
     pub fn window(&self, last: u64, count: usize) -> Vec<u64> {
-        let count = count.min(POINTS) as u64;
-        let first = (last + 1).saturating_sub(count);
-        (first..=last).map(|second| if self.has(second) { self.points[place(second)] } else { 0 }).collect()
+        let first = (last + 1).saturating_sub(count.min(COUNT) as u64);
+        (first..=last).map(|step| self.point(step)).collect()
     }
 
-    fn has(&self, second: u64) -> bool {
-        second <= self.newest && self.newest - second < POINTS as u64
+    /// The bytes of one step.
+    #[must_use]
+    pub fn point(&self, step: u64) -> u64 {
+        if self.has(step) { self.points[Self::place(step)] } else { 0 }
     }
 
-    fn put(&mut self, second: u64, bytes: u64) {
-        if self.has(second) {
-            let point = &mut self.points[place(second)];
+    fn has(&self, step: u64) -> bool {
+        step <= self.newest && self.newest - step < Self::COUNT
+    }
+
+    fn put(&mut self, step: u64, bytes: u64) {
+        if self.has(step) {
+            let point = &mut self.points[Self::place(step)];
             *point = point.saturating_add(bytes);
         }
     }
 
-    fn advance(&mut self, second: u64) {
-        if second <= self.newest {
+    fn advance(&mut self, step: u64) {
+        if step <= self.newest {
             return;
         }
-        if second - self.newest >= POINTS as u64 {
+        if step - self.newest >= Self::COUNT {
             self.points.fill(0);
         } else {
-            for gone in self.newest + 1..=second {
-                self.points[place(gone)] = 0;
+            for gone in self.newest + 1..=step {
+                self.points[Self::place(gone)] = 0;
             }
         }
-        self.newest = second;
+        self.newest = step;
     }
 }
 
@@ -94,7 +112,7 @@ mod tests {
 
     #[test]
     fn bytes_are_spread_over_the_time_in_which_they_moved_and_none_is_lost() {
-        let mut ring = Ring::default();
+        let mut ring = Seconds::default();
         ring.add(at(10_500), at(12_500), 1001);
         assert_eq!(ring.window(13, 5), [0, 250, 500, 251, 0]);
         ring.add(at(12_500), at(12_600), 9);
@@ -106,7 +124,7 @@ mod tests {
 
     #[test]
     fn what_is_older_than_ten_minutes_is_forgotten_and_nothing_is_said_of_the_future() {
-        let mut ring = Ring::default();
+        let mut ring = Seconds::default();
         ring.add(at(1_000_000), at(1_000_900), 7);
         ring.add(at(1_599_000), at(1_599_900), 8);
         assert_eq!(ring.window(1599, POINTS)[0], 7);
@@ -120,8 +138,21 @@ mod tests {
     }
 
     #[test]
+    fn seconds_and_steps_of_ten_tell_the_same() {
+        let (mut seconds, mut steps) = (Seconds::default(), Steps::default());
+        for (from, until, bytes) in [(7_300, 8_300, 40), (8_300, 13_300, 1000), (19_000, 21_000, 700)] {
+            seconds.add(at(from), at(until), bytes);
+            steps.add(at(from), at(until), bytes);
+        }
+        for step in 0..3 {
+            let by_second: u64 = seconds.window(step * 10 + 9, 10).iter().sum();
+            assert_eq!(steps.point(step), by_second, "step {step}");
+        }
+    }
+
+    #[test]
     fn a_long_silence_is_not_smeared_over_all_of_it() {
-        let mut ring = Ring::default();
+        let mut ring = Seconds::default();
         ring.add(at(0), at(500_000), 600);
         let window = ring.window(500, POINTS);
         assert_eq!(window.iter().sum::<u64>(), 600);

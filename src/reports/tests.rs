@@ -9,7 +9,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::coordination::{
     Act, Actor, Caller, Change, ConnectionId, JobSettings, Means, Outcome as Answer, Reason, Request, Roster,
-    TaskId, TaskIncarnation,
+    RunNumber, TaskId, TaskIncarnation, Timestamp,
 };
 use crate::engine::Inbox;
 use crate::proto::muster::v1 as wire;
@@ -109,14 +109,7 @@ fn what_a_task_counted_in_earlier_lives_stays_counted() {
     assert_eq!(say(100, 1500, 6), Ok(1000));
     assert_eq!(world.summary().totals.sent(), 1500);
 
-    let rates = || -> Vec<u64> {
-        let pairs = world.board.pairs(world.job, &world.roster(), None, None);
-        pairs.iter().map(|pair| pair.rate).collect()
-    };
-    assert!(rates()[0] > 0 && rates()[1] == 0, "{:?}", rates());
-
     world.register(0, 777);
-    assert_eq!(rates(), [0, 0], "a life that is over moves nothing");
     let view = world.summary();
     assert_eq!(
         (view.reporting, view.stale, view.in_flight()),
@@ -264,7 +257,70 @@ fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_on
     assert_eq!(seen.pairs.len(), SERIES_KEPT);
     assert!(seen.pairs.iter().all(|pair| sum(&pair.sent) == 500), "{:?}", seen.pairs);
     assert_eq!(sum(&seen.others), 500 * (100 - SERIES_KEPT as u64));
-    assert_eq!(world.summary().rate, 5_000);
+}
+
+/// A summary of reports that came at these moments of a job that was made at second 1,000: seconds, task, its pairs.
+fn told(reports: &[(u64, u32, Vec<wire::PairTotals>)], look: impl FnOnce(&Board, JobId, &Roster)) {
+    let world = World::of(3);
+    let mut of_job = board::OfJob::new(RunNumber(1));
+    for (place, (second, task, pairs)) in reports.iter().enumerate() {
+        let report = world.report(*task, 100 + u64::from(*task), |report| {
+            report.pairs = pairs.clone();
+            report.sequence = place as u64 + 1;
+        });
+        let report = intake::Report::read(&report, 3).unwrap();
+        of_job.take(report, Timestamp(1_000_000_000), 3, Timestamp(second * 1_000_000));
+    }
+    world.board.put_whole(world.job, of_job);
+    look(&world.board, world.job, &world.roster());
+}
+
+#[test]
+fn the_rates_of_pairs_and_of_tasks_add_up_to_that_of_all_over_the_same_ten_seconds() {
+    let mut reports = Vec::new();
+    // Task 0 moves evenly, task 1 in bursts, and they report at different times.
+    for second in 0..32 {
+        let bytes = second * 1_000;
+        reports.push((1_000 + second, 0, vec![pair(1, "tcp", bytes, 0), pair(2, "tcp", 3 * bytes, 0)]));
+        let burst = second / 7 * 40_000;
+        let to = [pair(0, "shm", burst, 0), pair(2, "tcp", burst, 0), pair(0, "tcp", 0, bytes)];
+        reports.push((1_001 + second, 1, to.to_vec()));
+    }
+    reports.sort_by_key(|(second, ..)| *second);
+    told(&reports, |board, job, roster| {
+        let view = board.summary(job, roster, Timestamp(1_033_000_000));
+        assert_eq!(
+            view.rate_until,
+            Some(Timestamp(1_030_000_000)),
+            "the last whole ten seconds that both told of"
+        );
+        let tasks = board.tasks(job, roster);
+        let pairs = board.pairs(job, roster, None, None);
+        assert!(tasks.iter().all(|task| Some(task.rate_until) == view.rate_until));
+        assert_eq!(tasks.iter().map(|task| task.sent_rate).sum::<u64>(), view.rate);
+        assert_eq!(pairs.iter().map(|pair| pair.rate).sum::<u64>(), view.rate, "{pairs:?}");
+        // Task 0 sends 4,000 bytes a second, task 1 in those ten seconds one burst of 40,000 to each of two, and a part of another.
+        assert_eq!(tasks[0].sent_rate, 4_000);
+        assert!(tasks[1].sent_rate >= 8_000, "{tasks:?}");
+        // The chart says the same: its last whole step is that window.
+        let seen = board.throughput(job, roster, POINTS);
+        let sent = |at: usize| seen.transports.iter().map(|it| it.sent[at]).sum::<u64>();
+        let spare = usize::try_from(seen.ends_at.0 / 1_000_000 % 10).unwrap();
+        let step: u64 = (seen.seconds - spare - 10..seen.seconds - spare).map(sent).sum();
+        assert_eq!(step / 10, view.rate);
+    });
+}
+
+#[test]
+fn throughput_begins_with_the_first_report() {
+    let reports: Vec<_> =
+        (0..20).map(|second| (1_000 + second, 0, vec![pair(1, "tcp", second, 0)])).collect();
+    told(&reports, |board, job, roster| {
+        let seen = board.throughput(job, roster, POINTS);
+        assert_eq!(seen.ends_at, Timestamp(1_018_000_000));
+        assert_eq!((seen.seconds, seen.transports[0].sent.len()), (18, 18), "{seen:?}");
+        assert_eq!(board.throughput(job, roster, 5).transports[0].sent.len(), 5);
+    });
 }
 
 #[test]

@@ -5,14 +5,12 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::board::{self, Board, OfJob, OfTask, Row};
+use super::board::{self, Board, OfJob, OfTask};
 use super::intake::{ClockReading, Links, Totals};
+use super::ring::{STEP_SECONDS, Steps};
 use super::words::{Counter, Outcome, Transport};
 use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
 use crate::transfer::{Stage, Times, size_classes};
-
-/// Over how many seconds the present rate is taken.
-const RATE_SECONDS: usize = 10;
 
 /// The bytes of one transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -142,6 +140,20 @@ impl StageView {
     #[must_use]
     pub fn mean_us(&self) -> u64 {
         self.sum_us / self.launches.max(1)
+    }
+
+    /// What a launch does in this stage, for people.
+    #[must_use]
+    pub fn stage_words(&self) -> &str {
+        match self.stage.as_str() {
+            "prepare" => "preparing",
+            "dependencies" => "waiting for dependencies",
+            "match" => "waiting for the peer to launch",
+            "move" => "moving bytes",
+            "quiesce" => "cancelling",
+            "connect" => "connecting",
+            other => other,
+        }
     }
 }
 
@@ -322,7 +334,7 @@ pub struct PairSeries {
 pub struct Throughput {
     /// When the last second of every list ends. The seconds after it have not been reported by all.
     pub ends_at: Timestamp,
-    /// How many seconds each list has.
+    /// How many seconds each list has: as many as were asked for, or those since the first report.
     pub seconds: usize,
     /// All tasks, by transport; those that moved nothing are left out.
     pub transports: Vec<Series>,
@@ -345,7 +357,8 @@ pub struct PairView {
     pub sent: Option<u64>,
     /// Bytes that `to` says that it received.
     pub received: Option<u64>,
-    /// Bytes a second, by the last reports.
+    /// Bytes a second, over the step of ten seconds that `rate_until` of the summary ends: as `from` says, or as `to` does if
+    /// `from` has not reported the pair.
     pub rate: u64,
 }
 
@@ -372,10 +385,13 @@ pub struct TaskTransfers {
     pub stale: bool,
     /// What it has counted in this run.
     pub totals: TotalsView,
-    /// Bytes a second sent, by its last report.
+    /// Bytes a second sent, over the step of ten seconds that `rate_until` of the summary ends.
     pub sent_rate: u64,
     /// Bytes a second received.
     pub received_rate: u64,
+    /// When the ten seconds end over which its rates are taken.
+    #[serde(default)]
+    pub rate_until: Timestamp,
     /// Its connections, by kind.
     pub links: Vec<LinksView>,
     /// Cliques in its cache.
@@ -391,9 +407,7 @@ pub struct TaskTransfers {
 }
 
 impl TaskTransfers {
-    fn of(task: TaskId, of_task: &OfTask, stale: bool) -> Self {
-        let rate =
-            |way: usize| of_task.rows.values().fold(0_u64, |sum, row| sum.saturating_add(row.rate[way]));
+    fn of(task: TaskId, of_task: &OfTask, stale: bool, window: Window) -> Self {
         let failures = of_task.failures.iter().rev();
         Self {
             task,
@@ -402,8 +416,9 @@ impl TaskTransfers {
             reported_at: of_task.at,
             stale,
             totals: TotalsView::of(&of_task.totals()),
-            sent_rate: if stale { 0 } else { rate(0) },
-            received_rate: if stale { 0 } else { rate(1) },
+            sent_rate: window.rate(&of_task.steps[0]),
+            received_rate: window.rate(&of_task.steps[1]),
+            rate_until: window.until(),
             links: if stale { Vec::new() } else { links_of(&of_task.links) },
             cliques: of_task.cliques,
             registered_bytes: of_task.registered_bytes,
@@ -453,8 +468,12 @@ pub struct TransfersView {
     pub refused: u64,
     /// What all tasks have counted.
     pub totals: TotalsView,
-    /// Bytes a second sent, over the last ten seconds that all have reported.
+    /// Bytes a second sent by all tasks, over the last whole ten seconds that all have reported: the rates of the tasks, and
+    /// those of the pairs if all pairs are kept, add up to it.
     pub rate: u64,
+    /// When the ten seconds end over which every rate is taken; none if no report has come.
+    #[serde(default)]
+    pub rate_until: Option<Timestamp>,
     /// Connections now, by kind.
     pub links: Vec<LinksView>,
     /// Cliques in the caches of the tasks.
@@ -484,6 +503,7 @@ impl TransfersView {
             refused: 0,
             totals: TotalsView::of(&Totals::default()),
             rate: 0,
+            rate_until: None,
             links: Vec::new(),
             cliques: 0,
             registered_bytes: 0,
@@ -514,18 +534,22 @@ impl TransfersView {
             }
             view.clock = view.clock.into_iter().chain(of_task.clock).max_by_key(ClockReading::apart_us);
         }
-        let last = last_second(of_job, view.interval_ms);
-        let lately = |ring: &super::ring::Ring| {
-            ring.window(last, RATE_SECONDS).into_iter().fold(0, u64::saturating_add)
-        };
-        let moved = of_job.series.iter().map(lately).fold(0, u64::saturating_add);
-        view.rate = if view.reporting == 0 { 0 } else { moved / RATE_SECONDS as u64 };
+        let window = Window::of(of_job, roster);
+        let moved = of_job.tasks.values().map(|of_task| of_task.steps[0].point(window.0));
+        view.rate = moved.fold(0, u64::saturating_add) / STEP_SECONDS;
+        view.rate_until = Some(window.until()).filter(|_| of_job.at.0 > 0);
         view.reported_at = Some(of_job.at).filter(|at| at.0 > 0);
         (view.taken, view.repeated, view.refused) = (of_job.taken, of_job.repeated, of_job.refused);
         view.totals = TotalsView::of(&totals);
         view.links = links_of(&links);
         view.failures = reasons(of_job, &view.totals);
         view
+    }
+
+    /// The times of day, in UTC, between which every rate is taken.
+    #[must_use]
+    pub fn rate_window(&self) -> Option<(String, String)> {
+        self.rate_until.map(rate_window)
     }
 
     /// Connections now.
@@ -580,6 +604,36 @@ fn last_second(of_job: &OfJob, interval_ms: u32) -> u64 {
     (behind.0 / 1_000_000).saturating_sub(1)
 }
 
+/// The times of day, in UTC, between which a rate is taken that ends then.
+pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
+    let time = |at: Timestamp| {
+        let stamp = at.to_string();
+        stamp.split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
+    };
+    (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
+}
+
+/// The ten seconds over which every rate is taken: the last step of [`Steps`] that every task that reports in time has reported
+/// whole.
+#[derive(Debug, Clone, Copy)]
+struct Window(u64);
+
+impl Window {
+    fn of(of_job: &OfJob, roster: &Roster) -> Self {
+        let last = last_second(of_job, board::interval_ms(roster.lives.len()));
+        Self(((last + 1) / STEP_SECONDS).saturating_sub(1))
+    }
+
+    fn until(self) -> Timestamp {
+        Timestamp((self.0 + 1) * STEP_SECONDS * 1_000_000)
+    }
+
+    /// Bytes a second.
+    fn rate(self, steps: &Steps) -> u64 {
+        steps.point(self.0) / STEP_SECONDS
+    }
+}
+
 impl Board {
     /// Whether anybody in the job has reported in this run.
     #[must_use]
@@ -594,7 +648,7 @@ impl Board {
         seen.unwrap_or_else(|| TransfersView::empty(roster, now))
     }
 
-    /// Bytes over the last `seconds`; [`super::POINTS`] at most.
+    /// Bytes over the last `seconds`; [`super::POINTS`] at most, and none before the first report came.
     #[must_use]
     pub fn throughput(&self, job: JobId, roster: &Roster, seconds: usize) -> Throughput {
         let seconds = seconds.clamp(1, super::POINTS);
@@ -607,6 +661,8 @@ impl Board {
         };
         let view = |of_job: &OfJob| {
             let last = last_second(of_job, board::interval_ms(roster.lives.len()));
+            let known = (last + 1).saturating_sub(of_job.since.0 / 1_000_000);
+            let seconds = seconds.min(usize::try_from(known).unwrap_or(usize::MAX));
             let transports = Transport::ALL.into_iter().zip(&of_job.series);
             let transports =
                 transports.map(|(transport, ring)| Series { transport, sent: ring.window(last, seconds) });
@@ -638,18 +694,14 @@ impl Board {
     ) -> Vec<PairView> {
         let rows: Vec<_> = self
             .with(job, roster.run, |of_job| {
+                let window = Window::of(of_job, roster);
                 let rows = of_job.tasks.iter().flat_map(|(one, of_task)| {
-                    // A life that is over moves nothing now.
-                    let stale = is_stale(*one, of_task, roster);
                     of_task.rows.iter().map(move |((peer, by), row)| {
-                        let mut row: Row = *row;
-                        if stale {
-                            row.rate = [0; 2];
-                        }
-                        (*one, *peer, *by, row)
+                        let rates = [0, 1].map(|way: usize| window.rate(&row.steps[way]));
+                        (*one, *peer, *by, row.bytes(), rates)
                     })
                 });
-                let wanted = rows.filter(|(one, peer, by, _)| {
+                let wanted = rows.filter(|(one, peer, by, ..)| {
                     task.is_none_or(|task| task == *one || task == *peer)
                         && transport.is_none_or(|transport| transport == *by)
                 });
@@ -664,12 +716,13 @@ impl Board {
             let nothing = PairView { from, to, transport, sent: None, received: None, rate: 0 };
             let pair = pairs.entry((from, to, transport)).or_insert(nothing);
             *(if sent { &mut pair.sent } else { &mut pair.received }) = Some(bytes);
-            pair.rate = pair.rate.max(rate);
+            if sent || pair.sent.is_none() {
+                pair.rate = rate;
+            }
         };
-        for (task, peer, transport, row) in rows {
-            let [sent, received] = row.bytes();
-            side(task, peer, transport, true, sent, row.rate[0]);
-            side(peer, task, transport, false, received, row.rate[1]);
+        for (task, peer, transport, [sent, received], [sends, receives]) in rows {
+            side(task, peer, transport, true, sent, sends);
+            side(peer, task, transport, false, received, receives);
         }
         pairs.into_values().collect()
     }
@@ -709,8 +762,9 @@ impl Board {
     pub fn tasks(&self, job: JobId, roster: &Roster) -> Vec<TaskTransfers> {
         let view = |of_job: &OfJob| {
             let tasks = of_job.tasks.iter();
+            let window = Window::of(of_job, roster);
             let view = |(task, of_task): (&TaskId, &OfTask)| {
-                TaskTransfers::of(*task, of_task, is_stale(*task, of_task, roster))
+                TaskTransfers::of(*task, of_task, is_stale(*task, of_task, roster), window)
             };
             tasks.map(view).collect()
         };
@@ -732,7 +786,8 @@ impl Board {
     pub fn task(&self, job: JobId, roster: &Roster, task: TaskId) -> Option<TaskTransfers> {
         let view = |of_job: &OfJob| {
             let of_task = of_job.tasks.get(&task)?;
-            Some(TaskTransfers::of(task, of_task, is_stale(task, of_task, roster)))
+            let stale = is_stale(task, of_task, roster);
+            Some(TaskTransfers::of(task, of_task, stale, Window::of(of_job, roster)))
         };
         self.with(job, roster.run, view).flatten()
     }

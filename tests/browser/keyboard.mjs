@@ -55,7 +55,7 @@ await page.keyboard.press('Enter');
 await page.waitForSelector('.notice:has-text("lifted")');
 await page.goto(`${url}/audit`);
 const audit = await page.locator('main').innerText();
-for (const part of ['does not come; stack is in the ticket', 'repaired', 're-admit', 'by a page']) {
+for (const part of ['does not come; stack is in the ticket', 'repaired', 'readmit', 'by a page']) {
   if (!audit.includes(part)) wrong(`the audit does not say ${part}: ${audit}`);
 }
 // The examples for programs show a token exactly where the server wants one.

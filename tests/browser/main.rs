@@ -66,6 +66,29 @@ async fn who_has_only_a_keyboard_finds_the_task_that_blocks_and_takes_it_out() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_slash_key_leads_to_a_search_that_finds_jobs_tasks_and_hosts() {
+    let muster = serve();
+    let _coming = Party::wait(muster.grpc(), "eval", 0..4);
+    let _party = Party::gather(muster.grpc(), "train", 0..8, 1).await;
+    let mut script = Script::start("search.mjs", muster.http());
+    assert_eq!(script.wants().await, None, "it asks for nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_failure_of_a_run_stands_first_and_a_finding_vanishes_when_it_does_not_hold() {
+    let muster = Muster::serve(&["--job", "stop=3", "--job", "idle=2"]);
+    let mut party = Party::gather(muster.grpc(), "stop", 0..3, 1).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let _waiting: Vec<_> = (0..2).map(|task| party.member(task).arrive("train/step", 0)).collect();
+    let mut script = Script::start("first.mjs", muster.http());
+    while let Some(wanted) = script.wants().await {
+        assert_eq!(wanted, "kill", "that is all that it wants");
+        party.lose(2);
+        script.done().await;
+    }
+}
+
 /// Somebody who may exclude: the file with their token.
 fn operator(folder: &Path, name: &str) -> PathBuf {
     let tokens = folder.join("tokens.toml").display().to_string();

@@ -63,7 +63,7 @@ if (!tip.startsWith('task 202:')) wrong(`the arrow keys lead to ${tip}`);
 await page.keyboard.press('Enter');
 await page.waitForURL('**/tasks/202');
 await walk(browser, [
-  '/', '/audit', '/api', '/guide/start', '/guide/night', '/jobs/train', '/jobs/train/barriers', '/jobs/train/timeline', '/jobs/train/tasks/9999',
+  '/', '/audit', '/api', '/guide/start', '/guide/troubleshooting', '/jobs/train', '/jobs/train/barriers', '/jobs/train/timeline', '/jobs/train/tasks/9999',
   '/jobs/train/devices', '/jobs/train/keys', '/jobs/train/exclusions', '/jobs/train/drain',
 ]);
 // A hundred thousand pairs are a list of those that have moved most, and sums.

@@ -145,7 +145,7 @@ async fn changes_that_come_too_often_fill_one_line_from_the_first_of_them() {
     }
     assert!(late > 20, "{late}");
     let lines = lines(&house).await;
-    let often = |line: &&Value| line["detail"].as_str().is_some_and(|why| why.contains("so many changes"));
+    let often = |line: &&Value| line["detail"].as_str().is_some_and(|why| why.contains("too many changes"));
     let often: Vec<&Value> = lines.iter().filter(often).collect();
     let [line] = &often[..] else { panic!("{lines:#?}") };
     assert_eq!((&line["actor"]["who"], &line["job"]), (&"a-operator".into(), &"a".into()));

@@ -133,7 +133,7 @@ fn an_exclusion_ends_exactly_when_its_time_is_over() {
     assert_eq!(over.ended.map(|ended| ended.how), Some(ExclusionEnd::Expired));
     let call = job.restart(1);
     assert!(job.world.answers[&call].is_ok(), "{:?}", job.world.answers[&call]);
-    assert!(job.world.events.iter().any(|event| event.reason == "its time was over"));
+    assert!(job.world.events.iter().any(|event| event.reason == "expired"));
 }
 
 #[test]

@@ -219,7 +219,7 @@ fn a_task_that_does_not_ask_who_is_alive_is_found_as_one_that_misses_a_barrier()
     let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
     let (_, stalled) = detect(Seen { job: &seen, clocks: &[] }).remove(0);
     assert_eq!((stalled.tasks, stalled.since), (vec![TaskId(1)], began));
-    assert!(stalled.summary.contains("2 of 3 members wait at a live-set question"), "{}", stalled.summary);
+    assert!(stalled.gist.contains("2 of 3 tasks wait at a live-set question"), "{}", stalled.gist);
     let question = &job.world.view().run.live_sets[0];
     assert_eq!((question.first, question.last.task, question.last.at), (TaskId(0), TaskId(2), began));
     ask(&mut job, 1);

@@ -126,7 +126,7 @@ const lost = () => {
   lostSince ||= Date.now();
   show('lost', 'not live');
   offline.hidden = false;
-  offline.textContent = 'Not live: the connection to Muster is lost. What you see may be old; trying again.';
+  offline.textContent = 'Not live: the connection to Muster is lost. Values may be old; reconnecting.';
   setTimeout(connect, wait);
   wait = Math.min(wait * 2, 8000);
 };
@@ -194,6 +194,16 @@ document.addEventListener('keydown', (event) => {
   for (const cell of cells) cell.tabIndex = -1;
   cells[to].tabIndex = 0;
   cells[to].focus();
+});
+
+// The slash key leads to the search, unless something is being typed.
+document.addEventListener('keydown', (event) => {
+  const typing = event.target.closest?.('input, select, textarea, [contenteditable]');
+  const search = byId('search');
+  if (event.key !== '/' || event.ctrlKey || event.metaKey || event.altKey || typing || !search) return;
+  event.preventDefault();
+  search.focus();
+  search.select();
 });
 
 // The picture of a large job: pointing at a cell names its task, Enter or a click opens it.

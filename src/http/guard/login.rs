@@ -49,7 +49,7 @@ pub(in crate::http) async fn enter(State(site): State<Site>, head: Parts, form: 
     };
     let Some(holder) = holder else {
         let source = Source::of_request(&head.extensions);
-        let detail = "there is no such token".to_owned();
+        let detail = "unknown token".to_owned();
         site.audit.gather(guard.clock, source.to_string(), deed(Actor::ANONYMOUS, None), detail);
         let cookies = Cookies::of(&channel);
         let attempt = guard.attempts.by(source, cookie(&head.headers, cookies.browser()));
@@ -57,7 +57,7 @@ pub(in crate::http) async fn enter(State(site): State<Site>, head: Parts, form: 
             return late(Problem::too_many_logins());
         }
         let visit = cookie(&head.headers, cookies.visit()).unwrap_or_default();
-        let text = page(&guard.csrf.of(visit), next, "There is no such token.");
+        let text = page(&guard.csrf.of(visit), next, "Unknown token");
         return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
     };
     let detail = format!("as {}", holder.role);

@@ -351,7 +351,7 @@ fn judge(request: &Request, asked: &Asked, visitor: Option<&Visitor>) -> Result<
     }
     match (asked.need, visitor) {
         (Need::Nothing, _) => {}
-        (Need::Role(_), None) => return Err(Problem::who_are_you()),
+        (Need::Role(_), None) => return Err(Problem::no_token()),
         (Need::Role(needed), Some(visitor)) if visitor.role < needed => {
             return Err(Problem::not_allowed(visitor.role, needed));
         }

@@ -55,8 +55,8 @@ impl Lines<'_> {
     /// What was asked for, as operators say it.
     fn asked<'b>(&self, line: &'b AuditLine) -> &'b str {
         match line.act.as_str() {
-            "readmit" => "re-admit",
-            "drain" => "have all save",
+            "readmit" => "readmit",
+            "drain" => "drain",
             "change-settings" => "change settings to",
             "create-job" => "create",
             "delete-job" => "delete",

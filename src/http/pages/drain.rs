@@ -1,4 +1,4 @@
-//! `/jobs/{job}/drain`: a coordinated save: asking for it, and how it stands.
+//! `/jobs/{job}/drain`: a coordinated save: the request and its status.
 
 use askama::Template;
 use axum::extract::State;
@@ -7,10 +7,11 @@ use serde::Deserialize;
 
 use super::exclusions::Did;
 use super::job::head;
+use super::links::{self, Named};
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer_with};
-use super::{links, times};
+use super::{look, times};
 use crate::coordination::{JobName, PreemptionView, Reason, RunNumber, RunState, TaskId};
 use crate::http::actor::Acting;
 use crate::http::extract::{Fields, Job, Params};
@@ -18,6 +19,8 @@ use crate::http::{NewDrain, Problem, Site, drain};
 
 /// How many acknowledgements are shown.
 const SHOWN: usize = 200;
+/// How many of the tasks are named that the agreement waits for.
+const AWAITED_SHOWN: usize = 12;
 
 #[derive(Template)]
 #[template(path = "parts/drain.html")]
@@ -25,29 +28,53 @@ struct Stands<'a> {
     job: &'a JobName,
     run: RunNumber,
     preemption: Option<&'a PreemptionView>,
-    waiting: Vec<TaskId>,
+    /// The first of the tasks that the agreement waits for.
+    awaited: Vec<Named>,
+    /// How many live tasks have acknowledged.
+    acknowledged: usize,
     live: usize,
     shown: usize,
 }
 
 impl Stands<'_> {
-    /// How many of a thousand so many of the live tasks are.
-    fn part(&self, tasks: usize) -> usize {
-        tasks * 1000 / self.live.max(1)
+    /// How many of a thousand tasks the agreement waits for no more.
+    fn part(&self, it: &PreemptionView) -> usize {
+        let all = self.live.max(it.arrived + it.awaited.len()).max(1);
+        (all - it.awaited.len().min(all)) * 1000 / all
+    }
+
+    /// What the agreement on a step waits for.
+    fn state(&self, it: &PreemptionView) -> String {
+        let (live, arrived) = (self.live, it.arrived);
+        let tasks = if live == 1 { "task" } else { "tasks" };
+        if let Some(step) = it.agreed_step {
+            format!("All save at step {step}")
+        } else if it.failed {
+            "The tasks did not agree on a step: the barrier at which they agree failed".into()
+        } else if self.acknowledged < live {
+            format!("{} of {live} live {tasks} have acknowledged", self.acknowledged)
+        } else {
+            let members = arrived + it.awaited.len();
+            format!(
+                "All {live} live {tasks} have acknowledged; {arrived} of {members} have reached the barrier at which \
+                 they agree on a step"
+            )
+        }
     }
 }
 
 /// How the drain of the present run stands.
-fn part(scene: &Scene) -> Result<Part, Problem> {
+pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
     let run = &scene.view.run;
     let preemption = run.preemption.as_ref();
-    let told = |task: TaskId| {
-        preemption.is_some_and(|preemption| preemption.acknowledged.iter().any(|(one, _)| *one == task))
-    };
-    let live = run.tasks.iter().filter(|task| task.live_since.is_some());
-    let waiting = live.map(|task| task.task).filter(|task| !told(*task)).collect();
+    let is_live = |task: TaskId| scene.task(task).is_some_and(|task| task.live_since.is_some());
+    let acknowledged =
+        preemption.map_or(0, |it| it.acknowledged.iter().filter(|(task, _)| is_live(*task)).count());
+    let awaited = preemption.map_or(&[][..], |it| &it.awaited);
+    let awaited = awaited.iter().take(AWAITED_SHOWN).map(|task| scene.named(*task)).collect();
     let (job, live) = (&scene.view.name, run.live);
-    Part::new("drain", &Stands { job, run: run.number, preemption, waiting, live, shown: SHOWN })
+    let stands = Stands { job, run: run.number, preemption, awaited, acknowledged, live, shown: SHOWN };
+    Part::new("drain", &stands)
 }
 
 /// What the form says.
@@ -63,7 +90,7 @@ pub(super) struct Form {
 struct Ask<'a> {
     job: &'a JobName,
     guest: &'a Guest,
-    /// Why nobody can be asked now.
+    /// Why the run cannot be drained now.
     closed: Option<String>,
     form: Form,
 }
@@ -72,9 +99,11 @@ struct Ask<'a> {
 pub(super) fn parts(scene: &Scene, guest: &Guest, form: Form) -> Result<Vec<Part>, Problem> {
     let run = &scene.view.run;
     let closed = match run.state {
-        RunState::Running if run.preemption.is_some() => Some("This run has been asked already.".to_owned()),
+        RunState::Running if run.preemption.is_some() => {
+            Some("This run is already being drained.".to_owned())
+        }
         RunState::Running => None,
-        state => Some(format!("Run {} is {state}: there is nobody to ask.", run.number)),
+        state => Some(format!("Run {} is {state}. Only a running run can be drained.", run.number)),
     };
     let ask = Ask { job: &scene.view.name, guest, closed, form };
     Ok(vec![head(scene)?, part(scene)?, Part::new("ask", &ask)?])

@@ -34,7 +34,7 @@ pub(super) struct Form {
 
 /// How long an exclusion may last, as the form offers it.
 const LASTING: [(&str, &str); 6] = [
-    ("", "until somebody lifts it"),
+    ("", "no expiry"),
     ("3600", "1 hour"),
     ("14400", "4 hours"),
     ("86400", "1 day"),
@@ -48,24 +48,26 @@ impl Form {
     }
 
     /// In words, for how long.
-    pub fn how_long(&self) -> &str {
+    pub fn how_long(&self) -> String {
         let known = LASTING.iter().find(|(seconds, _)| *seconds == self.expires);
-        known.map_or("until somebody lifts it", |(_, words)| words)
+        known
+            .filter(|(seconds, _)| !seconds.is_empty())
+            .map_or_else(|| "until an operator readmits".to_owned(), |(_, words)| format!("for {words}"))
     }
 
     fn read(&self) -> Result<NewExclusion, String> {
         let number = |text: &str| text.trim().parse::<i32>();
         let task = match self.task.trim() {
             "" => None,
-            text => Some(number(text).map_err(|_| format!("{text:?} is no task number"))?),
+            text => Some(number(text).map_err(|_| format!("{text:?} is not a task number"))?),
         };
         let host = Some(self.host.trim().to_owned()).filter(|host| !host.is_empty());
         if task.is_none() && host.is_none() {
-            return Err("say which task or which host".into());
+            return Err("enter a task number or a host".into());
         }
         let expires_in_seconds = match self.expires.as_str() {
             "" => None,
-            text => Some(text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?),
+            text => Some(text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?),
         };
         let reason = Reason::try_from(self.reason.clone()).map_err(|error| error.to_string())?;
         let end_run = !self.end_run.is_empty();
@@ -88,13 +90,13 @@ impl Did {
     pub fn words(&self) -> Option<String> {
         let number = ExclusionId(self.number.parse().unwrap_or_default());
         Some(match self.did.as_str() {
-            "excluded" => format!(
-                "Done: exclusion {number} holds now. Its waiting calls are answered; the others go on without it."
-            ),
-            "lifted" => {
-                format!("Done: exclusion {number} is lifted. Start the process anew and it will register.")
+            "excluded" => {
+                format!("Exclusion {number} is in force. The other tasks continue without the excluded ones.")
             }
-            "drained" => "Done: the notice is given. Tasks acknowledge it when they next ask.".into(),
+            "lifted" => {
+                format!("Exclusion {number} is lifted. Restart the process to have it register.")
+            }
+            "drained" => "Drain requested. Tasks acknowledge it at their next step.".into(),
             _ => return None,
         })
     }
@@ -268,10 +270,10 @@ mod tests {
     #[test]
     fn a_form_says_what_it_lacks() {
         let wrong = |form: Form| form.read().unwrap_err();
-        assert!(wrong(Form::default()).contains("which task"));
+        assert!(wrong(Form::default()).contains("task number or a host"));
         let form = Form { task: "3".into(), ..Form::default() };
         assert!(wrong(form.clone()).contains("reason"));
-        assert!(wrong(Form { task: "x".into(), ..form.clone() }).contains("no task number"));
+        assert!(wrong(Form { task: "x".into(), ..form.clone() }).contains("not a task number"));
         let new = Form { reason: "bad fan".into(), expires: "3600".into(), seen: "1".into(), ..form }.read();
         let new = new.expect("it says all");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! `GET /guide`: how to use all this, what every word means, what to do when.
+//! `GET /guide`: how to use Muster, what its terms mean, and what to do when something is wrong.
 //!
 //! The pages are Markdown in `web/guide`, except for two whose text has another home: the findings, which say
 //! themselves what they mean, and the alerts, which stand beside their rules.
@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use askama::Template;
 use axum::extract::{Path, State};
-use axum::response::{Redirect, Response};
+use axum::response::{IntoResponse as _, Redirect, Response};
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
 use super::shell::{Guest, Page, Place, answer};
@@ -20,21 +20,27 @@ type Chapter = (&'static str, &'static str, fn() -> String);
 /// Every page, in the order in which a newcomer reads them.
 static CHAPTERS: [Chapter; 8] = [
     ("start", "Point JAX at Muster", || include_str!("../../../web/guide/start.md").to_owned()),
-    ("night", "Something is wrong", || include_str!("../../../web/guide/night.md").to_owned()),
+    ("troubleshooting", "Troubleshooting", || {
+        include_str!("../../../web/guide/troubleshooting.md").to_owned()
+    }),
     ("states", "What every state means", || include_str!("../../../web/guide/states.md").to_owned()),
     ("findings", "Findings", findings),
     ("alerts", "Alerts", || include_str!("../../../dashboards/alerts.md").to_owned()),
-    ("acting", "Exclude, re-admit, drain", || include_str!("../../../web/guide/acting.md").to_owned()),
-    ("safe", "Who may do what", || include_str!("../../../web/guide/safe.md").to_owned()),
-    ("words", "Words", || include_str!("../../../web/guide/words.md").to_owned()),
+    ("operations", "Exclude, readmit, drain", || include_str!("../../../web/guide/operations.md").to_owned()),
+    ("security", "Security", || include_str!("../../../web/guide/security.md").to_owned()),
+    ("glossary", "Glossary", || include_str!("../../../web/guide/glossary.md").to_owned()),
 ];
+
+/// What pages were called before, and what they are called now.
+const FORMER: [(&str, &str); 4] =
+    [("night", "troubleshooting"), ("acting", "operations"), ("safe", "security"), ("words", "glossary")];
 
 /// The page of findings, out of what they say themselves.
 fn findings() -> String {
     let mut text = String::from(
-        "# Findings\n\nMuster looks at every job once a second and says what it sees: a *finding* names the tasks it is \
-         about and the numbers it rests on. A finding changes nothing by itself. It closes ten seconds after it is \
-         last seen.\n",
+        "# Findings\n\nMuster checks every job once a second. A *finding* names the tasks and the measurements that it rests \
+         on. Pages show a finding only while it holds. A finding changes nothing by itself, and closes ten seconds \
+         after it last held.\n",
     );
     for detector in CATALOGUE {
         // Writing to a string cannot fail.
@@ -125,6 +131,9 @@ pub(super) async fn show(
     guest: Guest,
     Path(name): Path<String>,
 ) -> Result<Response, Problem> {
+    if let Some((_, now)) = FORMER.iter().find(|(before, _)| *before == name) {
+        return Ok(Redirect::permanent(&format!("/guide/{now}")).into_response());
+    }
     let chapter = CHAPTERS.iter().find(|(chapter, ..)| *chapter == name);
     let missing = || Problem::not_found("no-such-page", format!("the guide has no page {name:?}"));
     let (chapter, title, text) = chapter.ok_or_else(missing)?;

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::links::Named;
-use super::look::{AWAITED_AFTER, barrier_name, grouped};
+use super::look::{AWAITED_AFTER, Look, barrier_name, grouped};
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
@@ -63,7 +63,7 @@ pub(super) struct Waiting<'a> {
     pub barrier: &'a BarrierView,
     pub name: String,
     pub missing: Vec<Named>,
-    /// How many more are missing.
+    /// How many more are missing than are listed here and above.
     pub others: usize,
     /// The numbers of those that the page has named already.
     pub above: String,
@@ -79,10 +79,11 @@ pub(super) struct Waiting<'a> {
 impl<'a> Waiting<'a> {
     /// The barrier, where `above` says which tasks the page has named already.
     fn of(scene: &Scene, barrier: &'a BarrierView, above: &BTreeSet<TaskId>) -> Self {
-        let year = 366 * 24 * 60 * 60;
-        let (above, missing): (Vec<TaskId>, Vec<TaskId>) =
+        let (above, mut missing): (Vec<TaskId>, Vec<TaskId>) =
             barrier.missing.iter().copied().partition(|task| above.contains(task));
         let named = if missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
+        // Those that may still arrive are named before those that are lost.
+        missing.sort_by_key(|task| scene.look(*task) == Look::Failed);
         Self {
             name: barrier_name(&barrier.id),
             missing: missing.iter().take(named).map(|task| scene.named(*task)).collect(),
@@ -90,7 +91,7 @@ impl<'a> Waiting<'a> {
             above: links::ranges(&above),
             first: scene.named(barrier.first),
             numbers: links::ranges(&barrier.missing),
-            endless: barrier.deadline.since(scene.now()).as_secs() > year,
+            endless: times::is_endless(&barrier.deadline, scene.now()),
             young: is_young(scene, barrier),
             barrier,
         }
@@ -103,7 +104,7 @@ impl<'a> Waiting<'a> {
 
     /// How many are missing.
     pub fn missing_count(&self) -> String {
-        grouped(&self.barrier.missing.len())
+        grouped(self.barrier.missing.len())
     }
 
     pub fn is_registration(&self) -> bool {
@@ -113,8 +114,8 @@ impl<'a> Waiting<'a> {
 
 /// Whether somebody has only just come to a barrier: it is merely filling.
 pub(super) fn is_young(scene: &Scene, barrier: &BarrierView) -> bool {
-    let last = barrier.arrivals.last().map_or(barrier.since, |last| last.at);
-    barrier.kind != BarrierKind::Registration && scene.now().since(last) < AWAITED_AFTER
+    let waited = scene.now().since(needs::last_arrival(barrier));
+    barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }
 
 /// The barriers in progress, as they are shown on a page that has named the tasks `above` already.
@@ -142,7 +143,7 @@ fn waits(scene: &Scene, above: &BTreeSet<TaskId>) -> Result<Part, Problem> {
 /// The parts of the page.
 pub(super) fn parts(scene: &Scene, listing: &Listing) -> Result<Vec<Part>, Problem> {
     let needs = needs::of(scene);
-    let calm = calm(&scene.view);
+    let calm = needs::calm(scene);
     let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
         head(scene)?,
@@ -154,14 +155,6 @@ pub(super) fn parts(scene: &Scene, listing: &Listing) -> Result<Vec<Part>, Probl
         Part::new("history", &History { view: &scene.view })?,
         Part::new("settings", &Settings { view: &scene.view })?,
     ])
-}
-
-fn calm(view: &JobView) -> String {
-    match view.run.state {
-        RunState::Running => "Nothing needs you: every task that should be here is.".into(),
-        RunState::Completed => "The run has completed.".into(),
-        RunState::Forming | RunState::Failed | RunState::Abandoned => String::new(),
-    }
 }
 
 /// The runs before this one.

@@ -1,7 +1,9 @@
 //! How a task looks: one word, one shape and one colour for each of the ways in which it can stand.
 
-use crate::coordination::{RunOutcome, RunState, TaskStanding, TaskView, Timestamp, barrier_label};
+use std::fmt::Display;
 use std::time::Duration;
+
+use crate::coordination::{RunOutcome, RunState, TaskStanding, TaskView, Timestamp, barrier_label};
 
 /// For how long the others must have waited for a task before it is shown as awaited: below that, barriers are
 /// merely filling.
@@ -99,6 +101,14 @@ pub(super) fn shorten(text: &str, most: usize) -> String {
     }
 }
 
+/// A text as a sentence.
+pub(super) fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    let end = if text.ends_with('.') { "" } else { "." };
+    format!("{first}{}{end}", letters.as_str())
+}
+
 /// An error for people: what happened, and what clients were told if those are other words.
 pub(super) fn told(error: &str, why: &str) -> (String, String) {
     let line = |text: &str| crate::text::one_line(text).into_owned();
@@ -115,7 +125,7 @@ pub(super) fn bytes(count: &usize) -> String {
 }
 
 /// A whole number with its thousands parted.
-pub(super) fn grouped(number: &usize) -> String {
+pub(super) fn grouped(number: impl Display) -> String {
     let digits = number.to_string();
     let mut shown = String::with_capacity(digits.len() + digits.len() / 3);
     for (place, digit) in digits.chars().enumerate() {

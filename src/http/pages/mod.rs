@@ -35,9 +35,12 @@ mod overview;
 mod part;
 mod patch;
 mod scene;
+mod search;
 mod shell;
 mod table;
 mod task;
+#[cfg(test)]
+mod tests;
 mod timeline;
 mod times;
 mod transfers;
@@ -77,6 +80,7 @@ pub(super) fn router() -> Router<Site> {
         .route("/jobs/{job}/exclusions/{id}/lift", post(exclusions::lift))
         .route("/transfers", get(transfers::show))
         .route("/audit", get(audit::show))
+        .route("/search", get(search::show))
         .route("/api", get(api::show))
         .route("/guide", get(guide::first))
         .route("/guide/{page}", get(guide::show))

@@ -1,4 +1,4 @@
-//! What needs a person now: what was found in a job, and what its run says by itself.
+//! The issues of a job: what was found in it, and what its run says by itself.
 
 use askama::Template;
 
@@ -17,15 +17,18 @@ const NAMED: usize = 4;
 /// Something that needs a person.
 pub(super) struct Need {
     pub job: JobName,
+    /// It is the end of a run that failed: that comes before everything that may have come of it.
+    is_end: bool,
     pub tone: &'static str,
     pub title: String,
     pub text: String,
     /// What clients were told, where the text has other words.
     pub told: String,
     pub since: Timestamp,
+    /// The first of the tasks that it is about.
     pub tasks: Vec<Named>,
-    /// How many more tasks it is about.
-    pub others: usize,
+    /// How many tasks it is about.
+    pub total: usize,
     pub means: String,
     pub advice: String,
     pub guide: String,
@@ -39,32 +42,34 @@ impl Need {
             Severity::Warning => "warn",
             Severity::Notice => "info",
         };
+        // A finding lists its first tasks; the barrier that it is about has all of them.
+        let barrier = finding.barrier.as_deref().zip(finding.counter);
+        let barrier = barrier.and_then(|(id, counter)| scene.barrier(id, counter));
+        let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
+        // Those that are lost have an entry of their own: here they come last.
+        tasks.sort_by_key(|task| matches!(scene.look(*task), Look::Failed | Look::Suspect));
         Self {
-            job: finding.job.clone(),
             tone,
-            title: finding.title.clone(),
-            text: finding.summary.clone(),
-            told: String::new(),
-            since: finding.since,
-            tasks: finding.tasks.iter().take(NAMED).map(|task| scene.named(*task)).collect(),
-            others: finding.tasks.len().saturating_sub(NAMED),
             means: finding.means.clone(),
-            advice: finding.advice.clone(),
-            guide: format!("/guide/findings#{}", finding.id),
             evidence: finding.evidence.clone(),
+            total: finding.task_count.max(tasks.len()),
+            tasks: tasks.iter().take(NAMED).map(|task| scene.named(*task)).collect(),
+            ..Self::plain(scene, tone, finding.title.clone(), look::sentence(&finding.gist), finding.since)
+                .advised(&finding.advice, &format!("/guide/findings#{}", finding.id))
         }
     }
 
     fn plain(scene: &Scene, tone: &'static str, title: String, text: String, since: Timestamp) -> Self {
         Self {
             job: scene.view.name.clone(),
+            is_end: false,
             tone,
             title,
             text,
             told: String::new(),
             since,
             tasks: Vec::new(),
-            others: 0,
+            total: 0,
             means: String::new(),
             advice: String::new(),
             guide: String::new(),
@@ -74,8 +79,13 @@ impl Need {
 
     fn about(mut self, scene: &Scene, tasks: &[TaskId]) -> Self {
         self.tasks = tasks.iter().take(NAMED).map(|task| scene.named(*task)).collect();
-        self.others = tasks.len().saturating_sub(NAMED);
+        self.total = tasks.len();
         self
+    }
+
+    /// How many more tasks it is about than are listed.
+    pub fn others(&self) -> usize {
+        self.total.saturating_sub(self.tasks.len())
     }
 
     fn advised(mut self, advice: &str, guide: &str) -> Self {
@@ -97,31 +107,28 @@ impl Need {
     }
 }
 
-/// What needs a person in a job, what matters most first.
+/// The issues of a job: the failure of its run first, then what matters most.
 pub(super) fn of(scene: &Scene) -> Vec<Need> {
     let mut needs: Vec<Need> = failed(scene).into_iter().collect();
     let found = |id: &str| scene.open.iter().find(|finding| finding.id.as_ref() == id);
-    // A task that stalls is why its barrier is stuck: that is one need, and not two.
-    let stalled = found("stalled-task").map(|finding| &finding.tasks);
+    // A task that stalls is why its barrier is stuck: that is one issue, and not two.
+    let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
+    let stalled = found("stalled-task").map(place);
     let again =
-        |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(&finding.tasks) == stalled;
-    // Those that are lost have an entry of their own.
-    let lost: Vec<TaskId> = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
-    for finding in scene.open.iter().filter(|it| !again(it)) {
-        let mut need = Need::found(scene, finding);
-        if finding.id.as_ref() == "barrier-stuck" {
-            need.tasks.retain(|one| !lost.contains(&one.task));
-        }
-        needs.push(need);
-    }
+        |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(place(finding)) == stalled;
+    needs.extend(scene.open.iter().filter(|it| !again(it)).map(|finding| Need::found(scene, finding)));
     if stalled.is_none() && found("barrier-stuck").is_none() {
         needs.extend(awaited(scene));
     }
     let mut suspects = with(scene, Look::Suspect);
     suspects.retain(|task| !scene.follows(*task));
     if let Some(since) = suspects.iter().filter_map(|task| Some(scene.task(*task)?.since)).min() {
-        let title = count(suspects.len(), "connection is broken", "connections are broken");
-        let text = "If a task is heard again in time, nothing has happened; otherwise it has failed.".into();
+        let title = count(suspects.len(), "task lost its connection", "tasks lost their connections");
+        let grace = scene.view.settings.disconnect_grace.unwrap_or_default();
+        let text = format!(
+            "A task that reconnects within {} stays in the run; otherwise it fails.",
+            times::micros(&u64::try_from(grace.as_micros()).unwrap_or(u64::MAX))
+        );
         needs.push(Need::plain(scene, "warn", title, text, since).about(scene, &suspects));
     }
     needs.sort_by_key(rank);
@@ -135,9 +142,15 @@ pub(super) fn tell_cause(scene: &Scene) -> bool {
 }
 
 /// Where a need stands among others.
-pub(super) fn rank(need: &Need) -> (usize, Timestamp) {
+pub(super) fn rank(need: &Need) -> (bool, usize, Timestamp) {
     let tones = ["bad", "warn", "info"];
-    (tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len()), need.since)
+    let tone = tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len());
+    (!need.is_end, tone, need.since)
+}
+
+/// How many issues there are, in words.
+pub(super) fn issues(number: usize) -> String {
+    count(number, "issue", "issues")
 }
 
 fn with(scene: &Scene, look: Look) -> Vec<TaskId> {
@@ -162,7 +175,10 @@ fn failed(scene: &Scene) -> Option<Need> {
             }
             None => {
                 let reason = run.end_reason.as_deref().filter(|reason| !reason.is_empty());
-                (crate::text::one_line(reason.unwrap_or("No cause is known.")).into_owned(), String::new())
+                (
+                    crate::text::one_line(reason.unwrap_or("The cause is not known.")).into_owned(),
+                    String::new(),
+                )
             }
         };
         let title = format!(
@@ -172,10 +188,11 @@ fn failed(scene: &Scene) -> Option<Need> {
         );
         let since = run.ended_at.unwrap_or(run.opened_at);
         let need = Need::plain(scene, "bad", title, text, since).telling(told).advised(
-            "Read the log of the task that is named, at that time: what the others report came of it. The job may \
-             form its next run at any time: nothing has to be reset here.",
-            "/guide/night#failed",
+            "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
+             when tasks register again; nothing has to be reset.",
+            "/guide/troubleshooting#failed",
         );
+        let need = Need { is_end: true, ..need };
         return Some(match cause.and_then(|cause| cause.task) {
             Some(task) => need.about(scene, &[task]),
             None => need,
@@ -190,12 +207,12 @@ fn failed(scene: &Scene) -> Option<Need> {
     let mut order = lost.clone();
     order.sort_by_key(|task| scene.task(*task).map(|task| task.since));
     let need = Need::plain(scene, "bad", title, text, first.since).telling(told);
-    let advice = "The run goes on without it until it comes back. See whether its scheduler restarts it; if its host \
-                  is bad, exclude it.";
+    let advice = "The run continues without it until it registers again. Check whether its scheduler restarts it; \
+                  exclude it if its host is bad.";
     Some(need.about(scene, &order).advised(advice, "/guide/states#failed"))
 }
 
-/// A task that is alive, and that the others wait for.
+/// Connected tasks that the others wait for.
 fn awaited(scene: &Scene) -> Option<Need> {
     let barriers = scene.barriers();
     let waits = |task: &TaskId| scene.look(*task) == Look::Awaited;
@@ -206,16 +223,65 @@ fn awaited(scene: &Scene) -> Option<Need> {
         [one] => format!("task {one}"),
         many => format!("{} tasks", many.len()),
     };
-    let (arrived, members) = (grouped(&barrier.arrived), grouped(&barrier.members));
-    let title = format!("{arrived} of {members} tasks wait at {name} for {who}");
-    let text =
-        "Heartbeats alone will not end this: a task that is alive and does not come holds up the others.";
-    let need = Need::plain(scene, "warn", title, text.into(), barrier.since);
+    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
+    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
+    let title = format!("{arrived} of {members} tasks {verb} at {name} for {who}");
+    // Those that are lost have an entry of their own: here they come last.
+    let mut missing = barrier.missing.clone();
+    missing.sort_by_key(|task| !waits(task));
+    let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
+    let text = pulses(scene, &alive, times::is_endless(&barrier.deadline, scene.now()));
+    let need = Need::plain(scene, "warn", title, text, last_arrival(barrier));
     let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
-                  job can go on without it.";
-    // Those that are lost have an entry of their own.
-    let alive: Vec<TaskId> = barrier.missing.iter().copied().filter(waits).collect();
-    Some(need.about(scene, &alive).advised(advice, "/guide/states#awaited"))
+                  job can continue without it.";
+    Some(need.about(scene, &missing).advised(advice, "/guide/states#awaited"))
+}
+
+/// When the last task so far reached a barrier.
+pub(super) fn last_arrival(barrier: &BarrierView) -> Timestamp {
+    barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
+}
+
+/// Whether the heartbeats of these tasks continue, and what follows from that.
+fn pulses(scene: &Scene, tasks: &[TaskId], endless: bool) -> String {
+    let overdue = |id: &TaskId| scene.task(*id).and_then(|task| scene.overdue(task));
+    let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
+    let one = tasks.len() == 1;
+    let timeout = if endless { "timeout" } else { "heartbeat timeout" };
+    match silent.iter().max() {
+        None => {
+            let whose = if one { "Its" } else { "Their" };
+            format!("{whose} heartbeats continue, so no {timeout} will clear this.")
+        }
+        Some(longest) => {
+            let who =
+                if one { "It has".to_owned() } else { count(silent.len(), "of them has", "of them have") };
+            let span = times::span(longest);
+            let limit = times::span(&scene.view.settings.heartbeat_timeout);
+            format!("{who} sent no heartbeat for {span}; a task fails after {limit} without one.")
+        }
+    }
+}
+
+/// What is said of a job without issues.
+pub(super) fn calm(scene: &Scene) -> String {
+    let run = &scene.view.run;
+    match run.state {
+        RunState::Running => {
+            let barriers = scene.barriers();
+            match barriers.first() {
+                None => "No action needed".into(),
+                Some(barrier) => {
+                    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
+                    let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
+                    let name = barrier_name(&barrier.id);
+                    format!("No action needed yet: {arrived} of {members} tasks {verb} at {name}")
+                }
+            }
+        }
+        RunState::Completed => "The run completed.".into(),
+        RunState::Forming | RunState::Failed | RunState::Abandoned => String::new(),
+    }
 }
 
 /// Whether tasks meet there between the steps of their program.
@@ -233,7 +299,14 @@ struct Needs<'a> {
     calm: String,
 }
 
-/// What needs a person, as a part of a page.
+impl Needs<'_> {
+    /// What is read out of the calm: not each step of a barrier.
+    fn calm_said(&self) -> &str {
+        self.calm.split(':').next().unwrap_or_default()
+    }
+}
+
+/// The issues, as a part of a page.
 pub(super) fn part(needs: &[Need], whose: bool, calm: String) -> Result<Part, Problem> {
     Part::new("needs", &Needs { needs, whose, calm })
 }

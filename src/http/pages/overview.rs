@@ -1,4 +1,4 @@
-//! `GET /`: every job, and what needs a person.
+//! `GET /`: every job, and the issues of all.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub(super) struct Survey {
     lines: Vec<Line>,
     needs: Vec<Need>,
     handshakes: Vec<FailedHandshake>,
+    /// What is said of the last job if there is no issue.
+    calm: String,
     more: usize,
     /// Who asks must show a token.
     tokens: bool,
@@ -62,20 +64,34 @@ impl Survey {
         handshakes.truncate(HANDSHAKES);
         let more = jobs.len().saturating_sub(JOBS_SHOWN);
         let tokens = !site.guard.is_open();
-        let mut survey = Self { lines: Vec::new(), needs: Vec::new(), handshakes, more, tokens, now };
+        let mut survey =
+            Self { lines: Vec::new(), needs: Vec::new(), handshakes, calm: String::new(), more, tokens, now };
         for job in jobs.into_iter().take(JOBS_SHOWN) {
             // What happened is on the page of the job.
             if let Some(scene) = Scene::see(site, job) {
                 survey.add(&scene);
             }
         }
-        survey.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
-        survey.needs.sort_by_key(needs::rank);
-        survey
+        survey.ordered()
     }
 
-    fn add(&mut self, scene: &Scene) {
+    /// The same with what matters most first.
+    pub fn ordered(mut self) -> Self {
+        self.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
+        self.needs.sort_by_key(needs::rank);
+        self
+    }
+
+    /// No job, seen now.
+    #[cfg(test)]
+    pub fn empty(now: Timestamp) -> Self {
+        let (lines, needs, handshakes, calm) = (Vec::new(), Vec::new(), Vec::new(), String::new());
+        Self { lines, needs, handshakes, calm, more: 0, tokens: false, now }
+    }
+
+    pub fn add(&mut self, scene: &Scene) {
         let needs = needs::of(scene);
+        self.calm = needs::calm(scene);
         let run = &scene.view.run;
         let first = waiting(scene, &BTreeSet::new()).into_iter().next();
         let waits = first.map(|it: Waiting<'_>| {
@@ -123,9 +139,9 @@ struct Handshakes<'a> {
 /// The parts of the page.
 pub(super) fn parts(survey: &Survey) -> Result<Vec<Part>, Problem> {
     let calm = match &survey.lines[..] {
-        [] => "There is no job yet.".to_owned(),
-        [one] => format!("Nothing needs you in job {}.", one.name),
-        many => format!("Nothing needs you in any of the {} jobs.", many.len()),
+        [] => "No job is declared yet.".to_owned(),
+        [_] => survey.calm.clone(),
+        many => format!("No action needed in {} jobs", many.len()),
     };
     let jobs = Part::new("jobs", &Jobs { lines: &survey.lines, more: survey.more, tokens: survey.tokens })?;
     let handshakes = Part::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;

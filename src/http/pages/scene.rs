@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use super::links::Named;
 use super::look::{Look, barrier_name, key_name};
+use super::needs::last_arrival;
 use super::part::Part;
 use super::timeline::Happened;
 use crate::coordination::{
     BarrierKind, BarrierView, JobId, JobView, LiveSetView, Roster, TaskId, TaskStanding, TaskView, Timestamp,
+    overdue,
 };
-use crate::findings::Finding;
+use crate::findings::{self, Finding};
 use crate::http::extract::Job;
 use crate::http::{Problem, Site};
 use crate::reports::Board;
@@ -27,6 +30,8 @@ pub(super) struct Scene {
     pub happened: Happened,
     /// How each task looks, by its number.
     pub looks: Vec<Look>,
+    /// Since when the other tasks have waited for a task.
+    awaited: HashMap<TaskId, Timestamp>,
     /// How many devices each task has published.
     devices: HashMap<TaskId, usize>,
     /// What has been made of it already: by page and query, for all who ask the same.
@@ -36,9 +41,14 @@ pub(super) struct Scene {
 impl Scene {
     /// Looks at a job.
     pub fn see(site: &Site, id: JobId) -> Option<Self> {
-        let (view, roster) =
-            site.engine.look(|core, now| Some((core.job_view(id, now)?, core.job(id)?.roster())))?;
-        let (open, _) = site.findings.of(id);
+        // Findings are checked against the very state that the page shows.
+        let found = site.findings.has_open(id);
+        let (view, roster, seen) = site.engine.look(|core, now| {
+            let seen = if found { core.observe(id, now) } else { None };
+            Some((core.job_view(id, now)?, core.job(id)?.roster(), seen))
+        })?;
+        let hold = |seen| findings::hold(&site.engine, &site.transfers, &site.findings, &seen);
+        let open = seen.map_or_else(Vec::new, hold);
         Some(Self::new(id, (view, roster), open, site.timelines.of(id), Arc::clone(&site.transfers)))
     }
 
@@ -48,7 +58,7 @@ impl Scene {
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
-    fn new(
+    pub fn new(
         id: JobId,
         (mut view, roster): (JobView, Roster),
         open: Vec<Finding>,
@@ -64,7 +74,7 @@ impl Scene {
         for device in &view.run.devices {
             *devices.entry(device.task).or_default() += 1;
         }
-        Self { id, roster, board, view, open, happened, looks, devices, made: Mutex::default() }
+        Self { id, roster, board, view, open, happened, looks, awaited, devices, made: Mutex::default() }
     }
 
     /// What was made of this scene under that name, or is made now.
@@ -95,6 +105,25 @@ impl Scene {
         look.copied().unwrap_or(Look::Missing)
     }
 
+    /// Since when a task has looked as it does: one that is awaited, since the others have been complete.
+    pub fn since(&self, task: &TaskView) -> Timestamp {
+        let awaited = self.awaited.get(&task.task).filter(|_| self.look(task.task) == Look::Awaited);
+        awaited.copied().unwrap_or(task.since)
+    }
+
+    /// For how long a connected task has been silent, if its heartbeats are overdue.
+    pub fn overdue(&self, task: &TaskView) -> Option<Duration> {
+        let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
+        let timeout = self.view.settings.heartbeat_timeout;
+        let connected = task.standing == TaskStanding::Connected;
+        overdue(task.last_heartbeat.filter(|_| connected), interval_us, timeout, self.now())
+    }
+
+    /// The barrier in progress of this id and counter.
+    pub fn barrier(&self, id: &str, counter: i64) -> Option<&BarrierView> {
+        self.view.run.barriers.iter().find(|barrier| barrier.id == id && barrier.counter == counter)
+    }
+
     /// How many tasks look so.
     pub fn count(&self, look: Look) -> usize {
         self.looks.iter().filter(|one| **one == look).count()
@@ -118,7 +147,7 @@ impl Scene {
     /// A task with where it is and what it does.
     pub fn named(&self, id: TaskId) -> Named {
         let task = self.task(id);
-        let mut doing = task.map(doing).unwrap_or_default();
+        let mut doing = task.map(|task| self.doing(task)).unwrap_or_default();
         if self.follows(id) {
             doing.push_str(", following the first cause");
         }
@@ -128,6 +157,40 @@ impl Scene {
             look: self.look(id),
             doing,
             heard: task.and_then(|task| task.last_heartbeat),
+        }
+    }
+
+    /// What a task does, in a few words: beside what it should do, if others wait for it.
+    fn doing(&self, task: &TaskView) -> String {
+        if let Some(excluded) = &task.excluded {
+            return format!("excluded: {}", excluded.reason);
+        }
+        let awaited = self.look(task.task) == Look::Awaited;
+        match task.standing {
+            TaskStanding::Missing if task.lives.is_empty() => "not registered".into(),
+            TaskStanding::Missing => "not registered again".into(),
+            TaskStanding::Registering => "registered, waits for the others".into(),
+            TaskStanding::Disconnected => "shut down".into(),
+            TaskStanding::Failed => "failed".into(),
+            TaskStanding::Suspect => "connection lost".into(),
+            TaskStanding::Connected if !task.waits_at.is_empty() => {
+                let names: Vec<String> = task.waits_at.iter().map(|id| barrier_name(id)).collect();
+                format!("waits at {}{}", names.join(", "), if awaited { " instead" } else { "" })
+            }
+            TaskStanding::Connected if !task.waits_for.is_empty() => {
+                let keys: Vec<String> = task.waits_for.iter().map(|wait| key_name(&wait.key)).collect();
+                format!("waits for {}, which no task has written", keys.join(", "))
+            }
+            TaskStanding::Connected if self.overdue(task).is_some() => {
+                "connected, but its heartbeats are overdue".into()
+            }
+            TaskStanding::Connected if task.unsynced => "restarted, has not completed a barrier since".into(),
+            TaskStanding::Connected if awaited => "connected, not at any barrier".into(),
+            TaskStanding::Connected => match task.lives.len().saturating_sub(1) {
+                0 => "connected".into(),
+                1 => "connected, 1 restart in this run".into(),
+                many => format!("connected, {many} restarts in this run"),
+            },
         }
     }
 
@@ -144,7 +207,7 @@ impl Scene {
     }
 }
 
-/// A live-set question as what it is for those who wait: a barrier of the tasks that are alive.
+/// A live-set question as what it is for those who wait: a barrier of the live tasks.
 fn question(of: LiveSetView) -> BarrierView {
     BarrierView {
         id: "live-set question".to_owned(),
@@ -164,7 +227,7 @@ fn question(of: LiveSetView) -> BarrierView {
 fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
     let mut awaited: HashMap<TaskId, Timestamp> = HashMap::new();
     for barrier in view.run.barriers.iter().filter(|barrier| barrier.kind != BarrierKind::Registration) {
-        let last = barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at);
+        let last = last_arrival(barrier);
         for task in &barrier.missing {
             let since = awaited.entry(*task).or_insert(last);
             *since = last.min(*since);
@@ -176,29 +239,4 @@ fn awaited(view: &JobView) -> HashMap<TaskId, Timestamp> {
 /// Where a task is, or was last.
 pub(super) fn host(task: &TaskView) -> String {
     task.lives.iter().find_map(|life| life.peer).map(|peer| peer.to_string()).unwrap_or_default()
-}
-
-/// What a task does that others wait for.
-fn doing(task: &TaskView) -> String {
-    if let Some(excluded) = &task.excluded {
-        return format!("excluded: {}", excluded.reason);
-    }
-    match task.standing {
-        TaskStanding::Missing if task.lives.is_empty() => "has not registered".into(),
-        TaskStanding::Missing => "has not registered again".into(),
-        TaskStanding::Registering => "has come and waits for the others".into(),
-        TaskStanding::Disconnected => "has left in good order".into(),
-        TaskStanding::Failed => "failed".into(),
-        TaskStanding::Suspect => "its connection broke".into(),
-        TaskStanding::Connected if !task.waits_at.is_empty() => {
-            let names: Vec<String> = task.waits_at.iter().map(|id| barrier_name(id)).collect();
-            format!("waits at {} instead", names.join(", "))
-        }
-        TaskStanding::Connected if !task.waits_for.is_empty() => {
-            let keys: Vec<String> = task.waits_for.iter().map(|wait| key_name(&wait.key)).collect();
-            format!("waits for {}, which nobody has written", keys.join(", "))
-        }
-        TaskStanding::Connected if task.unsynced => "restarted, and not in step yet".into(),
-        TaskStanding::Connected => "alive, and waits nowhere: busy or stuck".into(),
-    }
 }

@@ -75,6 +75,8 @@ pub(super) struct Page {
     pub place: Place,
     pub job: Option<JobName>,
     pub guest: Guest,
+    /// What is searched for: it stands in the field of the search.
+    pub query: String,
     /// Where the page follows what changes.
     pub live: Option<String>,
     /// What has just been done.
@@ -89,7 +91,18 @@ pub(super) struct Page {
 impl Page {
     pub fn new(guest: Guest, place: Place, title: impl Into<String>, now: Timestamp) -> Self {
         let (live, parts) = (None, Parts::default());
-        Self { title: title.into(), place, job: None, guest, live, notice: None, error: None, parts, now }
+        Self {
+            title: title.into(),
+            place,
+            job: None,
+            guest,
+            query: String::new(),
+            live,
+            notice: None,
+            error: None,
+            parts,
+            now,
+        }
     }
 
     /// A page of a job, made of these parts; it follows them as what `query` names.

@@ -11,7 +11,7 @@ use super::look::{Look, shorten, waits};
 use super::part::Part;
 use super::scene::{Scene, host};
 use super::times;
-use crate::coordination::{Gaps, JobName, PulseView, TaskView};
+use crate::coordination::{Gaps, JobName, PulseView, TaskView, Timestamp};
 use crate::http::Problem;
 
 /// How many rows a page has.
@@ -46,44 +46,49 @@ struct Column {
 
 const COLUMNS: [Column; 11] = [
     Column { name: "task", title: "Task", explained: "its number", right: false },
-    Column { name: "state", title: "State", explained: "what needs a person first", right: false },
-    Column { name: "since", title: "For", explained: "how long it has been so", right: false },
+    Column { name: "state", title: "State", explained: "tasks with issues first", right: false },
+    Column {
+        name: "since",
+        title: "For",
+        explained: "time in this state; of an awaited task, how long the others have waited",
+        right: false,
+    },
     Column {
         name: "host",
         title: "Host and peer",
-        explained: "the address that it registered from",
+        explained: "the address from which it registered",
         right: false,
     },
     Column {
         name: "incarnation",
         title: "Incarnation",
-        explained: "this life of it; after it how many there were before",
+        explained: "its current life, and how many lives it had before",
         right: false,
     },
-    Column { name: "heard", title: "Heartbeat", explained: "its last sign of life", right: false },
+    Column { name: "heard", title: "Heartbeat", explained: "its last heartbeat", right: false },
     Column {
         name: "gap",
         title: "Gaps",
-        explained: "how far apart heartbeats come: the distribution, and the longest lately",
+        explained: "time between heartbeats: the distribution, and the longest recent gap",
         right: false,
     },
     Column { name: "waits", title: "Waits at", explained: "the barriers at which it waits", right: false },
     Column {
         name: "score",
         title: "Score",
-        explained: "how late it comes to barriers, as a habit: from 0 to 1",
+        explained: "lateness score, 0 to 1: how late it usually arrives at barriers beside the others",
         right: true,
     },
     Column {
         name: "late",
         title: "Late by",
-        explained: "how long after the first it usually comes to barriers, and how much more than at its best",
+        explained: "how long after the first task it usually arrives at barriers, and whether it became slower",
         right: true,
     },
     Column {
         name: "held",
         title: "Held up",
-        explained: "how long the others waited for it alone in this run",
+        explained: "how long the other tasks waited for it alone in this run",
         right: true,
     },
 ];
@@ -162,8 +167,8 @@ impl Listing {
     fn sort(&self, scene: &Scene, tasks: &mut [&TaskView]) {
         let incarnation = |task: &TaskView| task.lives.first().map(|life| life.incarnation.clone());
         match self.sort.as_str() {
-            "state" => tasks.sort_by_key(|task| (scene.look(task.task), task.since)),
-            "since" => tasks.sort_by_key(|task| task.since),
+            "state" => tasks.sort_by_key(|task| (scene.look(task.task), scene.since(task))),
+            "since" => tasks.sort_by_key(|task| scene.since(task)),
             "host" => tasks.sort_by_cached_key(|task| task.lives.iter().find_map(|life| life.peer)),
             "incarnation" => tasks.sort_by_cached_key(|task| (Reverse(task.lives.len()), incarnation(task))),
             "heard" => tasks.sort_by_key(|task| task.last_heartbeat),
@@ -191,6 +196,8 @@ fn score(task: &TaskView) -> f64 {
 struct Row<'a> {
     task: &'a TaskView,
     look: Look,
+    /// Since when it looks so.
+    since: Timestamp,
     /// It is so because of the first cause.
     follows: bool,
     host: String,
@@ -208,6 +215,7 @@ impl<'a> Row<'a> {
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
             look: scene.look(task.task),
+            since: scene.since(task),
             follows: scene.follows(task.task),
             host: host(task),
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),

@@ -39,6 +39,8 @@ struct State_<'a> {
     job: &'a JobName,
     task: &'a TaskView,
     look: Look,
+    /// Since when it looks so.
+    since: Timestamp,
     host: String,
     waits: Vec<String>,
     /// The keys that it waits for, and since when.
@@ -187,11 +189,11 @@ impl Came {
 
     fn words(&self) -> &'static str {
         match self {
-            Self::First => "came first",
-            Self::Last => "came last",
-            Self::Between => "came between the first and the last",
-            Self::Never => "did not come",
-            Self::NoMember => "is no member",
+            Self::First => "first",
+            Self::Last => "last",
+            Self::Between => "middle",
+            Self::Never => "absent",
+            Self::NoMember => "not a member",
             Self::Unknown => "not recorded",
         }
     }
@@ -262,6 +264,7 @@ pub(super) fn parts(
         job: &view.name,
         task,
         look: scene.look(id),
+        since: scene.since(task),
         host: host(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),
         keys: task.waits_for.iter().map(|wait| (key_name(&wait.key), wait.since)).collect(),

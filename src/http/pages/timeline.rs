@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::look::grouped;
+use super::look::{barrier_name, grouped};
 use super::part::Part;
 use super::scene::Scene;
 use super::shell::{Guest, Page, Place, answer};
@@ -56,6 +56,8 @@ pub(super) struct Moment {
     is_trouble: bool,
     pub tasks: Vec<TaskId>,
     pub text: String,
+    /// The task that the text is about, where it is not about all of them.
+    latest: Option<TaskId>,
     /// What it must share with a moment that it is told of together with; nothing if it stands alone.
     shared: Option<String>,
 }
@@ -72,7 +74,8 @@ impl Moment {
             tone,
             is_trouble: tone == "bad" || matches!(event.what, Change::TaskSuspected { .. }),
             tasks: tasks(&event.what),
-            text: crate::text::one_line(&event.reason).into_owned(),
+            text: text(event),
+            latest: None,
             shared: shared(event),
         })
     }
@@ -90,9 +93,14 @@ impl Moment {
             many => {
                 let mut sorted = many.to_vec();
                 sorted.sort_unstable();
-                format!("{} tasks: {}", grouped(&many.len()), links::first_ranges(&sorted, RANGES_SHOWN))
+                format!("{} tasks: {}", grouped(many.len()), links::first_ranges(&sorted, RANGES_SHOWN))
             }
         }
+    }
+
+    /// Whom of several tasks the text is about.
+    pub fn whom(&self) -> String {
+        self.latest.map_or_else(String::new, |task| format!("latest, task {task}: "))
     }
 
     /// The task that it is about, if it is one.
@@ -135,6 +143,18 @@ fn shared(event: &Event) -> Option<String> {
         Change::TaskFailed { class, .. } => Some(class.name().to_owned()),
         Change::TaskSuspected { .. } => Some("suspected".to_owned()),
         _ => None,
+    }
+}
+
+/// Why it happened, and to what, where that is no task.
+fn text(event: &Event) -> String {
+    let reason = crate::text::one_line(&event.reason);
+    match &event.what {
+        Change::BarrierFailed { barrier, counter } | Change::BarrierPassed { barrier, counter, .. } => {
+            let used = if *counter > 0 { format!(" (use {counter})") } else { String::new() };
+            format!("{}{used}: {reason}", barrier_name(barrier))
+        }
+        _ => reason.into_owned(),
     }
 }
 
@@ -184,6 +204,11 @@ impl Happened {
         {
             let last = Arc::make_mut(last);
             last.last_at = moment.at;
+            // What is said of several is true of all of them, or of the latest, which is named.
+            if last.text != moment.text {
+                last.latest = moment.tasks.first().copied();
+                last.text = moment.text;
+            }
             last.tasks.extend(moment.tasks);
             return;
         }
@@ -338,7 +363,8 @@ mod tests {
     fn moment(kind: &'static str, task: i32, tone: &'static str, role: Role) -> Moment {
         let (at, run) = (Timestamp(task.unsigned_abs().into()), RunNumber(1));
         let (tasks, text, shared) = (vec![TaskId(task)], kind.into(), Some(kind.into()));
-        Moment { at, last_at: at, run, kind, role, tone, is_trouble: tone == "bad", tasks, text, shared }
+        let (is_trouble, latest) = (tone == "bad", None);
+        Moment { at, last_at: at, run, kind, role, tone, is_trouble, tasks, text, latest, shared }
     }
 
     fn failed(timelines: &Timelines, at: u64, task: i32, class: FailureClass, reason: &str) {

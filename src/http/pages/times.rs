@@ -62,6 +62,12 @@ impl fmt::Display for When {
     }
 }
 
+/// Whether a deadline is so far away that it is none.
+pub(super) fn is_endless(deadline: &Timestamp, now: Timestamp) -> bool {
+    const YEAR_SECONDS: u64 = 366 * 24 * 60 * 60;
+    deadline.since(now).as_secs() > YEAR_SECONDS
+}
+
 /// A duration for people.
 pub(super) fn span(duration: &Duration) -> String {
     crate::text::span(*duration)

@@ -1,6 +1,7 @@
 //! `GET /transfers` and `GET /jobs/{job}/transfers`: the bytes that workers move, as they report it.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use askama::Template;
 use axum::extract::State;
@@ -17,6 +18,7 @@ use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
 use crate::reports::{
     Outcome, POINTS, PairSeries, PairView, ReasonView, TaskTransfers, Throughput, TransfersView, Transport,
+    rate_window,
 };
 
 /// Up to so many tasks are shown as a table of all with all.
@@ -27,8 +29,6 @@ const LISTED: usize = 40;
 const SAID: usize = 3;
 /// How many seconds one point of the chart is.
 const STEP: usize = 10;
-/// How many points it has at least, where there are so many.
-const STEPS_MIN: usize = 12;
 /// The chart's measures.
 const WIDTH: usize = 600;
 const HEIGHT: usize = 140;
@@ -51,7 +51,7 @@ mod amount {
 
     /// A number with its thousands parted.
     pub fn grouped(count: impl Borrow<u64>) -> String {
-        look::grouped(&usize::try_from(*count.borrow()).unwrap_or(usize::MAX))
+        look::grouped(count.borrow())
     }
 }
 
@@ -116,6 +116,10 @@ struct Chart {
     about: String,
     lines: Vec<Line>,
     most: u64,
+    /// Over how long it tells.
+    span: String,
+    /// What is said where there is nothing to draw.
+    nothing: String,
     /// The chart as a table: when each step began, and bytes a second of each transport.
     steps: Vec<(String, Vec<u64>)>,
 }
@@ -132,7 +136,7 @@ impl Chart {
         Self::new(("throughput", "Throughput", about), throughput, tracks.collect())
     }
 
-    /// The pairs of a choice that have sent most, each for itself, and all others together where nobody was chosen.
+    /// The pairs of a choice that have sent most, each for itself, and all others together where nothing was chosen.
     fn of_pairs(throughput: &Throughput, choice: &Choice) -> Self {
         let (task, transport) = (choice.task(), choice.transport());
         let chosen = |it: &&PairSeries| {
@@ -163,7 +167,7 @@ impl Chart {
         }
         let whose = task.map_or_else(String::new, |task| format!(" of task {task}"));
         let by = transport.map_or_else(String::new, |transport| format!(" by {transport}"));
-        let about = format!("bytes sent by the pairs{whose}{by} that sent most");
+        let about = format!("bytes sent by the busiest pairs{whose}{by}");
         Self::new(("pair-throughput", "Throughput by pair", about), throughput, tracks)
     }
 
@@ -184,14 +188,8 @@ impl Chart {
             steps.reverse();
             steps
         };
-        let mut series: Vec<((String, String), Vec<u64>)> =
+        let series: Vec<((String, String), Vec<u64>)> =
             tracks.into_iter().map(|it| ((it.name, it.style), steps_of(it.sent))).collect();
-        // A run that is young is not shown as ten minutes of nothing.
-        let quiet = series.iter().map(|(_, steps)| steps.iter().take_while(|bytes| **bytes == 0).count());
-        let quiet = quiet.min().unwrap_or_default().saturating_sub(1);
-        for (_, steps) in &mut series {
-            steps.drain(..quiet.min(steps.len().saturating_sub(STEPS_MIN)));
-        }
         let most = series.iter().flat_map(|(_, steps)| steps).copied().max().unwrap_or_default();
         let count = series.first().map_or(0, |(_, steps)| steps.len());
         let began = end - spare as u64 - (count * STEP) as u64;
@@ -206,7 +204,16 @@ impl Chart {
             path: path(steps, most),
             now: steps.last().copied().unwrap_or_default(),
         });
-        Self { id, title, about, lines: lines.collect(), most, steps: steps.collect() }
+        let words = |seconds: usize| match seconds {
+            POINTS => "ten minutes".to_owned(),
+            seconds => times::span(&Duration::from_secs(seconds as u64)),
+        };
+        let nothing = match throughput.seconds {
+            seconds if seconds < spare + STEP => "Not yet reported for ten seconds".to_owned(),
+            seconds => format!("No bytes moved in the last {}", words(seconds)),
+        };
+        let (lines, steps, span) = (lines.collect(), steps.collect(), words(count * STEP));
+        Self { id, title, about, lines, most, span, nothing, steps }
     }
 }
 
@@ -338,12 +345,18 @@ struct TaskMoves<'a> {
     job: &'a JobName,
     task: TaskId,
     it: Option<TaskTransfers>,
+    /// The times between which its rates are taken.
+    window: String,
 }
 
 /// What one task reports, for its page; it says nothing where nobody in the job reports.
 pub(super) fn of_task(scene: &Scene, task: TaskId) -> Result<Part, Problem> {
     let it = scene.board.task(scene.id, &scene.roster, task);
-    Part::new("task-moves", &TaskMoves { job: &scene.view.name, task, it })
+    let window = it.as_ref().map_or_else(String::new, |it| {
+        let (from, until) = rate_window(it.rate_until);
+        format!("{from}–{until} UTC")
+    });
+    Part::new("task-moves", &TaskMoves { job: &scene.view.name, task, it, window })
 }
 
 #[derive(Template)]
@@ -401,13 +414,13 @@ mod tests {
             pairs: vec![],
             others: vec![],
         };
-        let young = Chart::of(&throughput(86_400 + 600, [vec![0; 590], vec![10; 10]].concat()));
-        assert_eq!((young.steps.len(), young.steps[0].0.as_str()), (STEPS_MIN, "00:08:00"));
+        let idle = Chart::of(&throughput(86_400 + 600, [vec![0; 590], vec![10; 10]].concat()));
+        assert_eq!((idle.steps.len(), idle.span.as_str()), (60, "ten minutes"));
         let sent: Vec<u64> = (0..30).map(|second| if second < 20 { 100 } else { 300 }).collect();
         let chart = Chart::of(&throughput(86_400 + 30, sent.clone()));
         let steps: Vec<_> = chart.steps.iter().map(|(when, rates)| (when.as_str(), rates[0])).collect();
         assert_eq!(steps, [("00:00:00", 100), ("00:00:10", 100), ("00:00:20", 300)]);
-        assert_eq!((chart.most, chart.lines[0].now), (300, 300));
+        assert_eq!((chart.most, chart.lines[0].now, chart.span.as_str()), (300, 300, "30 s"));
         assert_eq!(chart.lines[0].path, "M0 94L300 94L600 0");
         let later = Chart::of(&throughput(86_400 + 33, [&sent[3..], &[7, 7, 7]].concat()));
         assert_eq!(later.steps, chart.steps[1..]);
@@ -442,7 +455,7 @@ mod tests {
         assert_eq!(names(&of_two), [("1 to 2 by shm".to_owned(), 500), ("9 to 2 by tcp".to_owned(), 30)]);
         let by_tcp = Chart::of_pairs(&throughput, &Choice { task: "2".into(), transport: "tcp".into() });
         assert_eq!(names(&by_tcp), [("9 to 2 by tcp".to_owned(), 30)]);
-        assert_eq!(by_tcp.about, "bytes sent by the pairs of task 2 by tcp that sent most");
+        assert_eq!(by_tcp.about, "bytes sent by the busiest pairs of task 2 by tcp");
     }
 
     #[test]

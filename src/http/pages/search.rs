@@ -1,0 +1,129 @@
+//! `GET /search`: jobs by name, tasks by number, hosts by address, in every job.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use askama::Template;
+use axum::extract::State;
+use axum::response::Response;
+use serde::Deserialize;
+
+use super::shell::{Guest, Page, Place, answer};
+use super::{links, look};
+use crate::coordination::{JobId, JobName, JobObservation, TaskId};
+use crate::http::extract::Params;
+use crate::http::{Problem, Site};
+
+/// How long a query may be, in bytes.
+const QUERY_BYTES_MAX: usize = 200;
+/// How many jobs are searched.
+const JOBS_SEARCHED: usize = 500;
+/// How many results of each kind are shown.
+const SHOWN: usize = 100;
+
+/// What is searched for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Query {
+    q: String,
+}
+
+/// A task that was found: its job, its number, and its address.
+struct FoundTask {
+    job: JobName,
+    task: TaskId,
+    host: String,
+}
+
+/// A host that was found, with its tasks in one job.
+struct FoundHost {
+    job: JobName,
+    host: IpAddr,
+    tasks: Vec<TaskId>,
+}
+
+/// What was found.
+#[derive(Default)]
+struct Results {
+    jobs: Vec<JobName>,
+    tasks: Vec<FoundTask>,
+    hosts: Vec<FoundHost>,
+    /// There is more of some kind.
+    more: bool,
+}
+
+impl Results {
+    fn len(&self) -> usize {
+        self.jobs.len() + self.tasks.len() + self.hosts.len()
+    }
+
+    /// Adds what a job has of the query.
+    fn add(&mut self, query: &str, name: &JobName, seen: impl FnOnce() -> Option<JobObservation>) {
+        if name.as_str().to_lowercase().contains(query) {
+            self.jobs.push(name.clone());
+        }
+        let number = query.strip_prefix("task").unwrap_or(query).trim().parse::<i32>().ok();
+        // An address has digits, dots, colons and letters of hexadecimal numbers.
+        let is_address = query.chars().all(|c| c.is_ascii_hexdigit() || c == '.' || c == ':');
+        let is_address = is_address && query.contains(['.', ':']);
+        if number.is_none() && !is_address {
+            return;
+        }
+        let Some(seen) = seen() else { return };
+        if let Some(task) = number.and_then(|number| seen.task(TaskId(number))) {
+            let host = task.peer.map(|peer| peer.to_string()).unwrap_or_default();
+            self.tasks.push(FoundTask { job: name.clone(), task: task.task, host });
+        }
+        if is_address {
+            let mut hosts: BTreeMap<IpAddr, Vec<TaskId>> = BTreeMap::new();
+            for task in &seen.tasks {
+                let Some(peer) = task.peer else { continue };
+                let host = peer.ip().to_canonical();
+                if host.to_string().contains(query) || peer.to_string() == query {
+                    hosts.entry(host).or_default().push(task.task);
+                }
+            }
+            let found = hosts.into_iter().map(|(host, tasks)| FoundHost { job: name.clone(), host, tasks });
+            self.hosts.extend(found.take(SHOWN + 1));
+        }
+    }
+
+    /// The same, with so many of each kind as are shown.
+    fn within_bounds(mut self) -> Self {
+        self.more |= self.jobs.len().max(self.tasks.len()).max(self.hosts.len()) > SHOWN;
+        self.jobs.truncate(SHOWN);
+        self.tasks.truncate(SHOWN);
+        self.hosts.truncate(SHOWN);
+        self
+    }
+}
+
+#[derive(Template)]
+#[template(path = "search.html")]
+struct SearchPage {
+    page: Page,
+    query: String,
+    found: Results,
+}
+
+/// `GET /search`
+pub(super) async fn show(
+    State(site): State<Site>,
+    guest: Guest,
+    Params(asked): Params<Query>,
+) -> Result<Response, Problem> {
+    let query = asked.q.trim();
+    let query = query.get(..query.floor_char_boundary(QUERY_BYTES_MAX)).unwrap_or_default().to_owned();
+    let (jobs, now): (Vec<(JobId, JobName)>, _) =
+        site.engine.look(|core, now| (core.jobs().map(|(job, name)| (job, name.clone())).collect(), now));
+    let mut found = Results { more: jobs.len() > JOBS_SEARCHED, ..Results::default() };
+    if !query.is_empty() {
+        let sought = query.to_lowercase();
+        for (job, name) in jobs.into_iter().take(JOBS_SEARCHED) {
+            found.add(&sought, &name, || site.engine.look(|core, now| core.observe(job, now)));
+        }
+    }
+    let mut page = Page::new(guest, Place::Nowhere, "Search", now);
+    page.query.clone_from(&query);
+    answer(&SearchPage { page, query, found: found.within_bounds() }, now)
+}
