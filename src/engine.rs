@@ -508,37 +508,39 @@ impl Engine {
         state.inputs += 1;
         let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
-        state.core.apply(now, input, &mut effects);
         let mut applied = Applied::default();
-        let mut wanted = Vec::new();
-        for effect in effects.drain(..) {
-            match effect {
-                Effect::Reply(call, outcome) if Some(call) == own => applied.own = Some(outcome),
-                Effect::Reply(call, outcome) => {
-                    if let Some(waiting) = state.waiting.remove(call) {
-                        applied.deliveries.push((waiting, outcome));
+        let (mut next, mut spares) = (Some(input), Vec::new());
+        // An input that gives a job a spare identity may also go on with work that was put off, and so has effects of its own.
+        while let Some(input) = next {
+            state.core.apply(now, input, &mut effects);
+            for effect in effects.drain(..) {
+                match effect {
+                    Effect::Reply(call, outcome) if Some(call) == own => applied.own = Some(outcome),
+                    Effect::Reply(call, outcome) => {
+                        if let Some(waiting) = state.waiting.remove(call) {
+                            applied.deliveries.push((waiting, outcome));
+                        }
+                    }
+                    Effect::Acted(outcome) => applied.acted = Some(outcome),
+                    Effect::Event(event) => {
+                        observers.iter().for_each(|observer| observer.event(&event));
+                        let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
+                        state.next_event += 1;
+                        // Nobody following is no error.
+                        let _ = self.followers.send(numbered.clone());
+                        state.kept.push(numbered);
+                    }
+                    Effect::BarrierEnded(ending) => {
+                        observers.iter().for_each(|observer| observer.barrier_ended(&ending));
+                    }
+                    Effect::Discard(discarded) => applied.discarded.push(discarded),
+                    Effect::WantIncarnation(job) => {
+                        let incarnation = clock::random_incarnation();
+                        spares.push(Input::SpareIncarnation { job, incarnation });
                     }
                 }
-                Effect::Acted(outcome) => applied.acted = Some(outcome),
-                Effect::Event(event) => {
-                    observers.iter().for_each(|observer| observer.event(&event));
-                    let numbered = Numbered { number: state.next_event, event: Arc::new(event) };
-                    state.next_event += 1;
-                    // Nobody following is no error.
-                    let _ = self.followers.send(numbered.clone());
-                    state.kept.push(numbered);
-                }
-                Effect::BarrierEnded(ending) => {
-                    observers.iter().for_each(|observer| observer.barrier_ended(&ending));
-                }
-                Effect::Discard(discarded) => applied.discarded.push(discarded),
-                Effect::WantIncarnation(job) => wanted.push(job),
             }
-        }
-        for job in wanted {
-            let incarnation = clock::random_incarnation();
-            state.core.apply(now, Input::SpareIncarnation { job, incarnation }, &mut effects);
-            effects.clear();
+            next = spares.pop();
         }
         state.effects = effects;
         applied

@@ -294,7 +294,7 @@ mod tests {
     /// Where else a stream of this process is written to: bytes of other processes, which pass as they are, and JSON
     /// between processes of this program; and the log, which escapes by itself.
     const OTHERS: [&str; 4] =
-        ["cli/output.rs", "cli/launch/supervisor.rs", "cli/transfer/bench/peer.rs", "telemetry/log.rs"];
+        ["cli/output.rs", "cli/launch/supervisor.rs", "cli/transfer/bench/peer.rs", "telemetry/log/queue.rs"];
 
     fn sources(folder: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
         for entry in std::fs::read_dir(folder).unwrap() {

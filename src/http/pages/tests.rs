@@ -79,6 +79,9 @@ impl Rig {
     fn apply(&mut self, input: Input) {
         let mut effects = Vec::new();
         self.core.apply(self.now, input, &mut effects);
+        while self.core.has_work() {
+            self.core.apply(self.now, Input::Tick, &mut effects);
+        }
         for effect in effects {
             match effect {
                 Effect::Event(event) => self.timelines.event(&event),
