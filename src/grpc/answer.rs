@@ -69,8 +69,13 @@ fn key_value(key: &Bytes, value: &Bytes) -> Parts {
     answer.finish()
 }
 
+/// How long the answer with these entries is. Its small parts are copied.
+pub(super) fn directory_length(entries: &[(Bytes, Bytes)]) -> usize {
+    entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum()
+}
+
 fn directory(entries: &[(Bytes, Bytes)], most: usize) -> Result<Parts, usize> {
-    let length = entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum();
+    let length = directory_length(entries);
     if length > most {
         return Err(length);
     }
