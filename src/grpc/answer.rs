@@ -69,8 +69,13 @@ fn key_value(key: &Bytes, value: &Bytes) -> Parts {
     answer.finish()
 }
 
+/// Returns the length of the answer with these entries. Its small parts are copied.
+pub(super) fn directory_length(entries: &Directory) -> usize {
+    entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum()
+}
+
 fn directory(entries: &Directory, most: usize) -> Result<Parts, usize> {
-    let length = entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum();
+    let length = directory_length(entries);
     if length > most {
         return Err(length);
     }
@@ -216,7 +221,7 @@ mod tests {
     #[test]
     fn directories() {
         let entries: Vec<(Bytes, Bytes)> =
-            (0..50).map(|n| (format!("a/{n}").into(), vec![n; usize::from(n) * 400].into())).collect();
+            (0..50).map(|n| (format!("a/{n:02}").into(), vec![n; usize::from(n) * 400].into())).collect();
         let answer: tensorflow::GetKeyValueDirResponse =
             message(&Reply::Directory(entries.iter().cloned().collect()), &form(Dialect::Unnamed));
         assert_eq!(answer.directory_key, "");

@@ -120,7 +120,8 @@ pub(super) struct CallTable {
 
 /// Keys of deadlines that belong to no slot, but to the connection.
 pub(super) const INPUT: u64 = u64::MAX;
-pub(super) const OUTPUT: u64 = u64::MAX - 1;
+pub(super) const PASSING: u64 = u64::MAX - 1;
+pub(super) const OUTPUT: u64 = u64::MAX - 2;
 
 /// What the time that has passed has brought.
 pub(super) enum Elapsed {

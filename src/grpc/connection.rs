@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep, timeout};
 
-use super::call_table::{CallTable, Elapsed, INPUT, OUTPUT};
+use super::call_table::{CallTable, Elapsed, INPUT, OUTPUT, PASSING};
 use super::head::RequestMeta;
 use super::listener::ConnectionGuard;
 use super::mailbox::{Mailbox, Note};
@@ -209,8 +209,9 @@ pub(super) struct Connection<T> {
     notes: std::vec::IntoIter<Note>,
     /// The peer may take its time to acknowledge.
     patient: bool,
-    /// What the peer had left unfinished when the deadline for it was set.
+    /// What the peer had left unfinished when the deadline for it was set: what must be there as a whole, and what is passed on.
     watched_input: Option<(Unfinished, u64)>,
+    watched_passing: Option<(Unfinished, u64)>,
     /// What the peer had not taken then, of data that waits for windows and of bytes that wait for its host.
     watched_output: Option<Box<Untaken>>,
     /// The bytes that have left.
@@ -343,6 +344,7 @@ impl<T: Transport> Connection<T> {
             notes: Vec::new().into_iter(),
             patient: false,
             watched_input: None,
+            watched_passing: None,
             watched_output: None,
             sent: 0,
             charged: 0,
@@ -430,8 +432,9 @@ impl<T: Transport> Connection<T> {
         match self.calls.keep_time(cx, &mut self.sender) {
             Elapsed::Nothing => return Ok(false),
             Elapsed::Calls => {}
-            Elapsed::Connection(INPUT) => {
-                if let Some(was) = self.watched_input.take()
+            Elapsed::Connection(key @ (INPUT | PASSING)) => {
+                let watched = if key == INPUT { &mut self.watched_input } else { &mut self.watched_passing };
+                if let Some(was) = watched.take()
                     && self.receiver.unfinished() == Some(was)
                 {
                     return Err(Fault::new(Reason::EnhanceYourCalm, was.0.fault()));
@@ -450,16 +453,18 @@ impl<T: Transport> Connection<T> {
 
     /// Every wait for the peer has a deadline.
     fn set_deadlines(&mut self) {
-        if self.watched_input.is_none()
-            && let Some(unfinished) = self.receiver.unfinished()
-        {
+        if let Some(unfinished) = self.receiver.unfinished() {
             let limits = self.calls.limits();
-            let within = match unfinished.0 {
-                Unfinished::Settings | Unfinished::Frame => limits.handshake,
-                Unfinished::Passing => limits.unread,
+            let (key, watched, within) = match unfinished.0 {
+                Unfinished::Settings | Unfinished::Frame => {
+                    (INPUT, &mut self.watched_input, limits.handshake)
+                }
+                Unfinished::Passing => (PASSING, &mut self.watched_passing, limits.unread),
             };
-            self.watched_input = Some(unfinished);
-            self.calls.watch(INPUT, within);
+            if watched.is_none() {
+                *watched = Some(unfinished);
+                self.calls.watch(key, within);
+            }
         }
         if self.watched_output.is_none() && self.sender.unsent() > 0 {
             self.watched_output = Some(Box::new(self.untaken()));

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::answer::encode;
+use super::answer::{directory_length, encode};
 use super::call::{Dialect, Form, Kind};
 use super::frame::{Parts, framed, too_long};
 use super::status;
@@ -25,7 +25,19 @@ pub(super) fn outcome(sender: &mut Sender, stream: StreamId, outcome: &Outcome, 
     }
 }
 
+/// Answers that are put together for one caller are charged for if they are longer than this.
+const CHARGED: usize = 1 << 20;
+
 fn success(sender: &mut Sender, stream: StreamId, reply: &Reply, form: &Form, most: usize) {
+    if let Reply::Directory(entries) = reply {
+        let length = directory_length(entries);
+        if (CHARGED..=most).contains(&length)
+            && let Err(over) = sender.charge_answer(stream, length)
+        {
+            let why = Failure::plain(Code::ResourceExhausted, over.to_string());
+            return failure(sender, stream, &why, form.dialect);
+        }
+    }
     match encode(reply, form, most) {
         Ok(Parts::One(part)) => answer(sender, stream, [part]),
         Ok(Parts::Many(parts)) => answer(sender, stream, parts),

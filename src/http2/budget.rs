@@ -62,7 +62,7 @@ impl fmt::Display for OverBudget {
             Self::Server(most) => {
                 write!(
                     f,
-                    "the requests in progress on all connections take the server's {most} bytes of memory for them"
+                    "the requests and answers in progress on all connections take the server's {most} bytes of memory for them"
                 )
             }
         }
@@ -75,6 +75,8 @@ pub(crate) struct StateBudget {
     used: usize,
     /// The allowance, and what was taken from the pool.
     granted: usize,
+    /// The bytes of answers.
+    answers: usize,
     most: usize,
     pool: Arc<StatePool>,
 }
@@ -82,7 +84,7 @@ pub(crate) struct StateBudget {
 impl StateBudget {
     /// A budget of `most` bytes.
     pub(crate) fn new(most: usize, pool: Arc<StatePool>) -> Self {
-        Self { used: 0, granted: ALLOWANCE.min(most), most, pool }
+        Self { used: 0, granted: ALLOWANCE.min(most), answers: 0, most, pool }
     }
 
     /// The bytes in use.
@@ -108,6 +110,23 @@ impl StateBudget {
         Ok(())
     }
 
+    /// Charges `bytes` that are about to be allocated for an answer. One may be larger than all that a connection may keep of requests,
+    /// so that only the pool bounds it.
+    pub(crate) fn charge_answer(&mut self, bytes: usize) -> Result<(), OverBudget> {
+        if !self.pool.try_take(bytes) {
+            return Err(OverBudget::Server(self.pool.most));
+        }
+        self.answers += bytes;
+        Ok(())
+    }
+
+    /// Gives back `bytes` of answers that have left.
+    pub(crate) fn release_answer(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.answers);
+        self.answers -= bytes;
+        self.pool.give_back(bytes);
+    }
+
     /// Gives back `bytes` that are free again.
     pub(crate) fn release(&mut self, bytes: usize) {
         self.used = self.used.saturating_sub(bytes);
@@ -122,7 +141,7 @@ impl StateBudget {
 
 impl Drop for StateBudget {
     fn drop(&mut self) {
-        self.pool.give_back(self.granted.saturating_sub(ALLOWANCE.min(self.most)));
+        self.pool.give_back(self.granted.saturating_sub(ALLOWANCE.min(self.most)) + self.answers);
     }
 }
 
@@ -149,6 +168,9 @@ mod tests {
         assert_eq!(refused, [Ok(()), Err(OverBudget::Server(1 << 20)), Err(OverBudget::Server(1 << 20))]);
         assert_eq!(others[1].charge(ALLOWANCE), Ok(()), "an exhausted pool leaves everybody the allowance");
         one.release(charged);
+        assert_eq!(one.charge_answer(400 << 10), Ok(()), "an answer may be larger than all else");
+        assert_eq!(one.charge_answer(800 << 10), Err(OverBudget::Server(1 << 20)));
+        one.release_answer(300 << 10);
         assert_eq!(others[1].charge(400 << 10), Ok(()), "what was given back serves others");
         drop((one, others));
         assert_eq!(pool.taken(), 0);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::abuse::{AbuseScore, points};
-use super::budget::{StateBudget, StatePool};
+use super::budget::{OverBudget, StateBudget, StatePool};
 use super::frame::{
     DEFAULT_FRAME, DEFAULT_WINDOW, Fault, LARGEST_FRAME, LARGEST_WINDOW, Reason, StreamId, flag, kind,
     put_head, setting,
@@ -41,6 +41,8 @@ pub(super) struct Stream {
     pub(super) announced: Option<u64>,
     /// What its user calls it.
     slot: Option<u64>,
+    /// The bytes that were charged for its answer.
+    charged: usize,
     waiting: Option<VecDeque<Item>>,
     /// It stands in the queue.
     queued: bool,
@@ -129,6 +131,8 @@ pub(crate) struct Sender {
     work_of_turn: usize,
     /// The memory of all that the peer has in progress here.
     pub(crate) budget: StateBudget,
+    /// The bytes that were charged for answers whose streams have ended, until all output has left.
+    charged: usize,
     pub(super) abuse: AbuseScore,
     /// The last stream that the peer has opened.
     pub(super) last: StreamId,
@@ -186,6 +190,7 @@ impl Sender {
             work: 0,
             work_of_turn: 0,
             budget: StateBudget::new(settings.state_bytes, pool),
+            charged: 0,
             abuse: AbuseScore::default(),
             last: 0,
             last_taken: 0,
@@ -257,6 +262,19 @@ impl Sender {
     /// What was caused so far is done with.
     pub(crate) fn rest(&mut self) {
         self.work_of_turn += std::mem::take(&mut self.work);
+        if self.charged > 0 && self.output.is_empty() {
+            self.budget.release_answer(std::mem::take(&mut self.charged));
+        }
+    }
+
+    /// Charges for an answer that is about to be put together.
+    pub(crate) fn charge_answer(&mut self, id: StreamId, bytes: usize) -> Result<(), OverBudget> {
+        self.budget.charge_answer(bytes)?;
+        match self.streams.get_mut(&id) {
+            Some(stream) => stream.charged += bytes,
+            None => self.budget.release_answer(bytes),
+        }
+        Ok(())
     }
 
     /// Whether so much was done since this last said so that it is time to look at the clock.
@@ -349,6 +367,7 @@ impl Sender {
             heard,
             announced,
             slot: None,
+            charged: 0,
             waiting: None,
             queued: false,
         };
@@ -358,6 +377,8 @@ impl Sender {
     fn remove(&mut self, id: StreamId) -> Option<Stream> {
         let stream = self.streams.remove(&id)?;
         self.budget.release(STREAM_BYTES);
+        // The answer may be on its way still.
+        self.charged += stream.charged;
         Some(stream)
     }
 

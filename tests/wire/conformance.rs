@@ -126,7 +126,10 @@ fn framing() -> Vec<Case> {
         case(
             "4.2",
             "Data of 16,384 bytes.",
-            &[&head(1, 0, &fields_of("InsertKeyValue")), &data(END_STREAM, 1, &insertion(&[7; 16_370]))],
+            &[
+                &head(1, 0, &fields_of("InsertKeyValue")),
+                &data(END_STREAM, 1, &insertion(b'j', &[7; 16_370])),
+            ],
             &[ANSWERED],
         ),
         case(
@@ -809,9 +812,9 @@ async fn streams_beyond_the_bound_are_refused() {
     assert_eq!(does, [Reset(21, REFUSED_STREAM), Reset(23, REFUSED_STREAM)]);
 }
 
-/// An insertion of this value under the key `k`.
-fn insertion(value: &[u8]) -> Vec<u8> {
-    let mut entry = vec![0x0A, 1, b'k', 0x12];
+/// An insertion of this value under a key of one letter.
+fn insertion(key: u8, value: &[u8]) -> Vec<u8> {
+    let mut entry = vec![0x0A, 1, key, 0x12];
     prost::encoding::encode_varint(value.len() as u64, &mut entry);
     entry.extend(value);
     let mut message = vec![0x0A];
@@ -825,7 +828,8 @@ async fn windows_are_kept_to_byte_by_byte() {
     // 6.9.1, 6.9.2
     let server = Muster::serve(&["--job", "target=3", "--log", "error"]);
     let mut peer = Peer::connect(server.grpc()).await;
-    let insert = [head(1, 0, &fields_of("InsertKeyValue")), data(END_STREAM, 1, &insertion(b"0123456789"))];
+    let insert =
+        [head(1, 0, &fields_of("InsertKeyValue")), data(END_STREAM, 1, &insertion(b'k', b"0123456789"))];
     peer.say(&[PREFACE, &settings(&[(INITIAL_WINDOW_SIZE, 1)]), &insert.concat(), &waiting(3)].concat())
         .await;
     let mut sizes = Vec::new();

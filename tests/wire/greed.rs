@@ -276,3 +276,42 @@ async fn requests_to_auxiliary_services_in_tiny_pieces_cost_little() {
     assert!(moved < 24 * MIB, "{} MiB", moved / MIB);
     witness.works().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn listings_that_nobody_reads_are_bounded() {
+    let (server, witness) = start(&["--grpc-state-bytes", "30000000"]).await;
+    let mut raw = Raw::connect(server.grpc(), "target").await;
+    for n in 0..3_000 {
+        let kv = Some(a::KeyValueEntry { key: format!("d/{n}"), value: vec![1; 4_000].into() });
+        let message = a::InsertKeyValueRequest { kv, allow_overwrite: true };
+        assert_eq!(raw.call(&format!("{GENERATION_A}/InsertKeyValue"), &message).await.code, Some(0));
+    }
+    let before = server.resident_bytes();
+    let mut fields = request_fields();
+    fields[2].1 = "/tensorflow.CoordinationService/GetKeyValueDir";
+    let body = frame(b"\x0a\x01d");
+    let list = [head(1, 0, &fields), http2_frame(DATA, END_STREAM, 1, &body)].concat();
+    let mut refused = 0;
+    let mut peers = Vec::new();
+    for _ in 0..10 {
+        let mut peer = Peer::connect(server.grpc()).await;
+        peer.say(&[PREFACE, &settings(&[(INITIAL_WINDOW_SIZE, 0)]), &list].concat()).await;
+        let answer = peer.hear_until(|frame| frame.kind == HEADERS).await.expect("an answer");
+        if answer.has(END_STREAM) {
+            let said = String::from_utf8_lossy(&answer.payload).into_owned();
+            assert!(said.contains("answers in progress on all connections"), "{said:?}");
+            refused += 1;
+        }
+        peers.push(peer);
+    }
+    assert_eq!(refused, 8, "two of twelve megabytes have room");
+    assert!(server.resident_bytes().saturating_sub(before) < 40 * MIB);
+    witness.works().await;
+    drop(peers);
+    // Those who read it get it.
+    let message = a::GetKeyValueDirRequest { directory_key: "d".into() };
+    for _ in 0..5 {
+        let back = raw.call(&format!("{GENERATION_A}/GetKeyValueDir"), &message).await;
+        assert_eq!(back.decode::<a::GetKeyValueDirResponse>().kv.len(), 3_000);
+    }
+}
