@@ -29,7 +29,8 @@ pub use guarding::{Open, Tls};
 pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
 pub use load::load;
 pub use value::{
-    TASKS_MAX, parse_duration, parse_positive_duration, parse_rules, parse_tasks, show_duration, show_rules,
+    TASKS_MAX, parse_address, parse_duration, parse_positive_duration, parse_rules, parse_tasks,
+    show_duration, show_rules,
 };
 
 /// Everything that a server is told.

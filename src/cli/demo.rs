@@ -22,7 +22,7 @@ use super::output::{Output, print};
 use super::server::Server;
 use super::worker::{CALLED_OFF, Seen, parse};
 use super::{limits, memory};
-use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_duration};
+use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_address, parse_duration};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log;
 use verdict::Story;
@@ -60,6 +60,24 @@ pub struct Arguments {
     /// The pause between two steps of the workers
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = parse_duration)]
     pause: Duration,
+
+    /// Where workers connect, on this machine; port 0 picks a free one [default: 127.0.0.1:8476 if it is free]
+    #[arg(long, value_name = "IP:PORT", value_parser = here)]
+    grpc: Option<SocketAddr>,
+
+    /// Where the pages are, on this machine; port 0 picks a free one [default: 127.0.0.1:8477 if it is free]
+    #[arg(long, value_name = "IP:PORT", value_parser = here)]
+    http: Option<SocketAddr>,
+}
+
+/// An address of this machine alone: nobody is asked who they are.
+fn here(text: &str) -> Result<SocketAddr, String> {
+    let address = parse_address(text)?;
+    if address.ip().is_loopback() {
+        Ok(address)
+    } else {
+        Err("the demo asks nobody who they are: use an address that only this machine reaches, such as 127.0.0.1:0".into())
+    }
 }
 
 /// Short, so that there are heartbeats to look at. They come twice as often.
@@ -84,19 +102,21 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 }
 
 /// The service: nothing of this process's environment counts, so that it is the same everywhere.
-async fn serve() -> Result<Server> {
-    match serve_at(PORTS).await {
-        Ok(server) => Ok(server),
-        // They are taken: any will do.
-        Err(_) => serve_at([0, 0]).await,
+async fn serve(arguments: &Arguments) -> Result<Server> {
+    let given = [arguments.grpc, arguments.http];
+    let local = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let at = |ports: [u16; 2]| [given[0].unwrap_or(local(ports[0])), given[1].unwrap_or(local(ports[1]))];
+    match serve_at(at(PORTS)).await {
+        // They are taken: any will do, but for those that were asked for.
+        Err(_) if given.contains(&None) => serve_at(at([0, 0])).await,
+        served => served,
     }
 }
 
-async fn serve_at([grpc, http]: [u16; 2]) -> Result<Server> {
-    let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+async fn serve_at([grpc, http]: [SocketAddr; 2]) -> Result<Server> {
     let flags = BTreeMap::from([
-        ("grpc", address(grpc).to_string()),
-        ("http", address(http).to_string()),
+        ("grpc", grpc.to_string()),
+        ("http", http.to_string()),
         ("recoverable", true.to_string()),
         ("heartbeat-timeout", HEARTBEAT_TIMEOUT.to_owned()),
     ]);
@@ -109,7 +129,7 @@ async fn serve_at([grpc, http]: [u16; 2]) -> Result<Server> {
 async fn show(arguments: &Arguments) -> Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
-    let server = serve().await?;
+    let server = serve(arguments).await?;
     let http = server.about().http;
     let name: JobName = JobName::DEFAULT.parse().map_err(anyhow::Error::msg)?;
     let service =

@@ -3,6 +3,7 @@
 mod audit;
 mod certificates;
 mod client;
+mod completions;
 mod config;
 mod credentials;
 mod demo;
@@ -29,7 +30,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::config::ConfigError;
 use output::complain;
@@ -84,6 +85,7 @@ enum Command {
     Metrics(metrics::Arguments),
     Transfer(transfer::Arguments),
     Doctor(doctor::Arguments),
+    Completions(completions::Arguments),
     #[command(name = launch::BECOME, hide = true)]
     Become(launch::BecomeArguments),
     #[command(name = launch::GUARD, hide = true)]
@@ -93,10 +95,29 @@ enum Command {
 /// How long the last log lines may take.
 const LAST_LOG_LINES: std::time::Duration = std::time::Duration::from_millis(500);
 
+/// The command line. The usage of each subcommand is the one that its help shows: of its own, an error's names as required
+/// what the environment has given.
+fn command_line() -> clap::Command {
+    fn settle_usage(command: &mut clap::Command) {
+        for part in command.get_subcommands_mut() {
+            let usage = part.render_usage().to_string();
+            let usage = usage.trim_start_matches("Usage:").trim().to_owned();
+            *part = std::mem::take(part).override_usage(usage);
+            settle_usage(part);
+        }
+    }
+    let mut command = Arguments::command();
+    command.build();
+    settle_usage(&mut command);
+    command
+}
+
 /// Reads the arguments of this process, does what they say, and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let mut command = command_line();
+    let read = Arguments::from_arg_matches(&command.get_matches_mut());
+    let done = match read.unwrap_or_else(|error| error.format(&mut command).exit()).command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Launch(arguments) => launch::run(&arguments),
         Command::Worker(arguments) => worker::run(&arguments),
@@ -114,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Transfer(arguments) => transfer::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Completions(arguments) => completions::run(&arguments, command),
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };
@@ -128,7 +150,6 @@ pub fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
     /// The commands of a text for people: those of its shell blocks, and those within its sentences.
     fn commands(text: &str) -> Vec<Vec<String>> {
@@ -168,5 +189,6 @@ mod tests {
     #[test]
     fn the_arguments_are_well_formed() {
         Arguments::command().debug_assert();
+        command_line().debug_assert();
     }
 }

@@ -82,7 +82,7 @@ struct Check {
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// What the certificate is for; with --server it is a client's
+    /// What the certificate is for; with --server it is a client's, and without both it is what the certificate says
     #[arg(long = "for", value_name = "WHAT", value_enum)]
     purpose: Option<For>,
 
@@ -133,12 +133,20 @@ fn examine(asked: &Check) -> Result<Findings> {
         bail!("nothing to check: give --cert FILE, or --server HOST:PORT with --ca FILE, or all of them");
     }
     if let Some(cert) = &asked.cert {
-        let client = asked.server.is_some() || matches!(asked.purpose, Some(For::Client));
-        let purpose = if client { make::Purpose::Client } else { make::Purpose::Server };
+        let chain = tls::certificates(cert)?;
+        let purpose = match asked.purpose {
+            _ if asked.server.is_some() => make::Purpose::Client,
+            Some(For::Client) => make::Purpose::Client,
+            Some(For::Server) => make::Purpose::Server,
+            // Whoever says what clients dial means a server.
+            None if asked.name.is_some() => make::Purpose::Server,
+            None => check::stated_purpose(&chain).unwrap_or(make::Purpose::Server),
+        };
+        let client = purpose == make::Purpose::Client;
         let wanted = Use { purpose, name: asked.name.as_deref().filter(|_| !client) };
         // What a server asks of its clients' issuers is its own affair, and is seen when it is spoken to.
         let ca = asked.ca.as_deref();
-        found.0.extend(check::chain(&tls::certificates(cert)?, ca, wanted)?.0);
+        found.0.extend(check::chain(&chain, ca, wanted)?.0);
         if let Some(key) = &asked.key {
             check::key(cert, key, &mut found)?;
         }

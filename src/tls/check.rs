@@ -80,6 +80,19 @@ pub struct Use<'a> {
     pub name: Option<&'a str>,
 }
 
+/// Whose certificate it says that it is. `None` if it may be used by both, or does not say.
+#[must_use]
+pub fn stated_purpose(chain: &[CertificateDer<'_>]) -> Option<Purpose> {
+    let (_, own) = X509Certificate::from_der(chain.first()?).ok()?;
+    let usage = own.extended_key_usage().ok()??.value;
+    match (usage.server_auth, usage.client_auth) {
+        _ if usage.any => None,
+        (true, false) => Some(Purpose::Server),
+        (false, true) => Some(Purpose::Client),
+        (true, true) | (false, false) => None,
+    }
+}
+
 /// Checks a chain of certificates, its own first.
 ///
 /// # Errors

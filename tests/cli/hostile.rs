@@ -5,12 +5,10 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use muster::proto::xla;
-use muster::proto::xla::coordination as wire;
 use muster::text::is_hidden;
 use prost::Message as _;
-use tonic::transport::{Channel, Endpoint};
-use wire::coordination_service_client::CoordinationServiceClient;
 
+use crate::clients::Clients;
 use crate::process::{Ended, Running, muster, run, wait_until};
 use crate::web::Server;
 
@@ -53,88 +51,6 @@ fn check_page(what: &str, text: &str) {
     );
 }
 
-/// The clients of a server, which speak for as long as this lives.
-struct Clients {
-    runtime: tokio::runtime::Runtime,
-    channel: Channel,
-    /// That of the run, once they are registered.
-    service: std::cell::Cell<u64>,
-}
-
-impl Clients {
-    fn of(server: &Server) -> Self {
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).expect("an address");
-        let channel = runtime.block_on(endpoint.connect()).expect("it connects");
-        Self { runtime, channel, service: std::cell::Cell::default() }
-    }
-
-    /// Which life of a task speaks.
-    fn claim(&self, task: i32) -> Option<wire::Incarnations> {
-        Some(wire::Incarnations {
-            task_id: 0,
-            task_incarnation: 100 + task as u64,
-            service_incarnation: self.service.get(),
-        })
-    }
-
-    fn client(&self) -> CoordinationServiceClient<Channel> {
-        CoordinationServiceClient::new(self.channel.clone())
-    }
-
-    /// Registers so many tasks.
-    fn register(&self, tasks: i32) {
-        let all: Vec<_> = (0..tasks)
-            .map(|task| {
-                let mut client = self.client();
-                let request =
-                    wire::RegisterTaskRequest { incarnation: 100 + task as u64, source_task_id: task };
-                self.runtime.spawn(async move { client.register_task(request).await })
-            })
-            .collect();
-        for done in all {
-            let answer = self.runtime.block_on(done).expect("it runs").expect("it is registered");
-            self.service.set(answer.into_inner().service_incarnation);
-        }
-    }
-
-    fn insert(&self, key: &str, value: impl Into<bytes::Bytes>) {
-        let kv = Some(wire::KeyValueEntry { key: key.into(), value: value.into() });
-        let request = wire::InsertKeyValueRequest { incarnations: self.claim(0), kv, allow_overwrite: true };
-        self.runtime.block_on(self.client().insert_key_value(request)).expect("it is written");
-    }
-
-    /// Waits for a key that nobody writes.
-    fn wait_for_key(&self, key: &str) {
-        let mut client = self.client();
-        let request = wire::GetKeyValueRequest { incarnations: self.claim(0), key: key.into() };
-        self.runtime.spawn(async move { client.get_key_value(request).await });
-    }
-
-    fn wait_at_barrier(&self, task: i32, id: &str, timeout_ms: i64) {
-        let mut client = self.client();
-        let request = wire::BarrierRequest {
-            incarnations: self.claim(task),
-            barrier_id: id.into(),
-            barrier_timeout_in_ms: timeout_ms,
-            task_ids: Vec::new(),
-            source_task_id: task,
-            counter: 0,
-        };
-        self.runtime.spawn(async move { client.barrier(request).await });
-    }
-
-    fn fail(&self, task: i32) {
-        let request = wire::ReportErrorToServiceRequest {
-            incarnations: self.claim(task),
-            source_task_id: task,
-            error_code: 13,
-            error_message: HOSTILE.into(),
-        };
-        self.runtime.block_on(self.client().report_error_to_service(request)).expect("it is reported");
-    }
-}
-
 /// A server whose job is full of hostile text.
 fn hostile_server() -> (Server, Clients) {
     let server = Server::start(&["--tasks", "4", "--recoverable", "--log", "debug"]);
@@ -156,7 +72,7 @@ fn hostile_server() -> (Server, Clients) {
         server.get("/api/v1/jobs/default/events?kind=barrier-failed").body.contains("\"number\"")
     });
     clients.wait_at_barrier(0, HOSTILE, 600_000);
-    clients.fail(2);
+    clients.fail(2, HOSTILE);
     // Audited: what was asked of a path and of a key, and refused or done.
     let encoded = percent_encoding::utf8_percent_encode(HOSTILE, percent_encoding::NON_ALPHANUMERIC);
     for path in [format!("/api/v1/jobs/default/keys/{encoded}"), format!("/api/v1/jobs/{encoded}")] {
@@ -244,7 +160,7 @@ fn a_log_for_machines_says_what_a_client_wrote_and_shows_none_of_it() {
     let server = Server::start_json(&["--tasks", "1"]);
     let clients = Clients::of(&server);
     clients.register(1);
-    clients.fail(0);
+    clients.fail(0, HOSTILE);
     wait_until("it has failed", || server.get("/api/v1/jobs").body.contains("\"failed\""));
     server.running.signal("TERM");
     let ended = server.running.end();
@@ -390,7 +306,7 @@ fn a_launch_and_a_worker_show_what_others_wrote_safely() {
     let server = Server::start(&["--tasks", "2"]);
     let clients = Clients::of(&server);
     clients.register(2);
-    clients.fail(1);
+    clients.fail(1, HOSTILE);
     wait_until("it has failed", || server.get("/api/v1/jobs").body.contains("\"failed\""));
     let mut launch = muster(["launch", "-n", "2", "--server", &server.url(), "--", "sh", "-c", "exit 3"]);
     let ended = run(&mut launch);
@@ -406,7 +322,7 @@ fn a_launch_and_a_worker_show_what_others_wrote_safely() {
         Running::start(&mut muster(["worker", "--service", &service, "--task", "0", "--log", "debug"]));
     let line = worker.out_line("Registered");
     let run = line.rsplit(' ').next().and_then(|run| u64::from_str_radix(run, 16).ok());
-    clients.service.set(run.expect("it says its run"));
+    clients.belong_to(run.expect("it says its run"));
     clients.insert("RECEIVED_PREEMPTION_NOTICE", HOSTILE);
     let line = worker.out_line("preemption notice");
     check("worker", &line);

@@ -2,6 +2,8 @@
 
 mod acting;
 mod benching;
+mod clients;
+mod commands;
 mod configuration;
 mod figures;
 mod hostile;

@@ -1,0 +1,32 @@
+//! `muster completions`: what shells complete.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use clap_complete::Shell;
+
+use super::output::print_exact;
+
+/// Print what a shell needs to complete subcommands and flags
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Arguments {
+    /// For which shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  source <(muster completions bash)
+  muster completions zsh > ~/.zfunc/_muster
+  muster completions fish > ~/.config/fish/completions/muster.fish";
+
+/// Runs the subcommand.
+pub fn run(arguments: &Arguments, mut command: clap::Command) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut command, "muster", &mut script);
+    print_exact(&String::from_utf8(script)?)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,195 @@
+//! What subcommands do that is no one's page: how they end, what they print, what they ask for.
+
+use std::process::Stdio;
+
+use crate::clients::Clients;
+use crate::process::{Running, muster, run, wait_until};
+use crate::web::Server;
+
+/// Waits until the run of this number stands so.
+fn wait_for(server: &Server, run: u64, state: &str) {
+    wait_until(&format!("run {run} is {state}"), || {
+        let job = server.get("/api/v1/jobs").json()["jobs"][0].clone();
+        job["run"] == run && job["state"] == state
+    });
+}
+
+fn draining(server: &Server) -> Running {
+    let arguments = ["drain", "--reason", "r", "--wait=60s", "--server", &server.url()];
+    let draining = Running::start(&mut muster(arguments));
+    wait_until("it is asked for", || server.get("/api/v1/jobs/default/drain").body.contains("\"notice\""));
+    draining
+}
+
+#[test]
+fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
+    let server = Server::start(&["--tasks", "2"]);
+    let clients = Clients::of(&server);
+    clients.register(2);
+    let waiting = draining(&server);
+    clients.fail(1, "out of memory");
+    wait_for(&server, 1, "failed");
+    // Whether or not the next run is there already.
+    clients.register(2);
+    wait_for(&server, 2, "running");
+    let ended = waiting.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.err.contains("run 1 ended before its tasks had agreed on a step"), "{ended:?}");
+    assert!(!ended.out.contains("Run 2"), "{ended:?}");
+
+    // It ends at once, too, where nobody comes back.
+    let waiting = draining(&server);
+    clients.fail(0, "out of memory");
+    let ended = waiting.end();
+    assert!(ended.code == Some(1) && ended.err.contains("run 2 ended before"), "{ended:?}");
+}
+
+#[test]
+fn a_drain_whose_tasks_agree_succeeds_even_if_the_next_run_is_there_before_it_looks() {
+    let server = Server::start(&["--tasks", "2"]);
+    let clients = Clients::of(&server);
+    clients.register(2);
+    let waiting = draining(&server);
+    for task in 0..2 {
+        clients.insert(&format!("PREEMPTION_CURRENT_COUNTER/{task}"), "7");
+    }
+    for task in 0..2 {
+        clients.wait_at_barrier(task, "PREEMPTION_SYNC_BARRIER", 60_000);
+    }
+    wait_until("they agree", || server.get("/api/v1/jobs/default/drain").body.contains("\"agreed_step\":8"));
+    clients.fail(1, "done");
+    wait_for(&server, 1, "failed");
+    clients.register(2);
+    wait_for(&server, 2, "running");
+    let ended = waiting.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let seen = ended.out.contains("all tasks save at step 8");
+    assert!(ended.out.contains("Run 1 ") && (seen || ended.out.contains("agreed on a step")), "{ended:?}");
+}
+
+#[test]
+fn events_are_chosen_and_have_their_task_and_their_barrier() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let clients = Clients::of(&server);
+    clients.register(2);
+    for task in 0..2 {
+        clients.wait_at_barrier(task, "train/step", 60_000);
+    }
+    wait_until("it has passed", || server.get("/api/v1/jobs/default/events").body.contains("barrier-passed"));
+    clients.fail(1, "out of memory");
+    let said = |arguments: &[&str]| {
+        let ended = run(muster(["events", "--server", &server.url()]).args(arguments));
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{arguments:?}: {ended:?}");
+        ended.out
+    };
+    wait_until("it has failed", || said(&[]).contains("task-failed"));
+    let passed = said(&["--kind", "barrier-passed,task-failed"]);
+    let line = passed.lines().find(|line| line.contains("train/step")).expect("the barrier's");
+    let columns: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(
+        (columns[2], columns[3], columns[4], columns[5]),
+        ("1", "barrier-passed", "-", "train/step"),
+        "{line}"
+    );
+    let (time, millis) = columns[1].rsplit_once('.').expect("milliseconds");
+    assert!(time.len() == 19 && millis.len() == 4 && millis.ends_with('Z'), "{line}");
+    assert!(
+        passed.contains("registration") && passed.lines().all(|line| !line.contains("run-opened")),
+        "{passed}"
+    );
+    let of_task = said(&["--task", "1"]);
+    assert!(of_task.lines().count() >= 2 && of_task.lines().all(|line| line.contains(" 1  ")), "{of_task}");
+    assert_eq!(said(&["--since", "1h"]), said(&[]));
+    assert_eq!(said(&["--since", "0s"]), "");
+    let wrong = run(&mut muster(["events", "--kind", "exploded", "--server", &server.url()]));
+    assert!(wrong.code == Some(1) && wrong.err.contains("task-failed"), "{wrong:?}");
+}
+
+#[test]
+fn an_excluded_task_is_told_of_once() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let clients = Clients::of(&server);
+    clients.register(2);
+    let body = r#"{"task": 1, "reason": "flaky NIC"}"#;
+    assert_eq!(server.send("POST", "/api/v1/jobs/default/exclusions", body).status, 201);
+    let ended = run(&mut muster(["status", "--server", &server.url()]));
+    assert!(
+        ended.out.contains("  EXCLUDED  task 1 since ") && !ended.out.contains("  FAILED  "),
+        "{ended:?}"
+    );
+    let row = ended.out.lines().find(|line| line.trim_start().starts_with("1  ")).expect("a row");
+    assert_eq!(row.split_whitespace().nth(1), Some("excluded"), "{ended:?}");
+}
+
+#[test]
+fn usage_asks_for_nothing_that_the_environment_gives() {
+    for arguments in [&["readmit"][..], &["drain"], &["status", "--bogus"], &["job", "create"], &["launch"]] {
+        let plain = run(&mut muster(arguments));
+        let mut command = muster(arguments);
+        command
+            .env("MUSTER_SERVER", "http://127.0.0.1:1")
+            .env("MUSTER_JOB", "a")
+            .env("MUSTER_TOKEN_FILE", "/t");
+        let given = run(&mut command);
+        let usage = |text: &str| text.lines().find(|line| line.starts_with("Usage:")).map(str::to_owned);
+        assert_eq!(given.code, Some(2), "{given:?}");
+        assert_eq!(usage(&given.err), usage(&plain.err), "{arguments:?}");
+        let usage = usage(&given.err).expect("a usage");
+        assert!(usage.contains(&format!("muster {}", arguments[0])), "{usage}");
+        for flag in ["--server <", "--job <", "--token-file <"] {
+            assert!(!usage.contains(flag), "{usage}");
+        }
+    }
+}
+
+#[test]
+fn a_certificate_is_checked_for_what_it_says_that_it_is() {
+    let folder = std::env::temp_dir().join(format!("muster-check-{}", std::process::id()));
+    let path = |name: &str| folder.join(name).to_str().expect("text").to_owned();
+    assert_eq!(run(&mut muster(["tls", "new", folder.to_str().expect("text")])).code, Some(0));
+    let check = |arguments: &[&str]| run(muster(["tls", "check", "--ca", &path("ca.pem")]).args(arguments));
+    for name in ["client", "server"] {
+        let (cert, key) = (path(&format!("{name}.pem")), path(&format!("{name}-key.pem")));
+        let ended = check(&["--cert", &cert, "--key", &key]);
+        assert_eq!(ended.code, Some(0), "{name}: {ended:?}");
+        assert!(ended.out.contains(&format!("it may be used by {name}s")), "{ended:?}");
+        let other = if name == "client" { "server" } else { "client" };
+        let ended = check(&["--cert", &cert, "--for", other]);
+        assert!(ended.code == Some(1) && ended.out.contains("WRONG"), "{name}: {ended:?}");
+    }
+    std::fs::remove_dir_all(&folder).expect("it was made");
+}
+
+#[test]
+fn shells_are_told_every_subcommand_and_its_flags() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ended = run(&mut muster(["completions", shell]));
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{shell}");
+        for word in ["readmit", "heartbeat-timeout", "dry-run", "completions"] {
+            assert!(ended.out.contains(word), "{shell} is not told of {word}");
+        }
+    }
+    let bash = run(&mut muster(["completions", "bash"])).out;
+    let mut shell = std::process::Command::new("bash");
+    let checked = shell.arg("-n").stdin(Stdio::piped()).spawn().and_then(|mut shell| {
+        std::io::Write::write_all(&mut shell.stdin.take().expect("a pipe"), bash.as_bytes())?;
+        shell.wait()
+    });
+    assert!(checked.expect("bash runs").success());
+}
+
+#[test]
+fn a_demo_is_where_it_was_told_to_be() {
+    let wrong = run(&mut muster(["demo", "--http", "0.0.0.0:0"]));
+    assert!(wrong.code == Some(2) && wrong.err.contains("only this machine"), "{wrong:?}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let refused = run(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
+    assert!(refused.code == Some(1) && refused.err.contains(&address), "{refused:?}");
+    drop(taken);
+    let mut demo = Running::start(&mut muster(["demo", "--http", &address, "--grpc", "127.0.0.1:0"]));
+    let line = demo.out_line("look at");
+    assert!(line.contains(&format!("http://{address}/")), "{line}");
+    demo.signal("INT");
+    assert_eq!(demo.end().code, Some(130));
+}
