@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::Limits;
-use crate::http::{Audit, Hosts, Redaction, Streams};
+use crate::http::{Audit, BodyBudget, Hosts, OnAuditFailure, Redaction, Streams};
 use crate::telemetry::traces::Protocol;
 
 mod file;
@@ -60,8 +60,14 @@ pub struct Server {
     pub otlp_endpoint: Option<String>,
     /// How they are sent.
     pub otlp_protocol: Protocol,
+    /// Where health is served too, on a listener of its own.
+    pub health: Option<SocketAddr>,
     /// How many HTTP connections are served at once.
     pub http_connections: usize,
+    /// How many of them one source may have.
+    pub http_connections_per_source: usize,
+    /// Memory for the bodies of requests over HTTP.
+    pub http_bodies_bytes: usize,
     /// How many jobs there may be.
     pub jobs_max: usize,
     /// How many streams of events are served at once.
@@ -76,6 +82,8 @@ pub struct Server {
     pub log_format: LogFormat,
     /// Where the audit is written besides memory.
     pub audit_file: Option<PathBuf>,
+    /// What happens to changes while that cannot be written.
+    pub audit_failure: OnAuditFailure,
     /// How many lines of it are kept in memory.
     pub audit_lines: usize,
     /// Keys whose values are not shown.
@@ -124,7 +132,10 @@ impl Server {
             task_metrics_max: 1024,
             otlp_endpoint: None,
             otlp_protocol: Protocol::Grpc,
+            health: None,
             http_connections: 1024,
+            http_connections_per_source: 512,
+            http_bodies_bytes: BodyBudget::DEFAULT,
             jobs_max: Engine::JOBS_MAX,
             http_streams: Streams::DEFAULT,
             io_threads: cores.min(2),
@@ -132,6 +143,7 @@ impl Server {
             log: log.into(),
             log_format: LogFormat::Human,
             audit_file: None,
+            audit_failure: OnAuditFailure::default(),
             audit_lines: Audit::DEFAULT,
             redact_keys: Redaction::default(),
             grpc_tls: Tls::default(),

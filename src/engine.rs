@@ -18,8 +18,9 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Done, Effect, Ending, Event, Input,
-    JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp, TransferNote,
+    Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Discarded, Done, Effect, Ending,
+    Event, Input, JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp,
+    TransferNote,
 };
 use crate::meter;
 
@@ -76,7 +77,7 @@ struct Waiting {
 
 struct State {
     core: Coordinator,
-    waiting: HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>>,
+    waiting: WaitingCalls,
     effects: Vec<Effect>,
     next_call: u64,
     next_connection: u64,
@@ -86,7 +87,34 @@ struct State {
     lags: u64,
 }
 
+/// The calls that wait. In many tables, so that none of them has to grow by much at once while the lock is held.
+#[derive(Default)]
+struct WaitingCalls {
+    tables: [HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>>; Self::TABLES],
+    len: usize,
+}
+
+impl WaitingCalls {
+    const TABLES: usize = 32;
+
+    fn table(&mut self, call: CallId) -> &mut HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>> {
+        let number = usize::try_from(call.0 % Self::TABLES as u64).unwrap_or_default();
+        &mut self.tables[number]
+    }
+
+    fn insert(&mut self, call: CallId, waiting: Waiting) {
+        self.len += usize::from(self.table(call).insert(call, waiting).is_none());
+    }
+
+    fn remove(&mut self, call: CallId) -> Option<Waiting> {
+        let waiting = self.table(call).remove(&call)?;
+        self.len -= 1;
+        Some(waiting)
+    }
+}
+
 /// What came of an input.
+#[derive(Default)]
 struct Applied {
     /// The answer to the call that was applied, if it came at once.
     own: Option<Outcome>,
@@ -94,6 +122,8 @@ struct Applied {
     acted: Option<Result<Done, Refusal>>,
     /// The answers to calls that waited.
     deliveries: Vec<(Waiting, Outcome)>,
+    /// What is to be freed.
+    discarded: Vec<Discarded>,
 }
 
 /// An event with its place in the order of all events of this server, from 1.
@@ -108,15 +138,20 @@ pub struct Numbered {
 /// How many events a follower may lag behind before it loses some.
 const EVENTS_BUFFERED: usize = 1 << 12;
 
+/// How many calls of a connection that is gone are dropped while the lock is held once.
+const CALLS_DROPPED_AT_ONCE: usize = 1 << 10;
+
 /// How late a deadline may be kept before the driver takes itself to have been away.
 const LAG_FORGIVEN: Duration = Duration::from_secs(1);
 
 /// How long the engine's lock is waited for and held.
 #[derive(Debug, Default)]
 pub struct Locks {
-    /// By those who apply an input; one in many is timed.
+    /// By those who apply an input about one task or one key; one in many is timed.
     pub inputs: meter::Lock,
-    /// By those who only look: pages, scrapes, detectors.
+    /// By those who apply any other input: each is timed.
+    pub bulk: meter::Lock,
+    /// By those who only look (pages, scrapes, detectors), to take a copy: each is timed.
     pub looks: meter::Lock,
 }
 
@@ -167,7 +202,7 @@ impl Engine {
     pub fn new(clock: Clock) -> Arc<Self> {
         let state = State {
             core: Coordinator::default(),
-            waiting: HashMap::default(),
+            waiting: WaitingCalls::default(),
             effects: Vec::new(),
             next_call: 0,
             next_connection: 0,
@@ -281,13 +316,19 @@ impl Engine {
     /// # Errors
     /// If the act is refused; nothing has changed then.
     pub fn act(&self, job: JobId, actor: Actor, reason: Reason, act: Act) -> Result<Done, Refusal> {
-        let mut state = self.lock();
-        let applied = self.apply(&mut state, Input::Act { job, actor, reason, act }, None);
-        self.settle(state, applied.deliveries);
-        if applied.acted == Some(Ok(Done::JobDeleted)) {
+        // A value that is refused is freed after the lock is.
+        let _value = match &act {
+            Act::PutKey { value, .. } => Some(value.clone()),
+            _ => None,
+        };
+        let mut state = self.lock_for_bulk();
+        let mut applied = self.apply(&mut state, Input::Act { job, actor, reason, act }, None);
+        let acted = applied.acted.take();
+        self.settle(state, applied);
+        if acted == Some(Ok(Done::JobDeleted)) {
             self.job_changes.fetch_add(1, Ordering::Release);
         }
-        applied.acted.unwrap_or(Err(Refusal::NoSuchJob))
+        acted.unwrap_or(Err(Refusal::NoSuchJob))
     }
 
     /// Numbers a new connection.
@@ -301,11 +342,14 @@ impl Engine {
 
     /// Reports that a connection is gone. Calls that wait on it are dropped; their inbox hears no more of them.
     pub fn connection_closed(&self, connection: ConnectionId, ending: Ending, calls: &[CallId]) {
-        let mut state = self.lock();
-        for call in calls {
-            state.waiting.remove(call);
+        // Their answers are for nobody any more. Many are dropped bit by bit: others come in between.
+        for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
+            let mut state = self.lock_for_bulk();
+            let dropped: Vec<Option<Waiting>> = part.iter().map(|call| state.waiting.remove(*call)).collect();
+            drop(state);
+            drop(dropped);
         }
-        self.feed(state, Input::ConnectionClosed { connection, ending });
+        self.feed(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
     }
 
     /// Puts a call to a job. Either it is answered at once, or its answer is delivered later to
@@ -318,16 +362,21 @@ impl Engine {
         inbox: &Arc<dyn Inbox>,
         slot: u64,
     ) -> Called {
-        let mut state = self.lock();
+        // A value that is refused is freed after the lock is.
+        let _value = match &request {
+            Request::Insert { value, .. } => Some(value.clone()),
+            _ => None,
+        };
+        let mut state = if is_about_one(&request) { self.lock() } else { self.lock_for_bulk() };
         let call = CallId(state.next_call);
         state.next_call += 1;
-        let applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
-        if let Some(outcome) = applied.own {
-            self.settle(state, applied.deliveries);
+        let mut applied = self.apply(&mut state, Input::Call { job, call, caller, request }, Some(call));
+        if let Some(outcome) = applied.own.take() {
+            self.settle(state, applied);
             return Called::Now(outcome);
         }
         state.waiting.insert(call, Waiting { inbox: Arc::clone(inbox), slot });
-        self.settle(state, applied.deliveries);
+        self.settle(state, applied);
         Called::Waiting(call)
     }
 
@@ -335,41 +384,54 @@ impl Engine {
     pub fn hang_up(&self, job: JobId, call: CallId) {
         let mut state = self.lock();
         // If its answer is on the way already, there is nothing to drop.
-        if state.waiting.remove(&call).is_some() {
+        if state.waiting.remove(call).is_some() {
             self.feed(state, Input::CallGone { job, call });
         }
     }
 
     /// Answers every waiting call, in the way that lets clients live on.
     pub fn stop(&self) {
-        self.feed(self.lock(), Input::Stop);
+        self.feed(self.lock_for_bulk(), Input::Stop);
     }
 
-    /// Looks at the state; `look` runs under the lock and should be quick.
+    /// Looks at the jobs as they are now. `look` runs on a copy, which costs a pointer for each job: the lock is free
+    /// while it runs, however long that takes.
     pub fn look<T>(&self, look: impl FnOnce(&Coordinator, Timestamp) -> T) -> T {
-        let state = self.lock_to_look();
-        let now = self.clock.now();
-        look(&state.core, now)
+        let (copy, now) = {
+            let state = self.lock_to_look();
+            (state.core.copy_to_read(), self.clock.now())
+        };
+        look(&copy, now)
+    }
+
+    /// Looks something up. `look` runs under the lock, and must not take longer the more there is: see [`Engine::look`].
+    pub fn look_up<T>(&self, look: impl FnOnce(&Coordinator) -> T) -> T {
+        look(&self.lock_to_look().core)
     }
 
     /// How many calls wait for an answer.
     #[must_use]
     pub fn waiting_calls(&self) -> usize {
-        self.lock_to_look().waiting.len()
+        self.lock_to_look().waiting.len
     }
 
     /// The kept events of all jobs after number `after`, and a stream of those to come.
     #[must_use]
     pub fn follow(&self, after: u64) -> (Past, broadcast::Receiver<Numbered>) {
+        let (kept, coming) = self.copy_of_kept();
+        (kept.after(after), coming)
+    }
+
+    fn copy_of_kept(&self) -> (Kept, broadcast::Receiver<Numbered>) {
         let state = self.lock_to_look();
-        (state.kept.after(after), self.followers.subscribe())
+        (state.kept.clone(), self.followers.subscribe())
     }
 
     /// The kept events of a job after number `after`, and a stream of those to come, of all jobs.
     #[must_use]
     pub fn follow_job(&self, job: JobId, after: u64) -> (Past, broadcast::Receiver<Numbered>) {
-        let state = self.lock_to_look();
-        (state.kept.of(job, after), self.followers.subscribe())
+        let (kept, coming) = self.copy_of_kept();
+        (kept.of(job, after), coming)
     }
 
     /// Keeps the deadlines of the state machine, for as long as the returned future is polled.
@@ -382,7 +444,11 @@ impl Engine {
                 Some(at) => {
                     let due = tokio::time::Instant::from_std(self.clock.instant(at));
                     tokio::select! {
-                        () = tokio::time::sleep_until(due) => self.tick(at),
+                        () = tokio::time::sleep_until(due) => {
+                            self.tick(at);
+                            // There may be more to do at once.
+                            tokio::task::yield_now().await;
+                        }
                         () = rearmed => {}
                     }
                 }
@@ -393,11 +459,11 @@ impl Engine {
     fn tick(&self, due: Timestamp) {
         // A process that was stopped, or starved, has heard nobody in the meantime; that is not their fault.
         if self.clock.now().since(due) > LAG_FORGIVEN {
-            let mut state = self.lock();
+            let mut state = self.lock_for_bulk();
             state.lags += 1;
             self.feed(state, Input::Lagged);
         }
-        self.feed(self.lock(), Input::Tick);
+        self.feed(self.lock_for_bulk(), Input::Tick);
     }
 
     fn arm(&self) -> Option<Timestamp> {
@@ -417,6 +483,10 @@ impl Engine {
         self.lock_after(self.locks.inputs.sampled(&self.clock))
     }
 
+    fn lock_for_bulk(&self) -> Held<'_> {
+        self.lock_after(self.locks.bulk.timed(&self.clock))
+    }
+
     fn lock_to_look(&self) -> Held<'_> {
         self.lock_after(self.locks.looks.timed(&self.clock))
     }
@@ -429,7 +499,7 @@ impl Engine {
 
     fn feed(&self, mut state: Held<'_>, input: Input) {
         let applied = self.apply(&mut state, input, None);
-        self.settle(state, applied.deliveries);
+        self.settle(state, applied);
     }
 
     /// Applies one input; the answer to the call `own` is told apart.
@@ -439,13 +509,13 @@ impl Engine {
         let observers = self.observers.get().map(Vec::as_slice).unwrap_or_default();
         let mut effects = std::mem::take(&mut state.effects);
         state.core.apply(now, input, &mut effects);
-        let mut applied = Applied { own: None, acted: None, deliveries: Vec::new() };
+        let mut applied = Applied::default();
         let mut wanted = Vec::new();
         for effect in effects.drain(..) {
             match effect {
                 Effect::Reply(call, outcome) if Some(call) == own => applied.own = Some(outcome),
                 Effect::Reply(call, outcome) => {
-                    if let Some(waiting) = state.waiting.remove(&call) {
+                    if let Some(waiting) = state.waiting.remove(call) {
                         applied.deliveries.push((waiting, outcome));
                     }
                 }
@@ -461,6 +531,7 @@ impl Engine {
                 Effect::BarrierEnded(ending) => {
                     observers.iter().for_each(|observer| observer.barrier_ended(&ending));
                 }
+                Effect::Discard(discarded) => applied.discarded.push(discarded),
                 Effect::WantIncarnation(job) => wanted.push(job),
             }
         }
@@ -474,7 +545,7 @@ impl Engine {
     }
 
     /// Releases the lock, wakes the timer task if a deadline came nearer, and hands out the answers.
-    fn settle(&self, state: Held<'_>, deliveries: Vec<(Waiting, Outcome)>) {
+    fn settle(&self, state: Held<'_>, applied: Applied) {
         let next = state.core.next_wake().map_or(u64::MAX, |at| at.0);
         let nearer = next < self.armed.load(Ordering::Relaxed);
         if nearer {
@@ -484,9 +555,27 @@ impl Engine {
         if nearer {
             self.rearm.notify_one();
         }
-        for (waiting, outcome) in deliveries {
+        for (waiting, outcome) in applied.deliveries {
             waiting.inbox.deliver(waiting.slot, outcome);
         }
+        if !applied.discarded.is_empty() {
+            free(applied.discarded);
+        }
+    }
+}
+
+/// Whether a request is about one task or one key, whatever there is beside it.
+fn is_about_one(request: &Request) -> bool {
+    matches!(request, Request::Heartbeat { .. } | Request::Get { .. } | Request::TryGet { .. })
+}
+
+/// Frees memory; much of it on a thread of its own, so that nobody's calls wait for it.
+fn free(discarded: Vec<Discarded>) {
+    const MUCH: usize = 1 << 12;
+    let weight: usize = discarded.iter().map(Discarded::weight).sum();
+    if weight > MUCH {
+        // Without a thread, it is freed here: the closure is dropped.
+        let _ = std::thread::Builder::new().name("muster-free".into()).spawn(move || drop(discarded));
     }
 }
 

@@ -15,6 +15,7 @@
 //! | [`findings`] | what is concluded from what is measured |
 //! | [`reports`] | what native workers report of their transfers |
 //! | [`proto`] | the wire messages |
+//! | `cow` | tables whose copies are cheap, so that readers need no lock |
 //! | [`clock`] | the only reader of clock and entropy |
 //! | [`meter`] | what hot paths count and time of themselves |
 pub mod agent;
@@ -23,6 +24,7 @@ pub mod clock;
 pub mod config;
 mod contents;
 pub mod coordination;
+mod cow;
 pub mod doctor;
 pub mod engine;
 pub mod findings;
@@ -30,6 +32,7 @@ pub mod grpc;
 pub mod http;
 mod http2;
 pub mod meter;
+mod private_file;
 pub mod proto;
 pub mod reports;
 pub mod telemetry;

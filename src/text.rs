@@ -1,53 +1,236 @@
-//! Text from elsewhere, made safe to show.
+//! Text: what was written elsewhere made safe to show, and how spans and sizes are written for people.
+//!
+//! Owns the one list of characters that a reader cannot see or that steer what shows them ([`is_hidden`]). Every way out
+//! escapes by it: the command line ([`one_line`]), the log (`telemetry::log`), pages (`http::pages::Escape`) and JSON on a
+//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`short_span`], [`bytes`]).
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+use std::time::Duration;
 
-/// The text on one line and without control characters: what a client wrote must neither forge a
-/// second log line nor steer a terminal.
+/// The text on one line, with every hidden character spelled out: what a client wrote must neither forge a second line nor
+/// steer a terminal, and two texts that look alike must be alike. A line break shows as ` | `.
 #[must_use]
 pub fn one_line(text: &str) -> Cow<'_, str> {
-    if !text.contains(unsafe_to_show) {
+    spelled(text, |c| match c {
+        '\n' => Some(" | "),
+        '\t' => Some(" "),
+        _ => None,
+    })
+}
+
+/// The text with every hidden character spelled out but for line breaks and tabs: for places that show many lines.
+#[must_use]
+pub fn many_lines(text: &str) -> Cow<'_, str> {
+    spelled(text, |c| match c {
+        '\n' => Some("\n"),
+        '\t' => Some("\t"),
+        _ => None,
+    })
+}
+
+/// Text from elsewhere that is to be shown on one line. It cannot be read but by writing it out, which escapes it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Untrusted(String);
+
+impl Untrusted {
+    /// Takes text from elsewhere.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+impl<T: Into<String>> From<T> for Untrusted {
+    fn from(text: T) -> Self {
+        Self::new(text)
+    }
+}
+
+impl fmt::Display for Untrusted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&one_line(&self.0))
+    }
+}
+
+impl fmt::Debug for Untrusted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+fn spelled(text: &str, instead: impl Fn(char) -> Option<&'static str>) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        match c {
-            '\n' => shown.push_str(" | "),
-            '\t' => shown.push(' '),
-            c if unsafe_to_show(c) => {
-                // Writing to a string cannot fail.
-                let _ = write!(shown, "{}", c.escape_default());
-            }
-            c => shown.push(c),
+        match instead(c) {
+            Some(other) => shown.push_str(other),
+            // Writing to a string cannot fail.
+            None if is_hidden(c) => _ = write!(shown, "{}", c.escape_default()),
+            None => shown.push(c),
         }
     }
     Cow::Owned(shown)
 }
 
-/// Whether a text is one line that shows as it is written.
+/// JSON that says the same, in which hidden characters are escaped. Line breaks between values stay.
 #[must_use]
-pub fn is_safe_to_show(text: &str) -> bool {
-    !text.contains(unsafe_to_show)
+pub fn json(text: &str) -> Cow<'_, str> {
+    let raw = |c: char| c != '\n' && is_hidden(c);
+    if !text.contains(raw) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if raw(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
 }
 
-/// Control characters, and those that turn the direction of writing.
-fn unsafe_to_show(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}')
+/// Whether a text is one line without characters that steer what shows it: what is asked of a reason or a name.
+#[must_use]
+pub fn is_safe_to_show(text: &str) -> bool {
+    !text.contains(|c: char| c.is_control() || turns(c) || matches!(c, '\u{2028}' | '\u{2029}'))
+}
+
+/// Whether a reader cannot see a character, or it changes how others are shown: control characters (C0, DEL, C1), those
+/// that turn the direction of writing, separators of lines, and all that Unicode calls ignorable by default.
+#[must_use]
+pub fn is_hidden(c: char) -> bool {
+    // Most text is this, and most characters of pages come by here.
+    if matches!(c, ' '..='~') {
+        return false;
+    }
+    c.is_control()
+        || turns(c)
+        || matches!(c,
+            '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200d}' | '\u{2028}'..='\u{2029}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
+            | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Characters that turn the direction of writing.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A span of time for people: tenths of a second below ten seconds, then the two largest units.
+#[must_use]
+pub fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..10 => format!("{}.{} s", seconds, duration.subsec_millis() / 100),
+        10..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+/// A span of time that may be short, in microseconds, with the precision that it deserves.
+#[must_use]
+pub fn short_span(us: u64) -> String {
+    let seconds = Duration::from_micros(us).as_secs_f64();
+    match us {
+        0..1_000 => format!("{us} µs"),
+        1_000..10_000 => format!("{:.1} ms", seconds * 1e3),
+        10_000..1_000_000 => format!("{:.0} ms", seconds * 1e3),
+        1_000_000..10_000_000 => format!("{seconds:.2} s"),
+        _ => span(Duration::from_micros(us)),
+    }
+}
+
+/// A number of bytes for people.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut scaled = count as f64 / 1024.0;
+    let mut unit = 0;
+    // What would be rounded to 1024 is one of the next unit.
+    while scaled >= 1023.95 && unit + 1 < UNITS.len() {
+        scaled /= 1024.0;
+        unit += 1;
+    }
+    format!("{scaled:.1} {}", UNITS[unit])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Every character that a terminal or a page must not be given as it is, with its neighbours.
+    fn hidden() -> impl Iterator<Item = char> {
+        let ranges = [
+            ('\0', '\u{1f}'),
+            ('\u{7f}', '\u{9f}'),
+            ('\u{61c}', '\u{61c}'),
+            ('\u{200b}', '\u{200f}'),
+            ('\u{2028}', '\u{202e}'),
+            ('\u{2060}', '\u{206f}'),
+            ('\u{feff}', '\u{feff}'),
+            ('\u{e0000}', '\u{e007f}'),
+        ];
+        ranges.into_iter().flat_map(|(first, last)| first..=last)
+    }
+
     #[test]
     fn plain_text_stays_as_it_is() {
-        assert!(matches!(one_line("task 3 är weg"), Cow::Borrowed("task 3 är weg")));
+        for text in ["task 3 är weg", "שלום", "日本語 · … µ", "e\u{301}"] {
+            assert!(matches!(one_line(text), Cow::Borrowed(same) if same == text), "{text}");
+            assert!(matches!(json(text), Cow::Borrowed(_)), "{text}");
+        }
     }
 
     #[test]
     fn lines_are_joined_and_escapes_are_spelled_out() {
         assert_eq!(one_line("a\nb\tc\u{1b}[31md\r"), "a | b c\\u{1b}[31md\\r");
         assert_eq!(one_line("a\u{202e}b"), "a\\u{202e}b");
+        assert_eq!(many_lines("a\n\u{9b}2J"), "a\n\\u{9b}2J");
+        assert_eq!(format!("{:>4}{:?}", Untrusted::new("a"), Untrusted::new("\n\u{7}")), "   a\" | \\u{7}\"");
+    }
+
+    #[test]
+    fn no_hidden_character_comes_through_anywhere() {
+        for c in hidden() {
+            assert!(is_hidden(c), "{c:?}");
+            let text = format!("a{c}b");
+            assert!(!one_line(&text).contains(is_hidden), "{c:?}");
+            let kept = matches!(c, '\n' | '\t');
+            assert_eq!(many_lines(&text).contains(is_hidden), kept, "{c:?}");
+            let written = serde_json::to_string(&text).unwrap();
+            let shown = json(&written);
+            assert!(!shown.contains(is_hidden), "{c:?}: {shown}");
+            assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), text, "{c:?}");
+        }
+    }
+
+    #[test]
+    fn spans_are_written_with_the_precision_that_they_deserve() {
+        let spans =
+            [0, 9_940, 9_990, 61_000, 7_380_000, 200_000_000].map(|ms| span(Duration::from_millis(ms)));
+        assert_eq!(spans, ["0.0 s", "9.9 s", "9.9 s", "1 min 1 s", "2 h 3 min", "2 d 7 h"]);
+        let short = [7, 2_500, 431_000, 1_500_000, 92_000_000].map(short_span);
+        assert_eq!(short, ["7 µs", "2.5 ms", "431 ms", "1.50 s", "1 min 32 s"]);
+    }
+
+    #[test]
+    fn bytes_are_written_in_binary_units() {
+        let shown = [0, 1023, 1024, 1536, (1 << 20) - 1, 1 << 30, 5 << 40, u64::MAX].map(bytes);
+        assert_eq!(
+            shown,
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 GiB", "5.0 TiB", "16384.0 PiB"]
+        );
     }
 }

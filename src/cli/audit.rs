@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
+use super::output::Line;
 use super::place::{Place, converse, moment};
 use crate::coordination::JobName;
 use crate::http::{AuditLine, AuditOutcome, AuditPage};
-use crate::text::one_line;
 
 /// Show who did what to the jobs, why, from where, and what came of it
 ///
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-fn line(line: &AuditLine) -> String {
+fn line(line: &AuditLine) -> Line {
     let outcome = match line.outcome {
         AuditOutcome::Done => "done",
         AuditOutcome::Refused => "REFUSED",
@@ -78,5 +78,5 @@ fn line(line: &AuditLine) -> String {
     let times = if line.times > 1 { format!(" {} times", line.times) } else { String::new() };
     let who = format!("{}{role}", line.actor);
     let what = format!("{} {}{job}, {who}{reason}  {outcome}{times}{detail}", line.act, line.subject);
-    format!("{:>6}  {}  {}\n", line.number, moment(line.at), one_line(&what))
+    Line::from(format!("{:>6}  {}  {what}", line.number, moment(line.at)))
 }

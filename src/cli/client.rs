@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 use super::credentials::Credentials;
 use crate::coordination::{JobName, JobSummary, JobView};
 use crate::http::{About, JobsPage, NO_SUCH_JOB, Problem, Version};
-use crate::text::one_line;
+use crate::text::Untrusted;
 pub use stream::Sent;
 
 /// Where a server is looked for that is not named.
@@ -50,7 +50,7 @@ pub enum ClientError {
         /// Where.
         url: String,
         /// What the system says.
-        error: String,
+        error: Untrusted,
     },
     /// Somebody else answers there.
     #[error(
@@ -60,7 +60,7 @@ pub enum ClientError {
         /// Where.
         url: String,
         /// What it said instead.
-        found: String,
+        found: Untrusted,
     },
     /// The server has no such job.
     #[error("the server at {url} has no job {job:?}; its jobs are: {jobs}")]
@@ -68,7 +68,7 @@ pub enum ClientError {
         /// Where.
         url: String,
         /// What was asked for.
-        job: String,
+        job: Untrusted,
         /// Those that exist.
         jobs: String,
     },
@@ -78,9 +78,9 @@ pub enum ClientError {
         /// Where.
         url: String,
         /// In short.
-        title: String,
+        title: Untrusted,
         /// At length.
-        detail: String,
+        detail: Untrusted,
         /// The HTTP status.
         status: u16,
         /// What to do next, where that is known.
@@ -155,7 +155,7 @@ impl Client {
     /// Finds the server at `url`.
     pub async fn find(url: &str, credentials: &Credentials) -> Result<Self, ClientError> {
         let way = Way::new(url, credentials)?;
-        let not_muster = |found: String| ClientError::NotMuster { url: way.url.clone(), found };
+        let not_muster = |found: String| ClientError::NotMuster { url: way.url.clone(), found: found.into() };
         let (status, body) = exchange(&way, Method::GET, "/api/v1/server", None).await?;
         if status == StatusCode::UNAUTHORIZED
             && let Ok(problem) = serde_json::from_slice::<Problem>(&body)
@@ -168,7 +168,7 @@ impl Client {
             return Err(not_muster(format!("it calls itself {:?}", version.name)));
         }
         let about = serde_json::from_slice(&body).map_err(|error| {
-            let theirs = one_line(&version.version).into_owned();
+            let theirs = &version.version;
             not_muster(format!("it is version {theirs}, which this version cannot read ({error})"))
         })?;
         Ok(Self { way, about })
@@ -241,8 +241,8 @@ impl Client {
             let body = if body.is_empty() { Bytes::from_static(b"null") } else { body };
             return serde_json::from_slice(&body).map_err(|error| ClientError::Refused {
                 url,
-                title: format!("{path} in a form that this version does not know"),
-                detail: error.to_string(),
+                title: format!("{path} in a form that this version does not know").into(),
+                detail: error.to_string().into(),
                 status: status.as_u16(),
                 hint: None,
             });
@@ -254,7 +254,7 @@ impl Client {
 /// What an answer that is no success says.
 fn problem_of(url: &str, path: &str, status: StatusCode, body: &[u8]) -> ClientError {
     let Ok(problem) = serde_json::from_slice::<Problem>(body) else {
-        let (title, detail) = (status.to_string(), path.into());
+        let (title, detail) = (status.to_string().into(), path.into());
         return ClientError::Refused { url: url.into(), title, detail, status: status.as_u16(), hint: None };
     };
     if problem.kind == NO_SUCH_JOB {
@@ -268,8 +268,8 @@ fn problem_of(url: &str, path: &str, status: StatusCode, body: &[u8]) -> ClientE
 fn refused(url: &str, problem: &Problem) -> ClientError {
     ClientError::Refused {
         url: url.into(),
-        title: one_line(&problem.title).into_owned(),
-        detail: one_line(&problem.detail).into_owned(),
+        title: problem.title.as_str().into(),
+        detail: (*problem.detail).into(),
         status: problem.status,
         hint: hint(&problem.kind),
     }
@@ -295,7 +295,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 async fn connect(way: &Way) -> Result<Box<dyn Stream>, ClientError> {
-    let unreachable = |error: String| ClientError::Unreachable { url: way.url.clone(), error };
+    let unreachable = |error: String| ClientError::Unreachable { url: way.url.clone(), error: error.into() };
     // Brackets are how a URL writes an IPv6 address, not how the system does.
     let bare = way.host.trim_start_matches('[').trim_end_matches(']');
     let connect = async {
@@ -350,7 +350,7 @@ async fn exchange(
     body: Option<Vec<u8>>,
 ) -> Result<(StatusCode, Bytes), ClientError> {
     let url = &way.url;
-    let unreachable = |error: String| ClientError::Unreachable { url: url.clone(), error };
+    let unreachable = |error: String| ClientError::Unreachable { url: url.clone(), error: error.into() };
     let stream = connect(way).await?;
     let exchange = async {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

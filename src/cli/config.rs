@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::options::ServeOptions;
-use super::print;
+use super::output::print_exact;
 use crate::config::AskedJobs;
 
 /// Show the configuration that a server would have
@@ -65,6 +65,6 @@ impl From<&Jobs> for AskedJobs {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Command::Print(arguments) = &arguments.command;
     let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
-    print(&config.print())?;
+    print_exact(&config.print())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -18,9 +18,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::launch::children::{BECOME, Guard, THIS_PROGRAM};
+use super::output::{Output, print};
 use super::server::Server;
 use super::worker::{CALLED_OFF, Seen, parse};
-use super::{limits, memory, print};
+use super::{limits, memory};
 use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_duration};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log;
@@ -454,7 +455,7 @@ async fn lines(stream: impl AsyncRead + Unpin, task: u32, life: u64, tell: mpsc:
 }
 
 fn say(line: &str) -> Result<()> {
-    Ok(print(&format!("{line}\n"))?)
+    Ok(print(&Output::of(line))?)
 }
 
 #[cfg(test)]

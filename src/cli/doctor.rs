@@ -1,13 +1,13 @@
 //! `muster doctor`: what this host offers for fast transfers, and what it lacks.
 
-use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::{print, transfer};
+use super::output::{Output, print, print_json};
+use super::transfer;
 use crate::doctor::{Check, Probed, Root, State, examine};
 use crate::text::one_line;
 use crate::transfer::{Choice, TransportKind};
@@ -39,9 +39,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let shown: Vec<_> =
         checks.iter().filter(|check| !arguments.brief || check.state != State::Good).collect();
     if arguments.json {
-        print(&(serde_json::to_string_pretty(&shown)? + "\n"))?;
+        print_json(&shown)?;
     } else {
-        print(&(text(&shown) + &summary(&checks)))?;
+        let mut text = text(&shown);
+        text.line(summary(&checks));
+        print(&text)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -69,23 +71,22 @@ fn memory_file() -> rustix::io::Result<()> {
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
 }
 
-fn text(checks: &[&Check]) -> String {
-    let mut out = String::new();
+fn text(checks: &[&Check]) -> Output {
+    let mut out = Output::default();
     for check in checks {
         let state = match check.state {
             State::Good => "good",
             State::CouldBeBetter => "could be better",
             State::Missing => "missing",
         };
-        // Writing to a string cannot fail.
-        let _ = writeln!(out, "{state:<16} {}: {}", check.title, check.found);
+        out.line(format!("{state:<16} {}: {}", check.title, check.found));
         if check.state != State::Good {
-            let _ = writeln!(out, "{:<16}   why: {}", "", check.why);
+            out.line(format!("{:<16}   why: {}", "", check.why));
             if let Some(fix) = &check.fix {
-                let _ = writeln!(out, "{:<16}   fix: {fix}", "");
+                out.line(format!("{:<16}   fix: {fix}", ""));
             }
             if let Some(because) = check.nothing_to_do {
-                let _ = writeln!(out, "{:<16}   nothing to do, because {because}", "");
+                out.line(format!("{:<16}   nothing to do, because {because}", ""));
             }
         }
     }
@@ -95,5 +96,5 @@ fn text(checks: &[&Check]) -> String {
 fn summary(checks: &[Check]) -> String {
     let count = |state| checks.iter().filter(|check| check.state == state).count();
     let (good, better, missing) = (count(State::Good), count(State::CouldBeBetter), count(State::Missing));
-    format!("{good} good, {better} could be better, {missing} missing\n")
+    format!("{good} good, {better} could be better, {missing} missing")
 }

@@ -7,10 +7,12 @@ use anyhow::{Result, bail};
 use clap::Args;
 use http::Method;
 
+use super::client::Client;
+use super::output::Output;
 use super::place::{Meant, Place, converse, send};
 use crate::config::parse_duration;
-use crate::coordination::Reason;
-use crate::http::{DrainView, NewDrain};
+use crate::coordination::{Change, Reason, RunNumber, RunState};
+use crate::http::{DrainView, EventsPage, NewDrain};
 
 /// Ask all tasks of a run to agree on a step and save
 ///
@@ -27,7 +29,8 @@ pub struct Arguments {
     #[arg(long = "in", value_name = "DURATION", default_value = "0s", value_parser = parse_duration)]
     within: Duration,
 
-    /// Wait until the tasks have agreed on a step, at most so long
+    /// Wait until the tasks have agreed on a step, at most so long. Ends with status 1 if they have not, or if the run has
+    /// ended before they had
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "5m",
         value_parser = parse_duration)]
     wait: Option<Duration>,
@@ -47,34 +50,71 @@ Examples:
 
 /// Between two looks at who has acknowledged.
 const PAUSE: Duration = Duration::from_millis(500);
+/// The barrier at which JAX programs agree on the step.
+const AGREEMENT: &str = "PREEMPTION_SYNC_BARRIER";
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     converse(async {
         let client = arguments.place.find().await?;
-        let path = format!("{}/drain", arguments.meant.path(&client).await?);
+        let job = arguments.meant.path(&client).await?;
+        let path = format!("{job}/drain");
         let reason = Reason::try_from(arguments.reason.clone())?;
         let body = NewDrain { reason, in_seconds: arguments.within.as_secs() };
         let mut view: DrainView = send(&client, Method::POST, &path, &body).await?;
         if let Some(most) = arguments.wait {
             let run = view.run;
             let agreed = async {
-                while agreed_step(&view).is_none() && view.run == run {
+                loop {
+                    let over =
+                        view.run != run || !matches!(view.state, RunState::Forming | RunState::Running);
+                    if over || agreed_step(&view).is_some() {
+                        return anyhow::Ok(());
+                    }
                     tokio::time::sleep(PAUSE).await;
-                    view = client.get(&path).await?;
+                    let seen: DrainView = client.get(&path).await?;
+                    // The last that is known of the run that was asked.
+                    if seen.run == run { view = seen } else { view.state = RunState::Completed }
                 }
-                anyhow::Ok(())
             };
-            match tokio::time::timeout(most, agreed).await {
-                Ok(done) => done?,
-                Err(_) => {
-                    arguments.place.show(&view, said)?;
-                    bail!("the tasks have not agreed on a step in time; look on with: muster status --watch");
-                }
+            let waited = tokio::time::timeout(most, agreed).await;
+            if let Ok(done) = &waited
+                && done.is_ok()
+                && agreed_step(&view).is_none()
+            {
+                return ended(arguments, &client, &job, &view).await;
             }
+            let Ok(done) = waited else {
+                arguments.place.show(&view, said)?;
+                bail!("the tasks have not agreed on a step in time; look on with: muster status --watch");
+            };
+            done?;
         }
         arguments.place.show(&view, said)?;
         Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// The run has ended, and nobody has seen its tasks agree on a step: they may have, just before.
+async fn ended(arguments: &Arguments, client: &Client, job: &str, view: &DrainView) -> Result<ExitCode> {
+    let run = view.run;
+    let path = format!("{job}/events?kind=barrier-passed&newest=true&limit=1000");
+    let passed: EventsPage = client.get(&path).await?;
+    let agreed = passed.events.iter().any(|event| {
+        event.run == run
+            && matches!(&event.what, Change::BarrierPassed { barrier, .. } if barrier.as_ref() == AGREEMENT)
+    });
+    arguments.place.show(view, |_| how_it_ended(run, agreed))?;
+    if agreed {
+        return Ok(ExitCode::SUCCESS);
+    }
+    bail!("run {run} ended before its tasks had agreed on a step: nothing says that they have saved");
+}
+
+fn how_it_ended(run: RunNumber, agreed: bool) -> Output {
+    Output::of(match agreed {
+        true => format!("Run {run} was drained: its tasks agreed on a step, and it has ended."),
+        false => format!("Run {run} was asked to save, and has ended."),
     })
 }
 
@@ -82,14 +122,14 @@ fn agreed_step(view: &DrainView) -> Option<i64> {
     view.preemption.as_ref()?.agreed_step
 }
 
-fn said(view: &DrainView) -> String {
+fn said(view: &DrainView) -> Output {
     let acknowledged = view.preemption.as_ref().map_or(0, |preemption| preemption.acknowledged.len());
-    match agreed_step(view) {
-        Some(step) => format!("Run {} is drained: all tasks save at step {step}.\n", view.run),
+    Output::of(match agreed_step(view) {
+        Some(step) => format!("Run {} is drained: all tasks save at step {step}.", view.run),
         None => format!(
-            "Run {} is asked to save: {acknowledged} task(s) have acknowledged, {} have not. Look on with: muster status\n",
+            "Run {} is asked to save: {acknowledged} task(s) have acknowledged, {} have not. Look on with: muster status",
             view.run,
             view.waiting_for.len()
         ),
-    }
+    })
 }

@@ -7,13 +7,18 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use super::client::{Client, Sent};
-use super::place::{Meant, Place, converse, moment};
-use super::print;
+use super::output::{Colour, Line, Output, Style, complain, print, print_json_line};
+use super::place::{Meant, Place, converse, encoded, exact_moment};
+use crate::config::parse_duration;
+use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::{EventLine, EventsPage};
-use crate::telemetry::events::kind;
-use crate::text::one_line;
+use crate::telemetry::events::{kind, subject};
+use crate::text::Untrusted;
 
 /// Show what happened in a job, each change with its reason
+///
+/// Each line has the event's number, when it happened (UTC, to the millisecond), its run, its kind, the task and the barrier
+/// that it is about, and its reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -24,6 +29,18 @@ pub struct Arguments {
     /// Only what came after the event of this number
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     after: u64,
+
+    /// Only what happened in the last DURATION, by the server's clock
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    since: Option<Duration>,
+
+    /// Only events about this task, alone or among others
+    #[arg(long, value_name = "N")]
+    task: Option<i32>,
+
+    /// Only events of these kinds, such as task-failed,barrier-failed
+    #[arg(long, value_name = "KIND,...")]
+    kind: Option<String>,
 
     #[command(flatten)]
     meant: Meant,
@@ -36,110 +53,188 @@ const EXAMPLES: &str = "\
 Examples:
   muster events
   muster events --follow
+  muster events --task 3 --since 10m
+  muster events --kind task-failed,barrier-failed
   muster events --json | jq 'select(.kind == \"task-failed\")'     # one event a line";
 
 /// How long to wait before a stream that has broken is opened again: so long at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(10));
 
+/// Which events are shown, and how.
+struct Wanted<'a> {
+    arguments: &'a Arguments,
+    path: String,
+    /// The filters that the server applies, for the address.
+    query: String,
+    /// Only those at or after this moment.
+    from: Timestamp,
+}
+
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     converse(async {
         let client = arguments.place.find().await?;
-        let path = format!("{}/events", arguments.meant.path(&client).await?);
+        let job = arguments.meant.path(&client).await?;
+        let wanted = Wanted::new(arguments, &client, &job).await?;
         if arguments.follow {
-            follow(arguments, &client, &path).await?;
+            wanted.follow(&client).await?
         } else {
-            show_all(arguments, &client, &path).await?;
+            wanted.show_all(&client).await?
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
-/// Shows what happens, without end. A stream that breaks is opened again where it broke.
-async fn follow(arguments: &Arguments, client: &Client, path: &str) -> Result<()> {
-    let mut last = arguments.after;
-    let (mut pause, most) = PAUSE;
-    let mut stream = client.stream(path, last).await?;
-    loop {
-        let why = loop {
-            match stream.next().await {
-                Ok(Some(sent)) => {
-                    pause = PAUSE.0;
-                    if let Some(number) = show(arguments, &sent, last)? {
-                        last = number;
+impl<'a> Wanted<'a> {
+    async fn new(arguments: &'a Arguments, client: &Client, job: &str) -> Result<Self> {
+        let mut query = String::new();
+        if let Some(task) = arguments.task {
+            query.push_str(&format!("&task={task}"));
+        }
+        if let Some(kinds) = &arguments.kind {
+            query.push_str(&format!("&kind={}", encoded(kinds)));
+        }
+        let from = match arguments.since {
+            Some(since) => {
+                let now = client.get::<JobView>(job).await?.seen_at;
+                Timestamp(now.since(Timestamp(0)).saturating_sub(since).as_micros().try_into()?)
+            }
+            None => Timestamp(0),
+        };
+        Ok(Self { arguments, path: format!("{job}/events"), query, from })
+    }
+
+    /// Shows what happens, without end. A stream that breaks is opened again where it broke.
+    async fn follow(&self, client: &Client) -> Result<()> {
+        let mut last = self.arguments.after;
+        let (mut pause, most) = PAUSE;
+        let path = format!("{}?stream=1{}", self.path, self.query);
+        let mut stream = client.stream(&path, last).await?;
+        self.heading()?;
+        loop {
+            let why = loop {
+                match stream.next().await {
+                    Ok(Some(sent)) => {
+                        pause = PAUSE.0;
+                        if let Some(number) = self.show(&sent, last)? {
+                            last = number;
+                        }
                     }
+                    Ok(None) => break "the server has ended the stream".to_owned(),
+                    Err(error) => break error.to_string(),
                 }
-                Ok(None) => break "the server has ended the stream".to_owned(),
-                Err(error) => break error.to_string(),
-            }
-        };
-        // Not among the events: those may be read by a program.
-        eprintln!("muster: {}; trying again", one_line(&why));
-        stream = loop {
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(most);
-            match client.stream(path, last).await {
-                Ok(stream) => break stream,
-                Err(error) if error.may_pass() => {}
-                Err(error) => return Err(error.into()),
-            }
-        };
+            };
+            // Not among the events: those may be read by a program.
+            complain(format_args!("{why}; trying again"));
+            stream = loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(most);
+                match client.stream(&path, last).await {
+                    Ok(stream) => break stream,
+                    Err(error) if error.may_pass() => {}
+                    Err(error) => return Err(error.into()),
+                }
+            };
+        }
     }
-}
 
-/// Shows what was sent; the number of the last event that was seen, if that is another one now.
-fn show(arguments: &Arguments, sent: &Sent, last: u64) -> Result<Option<u64>> {
-    match sent.id {
-        Some(number) => {
-            let event: EventLine = serde_json::from_str(&sent.data).with_context(|| {
-                format!(
-                    "event {number} is in a form that this version does not know: {}",
-                    one_line(&sent.data)
-                )
-            })?;
-            print(&line(&event, arguments.place.json)?)?;
-            Ok(Some(number))
-        }
-        // The server has no more than this, or is another one since.
-        None if sent.kind == "gap" => {
-            if last > 0 && !arguments.place.json {
-                print("… some events are no longer kept\n")?;
+    /// Shows what was sent; the number of the last event that was seen, if that is another one now.
+    fn show(&self, sent: &Sent, last: u64) -> Result<Option<u64>> {
+        match sent.id {
+            Some(number) => {
+                let event: EventLine = serde_json::from_str(&sent.data).with_context(|| {
+                    let data = Untrusted::from(&*sent.data);
+                    format!("event {number} is in a form that this version does not know: {data}")
+                })?;
+                self.tell(&event)?;
+                Ok(Some(number))
             }
-            Ok(None)
+            // The server has no more than this, or is another one since.
+            None if sent.kind == "gap" => {
+                if last > 0 {
+                    self.tell_gap()?;
+                }
+                Ok(None)
+            }
+            None => Ok(None),
         }
-        None => Ok(None),
     }
-}
 
-/// Shows every event that there is.
-async fn show_all(arguments: &Arguments, client: &Client, path: &str) -> Result<()> {
-    let mut after = arguments.after;
-    loop {
-        let page: EventsPage = client.get(&format!("{path}?after={after}")).await?;
-        if page.gap && after > 0 && !arguments.place.json {
-            print("… some events are no longer kept\n")?;
+    /// Shows every event that there is.
+    async fn show_all(&self, client: &Client) -> Result<()> {
+        self.heading()?;
+        let mut after = self.arguments.after;
+        loop {
+            let page: EventsPage = client.get(&format!("{}?after={after}{}", self.path, self.query)).await?;
+            if page.gap && after > 0 {
+                self.tell_gap()?;
+            }
+            for event in &page.events {
+                self.tell(event)?;
+            }
+            if page.next == after {
+                return Ok(());
+            }
+            after = page.next;
         }
-        for event in &page.events {
-            print(&line(event, arguments.place.json)?)?;
+    }
+
+    fn tell_gap(&self) -> Result<()> {
+        if !self.arguments.place.json {
+            print(&Output::of("… some events are no longer kept"))?;
         }
-        if page.next == after {
+        Ok(())
+    }
+
+    fn heading(&self) -> Result<()> {
+        let style = Style::of_stdout();
+        // For people alone: what goes into a pipe is events, one a line.
+        if !self.arguments.place.json && style.width.is_some() {
+            let columns = columns("NUMBER", "TIME (UTC)", "RUN", "KIND", "TASK", "BARRIER", "REASON");
+            print(&Output::of(Line::default().painted(style, columns, Colour::Bold)))?;
+        }
+        Ok(())
+    }
+
+    fn tell(&self, event: &EventLine) -> Result<()> {
+        if event.at < self.from {
             return Ok(());
         }
-        after = page.next;
+        if self.arguments.place.json {
+            return print_json_line(event);
+        }
+        Ok(print(&Output::of(line(event)))?)
     }
 }
 
-fn line(event: &EventLine, json: bool) -> Result<String> {
-    if json {
-        let text = serde_json::to_string(event).context("cannot write the event as JSON")?;
-        return Ok(format!("{text}\n"));
-    }
-    Ok(format!(
-        "{:>6}  {}  run {}  {:<20}  {}\n",
-        event.number,
-        moment(event.at),
-        event.run,
+fn columns(
+    number: &str,
+    time: &str,
+    run: &str,
+    kind: &str,
+    task: &str,
+    barrier: &str,
+    reason: &str,
+) -> String {
+    format!("{number:>6}  {time:<24}  {run:>4}  {kind:<20}  {task:>5}  {barrier:<16}  {reason}")
+}
+
+fn line(event: &EventLine) -> String {
+    let (task, barrier) = subject(&event.what);
+    let barrier = barrier.map_or_else(
+        || "-".to_owned(),
+        |(id, counter)| {
+            let id = Untrusted::from(barrier_label(id));
+            if counter > 0 { format!("{id}#{counter}") } else { id.to_string() }
+        },
+    );
+    columns(
+        &event.number.to_string(),
+        &exact_moment(event.at),
+        &event.run.to_string(),
         kind(&event.what),
-        one_line(&event.reason)
-    ))
+        &task.map_or_else(|| "-".to_owned(), |task| task.to_string()),
+        &barrier,
+        &event.reason,
+    )
 }

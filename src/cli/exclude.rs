@@ -1,6 +1,5 @@
 //! `muster exclude`: takes a task or a host out, or shows who is out.
 
-use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -8,11 +7,11 @@ use anyhow::{Result, bail};
 use clap::Args;
 use http::Method;
 
+use super::output::Output;
 use super::place::{Meant, Place, converse, moment, send};
 use crate::config::parse_positive_duration;
 use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome};
 use crate::http::{ExclusionsPage, NewExclusion};
-use crate::text::one_line;
 
 /// Take a task or a host out of its job, or show who is out
 ///
@@ -105,7 +104,7 @@ fn new_exclusion(arguments: &Arguments, target: &str, reason: &str) -> Result<Ne
     })
 }
 
-fn done(made: &ExclusionView) -> String {
+fn done(made: &ExclusionView) -> Output {
     let until = match made.expires_at {
         Some(at) => format!("until {}", moment(at)),
         None => "until that is lifted".to_owned(),
@@ -114,15 +113,15 @@ fn done(made: &ExclusionView) -> String {
         [] => "no task of the present run is concerned".to_owned(),
         tasks => format!("out of the present run: {}", listed(tasks)),
     };
-    format!(
-        "Exclusion {}: {} takes no part {until}; {out}.\nLift it with: muster readmit {} --reason TEXT\n",
-        made.id, made.target, made.id
-    )
+    let mut text =
+        Output::of(format!("Exclusion {}: {} takes no part {until}; {out}.", made.id, made.target));
+    text.line(format!("Lift it with: muster readmit {} --reason TEXT", made.id));
+    text
 }
 
-fn foreseen(target: &str, preview: &ExclusionPreview) -> String {
-    let mut text = format!("Nothing was done. Excluding {} would\n", one_line(target));
-    let mut say = |line: String| _ = writeln!(text, "  {line}");
+fn foreseen(target: &str, preview: &ExclusionPreview) -> Output {
+    let mut text = Output::of(format!("Nothing was done. Excluding {target} would"));
+    let mut say = |line: String| text.line(format!("  {line}"));
     match &preview.tasks[..] {
         [] => say("take no task of the present run out; it would hold for those that come".into()),
         tasks => say(format!("take out {}", listed(tasks))),
@@ -132,7 +131,7 @@ fn foreseen(target: &str, preview: &ExclusionPreview) -> String {
     }
     for barrier in &preview.barriers {
         let how = if barrier.passes { "let the others pass" } else { "fail" };
-        say(format!("{how} barrier {} (use {})", one_line(&barrier.id), barrier.counter));
+        say(format!("{how} barrier {} (use {})", barrier.id, barrier.counter));
     }
     if preview.live_sets > 0 {
         say(format!("answer {} live-set question(s)", preview.live_sets));
@@ -148,24 +147,22 @@ fn foreseen(target: &str, preview: &ExclusionPreview) -> String {
     text
 }
 
-fn in_force(page: &ExclusionsPage) -> String {
+fn in_force(page: &ExclusionsPage) -> Output {
     if page.exclusions.is_empty() {
-        return "Nobody is excluded.\n".to_owned();
+        return Output::of("Nobody is excluded.");
     }
-    let mut text = String::new();
+    let mut text = Output::default();
     for exclusion in &page.exclusions {
         let until = exclusion.expires_at.map_or_else(|| "lifted".to_owned(), moment);
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
+        text.line(format!(
             "{:>4}  {} since {} until {until}, by {}: {} ({} registration(s) refused)",
             exclusion.id,
             exclusion.target,
             moment(exclusion.since),
-            one_line(&exclusion.actor.to_string()),
-            one_line(exclusion.reason.as_str()),
+            exclusion.actor,
+            exclusion.reason,
             exclusion.refused,
-        );
+        ));
     }
     text
 }

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use http::Method;
 
-use super::place::{Place, converse, encoded, pretty, send};
-use super::print;
+use super::output::{Colour, Line, Output, Style, print};
+use super::place::{Place, converse, encoded, send};
 use crate::config::parse_rules;
 use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
 use crate::http::{JobPatch, NewJob, SettingsBody};
@@ -175,7 +175,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         match &arguments.command {
             Command::List(list) => {
                 let jobs = list.place.find().await?.jobs().await?;
-                list.place.show(&jobs, |jobs| jobs.iter().map(line).collect())?;
+                list.place.show(&jobs, |jobs| listed(jobs))?;
             }
             Command::Show(show) => {
                 let job: JobView = show.place.find().await?.job(&show.name).await?;
@@ -187,7 +187,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 let reason = Reason::try_from(create.reason.clone())?;
                 let body = NewJob { name: create.name.clone(), settings, reason };
                 let made: JobSummary = send(&client, Method::POST, "/api/v1/jobs", &body).await?;
-                create.place.show(&made, |made| format!("Made: {}", line(made)))?;
+                create.place.show(&made, |made| Output::of(format!("Made: {}", line(made))))?;
             }
             Command::Set(set) => {
                 let client = set.place.find().await?;
@@ -203,7 +203,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 let path = format!("/api/v1/jobs/{name}?force={force}&reason={}", encoded(&delete.reason));
                 client.ask::<()>(Method::DELETE, &path, None).await?;
                 if !delete.place.json {
-                    print(&format!("Job {name} is deleted.\n"))?;
+                    print(&Output::of(format!("Job {name} is deleted.")))?;
                 }
             }
         }
@@ -223,26 +223,43 @@ fn line(job: &JobSummary) -> String {
     if job.exclusions > 0 {
         let _ = write!(text, ", {} exclusion(s)", job.exclusions);
     }
-    text.push('\n');
     text
 }
 
-/// The settings of a job, one a line, as JSON spells them.
-fn settings(name: &JobName, settings: &JobSettings) -> String {
-    let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else {
-        return pretty(settings).unwrap_or_default();
+/// Jobs as a table.
+fn listed(jobs: &[JobSummary]) -> Output {
+    if jobs.is_empty() {
+        return Output::of("There is no job. Make one with: muster job create NAME --tasks N --reason TEXT");
+    }
+    let wide = jobs.iter().map(|job| job.name.as_str().len()).max().unwrap_or_default().max("NAME".len());
+    let row = |name: &str, run: &str, state: &str, tasks: &str, excluded: &str, recoverable: &str| {
+        format!("{name:<wide$}  {run:>4}  {state:<10}  {tasks:>13}  {excluded:>10}  {recoverable}")
     };
-    let mut text = format!("name = {name}\n");
+    let heading = row("NAME", "RUN", "STATE", "CONNECTED", "EXCLUSIONS", "RECOVERABLE");
+    let mut out = Output::of(Line::default().painted(Style::of_stdout(), heading, Colour::Bold));
+    for job in jobs {
+        let recoverable = if job.recoverable { "yes" } else { "no" };
+        let (run, state) = (job.run.to_string(), job.state.to_string());
+        let tasks = format!("{} of {}", job.live, job.tasks);
+        out.line(row(job.name.as_str(), &run, &state, &tasks, &job.exclusions.to_string(), recoverable));
+    }
+    out
+}
+
+/// The settings of a job, one a line, as JSON spells them.
+fn settings(name: &JobName, settings: &JobSettings) -> Output {
+    let mut text = Output::of(format!("name = {name}"));
+    let Ok(serde_json::Value::Object(all)) = serde_json::to_value(settings) else { return text };
     for (name, value) in all {
         match value {
             serde_json::Value::Object(bounds) => {
                 for (bound, value) in bounds {
-                    let _ = writeln!(text, "bound {bound} = {value}");
+                    text.line(format!("bound {bound} = {value}"));
                 }
             }
-            serde_json::Value::Null => _ = writeln!(text, "{name} = off"),
-            serde_json::Value::String(value) => _ = writeln!(text, "{name} = {value}"),
-            value => _ = writeln!(text, "{name} = {value}"),
+            serde_json::Value::Null => text.line(format!("{name} = off")),
+            serde_json::Value::String(value) => text.line(format!("{name} = {value}")),
+            value => text.line(format!("{name} = {value}")),
         }
     }
     text

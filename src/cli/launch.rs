@@ -6,7 +6,6 @@ mod supervisor;
 mod target;
 
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,6 +15,7 @@ use clap::Args;
 
 use super::credentials::Credentials;
 use super::options::LaunchOptions;
+use super::output::complain;
 use super::{limits, memory};
 use crate::config::{AskedJobs, ConfigError, parse_duration};
 use crate::coordination::JobName;
@@ -107,12 +107,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if !children::is_command(name) {
         let wrong =
             if name.components().count() > 1 { "is no file that can be run" } else { "is not on PATH" };
-        let _ = writeln!(std::io::stderr(), "muster: cannot launch {}: it {wrong}", name.display());
+        complain(format_args!("cannot launch {}: it {wrong}", name.display()));
         return Ok(ExitCode::from(NO_COMMAND));
     }
     match launch(arguments) {
         Err(error) if !error.is::<ConfigError>() => {
-            let _ = writeln!(std::io::stderr(), "muster: cannot launch: {error:#}");
+            complain(format_args!("cannot launch: {error:#}"));
             Ok(ExitCode::from(NOT_LAUNCHED))
         }
         done => done,

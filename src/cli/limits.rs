@@ -1,6 +1,21 @@
-//! The limit on open files.
+//! The limit on open files, and how many connections fit into it.
 
+use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::config::{Config, Server};
+use crate::http::descriptors;
+
+/// Files that the service has open besides connections: listeners, the log, the audit, certificates, /proc, a collector of traces.
+const OWN_FILES: usize = 64;
+/// The least limit with which the service starts.
+const LEAST_FILES: usize = 160;
+/// HTTP gets one part in so many of a limit that does not suffice for all.
+const HTTP_SHARE: usize = 4;
+/// Connections to a listener for health or metrics alone.
+const SIDE_CONNECTIONS: usize = 64;
+/// The same where files are few.
+const SIDE_CONNECTIONS_LEAST: usize = 8;
 
 /// Raises the soft limit on open files to the hard one: every connection is a file. Returns the old limit, for
 /// children that want the usual one.
@@ -18,4 +33,102 @@ pub fn set_open_files(soft: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     // A limit that cannot be set leaves the present one, which is higher.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum });
+}
+
+/// How many connections each kind of listener serves at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Connections {
+    pub grpc: usize,
+    pub http: usize,
+    /// For the listener for health, and for that for metrics.
+    pub side: usize,
+}
+
+/// Decides how many connections are served at once, so that a connection can always be accepted: as many as the configuration
+/// says, or as many as fit into the limit on open files.
+///
+/// # Errors
+/// If the limit is too low to serve anything.
+pub fn connections(config: &Config) -> Result<Connections> {
+    let limit = getrlimit(Resource::Nofile).current;
+    let limit = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
+    let own = config.jobs.iter().filter(|job| job.grpc.is_some()).count();
+    let fitting = fit(&config.server, limit, own)?;
+    let wanted = (config.server.grpc_limits.connections, config.server.http_connections);
+    if (fitting.grpc, fitting.http) != wanted {
+        let told = format!(
+            "the limit on open files allows {} gRPC connections and {} HTTP connections at once, not {} and {}: raise it (ulimit \
+             -n, LimitNOFILE of systemd), or set --grpc-connections and --http-connections lower",
+            fitting.grpc, fitting.http, wanted.0, wanted.1
+        );
+        let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
+        // A task has one connection, and two while it connects again.
+        if (fitting.grpc as u64) < tasks.saturating_mul(2) {
+            tracing::warn!(open_files = limit, tasks, "{told}");
+        } else {
+            tracing::info!(open_files = limit, tasks, "{told}");
+        }
+    }
+    Ok(fitting)
+}
+
+fn fit(server: &Server, limit: usize, own_listeners: usize) -> Result<Connections> {
+    let own = OWN_FILES + own_listeners;
+    if limit < LEAST_FILES + own_listeners {
+        bail!(
+            "the limit on open files is {limit}, and the service needs {} at least: raise it (ulimit -n, LimitNOFILE of systemd, \
+             --ulimit nofile of a container)",
+            LEAST_FILES + own_listeners
+        );
+    }
+    let left = limit - own;
+    let listeners = [server.health, server.metrics].into_iter().flatten().count();
+    let wanted = Connections {
+        grpc: server.grpc_limits.connections,
+        http: server.http_connections,
+        side: SIDE_CONNECTIONS.min(server.http_connections),
+    };
+    let needed = |fitting: &Connections| {
+        // One more is accepted to be told that there are too many.
+        fitting.grpc.saturating_add(1 + descriptors(fitting.http) + listeners * descriptors(fitting.side))
+    };
+    if needed(&wanted) <= left {
+        return Ok(wanted);
+    }
+    let few = left < 1 << 10;
+    let side = if few { wanted.side.min(SIDE_CONNECTIONS_LEAST) } else { wanted.side };
+    let mut http = wanted.http;
+    while http > 1 && descriptors(http) > left / HTTP_SHARE {
+        http -= 1;
+    }
+    let without = Connections { grpc: 0, http, side };
+    let grpc = left.saturating_sub(needed(&without)).min(wanted.grpc);
+    Ok(Connections { grpc, ..without })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Profile;
+
+    #[test]
+    fn bounds_follow_the_limit_on_open_files() {
+        let mut server = Server::new(Profile::Serve);
+        server.health = Some(([127, 0, 0, 1], 1).into());
+        let wanted = (server.grpc_limits.connections, server.http_connections);
+        let enough = fit(&server, 1 << 20, 0).unwrap();
+        assert_eq!((enough.grpc, enough.http, enough.side), (wanted.0, wanted.1, SIDE_CONNECTIONS));
+        for limit in [LEAST_FILES, 256, 1024, 4096, 65_536] {
+            let fitting = fit(&server, limit, 0).unwrap();
+            let files = fitting.grpc + 1 + descriptors(fitting.http) + descriptors(fitting.side) + OWN_FILES;
+            assert!(files <= limit, "{limit}: {fitting:?} need {files}");
+            assert!(
+                fitting.grpc >= limit / 8 && fitting.http >= (limit / 32).min(wanted.1),
+                "{limit}: {fitting:?}"
+            );
+            assert!(fitting.http <= wanted.1);
+        }
+        let refused = fit(&server, LEAST_FILES - 1, 0).unwrap_err().to_string();
+        assert!(refused.contains("159") && refused.contains("ulimit -n"), "{refused}");
+    }
 }

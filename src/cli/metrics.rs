@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::print;
+use super::output::print_exact;
 use crate::telemetry::metrics::catalogue::{self, CATALOGUE, WORKER};
 
 /// Explain the metrics that a server or a worker exports
@@ -40,6 +40,6 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         true => metrics.iter().map(|metric| format!("{}\n", metric.name)).collect(),
         false => catalogue::page(metrics),
     };
-    print(&text)?;
+    print_exact(&text)?;
     Ok(ExitCode::SUCCESS)
 }

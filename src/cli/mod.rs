@@ -16,6 +16,7 @@ mod limits;
 mod memory;
 mod metrics;
 mod options;
+mod output;
 mod place;
 mod readmit;
 mod serve;
@@ -26,12 +27,12 @@ mod token;
 mod transfer;
 mod worker;
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::config::ConfigError;
+use output::complain;
 
 /// Coordinates multi-controller training and inference: unmodified JAX programs, one service.
 ///
@@ -89,6 +90,9 @@ enum Command {
     Guard,
 }
 
+/// How long the last log lines may take.
+const LAST_LOG_LINES: std::time::Duration = std::time::Duration::from_millis(500);
+
 /// Reads the arguments of this process, does what they say, and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -113,19 +117,12 @@ pub fn main() -> ExitCode {
         Command::Become(arguments) => launch::run_become(&arguments),
         Command::Guard => launch::run_guard(),
     };
+    // A reader of the log that does not read holds up no end.
+    crate::telemetry::log::flush(LAST_LOG_LINES);
     done.unwrap_or_else(|error| {
-        let _ = writeln!(io::stderr(), "muster: {error:#}");
+        complain(format_args!("{error:#}"));
         ExitCode::from(if error.is::<ConfigError>() { 2 } else { 1 })
     })
-}
-
-/// Writes to stdout; that nobody reads it is no error.
-fn print(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        done => done,
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::client::{Client, DEFAULT_SERVER};
 use super::credentials::Credentials;
-use super::print;
+use super::output::{Output, print, print_json};
 use crate::coordination::{JobName, Timestamp};
 
 /// Where the server is, and how its answer is shown.
@@ -36,9 +36,8 @@ impl Place {
     }
 
     /// Prints an answer: as JSON if that is wanted, otherwise in words.
-    pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> String) -> Result<()> {
-        let text = if self.json { pretty(answer)? } else { words(answer) };
-        Ok(print(&text)?)
+    pub fn show<T: Serialize>(&self, answer: &T, words: impl FnOnce(&T) -> Output) -> Result<()> {
+        if self.json { print_json(answer) } else { Ok(print(&words(answer))?) }
     }
 }
 
@@ -55,13 +54,6 @@ impl Meant {
     pub async fn path(&self, client: &Client) -> Result<String> {
         Ok(format!("/api/v1/jobs/{}", client.job_meant(self.job.as_ref()).await?))
     }
-}
-
-/// An answer as JSON, for people who read it.
-pub fn pretty<T: Serialize>(answer: &T) -> Result<String> {
-    let mut text = serde_json::to_string_pretty(answer).context("cannot write the answer as JSON")?;
-    text.push('\n');
-    Ok(text)
 }
 
 /// Runs a conversation with a server to its end.
@@ -88,4 +80,10 @@ pub fn encoded(text: &str) -> String {
 /// A moment as people write it.
 pub fn moment(at: Timestamp) -> String {
     at.to_string()
+}
+
+/// A moment to the millisecond: `2026-03-01T03:12:07.250Z`.
+pub fn exact_moment(at: Timestamp) -> String {
+    let seconds = at.to_string();
+    format!("{}.{:03}Z", seconds.trim_end_matches('Z'), at.0 / 1000 % 1000)
 }

@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow};
 use clap::Args;
 use http::Method;
 
+use super::output::Output;
 use super::place::{Meant, Place, converse, encoded};
 use crate::coordination::{ExclusionView, Target, TaskId};
 use crate::http::ExclusionsPage;
@@ -66,10 +67,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let path = format!("{path}/{number}?reason={}", encoded(&arguments.reason));
         let over: ExclusionView = client.ask(Method::DELETE, &path, None).await?;
         arguments.place.show(&over, |over| {
-            format!(
-                "Exclusion {} is lifted: {} may register again. Start its process anew.\n",
+            Output::of(format!(
+                "Exclusion {} is lifted: {} may register again. Start its process anew.",
                 over.id, over.target
-            )
+            ))
         })?;
         Ok(ExitCode::SUCCESS)
     })

@@ -10,8 +10,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::client::DEFAULT_SERVER;
 use super::config::Jobs;
 use super::options::ServeOptions;
+use super::output::{Output, print};
 use super::server::Server;
-use super::{limits, memory, print};
+use super::{limits, memory};
 use crate::config::{AskedJobs, Config, LogFormat};
 use crate::http::About;
 use crate::telemetry::log;
@@ -24,6 +25,8 @@ use crate::telemetry::log;
 ///
 /// SIGTERM or SIGINT stops it in good order: not ready at once, tasks are told, connections may finish for
 /// --stop-timeout. A second signal ends it at once.
+///
+/// SIGHUP opens the audit file again, which may have been rotated, and reads tokens and certificates again.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
@@ -70,7 +73,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.check_config {
         Server::check_files(&config)?;
         let tasks: u64 = config.jobs.iter().map(|job| u64::from(job.settings.tasks)).sum();
-        print(&format!("The configuration is valid: {} job(s), {tasks} task(s).\n", config.jobs.len()))?;
+        let jobs = config.jobs.len();
+        print(&Output::of(format!("The configuration is valid: {jobs} job(s), {tasks} task(s).")))?;
         return Ok(ExitCode::SUCCESS);
     }
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
@@ -89,9 +93,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 async fn serve(config: &Config) -> Result<ExitCode> {
     let mut stops = Stops::listen()?;
+    let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     let server = Server::start(config).await?;
     announce(config, server.about())?;
-    let first = stops.next().await;
+    let first = loop {
+        tokio::select! {
+            first = stops.next() => break first,
+            _ = hangups.recv() => server.reload(),
+        }
+    };
     tracing::info!(signal = first.name, within = ?config.server.stop_timeout, "stopping; a second signal ends at once");
     tokio::select! {
         () = server.stop(config.server.stop_timeout) => {
@@ -137,7 +147,7 @@ fn announce(config: &Config, about: &About) -> Result<()> {
         tracing::info!(version = about.version.version, grpc = grpc.join(","), http = %about.http, "serving");
         return Ok(());
     }
-    print(&announcement(config, about)).context("cannot write to stdout")
+    print(&Output::of_lines(&announcement(config, about))).context("cannot write to stdout")
 }
 
 fn announcement(config: &Config, about: &About) -> String {

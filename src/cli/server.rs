@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::limits;
 use crate::clock::Clock;
 use crate::config::{Config, Job, Tls};
 use crate::coordination::JobName;
@@ -17,18 +18,21 @@ use crate::engine::{Engine, Observer};
 use crate::findings::{self, Board};
 use crate::grpc::{self, Routing};
 use crate::http::{
-    self, About, Audit, Guard, Limits, Listener, Readiness, Site, Streams, Timelines, Tokens, Traffic,
-    Version,
+    self, About, Audit, BodyBudget, Guard, Limits, Listener, Readiness, Site, Streams, Timelines, Tokens,
+    Traffic, Version,
 };
 use crate::meter;
 use crate::reports;
 use crate::telemetry::events::log_events;
+use crate::telemetry::log::LogFigures;
 use crate::telemetry::metrics::{Metrics, Shows, Sources, Tally};
 use crate::telemetry::traces::{Protocol, Traces, Trust};
 use crate::tls::{Entrance, Failures};
 
 /// How long the last HTTP answers may take when the time for stopping is already used up.
 const LAST_ANSWERS: Duration = Duration::from_millis(200);
+/// How long the last lines of the audit may take.
+const LAST_LINES: Duration = Duration::from_secs(1);
 /// How long the last traces may take.
 const LAST_TRACES: Duration = Duration::from_secs(3);
 /// How long the wire edge may take, beyond its time, to cut what has not finished.
@@ -46,8 +50,11 @@ pub struct Server {
     readiness: Arc<Readiness>,
     streams: Arc<Streams>,
     audit: Arc<Audit>,
+    guard: Arc<Guard>,
+    config: Config,
     grpc: Part,
     http: Part,
+    health: Part,
     log: Part,
     timers: JoinSet<()>,
     traces: Option<Arc<Traces>>,
@@ -82,15 +89,16 @@ struct Bound {
 impl Server {
     /// Binds every address of `config`, declares its jobs and serves them.
     pub async fn start(config: &Config) -> Result<Self> {
-        let audit = Audit::new(config.server.audit_lines);
+        let clock = Clock::start();
+        let connections = limits::connections(config)?;
+        let audit = Audit::new(config.server.audit_lines).on_failure(config.server.audit_failure);
         let audit = match &config.server.audit_file {
             None => audit,
-            Some(path) => audit.to_file(path).with_context(|| {
+            Some(path) => audit.to_file(path, clock).with_context(|| {
                 format!("cannot append to the audit file {}: name another with --audit-file", path.display())
             })?,
         };
         config.require_guards()?;
-        let clock = Clock::start();
         let handshakes = Arc::new(Failures::new(clock));
         let [grpc_entrance, http_entrance] = entrances(config, clock, &handshakes)?;
         let guard = guard(config, clock)?;
@@ -107,6 +115,8 @@ impl Server {
 
         let metrics_listener =
             config.server.metrics.map(|address| bind(address, "metrics", "--metrics")).transpose()?;
+        let health_listener =
+            config.server.health.map(|address| bind(address, "health", "--health")).transpose()?;
         let engine = Engine::new(clock);
         engine.bound_jobs(config.server.jobs_max);
         let tally = Arc::<Tally>::default();
@@ -126,8 +136,11 @@ impl Server {
             readiness: Arc::default(),
             streams: Arc::new(Streams::new(config.server.http_streams)),
             audit: Arc::default(),
+            guard: Arc::new(guard),
+            config: config.clone(),
             grpc: Part::new(),
             http: Part::new(),
+            health: Part::new(),
             log: Part::new(),
             timers: JoinSet::new(),
             traces,
@@ -136,15 +149,25 @@ impl Server {
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
-        let limits = grpc::Limits { drain: config.server.stop_timeout, ..config.server.grpc_limits.clone() };
+        let limits = grpc::Limits {
+            drain: config.server.stop_timeout,
+            connections: connections.grpc,
+            ..config.server.grpc_limits.clone()
+        };
         let engine = Arc::clone(&server.engine);
         let edge = grpc::Server::behind(grpc_entrance, engine, limits, server.traces.clone());
-        let limits = Limits::new(config.server.http_connections);
+        let limits = Limits {
+            connections_per_source: config.server.http_connections_per_source,
+            ..Limits::new(connections.http)
+        };
         let traffic = Traffic::new("http", clock, limits);
-        let metrics_traffic = metrics_listener.is_some().then(|| Traffic::new("metrics", clock, limits));
-        let listeners_seen: Vec<_> = metrics_traffic.iter().chain([&traffic]).cloned().collect();
+        let side = |name| Traffic::new(name, clock, Limits::new(connections.side));
+        let metrics_traffic = metrics_listener.is_some().then(|| side("metrics"));
+        let health_traffic = health_listener.is_some().then(|| side("health"));
+        let listeners_seen: Vec<_> =
+            metrics_traffic.iter().chain(&health_traffic).chain([&traffic]).cloned().collect();
         let site = server.site(&edge, tally, (Arc::new(audit), handshakes), (config, listeners_seen));
-        let site = Site { guard: Arc::new(guard), timelines, ..site };
+        let site = Site { guard: Arc::clone(&server.guard), timelines, ..site };
         server.audit = Arc::clone(&site.audit);
         let http_entrance = Arc::new(http_entrance);
         if let (Some((listener, address)), Some(traffic)) = (metrics_listener, metrics_traffic) {
@@ -152,6 +175,12 @@ impl Server {
             let router = http::metrics_router(site.clone());
             let (entrance, stop) = (Arc::clone(&http_entrance), server.http.stop.subscribe());
             server.http.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));
+        }
+        if let (Some((listener, address)), Some(traffic)) = (health_listener, health_traffic) {
+            tracing::info!(%address, "health has a listener of its own");
+            let entrance = Arc::new(Entrance::plain("http", Arc::clone(&site.handshakes)));
+            let (router, stop) = (http::health_router(site.clone()), server.health.stop.subscribe());
+            server.health.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));
         }
         let stop = server.http.stop.subscribe();
         server.http.tasks.spawn(http::serve(web, http_entrance, http::router(site), traffic, stop));
@@ -178,7 +207,9 @@ impl Server {
         (config, listeners): (&Config, Vec<Arc<Traffic>>),
     ) -> Site {
         let mut others: Vec<Arc<dyn Shows>> =
-            vec![self.readiness.clone(), self.streams.clone(), audit.clone()];
+            vec![self.readiness.clone(), self.streams.clone(), audit.clone(), Arc::new(LogFigures)];
+        let bodies = Arc::new(BodyBudget::new(config.server.http_bodies_bytes));
+        others.push(Arc::clone(&bodies) as Arc<dyn Shows>);
         others.extend(listeners.into_iter().map(|listener| listener as Arc<dyn Shows>));
         others.extend(self.traces.iter().map(|traces| Arc::clone(traces) as Arc<dyn Shows>));
         let findings = Arc::<Board>::default();
@@ -198,6 +229,7 @@ impl Server {
             handshakes,
             traces: self.traces.clone(),
             streams: Arc::clone(&self.streams),
+            bodies,
             redaction: Arc::new(config.server.redact_keys.clone()),
             metrics: Arc::new(metrics),
             findings: Arc::clone(&findings),
@@ -213,7 +245,7 @@ impl Server {
 
     /// Serves the wire protocol: each listener of its own to its job, the shared one to whichever job a caller names.
     fn serve_grpc(&mut self, edge: &Arc<grpc::Server>, listeners: Vec<Bound>, config: &Config) -> Result<()> {
-        let place = |name: &JobName| self.engine.look(|core, _| core.job_named(name.as_str()));
+        let place = |name: &JobName| self.engine.look_up(|core| core.job_named(name.as_str()));
         let mut shared = config.jobs.iter().filter(|job| job.grpc.is_none());
         let only = shared.next().filter(|_| shared.next().is_none()).map(|job| job.name.clone());
         for Bound { listener, job, .. } in listeners {
@@ -239,6 +271,24 @@ impl Server {
         &self.about
     }
 
+    /// Takes what has changed in files: opens the audit file again, reads the tokens, and says whether the certificates can be
+    /// used, which their listeners take by themselves with the next client.
+    pub fn reload(&self) {
+        self.audit.reopen();
+        let (guard, config, clock) = (Arc::clone(&self.guard), self.config.clone(), *self.engine.clock());
+        // It reads files, which may take its time.
+        tokio::task::spawn_blocking(move || {
+            guard.reload();
+            match entrances(&config, clock, &Arc::new(Failures::new(clock))) {
+                Ok(_) => tracing::info!("files were read again"),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::error!(error, "certificates cannot be used; the former ones stay in use");
+                }
+            }
+        });
+    }
+
     /// Stops in good order: says that it is not ready, answers every waiting call, lets connections finish.
     /// HTTP stops last, so that whoever asks meanwhile is told.
     pub async fn stop(mut self, within: Duration) {
@@ -251,7 +301,10 @@ impl Server {
         }
         let left = within.saturating_sub(self.engine.clock().now().since(began));
         self.http.stop(left.max(LAST_ANSWERS)).await;
+        // Those who ask for health are told until the end.
+        self.health.stop(LAST_ANSWERS).await;
         self.audit.write_gathered(*self.engine.clock());
+        self.audit.close(LAST_LINES).await;
         self.log.stop(LAST_ANSWERS).await;
         if let Some(traces) = self.traces.take() {
             // It blocks, and the collector may be slow.

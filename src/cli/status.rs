@@ -1,24 +1,21 @@
 //! `muster status`: what an operator wants to know at three in the morning.
 
 mod render;
-pub mod style;
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
 use super::client::{Client, DEFAULT_SERVER};
 use super::credentials::Credentials;
-use super::print;
+use super::output::{Output, Style, complain, print, print_json, print_over};
 use crate::config::parse_positive_duration;
 use crate::coordination::{JobName, JobView};
 use crate::findings::Finding;
 use crate::http::{About, FindingsPage};
-use style::Style;
 
 /// Show what the jobs of a server do, and who is missing
 ///
@@ -69,30 +66,37 @@ struct Seen {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Some(pause) = arguments.watch else {
-        print(&shown(arguments, &runtime.block_on(look(arguments))?)?)?;
+        let seen = runtime.block_on(look(arguments))?;
+        if arguments.json {
+            print_json(&seen.1)?;
+        } else {
+            print(&shown(&seen, Style::of_stdout()))?;
+        }
         return Ok(ExitCode::SUCCESS);
     };
     loop {
         // A server that is away for a moment is shown as that, and looked for again.
-        let text = match runtime.block_on(look(arguments)) {
-            Ok(seen) => shown(arguments, &seen)?,
-            Err(error) => format!("{error:#}\n"),
-        };
-        // On a terminal each look takes the place of the one before.
-        let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-        print(&format!("{clear}{text}"))?;
+        match runtime.block_on(look(arguments)) {
+            Ok(seen) if arguments.json => print_json(&seen.1)?,
+            Ok(seen) => {
+                let style = Style::of_stdout();
+                let mut text = shown(&seen, style);
+                if let (Some(height), Some(width)) = (style.height, style.width) {
+                    text.fit(height, width);
+                }
+                // On a terminal each look takes the place of the one before.
+                print_over(&text)?;
+            }
+            // Not among the answers: those may be read by a program.
+            Err(error) if arguments.json => complain(format_args!("{error:#}")),
+            Err(error) => print_over(&Output::of(format!("{error:#}")))?,
+        }
         runtime.block_on(async { tokio::time::sleep(pause).await });
     }
 }
 
-fn shown(arguments: &Arguments, (url, seen): &(String, Seen)) -> Result<String> {
-    Ok(if arguments.json {
-        let mut text = serde_json::to_string_pretty(&seen).context("cannot write the answer as JSON")?;
-        text.push('\n');
-        text
-    } else {
-        render::render(url, &seen.server, &seen.jobs, &seen.findings, Style::of_stdout())
-    })
+fn shown((url, seen): &(String, Seen), style: Style) -> Output {
+    render::render(url, &seen.server, &seen.jobs, &seen.findings, style)
 }
 
 async fn look(arguments: &Arguments) -> Result<(String, Seen)> {

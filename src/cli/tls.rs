@@ -12,8 +12,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use super::output::{Line, Output, print};
 use super::place::converse;
-use super::print;
 use crate::tls::check::{self, Findings, Use, Verdict};
 use crate::tls::{self, make};
 
@@ -109,19 +109,19 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Command::New(new) => {
             make::write(&new.folder, &new.names)?;
             let folder = new.folder.display();
-            print(&format!(
+            print(&Output::of_lines(&format!(
                 "Made in {folder}, for {} days: ca.pem, server.pem, server-key.pem, client.pem, client-key.pem\n\
                  Serve with: --grpc-tls-cert {folder}/server.pem --grpc-tls-key {folder}/server-key.pem \
                  --grpc-tls-client-ca {folder}/ca.pem\n\
                  Start tasks with: JAX_MTLS_CERT_FILE={folder}/client.pem JAX_MTLS_KEY_FILE={folder}/client-key.pem \
                  JAX_MTLS_CA_FILE={folder}/ca.pem\n",
                 make::DAYS
-            ))?;
+            )))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Check(check) => {
             let found = examine(check)?;
-            print(&found.0.iter().map(|finding| format!("{finding}\n")).collect::<String>())?;
+            print(&found.0.iter().map(Line::from).collect())?;
             Ok(ExitCode::from(u8::from(found.any_bad())))
         }
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 
-use super::print;
+use super::output::{print_exact, print_exact_to_stderr};
 use crate::http::{NewToken, Role, append};
 
 /// Make tokens that let their holders in over HTTP
@@ -55,8 +55,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let made = NewToken::make(name, *role).map_err(|wrong| anyhow!("--name {name}: {wrong}"))?;
     match file {
         Some(file) => append(file, name, &made.line)?,
-        None => eprint!("{}", made.line),
+        None => print_exact_to_stderr(&made.line),
     }
-    print(&format!("{}\n", made.token))?;
+    print_exact(&format!("{}\n", made.token))?;
     Ok(ExitCode::SUCCESS)
 }

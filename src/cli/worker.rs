@@ -14,7 +14,8 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::certificates::TransferFiles;
-use super::{limits, print};
+use super::limits;
+use super::output::{Output, print};
 use crate::agent::place::{Asked, Place, Variables};
 use crate::agent::{Agent, Config, DEVICES_MAX, TlsFiles, exercise};
 use crate::config::{LogFormat, parse_duration};
@@ -311,5 +312,10 @@ fn registered(agent: &Agent) -> String {
 
 /// Prints a line of the worker's; that nobody reads it is no error.
 fn say(line: &str) -> Result<()> {
-    Ok(print(&format!("{line}\n"))?)
+    Ok(print(&Output::of(line))?)
+}
+
+/// Prints several lines that this program made.
+fn say_all(lines: &str) -> Result<()> {
+    Ok(print(&Output::of_lines(lines))?)
 }

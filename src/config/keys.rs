@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use crate::coordination::{ErrorDelivery, JobSettings};
-use crate::http::{Hosts, Redaction};
+use crate::http::{Hosts, OnAuditFailure, Redaction};
 use crate::telemetry::log;
 use crate::telemetry::traces::{Protocol, check_endpoint};
 use crate::tls::Mode;
@@ -93,7 +93,7 @@ macro_rules! mode_key {
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 36] = [
+pub static SERVER_KEYS: [Key<Server>; 42] = [
     Key {
         name: "grpc",
         placeholder: "ADDR",
@@ -143,6 +143,27 @@ pub static SERVER_KEYS: [Key<Server>; 36] = [
         },
     },
     Key {
+        name: "grpc-connection-state-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "Memory for the requests in progress on one gRPC connection; what would need more is refused",
+        show: |server| Shown::Number(server.grpc_limits.state_bytes_per_connection as u64),
+        set: |server, text| {
+            parse_count(text, 64 << 10, 1 << 40)
+                .map(|value| server.grpc_limits.state_bytes_per_connection = value)
+        },
+    },
+    Key {
+        name: "grpc-state-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "The same over all gRPC connections, beyond 16 KiB of each",
+        show: |server| Shown::Number(server.grpc_limits.state_bytes as u64),
+        set: |server, text| {
+            parse_count(text, 64 << 10, 1 << 40).map(|value| server.grpc_limits.state_bytes = value)
+        },
+    },
+    Key {
         name: "grpc-unsent-bytes",
         placeholder: "BYTES",
         rare: true,
@@ -165,9 +186,42 @@ pub static SERVER_KEYS: [Key<Server>; 36] = [
         name: "http-connections",
         placeholder: "COUNT",
         rare: true,
-        help: "How many HTTP connections are served at once; more wait their turn",
+        help: "How many HTTP connections are served at once; those without a request make room for more",
         show: |server| Shown::Number(server.http_connections as u64),
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
+    },
+    Key {
+        name: "http-connections-per-source",
+        placeholder: "COUNT",
+        rare: true,
+        help: "How many HTTP connections one address (one /64 network of IPv6) may have at once",
+        show: |server| Shown::Number(server.http_connections_per_source as u64),
+        set: |server, text| {
+            parse_count(text, 1, 1 << 16).map(|value| server.http_connections_per_source = value)
+        },
+    },
+    Key {
+        name: "http-bodies-bytes",
+        placeholder: "BYTES",
+        rare: true,
+        help: "Memory for the bodies of HTTP requests, a quarter of it for one address; more are refused",
+        show: |server| Shown::Number(server.http_bodies_bytes as u64),
+        set: |server, text| parse_count(text, 2 << 20, 1 << 40).map(|value| server.http_bodies_bytes = value),
+    },
+    Key {
+        name: "health",
+        placeholder: "ADDR|none",
+        rare: false,
+        help: "Where /healthz/live and /healthz/ready are served as well as on the HTTP port, in plaintext and to everybody, on a \
+               listener of its own; port 0 picks a free one",
+        show: |server| server.health.map_or_else(|| text("none"), text),
+        set: |server, text| {
+            server.health = match text {
+                "none" => None,
+                text => Some(parse_address(text).map_err(|wrong| format!("{wrong}, or none"))?),
+            };
+            Ok(())
+        },
     },
     Key {
         name: "http-streams",
@@ -284,6 +338,15 @@ pub static SERVER_KEYS: [Key<Server>; 36] = [
          any case",
         audit_file
     ),
+    Key {
+        name: "audit-failure",
+        placeholder: "continue|refuse",
+        rare: true,
+        help: "What happens to changes while --audit-file cannot be written: continue (they are made, and their lines wait) or \
+               refuse (with 503, before they are made)",
+        show: |server| text(server.audit_failure),
+        set: |server, text| OnAuditFailure::parse(text).map(|value| server.audit_failure = value),
+    },
     Key {
         name: "redact-keys",
         placeholder: "GLOB,...|none",

@@ -281,7 +281,7 @@ fn check_addresses(values: &[Value]) -> Result<(), ConfigError> {
     let mut taken: Vec<(SocketAddr, &Value)> = Vec::new();
     for value in values {
         let Shown::Text(text) = &value.shown else { continue };
-        if !matches!(value.key.as_str(), "grpc" | "http") {
+        if !matches!(value.key.as_str(), "grpc" | "http" | "health" | "metrics") {
             continue;
         }
         let Ok(address) = text.parse::<SocketAddr>() else { continue };

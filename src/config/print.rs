@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{Shown, Value};
+use crate::text::is_hidden;
 
 /// A line each, under the headings of their tables, with the sources as comments in a column.
 pub fn print(values: &[Value]) -> String {
@@ -24,8 +25,37 @@ pub fn print(values: &[Value]) -> String {
 
 fn toml(shown: &Shown) -> String {
     match shown {
+        Shown::Text(text) if text.contains(is_hidden) => escaped(text),
         Shown::Text(text) => toml::Value::String(text.clone()).to_string(),
         Shown::Number(number) => number.to_string(),
         Shown::Switch(switch) => switch.to_string(),
+    }
+}
+
+/// A text that would not show as it is: hidden characters are escaped as TOML escapes them.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => escaped.extend(['\\', c]),
+            // Writing to a string cannot fail.
+            c if is_hidden(c) => _ = write!(escaped, "\\U{:08X}", u32::from(c)),
+            c => escaped.push(c),
+        }
+    }
+    escaped + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hidden_characters_are_escaped_and_mean_the_same() {
+        let text = "a\"\\\u{1b}]0;\u{7}\n\u{202e}\u{e0041}";
+        let written = toml(&Shown::Text(text.into()));
+        assert!(!written.contains(is_hidden), "{written}");
+        let read: ::toml::Table = format!("k = {written}").parse().unwrap();
+        assert_eq!(read["k"].as_str(), Some(text));
     }
 }

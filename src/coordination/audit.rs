@@ -43,7 +43,8 @@ impl Job {
         let run = &self.run;
         for (call, _) in run.waiters.all() {
             let connection = run.waiters.connection(call);
-            ensure!(connection.is_some_and(|c| self.knows(c)), "{call:?} waits on a connection that is gone");
+            let known = connection.is_some_and(|c| self.knows(c) || self.is_closing(c));
+            ensure!(known, "{call:?} waits on a connection that is gone");
         }
         self.exclusions.audit(&self.settings.bounds)?;
         self.audit_excluded()?;
@@ -73,12 +74,15 @@ impl Job {
 
 impl Run {
     pub(super) fn audit(&self, settings: &JobSettings) -> Finding {
+        let tables = [self.waiters.is_sound(), self.timers.is_sound(), self.store.is_sound()];
+        ensure!(!tables.contains(&false), "a table is not in order");
         self.audit_waiters(settings)?;
         self.audit_tasks()?;
         self.audit_barriers(settings)?;
         self.audit_questions(settings)?;
         self.store.audit(settings)?;
         ensure!(self.told == self.version, "watchers were not told of version {}", self.version);
+        ensure!(self.remembers_states(), "the states that are remembered are not those of the tasks");
         Ok(())
     }
 
@@ -101,7 +105,7 @@ impl Run {
             }
         }
         for (set, question) in &self.questions {
-            for (task, calls) in &question.asked {
+            for (task, calls) in question.asked.iter() {
                 for call in calls {
                     let place = Place::LiveSet(set.clone(), *task);
                     let known = self.waiters.place(*call) == Some(&place);
@@ -231,8 +235,8 @@ impl Store {
             "waited keys have {waited} bytes, {} counted",
             self.waited_bytes()
         );
-        for (key, call) in self.waiting() {
-            ensure!(self.get(key).is_none(), "{call:?} waits for a key that is there");
+        for key in self.waited() {
+            ensure!(self.get(key).is_none(), "a call waits for a key that is there");
         }
         Ok(())
     }

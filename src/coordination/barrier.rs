@@ -7,7 +7,7 @@
 //! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is none;
 //! - an instance in progress has at least one arrival: one that everybody left is as if it had never begun.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::call::TaskSet;
 use super::failure::Failure;
 use super::ids::{CallId, TaskId, TaskIncarnation, Timestamp};
+use crate::cow::CowMap;
 
 /// Which barrier. The service's own barriers are apart from those that clients name, so that no client can
 /// reach them by a clever id.
@@ -207,13 +208,13 @@ impl Ended {
 /// All barriers of a run.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Barriers {
-    in_progress: BTreeMap<BarrierKey, Instance>,
+    in_progress: CowMap<BarrierKey, Arc<Instance>>,
     /// The members of those, added up.
     members_in_progress: usize,
-    ended: BTreeMap<BarrierKey, Ended>,
+    ended: CowMap<BarrierKey, Ended>,
     /// Ended ones in the order in which they may be forgotten: used once before used again (whose
     /// counters their callers go on counting), then by age.
-    forgettable: BTreeSet<(bool, u64, BarrierKey)>,
+    forgettable: CowMap<(bool, u64, BarrierKey), ()>,
     /// What `ended` weighs, in bytes.
     weight: usize,
     endings: u64,
@@ -221,11 +222,11 @@ pub(super) struct Barriers {
 
 impl Barriers {
     pub fn instance(&self, key: &BarrierKey) -> Option<&Instance> {
-        self.in_progress.get(key)
+        self.in_progress.get(key).map(Arc::as_ref)
     }
 
     pub fn instance_mut(&mut self, key: &BarrierKey) -> Option<&mut Instance> {
-        self.in_progress.get_mut(key)
+        self.in_progress.get_mut(key).map(Arc::make_mut)
     }
 
     pub fn ended(&self, key: &BarrierKey) -> Option<&Ended> {
@@ -233,7 +234,7 @@ impl Barriers {
     }
 
     pub fn in_progress(&self) -> impl Iterator<Item = (&BarrierKey, &Instance)> {
-        self.in_progress.iter()
+        self.in_progress.iter().map(|(key, instance)| (key, instance.as_ref()))
     }
 
     pub fn in_progress_len(&self) -> usize {
@@ -242,11 +243,11 @@ impl Barriers {
 
     pub fn begin(&mut self, key: BarrierKey, instance: Instance) {
         self.members_in_progress += instance.members.len();
-        self.in_progress.insert(key, instance);
+        self.in_progress.insert(key, Arc::new(instance));
     }
 
     /// Takes an instance away as if it had never begun.
-    pub fn dissolve(&mut self, key: &BarrierKey) -> Option<Instance> {
+    pub fn dissolve(&mut self, key: &BarrierKey) -> Option<Arc<Instance>> {
         let instance = self.in_progress.remove(key)?;
         self.members_in_progress -= instance.members.len();
         Some(instance)
@@ -280,11 +281,12 @@ impl Barriers {
         let ended = Ended { counter, members, result, behind, order: self.endings };
         self.weight += ended.weight(&key);
         if key.is_named() {
-            self.forgettable.insert((counter > 0, ended.order, key.clone()));
+            self.forgettable.insert((counter > 0, ended.order, key.clone()), ());
         }
         self.ended.insert(key, ended);
         while self.weight > bound {
-            let Some((_, _, oldest)) = self.forgettable.first().cloned() else { break };
+            let Some(((_, _, oldest), ())) = self.forgettable.first_key_value() else { break };
+            let oldest = oldest.clone();
             self.forget(&oldest);
         }
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::Failure;
 use super::ids::{ConnectionId, ServiceIncarnation, TaskId, TaskIncarnation};
+use super::store::Directory;
 
 /// A set of task ids in ascending order without repeats, shared between calls that name the same set.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -288,8 +289,8 @@ pub enum Reply {
     Service(ServiceIncarnation),
     /// The value of the key that was asked for.
     Value(Bytes),
-    /// The entries of a directory, in byte order of their normalised keys.
-    Directory(Vec<(Bytes, Bytes)>),
+    /// What is below a directory, as it was at one moment.
+    Directory(Directory),
     /// The barrier passed; the instance as the service counts.
     BarrierPassed(i64),
     /// Who is alive.

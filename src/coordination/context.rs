@@ -3,7 +3,7 @@
 use super::call::Outcome;
 use super::event::{Change, Event};
 use super::ids::{CallId, JobId, RunNumber, Timestamp};
-use super::input::Effect;
+use super::input::{Discarded, Effect};
 use super::settings::JobSettings;
 
 /// The surroundings of one transition of one run.
@@ -18,6 +18,12 @@ pub(super) struct Cx<'a> {
 impl Cx<'_> {
     pub fn reply(&mut self, call: CallId, outcome: Outcome) {
         self.effects.push(Effect::Reply(call, outcome));
+    }
+
+    pub fn discard(&mut self, discarded: Discarded) {
+        if !discarded.is_empty() {
+            self.effects.push(Effect::Discard(discarded));
+        }
     }
 
     pub fn event(&mut self, what: Change, reason: impl Into<String>) {

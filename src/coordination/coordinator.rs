@@ -10,7 +10,7 @@ use super::actor::{Actor, Reason};
 use super::exclusion::Target;
 use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, JobId, JobName, Timestamp};
-use super::input::{Effect, Ending, Input};
+use super::input::{Discarded, Effect, Ending, Input};
 use super::job::Job;
 use super::steering::{Act, Done, ExclusionPreview, Refusal};
 use super::view::JobView;
@@ -26,8 +26,10 @@ struct Connection {
 /// same state and the same effects.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coordinator {
-    jobs: BTreeMap<JobId, Job>,
-    names: BTreeMap<JobName, JobId>,
+    jobs: BTreeMap<JobId, Arc<Job>>,
+    /// Jobs that were deleted and whose calls are being answered.
+    deleted: BTreeMap<JobId, Arc<Job>>,
+    names: Arc<BTreeMap<JobName, JobId>>,
     next_job: u32,
     connections: BTreeMap<ConnectionId, Connection>,
     /// The next deadline of every job that has one.
@@ -35,17 +37,90 @@ pub struct Coordinator {
     /// The service is on its way out, until it resumes: no call waits any more, and nobody is to blame for a lost
     /// connection or for silence.
     stopping: bool,
+    /// The jobs with work that is decided and not done, and when some was done last.
+    work: BTreeSet<JobId>,
+    work_since: Option<Timestamp>,
+    /// How much work an input does at most besides its own.
+    work_at_once: WorkAtOnce,
+}
+
+/// How much work an input does at most, in answers given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct WorkAtOnce(usize);
+
+impl Default for WorkAtOnce {
+    fn default() -> Self {
+        // An answer costs about a microsecond.
+        Self(256)
+    }
 }
 
 impl Coordinator {
     /// Takes one input at `now` and appends what follows from it to `effects`. Total: no input is an error.
+    ///
+    /// What follows for very many calls or keys at once (readers of one key that is written, calls of a connection that is
+    /// gone, a directory of very many keys) is decided by the input and done bit by bit: by the input itself as far as it is
+    /// little, and by ticks, for which the state machine asks at once. Other inputs may come in between.
     pub fn apply(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>) {
+        let mut budget = self.work_at_once.0;
+        self.perform(now, input, effects, &mut budget);
+        self.do_work(now, effects, &mut budget);
+    }
+
+    /// How much work an input does at most besides its own, in answers given; the default is 256.
+    pub fn set_work_at_once(&mut self, most: usize) {
+        self.work_at_once = WorkAtOnce(most.max(1));
+    }
+
+    /// Whether there is work that is decided and not done: the next tick goes on with it.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    /// The jobs as they are now, to look at while this state machine goes on. It costs a pointer for each job; what changes
+    /// while the copy is held is copied bit by bit.
+    #[must_use]
+    pub fn copy_to_read(&self) -> Self {
+        Self {
+            jobs: self.jobs.clone(),
+            names: Arc::clone(&self.names),
+            next_job: self.next_job,
+            stopping: self.stopping,
+            ..Self::default()
+        }
+    }
+
+    fn do_work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+        let stopping = self.stopping;
+        if self.work.is_empty() {
+            self.work_since = None;
+            return;
+        }
+        for id in self.work.clone() {
+            self.with(id, |job| {
+                job.work(now, effects, budget);
+                if stopping {
+                    job.stop(now, effects, budget);
+                }
+            });
+            if !self.work.contains(&id)
+                && let Some(job) = self.deleted.remove(&id)
+            {
+                let weight = job.run.weight();
+                effects.push(Effect::Discard(Discarded::of_weight(job, weight)));
+            }
+        }
+        self.work_since = Some(now).filter(|_| !self.work.is_empty());
+    }
+
+    fn perform(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>, budget: &mut usize) {
         match input {
             Input::DeclareJob { job, name, settings, incarnation, actor } => {
                 self.next_job = self.next_job.max(job.0.saturating_add(1));
-                self.names.insert(name.clone(), job);
+                Arc::make_mut(&mut self.names).insert(name.clone(), job);
                 let declared = Job::new(job, name, settings, (incarnation, actor), now, effects);
-                self.jobs.insert(job, declared);
+                self.jobs.insert(job, Arc::new(declared));
             }
             Input::SpareIncarnation { job, incarnation } => {
                 self.with(job, |job| job.give_spare(incarnation));
@@ -53,9 +128,7 @@ impl Coordinator {
             Input::ConnectionOpened { connection, peer } => {
                 self.connections.insert(connection, Connection { peer, jobs: BTreeSet::new() });
             }
-            Input::ConnectionClosed { connection, ending } => {
-                self.connection_closed(now, effects, connection, &ending);
-            }
+            Input::ConnectionClosed { connection, ending } => self.connection_closed(connection, &ending),
             Input::Call { job, call, caller, request } => {
                 if let Err(failure) = self.introduce(caller.connection, job) {
                     return effects.push(Effect::Reply(call, Err(Arc::new(failure))));
@@ -64,7 +137,7 @@ impl Coordinator {
                 self.with(job, |job| {
                     job.call(now, effects, call, caller, request);
                     if stopping {
-                        job.stop(now, effects);
+                        job.stop(now, effects, budget);
                     }
                 });
             }
@@ -74,15 +147,17 @@ impl Coordinator {
                 self.with(job, |job| job.note_transfer(now, effects, note));
             }
             Input::Act { job, actor, reason, act } => self.act(now, effects, job, actor, reason, act),
-            Input::Tick => self.tick(now, effects),
+            Input::Tick => self.tick(now, effects, budget),
             Input::Stop => {
                 self.stopping = true;
-                self.each(|job| job.stop(now, effects));
+                self.each(|job| job.stop(now, effects, budget));
             }
             Input::Lagged => self.each(|job| job.forgive_silence(now)),
             Input::Resumed => {
                 self.stopping = false;
                 self.connections.clear();
+                self.deleted.clear();
+                self.work.clear();
                 self.each(|job| job.resume(now, effects));
             }
         }
@@ -91,7 +166,8 @@ impl Coordinator {
     /// When the state machine wants a [`Input::Tick`] next.
     #[must_use]
     pub fn next_wake(&self) -> Option<Timestamp> {
-        self.wakes.first().filter(|_| !self.stopping).map(|(at, _)| *at)
+        let deadline = self.wakes.first().filter(|_| !self.stopping).map(|(at, _)| *at);
+        [self.work_since, deadline].into_iter().flatten().min()
     }
 
     /// The job of this name.
@@ -129,7 +205,7 @@ impl Coordinator {
     /// How many calls wait for an answer, in all jobs.
     #[must_use]
     pub fn waiting_calls(&self) -> usize {
-        self.jobs.values().map(|job| job.run.waiters.len()).sum()
+        self.jobs.values().chain(self.deleted.values()).map(|job| job.waiting_calls()).sum()
     }
 
     /// A job as people see it.
@@ -141,7 +217,7 @@ impl Coordinator {
             settings: job.settings.clone(),
             seen_at: now,
             run: job.run_view(),
-            history: job.history().cloned().collect(),
+            history: job.whole_history().collect(),
             exclusions: job.exclusion_views(false),
         })
     }
@@ -163,25 +239,54 @@ impl Coordinator {
     }
 
     pub(super) fn job_of(&self, job: JobId) -> Option<&Job> {
-        self.jobs.get(&job)
+        self.jobs.get(&job).map(Arc::as_ref)
     }
 
     pub(super) fn every_job(&self) -> impl Iterator<Item = &Job> {
-        self.jobs.values()
+        self.jobs.values().map(Arc::as_ref)
     }
 
     /// The table of deadlines says what the jobs say.
     pub(super) fn audit_wakes(&self) -> Result<(), String> {
-        let due = |(id, job): (&JobId, &Job)| job.next_wake().map(|at| (at, *id));
+        let due = |(id, job): (&JobId, &Arc<Job>)| job.next_wake().map(|at| (at, *id));
         let expected: BTreeSet<(Timestamp, JobId)> = self.jobs.iter().filter_map(due).collect();
-        if expected == self.wakes { Ok(()) } else { Err("the table of deadlines is out of date".to_owned()) }
+        if expected != self.wakes {
+            return Err("the table of deadlines is out of date".to_owned());
+        }
+        let busy = self.jobs.iter().chain(&self.deleted).filter(|(_, job)| self.is_busy(job));
+        let busy: BTreeSet<JobId> = busy.map(|(id, _)| *id).collect();
+        if busy != self.work || self.work.is_empty() != self.work_since.is_none() {
+            return Err("the table of jobs with work to do is out of date".to_owned());
+        }
+        if self.deleted.keys().any(|id| !self.work.contains(id)) {
+            return Err("a deleted job is kept for nothing".to_owned());
+        }
+        Ok(())
     }
 
     fn with(&mut self, id: JobId, act: impl FnOnce(&mut Job)) {
-        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let (job, listed) = match self.jobs.get_mut(&id) {
+            Some(job) => (job, true),
+            None => match self.deleted.get_mut(&id) {
+                Some(job) => (job, false),
+                None => return,
+            },
+        };
+        let job = Arc::make_mut(job);
         let before = job.next_wake();
         act(job);
         let after = job.next_wake();
+        let busy = is_busy(job, self.stopping);
+        if busy != self.work.contains(&id) {
+            if busy {
+                self.work.insert(id);
+            } else {
+                self.work.remove(&id);
+            }
+        }
+        if !listed {
+            return;
+        }
         if before != after {
             if let Some(at) = before {
                 self.wakes.remove(&(at, id));
@@ -229,21 +334,26 @@ impl Coordinator {
     ) {
         self.with(id, |job| job.dismiss(now, effects, actor, reason));
         if let Some(job) = self.jobs.remove(&id) {
-            self.names.remove(&job.name);
+            Arc::make_mut(&mut self.names).remove(&job.name);
             self.wakes.retain(|(_, job)| *job != id);
-        }
-        for connection in self.connections.values_mut() {
-            connection.jobs.remove(&id);
+            self.work.insert(id);
+            self.deleted.insert(id, job);
         }
     }
 
-    fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        while let Some((at, id)) = self.wakes.first().copied().filter(|_| !self.stopping) {
+    fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+        while *budget > 0
+            && let Some((at, id)) = self.wakes.first().copied().filter(|_| !self.stopping)
+        {
             if at > now {
                 break;
             }
-            self.with(id, |job| job.tick(now, effects));
+            self.with(id, |job| job.tick(now, effects, budget));
         }
+    }
+
+    fn is_busy(&self, job: &Job) -> bool {
+        is_busy(job, self.stopping)
     }
 
     /// Makes a connection known to a job that it speaks to for the first time.
@@ -254,6 +364,7 @@ impl Coordinator {
         if job.knows(connection) {
             return Ok(());
         }
+        let job = Arc::make_mut(job);
         let Some(known) = self.connections.get_mut(&connection) else {
             return Err(Failure::plain(Code::Unavailable, "The connection of this call is gone."));
         };
@@ -262,19 +373,18 @@ impl Coordinator {
         Ok(())
     }
 
-    fn connection_closed(
-        &mut self,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-        connection: ConnectionId,
-        ending: &Ending,
-    ) {
+    fn connection_closed(&mut self, connection: ConnectionId, ending: &Ending) {
         let Some(known) = self.connections.remove(&connection) else { return };
         let blame = Some(ending).filter(|_| !self.stopping);
         for id in known.jobs {
-            self.with(id, |job| job.connection_closed(now, effects, connection, blame));
+            self.with(id, |job| job.connection_closed(connection, blame));
         }
     }
+}
+
+/// Whether a job has work that is decided and not done.
+fn is_busy(job: &Job, stopping: bool) -> bool {
+    job.has_work() || (stopping && job.run.waiters.len() > 0)
 }
 
 /// What every call to a job is answered that is no more.

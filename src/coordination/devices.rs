@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::ids::TaskId;
+use super::store::Topology;
 use crate::proto::xla;
 
 /// One accelerator (or CPU device) of a task.
@@ -67,7 +68,12 @@ impl TopologyKey {
 }
 
 /// Decodes the topology values of a store into devices, ordered by platform and global id.
-pub fn decode<'a>(values: impl IntoIterator<Item = (&'a TopologyKey, &'a [u8])>) -> Vec<Device> {
+pub(super) fn decode(values: &Topology) -> Vec<Device> {
+    decode_values(values.values().map(|(key, value)| (key, value.as_ref())))
+}
+
+/// Decodes topology values into devices, ordered by platform and global id.
+pub fn decode_values<'a>(values: impl IntoIterator<Item = (&'a TopologyKey, &'a [u8])>) -> Vec<Device> {
     let mut global: BTreeMap<&str, xla::GlobalTopologyProto> = BTreeMap::new();
     let mut local: BTreeMap<&str, Vec<xla::LocalTopologyProto>> = BTreeMap::new();
     for (key, value) in values {
@@ -178,7 +184,7 @@ mod tests {
         .into_iter()
         .map(|p| (key(&format!("cpu:local_topology/cpu/{}", p.process_id)), p.encode_to_vec()))
         .collect();
-        let devices = decode(values.iter().map(|(key, value)| (key, value.as_slice())));
+        let devices = decode_values(values.iter().map(|(key, value)| (key, value.as_slice())));
         let told: Vec<_> = devices.iter().map(|d| (d.task.0, d.local_id, d.global_id, d.partition)).collect();
         let expected = [(0, 0, 0, Some(0)), (0, 1, 1, Some(0)), (1, 0, 2048, Some(0)), (2, 0, 4096, Some(1))];
         assert_eq!(told, expected);
@@ -192,7 +198,7 @@ mod tests {
         let local = process(0, "h", None, &[0]).encode_to_vec();
         let global = gathered.encode_to_vec();
         let keys = [key("cuda:local_topology/cuda/0"), key("cuda:global_topology/cuda")];
-        let devices = decode([(&keys[0], local.as_slice()), (&keys[1], global.as_slice())]);
+        let devices = decode_values([(&keys[0], local.as_slice()), (&keys[1], global.as_slice())]);
         assert_eq!(devices.len(), 1);
         assert_eq!((devices[0].global_id, devices[0].partition), (7, Some(3)));
     }
@@ -203,7 +209,7 @@ mod tests {
         let mut bytes = process(0, "h", Some(5), &[0]).encode_to_vec();
         bytes.extend_from_slice(&[0xe2, 0x03, 2, b'h', b'i']);
         let (good, bad) = (key("tpu:local_topology/tpu/0"), key("tpu:local_topology/tpu/1"));
-        let devices = decode([(&good, bytes.as_slice()), (&bad, b"\xff\xffno message".as_slice())]);
+        let devices = decode_values([(&good, bytes.as_slice()), (&bad, b"\xff\xffno message".as_slice())]);
         assert_eq!(devices.len(), 1);
         assert_eq!(devices[0].partition, Some(5));
     }

@@ -49,7 +49,10 @@ impl Job {
         end_run: bool,
     ) -> Result<ExclusionId, Refusal> {
         self.check_exclusion(target)?;
-        if !end_run && let Some(outcome) = self.preview(now, &actor, &reason, target).ends_run {
+        if !end_run
+            && let Some((outcome, _)) = self.tried(now, &actor, &reason, target).0.run.ended
+            && self.run.ended.is_none()
+        {
             let why = match outcome {
                 RunOutcome::Failed => "its tasks share their fate, and it needs all of them",
                 _ => "nobody would be left in it",
@@ -57,7 +60,7 @@ impl Job {
             return Err(Refusal::EndsRun { target, run: self.run.number, why });
         }
         let expires_at = expires_in.map(|by| now.after(by));
-        let id = self.exclusions.add(target, actor, reason, now, expires_at);
+        let id = Arc::make_mut(&mut self.exclusions).add(target, actor, reason, now, expires_at);
         self.take_out(now, effects, id);
         Ok(id)
     }
@@ -94,11 +97,18 @@ impl Job {
         Ok(self.preview(now, actor, reason, target))
     }
 
-    fn preview(&self, now: Timestamp, actor: &Actor, reason: &Reason, target: Target) -> ExclusionPreview {
-        let mut trial = self.without_store();
+    /// The job as it would be, and what would follow. A copy shares all that the exclusion does not touch.
+    fn tried(&self, now: Timestamp, actor: &Actor, reason: &Reason, target: Target) -> (Self, Vec<Effect>) {
+        let mut trial = self.clone();
         let mut effects = Vec::new();
-        let id = trial.exclusions.add(target, actor.clone(), reason.clone(), now, None);
+        let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
         trial.take_out(now, &mut effects, id);
+        (trial, effects)
+    }
+
+    fn preview(&self, now: Timestamp, actor: &Actor, reason: &Reason, target: Target) -> ExclusionPreview {
+        let (mut trial, mut effects) = self.tried(now, actor, reason, target);
+        trial.work(now, &mut effects, &mut { usize::MAX });
         let tasks = self.taken_out_by(target);
         let mut preview = ExclusionPreview {
             calls_refused: 0,
@@ -123,7 +133,10 @@ impl Job {
                     }
                     _ => None,
                 }),
-                Effect::WantIncarnation(_) | Effect::Acted(_) | Effect::BarrierEnded(_) => {}
+                Effect::WantIncarnation(_)
+                | Effect::Acted(_)
+                | Effect::BarrierEnded(_)
+                | Effect::Discard(_) => {}
             }
         }
         preview
@@ -146,7 +159,7 @@ impl Job {
         let Some(exclusion) = self.exclusions.get(id).cloned() else { return };
         let Exclusion { target, actor, reason, .. } = &exclusion;
         let tasks = self.taken_out_by(*target);
-        let own: Vec<BTreeSet<ConnectionId>> = tasks.iter().map(|task| self.connections_of(*task)).collect();
+        let own = self.connections_of(&tasks);
         let name = self.name.clone();
         let why = format!("excluded by {actor}: {reason}");
         within!(self, now, effects, |run, cx| {
@@ -157,7 +170,7 @@ impl Job {
                 actor: actor.clone(),
             };
             cx.event(change, format!("{target} is {why}"));
-            for (task, own) in tasks.into_iter().zip(own) {
+            for (task, own) in own {
                 let failure = Arc::new(exclusion.refusal(name.as_str(), task).because(&why));
                 run.expel(cx, task, &failure, &why, &own);
                 run.excuse(cx, task, matches!(target, Target::Task(_)));
@@ -204,7 +217,10 @@ impl Job {
             (Some(actor), Some(reason)) => format!("lifted by {actor}: {reason}"),
             _ => "expired".to_owned(),
         };
-        let Some(exclusion) = self.exclusions.end(id, ended, &self.settings.bounds) else { return };
+        let Some(exclusion) = Arc::make_mut(&mut self.exclusions).end(id, ended, &self.settings.bounds)
+        else {
+            return;
+        };
         let Exclusion { target, .. } = exclusion;
         within!(self, now, effects, |run, cx| {
             cx.event(Change::Readmitted { exclusion: id, target, actor }, reason);
@@ -224,7 +240,7 @@ impl Job {
     ) -> Option<Failure> {
         let exclusion = self.exclusions.covering(task, peer.map(|peer| peer.ip()))?;
         let (id, failure) = (exclusion.id, exclusion.refusal(self.name.as_str(), task));
-        if self.exclusions.note_refused(id, now) {
+        if Arc::make_mut(&mut self.exclusions).note_refused(id, now) {
             let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
             let reason = format!("registration of task {task}{from} refused: {}", failure.message);
             within!(self, now, effects, |_run, cx| {
@@ -296,7 +312,7 @@ impl Run {
         id: TaskId,
         failure: &Arc<Failure>,
         why: &str,
-        own: &BTreeSet<ConnectionId>,
+        own: &[ConnectionId],
     ) {
         if !self.own(id).is_connected() {
             return self.answer_all_of(cx, id, failure, own);
@@ -312,20 +328,23 @@ impl Run {
         self.propagate(cx, Some(id), &told);
     }
 
+    /// Every call that waits in the name of a task, and all that waits on connections that are its alone, in their order.
+    fn calls_of(&self, id: TaskId, own: &[ConnectionId]) -> BTreeSet<CallId> {
+        let at_barriers = self.barriers.in_progress().filter_map(|(_, instance)| match instance.slot(id) {
+            Some(Slot::Arrived(arrival)) => Some(arrival.call),
+            _ => None,
+        });
+        let asked = self.questions.values().filter_map(|question| question.asked.get(&id)).flatten().copied();
+        let of_nobody =
+            |call: &CallId| matches!(self.waiters.place(*call), Some(Place::Key(..) | Place::Watch));
+        let on_own =
+            own.iter().flat_map(|connection| self.waiters.on(*connection, usize::MAX)).filter(of_nobody);
+        at_barriers.chain(asked).chain(self.own(id).poll).chain(on_own).collect()
+    }
+
     /// Answers every call that waits in the name of a task, and all that waits on connections that are its alone.
-    fn answer_all_of(
-        &mut self,
-        cx: &mut Cx<'_>,
-        id: TaskId,
-        failure: &Arc<Failure>,
-        own: &BTreeSet<ConnectionId>,
-    ) {
-        let is_its = |(call, place): &(CallId, &Place)| match place {
-            Place::Barrier(_, task) | Place::Poll(task) | Place::LiveSet(_, task) => *task == id,
-            Place::Key(..) | Place::Watch => self.waiters.connection(*call).is_some_and(|c| own.contains(&c)),
-        };
-        let calls: Vec<CallId> = self.waiters.all().filter(is_its).map(|(call, _)| call).collect();
-        for call in calls {
+    fn answer_all_of(&mut self, cx: &mut Cx<'_>, id: TaskId, failure: &Arc<Failure>, own: &[ConnectionId]) {
+        for call in self.calls_of(id, own) {
             let barrier = match self.waiters.place(call) {
                 Some(Place::Barrier(key, _)) => {
                     self.barriers.instance(key).map(|i| (key.wire_id(self.incarnation.0), i.counter))

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
@@ -13,6 +14,7 @@ use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskI
 use super::settings::JobSettings;
 use super::steering::{Act, Done, Refusal};
 use super::straggling::BarrierEnding;
+use crate::cow::CowMap;
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,6 +173,66 @@ pub enum Input {
     Resumed,
 }
 
+/// Memory that is no part of the state any more. To free it may take long: the driver does so when nobody waits for it.
+#[derive(Default)]
+pub struct Discarded {
+    parts: Vec<Box<dyn Send + Sync>>,
+    /// How many allocations it has, more or less.
+    weight: usize,
+}
+
+impl Discarded {
+    /// How many bytes cost nothing to free, more or less.
+    const SMALL: usize = 64 << 10;
+
+    /// A table.
+    pub(super) fn of<K, V, const N: usize>(table: CowMap<K, V, N>) -> Self
+    where
+        K: Ord + Clone + Send + Sync + 'static,
+        V: Clone + Send + Sync + 'static,
+    {
+        let weight = 2 * table.len();
+        Self { parts: vec![Box::new(table)], weight }
+    }
+
+    /// Something of so many allocations.
+    pub(super) fn of_weight(part: impl Send + Sync + 'static, weight: usize) -> Self {
+        Self { parts: vec![Box::new(part)], weight }
+    }
+
+    /// A value; a small one is freed at once.
+    pub(super) fn of_bytes(bytes: Bytes) -> Self {
+        if bytes.len() < Self::SMALL { Self::default() } else { Self::of_weight(bytes, 1) }
+    }
+
+    /// Whether there is nothing to free.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// How many allocations are to be freed, more or less.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.weight
+    }
+}
+
+impl fmt::Debug for Discarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Discarded")
+    }
+}
+
+// What is thrown away is the same as anything else that is.
+impl PartialEq for Discarded {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Discarded {}
+
 /// What the driver must do after an input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -182,6 +244,8 @@ pub enum Effect {
     Event(Event),
     /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.
     BarrierEnded(Box<BarrierEnding>),
+    /// Free memory, without holding up anybody.
+    Discard(Discarded),
     /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].
     WantIncarnation(JobId),
 }

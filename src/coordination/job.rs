@@ -9,17 +9,20 @@ use serde::{Deserialize, Serialize};
 use super::actor::{Actor, Reason};
 use super::call::{Caller, Claim, Request};
 use super::coordinator::no_such_job;
+use super::devices;
 use super::event::{Change, RunOutcome};
 use super::exclusion::Exclusions;
 use super::failure::{Code, Failure};
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
-use super::input::{Effect, Ending, Note, TransferNote};
+use super::input::{Discarded, Effect, Ending, Note, TransferNote};
 use super::run::Run;
 use super::settings::JobSettings;
+use super::store::Topology;
 use super::view::RunSummary;
-use super::waiters::Place;
+use super::waiters::{Place, Waiters};
+use crate::cow::CowMap;
 
 /// Of how many ended runs the incarnations of the tasks are remembered, so that their zombies are known.
 const RUNS_WITH_LIVES: usize = 8;
@@ -44,6 +47,33 @@ struct PastRun {
     incarnation: ServiceIncarnation,
     /// Every incarnation that a task had in it, ascending; empty once it is long past.
     lives: Vec<TaskIncarnation>,
+    /// What its tasks said of their devices; empty once it is past.
+    topology: Topology,
+}
+
+impl PastRun {
+    fn summary(&self) -> RunSummary {
+        RunSummary { devices: devices::decode(&self.topology), ..self.summary.clone() }
+    }
+}
+
+/// A connection that is gone, and whose calls are being taken out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Closing {
+    connection: ConnectionId,
+    presence: Presence,
+    /// How it ended, if that says something about the tasks that spoke on it.
+    blame: Option<Ending>,
+    /// The tasks whose polls were held on it.
+    polling: BTreeSet<TaskId>,
+}
+
+/// Calls upon a run that is over, which are being answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Stale {
+    waiters: Waiters,
+    failure: Arc<Failure>,
+    poll: Arc<Failure>,
 }
 
 /// One job and its present run.
@@ -54,11 +84,13 @@ pub(super) struct Job {
     pub settings: JobSettings,
     pub run: Run,
     /// Ended runs, newest first.
-    past: VecDeque<PastRun>,
+    past: VecDeque<Arc<PastRun>>,
     /// The identity of the next run.
     spare: Option<ServiceIncarnation>,
-    connections: BTreeMap<ConnectionId, Presence>,
-    pub exclusions: Exclusions,
+    connections: CowMap<ConnectionId, Presence>,
+    pub exclusions: Arc<Exclusions>,
+    closing: VecDeque<Closing>,
+    stale: VecDeque<Stale>,
 }
 
 /// Runs `body` with the present run and its surroundings, then tells watchers of what it changed.
@@ -73,7 +105,7 @@ macro_rules! within {
             effects: $effects,
         };
         let value = $body;
-        $run.tell_watchers($cx);
+        $run.tell_watchers();
         value
     }};
 }
@@ -90,9 +122,18 @@ impl Job {
         effects: &mut Vec<Effect>,
     ) -> Self {
         let run = Run::new(RunNumber(1), incarnation, &settings, now);
-        let (past, connections) = (VecDeque::new(), BTreeMap::new());
-        let exclusions = Exclusions::default();
-        let mut job = Self { id, name, settings, run, past, spare: None, connections, exclusions };
+        let mut job = Self {
+            id,
+            name,
+            settings,
+            run,
+            past: VecDeque::new(),
+            spare: None,
+            connections: CowMap::default(),
+            exclusions: Arc::default(),
+            closing: VecDeque::new(),
+            stale: VecDeque::new(),
+        };
         within!(&mut job, now, effects, |_run, cx| {
             let by = actor.as_ref().map_or_else(String::new, |actor| format!(", made by {actor}"));
             cx.event(Change::JobDeclared { actor }, format!("a job of {} tasks{by}", cx.settings.tasks));
@@ -111,35 +152,27 @@ impl Job {
         ends.into_iter().flatten().min()
     }
 
-    /// A copy to try an act upon: without what no act upon tasks looks at.
-    pub fn without_store(&self) -> Self {
-        Self {
-            id: self.id,
-            name: self.name.clone(),
-            settings: self.settings.clone(),
-            run: self.run.without_store(),
-            past: VecDeque::new(),
-            spare: None,
-            connections: self.connections.clone(),
-            exclusions: self.exclusions.clone(),
+    /// Of each of these tasks, the connections on which only its present life has spoken.
+    pub fn connections_of(&self, tasks: &[TaskId]) -> BTreeMap<TaskId, Vec<ConnectionId>> {
+        let mut own: BTreeMap<TaskId, Vec<ConnectionId>> =
+            tasks.iter().map(|task| (*task, Vec::new())).collect();
+        for (connection, presence) in self.connections.iter() {
+            let mut lives = presence.lives.iter();
+            if let (Some((id, (run, incarnation))), None) = (lives.next(), lives.next())
+                && let Some(own) = own.get_mut(id)
+                && *run == self.run.number
+                && self.run.task(*id).is_some_and(|task| task.incarnation == Some(*incarnation))
+            {
+                own.push(*connection);
+            }
         }
-    }
-
-    /// The connections on which only this task's present life has spoken.
-    pub fn connections_of(&self, id: TaskId) -> BTreeSet<ConnectionId> {
-        let Some(incarnation) = self.run.task(id).and_then(|task| task.incarnation) else {
-            return BTreeSet::new();
-        };
-        let life = (self.run.number, incarnation);
-        let is_its =
-            |presence: &Presence| presence.lives.len() == 1 && presence.lives.get(&id) == Some(&life);
-        self.connections.iter().filter(|(_, presence)| is_its(presence)).map(|(c, _)| *c).collect()
+        own
     }
 
     /// Forgets what is remembered beyond the bounds.
     pub fn forget_beyond_bounds(&mut self) {
         self.past.truncate(self.settings.bounds.runs_kept);
-        self.exclusions.forget_beyond(&self.settings.bounds);
+        Arc::make_mut(&mut self.exclusions).forget_beyond(&self.settings.bounds);
         self.run.forget_records(self.settings.bounds.barriers_recent);
     }
 
@@ -151,9 +184,14 @@ impl Job {
         self.connections.insert(connection, Presence { peer, lives: BTreeMap::new(), fenced: false });
     }
 
-    /// Ended runs, newest first.
+    /// Ended runs, newest first, without their devices.
     pub fn history(&self) -> impl Iterator<Item = &RunSummary> {
         self.past.iter().map(|past| &past.summary)
+    }
+
+    /// Ended runs, newest first.
+    pub fn whole_history(&self) -> impl Iterator<Item = RunSummary> {
+        self.past.iter().map(|past| past.summary())
     }
 
     pub fn call(
@@ -189,29 +227,84 @@ impl Job {
     }
 
     pub fn call_gone(&mut self, now: Timestamp, effects: &mut Vec<Effect>, call: CallId) {
-        within!(self, now, effects, |run, cx| run.withdraw(cx, call));
+        if !self.stale.iter_mut().any(|stale| stale.waiters.remove(call).is_some()) {
+            within!(self, now, effects, |run, cx| run.withdraw(cx, call));
+        }
     }
 
-    /// A connection is gone. Without a `blame`, that says nothing about the tasks that spoke on it.
-    pub fn connection_closed(
-        &mut self,
-        now: Timestamp,
-        effects: &mut Vec<Effect>,
-        connection: ConnectionId,
-        blame: Option<&Ending>,
-    ) {
-        let Some(presence) = self.connections.remove(&connection) else { return };
+    /// Calls that wait, without those whose connections are gone.
+    pub fn waiting_calls(&self) -> usize {
+        let tables =
+            || std::iter::once(&self.run.waiters).chain(self.stale.iter().map(|stale| &stale.waiters));
+        let gone = |waiters: &Waiters| -> usize {
+            self.closing.iter().map(|closing| waiters.count_on(closing.connection)).sum()
+        };
+        tables().map(|waiters| waiters.len() - gone(waiters)).sum()
+    }
+
+    /// Whether the connection is gone and some of its calls are not taken out yet.
+    pub fn is_closing(&self, connection: ConnectionId) -> bool {
+        self.closing.iter().any(|closing| closing.connection == connection)
+    }
+
+    /// Whether there is work that is decided and not done.
+    pub fn has_work(&self) -> bool {
+        !self.closing.is_empty() || self.run.has_work() || !self.stale.is_empty()
+    }
+
+    /// Does work that is decided, as much as `budget` allows.
+    pub fn work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+        // First of all those who are gone, so that nothing counts them any longer than it must.
+        while *budget > 0 && !self.closing.is_empty() {
+            self.close(now, effects, budget);
+        }
+        within!(self, now, effects, |run, cx| run.work(cx, budget));
+        while *budget > 0
+            && let Some(stale) = self.stale.front_mut()
+        {
+            for (call, is_poll) in stale.waiters.first(*budget) {
+                *budget -= 1;
+                stale.waiters.remove(call);
+                let failure = if is_poll { &stale.poll } else { &stale.failure };
+                effects.push(Effect::Reply(call, Err(Arc::clone(failure))));
+            }
+            if stale.waiters.len() == 0 {
+                self.stale.pop_front();
+            }
+        }
+    }
+
+    /// Takes out calls of the first connection that is gone; after the last of them, the tasks that spoke on it are judged.
+    fn close(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+        let Some(mut closing) = self.closing.pop_front() else { return };
+        let connection = closing.connection;
+        for stale in &mut self.stale {
+            for call in stale.waiters.on(connection, *budget) {
+                *budget -= 1;
+                stale.waiters.remove(call);
+            }
+        }
+        self.stale.retain(|stale| stale.waiters.len() > 0);
+        let polling = &mut closing.polling;
         within!(self, now, effects, |run, cx| {
-            let calls = run.waiters.on(connection);
-            let mut polling = Vec::new();
-            for call in calls {
+            for call in run.waiters.on(connection, *budget) {
+                *budget -= 1;
                 if let Some(Place::Poll(task)) = run.waiters.place(call) {
-                    polling.push(*task);
+                    polling.insert(*task);
                 }
                 run.withdraw(cx, call);
             }
+        });
+        let left = self.stale.iter().any(|stale| stale.waiters.count_on(connection) > 0);
+        if left || self.run.waiters.count_on(connection) > 0 {
+            return self.closing.push_front(closing);
+        }
+        // One more for the tasks.
+        *budget = budget.saturating_sub(1);
+        let Closing { presence, blame, polling, .. } = closing;
+        within!(self, now, effects, |run, cx| {
             for (task, (number, incarnation)) in presence.lives {
-                let (Some(ending), Some(known)) = (blame, run.task(task)) else { continue };
+                let (Some(ending), Some(known)) = (&blame, run.task(task)) else { continue };
                 let concerns = number == run.number
                     && known.incarnation == Some(incarnation)
                     && known.is_connected()
@@ -221,6 +314,13 @@ impl Job {
                 }
             }
         });
+    }
+
+    /// A connection is gone. Without a `blame`, that says nothing about the tasks that spoke on it.
+    pub fn connection_closed(&mut self, connection: ConnectionId, blame: Option<&Ending>) {
+        let Some(presence) = self.connections.remove(&connection) else { return };
+        let blame = blame.cloned();
+        self.closing.push_back(Closing { connection, presence, blame, polling: BTreeSet::new() });
     }
 
     /// An observer has found something, or finds it no more.
@@ -238,9 +338,9 @@ impl Job {
         within!(self, now, effects, |_run, cx| cx.event(change, reason));
     }
 
-    pub fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+    pub fn tick(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         self.expire_exclusions(now, effects);
-        within!(self, now, effects, |run, cx| run.fire(cx));
+        within!(self, now, effects, |run, cx| run.fire(cx, budget));
     }
 
     /// The service itself was away: nobody is to blame for the silence.
@@ -256,10 +356,11 @@ impl Job {
 
     /// Every connection and every waiting call is gone with the service's former life.
     pub fn resume(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        self.connections.clear();
+        self.connections = CowMap::default();
+        self.closing.clear();
+        self.stale.clear();
         within!(self, now, effects, |run, cx| {
-            let calls: Vec<CallId> = run.waiters.all().map(|(call, _)| call).collect();
-            for call in calls {
+            for (call, _) in run.waiters.first(usize::MAX) {
                 run.withdraw(cx, call);
             }
             for id in run.ids() {
@@ -273,27 +374,39 @@ impl Job {
     /// The job is deleted: everything that waits is answered as later calls will be.
     pub fn dismiss(&mut self, now: Timestamp, effects: &mut Vec<Effect>, actor: Actor, reason: &Reason) {
         let gone = Arc::new(no_such_job());
-        within!(self, now, effects, |run, cx| {
-            run.dismiss_all(cx, &gone, &gone);
+        self.dismiss_all(&gone);
+        within!(self, now, effects, |_run, cx| {
             let text = format!("deleted by {actor}: {reason}");
             cx.event(Change::JobDeleted { actor }, text);
         });
     }
 
-    pub fn stop(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+    /// The present run is over for all who wait: they are to be answered with `failure`.
+    fn dismiss_all(&mut self, failure: &Arc<Failure>) {
+        let waiters = std::mem::take(&mut self.run.waiters);
+        if waiters.len() > 0 {
+            let (failure, poll) = (Arc::clone(failure), Arc::clone(failure));
+            self.stale.push_back(Stale { waiters, failure, poll });
+        }
+    }
+
+    /// The service stops: answers calls that wait, as many as `budget` allows.
+    pub fn stop(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         // Without the service's own mark: clients that register take it for the transport's word and try again.
         let stopping = Arc::new(Failure::plain(Code::Unavailable, "The coordination service is stopping."));
         let text = "The coordination service is stopping. Cancelling PollForError.";
         let poll = Arc::new(Failure::plain(Code::Cancelled, text));
-        within!(self, now, effects, |run, cx| run.dismiss_all(cx, &stopping, &poll));
+        within!(self, now, effects, |run, cx| run.dismiss(cx, &stopping, &poll, budget));
     }
 
     /// The life has spoken in the present run on this connection.
     fn speak(&mut self, connection: ConnectionId, task: TaskId, incarnation: TaskIncarnation) {
         let life = (self.run.number, incarnation);
-        if let Some(presence) = self.connections.get_mut(&connection)
-            && presence.lives.get(&task) != Some(&life)
+        let spoke =
+            self.connections.get(&connection).is_none_or(|known| known.lives.get(&task) == Some(&life));
+        if !spoke
             && self.run.task(task).is_some()
+            && let Some(presence) = self.connections.get_mut(&connection)
         {
             presence.lives.insert(task, life);
         }
@@ -344,10 +457,12 @@ impl Job {
             self.first_cause_text(),
         );
         let over = Arc::new(Failure::service(Code::Aborted, text));
-        within!(self, now, effects, |run, cx| run.dismiss_all(cx, &over, &over));
+        self.dismiss_all(&over);
         let next = Run::new(number, incarnation, &self.settings, now);
         let ended = std::mem::replace(&mut self.run, next);
         self.remember(&ended);
+        let weight = ended.weight();
+        effects.push(Effect::Discard(Discarded::of_weight(ended, weight)));
         self.excuse_excluded();
         within!(self, now, effects, |_run, cx| {
             cx.event(Change::RunOpened, "a new process registered after the last run had ended");
@@ -365,13 +480,14 @@ impl Job {
             })
             .collect();
         lives.sort_unstable();
-        self.past.push_front(PastRun { summary: run.summary(), incarnation: run.incarnation, lives });
+        let (summary, topology) = (run.summary(), run.store.topology().clone());
+        self.past.push_front(Arc::new(PastRun { summary, incarnation: run.incarnation, lives, topology }));
         self.past.truncate(self.settings.bounds.runs_kept);
         if let Some(old) = self.past.get_mut(RUNS_WITH_LIVES) {
-            old.lives = Vec::new();
+            Arc::make_mut(old).lives = Vec::new();
         }
         if let Some(old) = self.past.get_mut(RUNS_WITH_DEVICES) {
-            old.summary.devices = Vec::new();
+            Arc::make_mut(old).topology = Topology::default();
         }
     }
 
@@ -492,10 +608,11 @@ impl Job {
         task: Option<TaskId>,
         failure: &Failure,
     ) {
-        let Some(presence) = self.connections.get_mut(&connection) else { return };
-        if std::mem::replace(&mut presence.fenced, true) {
+        if self.connections.get(&connection).is_none_or(|presence| presence.fenced) {
             return;
         }
+        let Some(presence) = self.connections.get_mut(&connection) else { return };
+        presence.fenced = true;
         let reason = format!("call from {} rejected: {}", presence.peer, failure.message);
         within!(self, now, effects, |_run, cx| cx.event(Change::Fenced { task }, reason));
     }

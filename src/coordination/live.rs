@@ -3,7 +3,6 @@
 //! A question counts down: it holds how many live members have not asked yet, so that an arrival costs no look at the
 //! others.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +14,7 @@ use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation, Timestamp};
 use super::registration::taken_over;
 use super::run::Run;
 use super::waiters::Place;
+use crate::cow::CowMap;
 
 /// One question in progress, about one set of tasks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub(super) struct Question {
     pub first: TaskId,
     pub last: (TaskId, Timestamp),
     /// Who has asked, with the calls to answer (one task may have asked more than once).
-    pub asked: BTreeMap<TaskId, Vec<CallId>>,
+    pub asked: CowMap<TaskId, Vec<CallId>>,
     /// How many live members have not asked.
     pub awaited: usize,
 }
@@ -43,6 +43,7 @@ impl Run {
                 format!("Requesting task {id} is not one of the tasks specified in a GetAliveTasks request.");
             return cx.reply(call, Err(Arc::new(Failure::plain(Code::InvalidArgument, text))));
         }
+        // Ids that the job does not have are not alive, and so of no weight.
         let set = self.without_strangers(set);
         if !self.questions.contains_key(&set)
             && self.questions.len() >= cx.settings.bounds.live_sets_in_progress
@@ -60,27 +61,32 @@ impl Run {
         if !self.questions.contains_key(&set) {
             let awaited = set.ids().iter().filter(|id| self.own(**id).is_connected()).count();
             let question =
-                Question { since: cx.now, first: id, last: (id, cx.now), asked: BTreeMap::new(), awaited };
+                Question { since: cx.now, first: id, last: (id, cx.now), asked: CowMap::default(), awaited };
             self.questions.insert(set.clone(), question);
         }
         let Some(question) = self.questions.get_mut(&set) else { return };
-        let calls = question.asked.entry(id).or_default();
-        if calls.is_empty() {
-            question.awaited -= usize::from(live);
-            question.last = (id, cx.now);
+        match question.asked.get_mut(&id) {
+            Some(calls) => calls.push(call),
+            None => {
+                question.asked.insert(id, vec![call]);
+                question.awaited -= usize::from(live);
+                question.last = (id, cx.now);
+            }
         }
-        calls.push(call);
         self.waiters.insert(call, connection, Place::LiveSet(set.clone(), id));
         self.answer_if_agreed(cx, &set);
     }
 
-    /// Ids that the job does not have are not alive, and so of no weight.
-    fn without_strangers(&self, set: TaskSet) -> TaskSet {
+    /// The ids of a set that the job has.
+    pub(super) fn without_strangers(&self, set: TaskSet) -> TaskSet {
         let ends = [set.ids().first(), set.ids().last()];
         if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
             return set;
         }
-        TaskSet::new(set.ids().iter().copied().filter(|id| self.task(*id).is_some()).collect())
+        // Ascending, so that strangers stand at the ends, however many there are.
+        let from = set.ids().partition_point(|id| id.0 < 0);
+        let to = set.ids().partition_point(|id| id.0 < 0 || self.task(*id).is_some());
+        TaskSet::new(set.ids()[from..to].to_vec())
     }
 
     fn answer_if_agreed(&mut self, cx: &mut Cx<'_>, set: &TaskSet) {
@@ -95,7 +101,7 @@ impl Run {
             .map(|id| (*id, self.own(*id).incarnation.unwrap_or(TaskIncarnation(0))))
             .collect();
         let live = Shared::new(live);
-        for call in question.asked.into_values().flatten() {
+        for call in question.asked.values().flatten().copied() {
             self.waiters.remove(call);
             cx.reply(call, Ok(Reply::LiveSet(Arc::clone(&live))));
         }

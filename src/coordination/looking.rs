@@ -67,7 +67,7 @@ impl JobLook<'_> {
         let Job { name, settings, run, exclusions, .. } = self.job;
         JobSummary {
             name: name.clone(),
-            tasks: settings.tasks,
+            tasks: run.tasks.len(),
             recoverable: settings.recoverable,
             run: run.number,
             state: run.state(),
@@ -178,11 +178,11 @@ impl JobLook<'_> {
     /// The present run's devices beside those of the last run that had some.
     #[must_use]
     pub fn device_map(&self) -> DeviceMap {
-        let previous = self.job.history().find(|run| !run.devices.is_empty());
-        let before = previous.map_or(&[][..], |run| &run.devices);
+        let previous = self.job.whole_history().find(|run| !run.devices.is_empty());
+        let before = previous.as_ref().map_or(&[][..], |run| &run.devices);
         DeviceMap {
             run: self.job.run.number,
-            previous: previous.map(|run| run.number),
+            previous: previous.as_ref().map(|run| run.number),
             places: device_map::map(before, &self.devices()),
         }
     }

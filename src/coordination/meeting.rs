@@ -1,8 +1,10 @@
 //! Barriers: how they are called upon, begin and fill. How they end stands in `parting.rs`.
 //!
 //! A barrier id is used again and again; each use is an instance with a counter. The members of the first instance are
-//! those of all later ones. The rules on counters are the C++ service's, since clients count along; where it lets
-//! one caller's mistake poison an id for others, only that caller is refused here.
+//! those of all later ones. The rules on counters and on members are the C++ service's, since clients count along: a task
+//! of the job that calls a barrier with other members than its first use has, or that is no member, fails the instance
+//! for every member. Only a mistake that no client of JAX makes (a first call that does not count from 0, a negative
+//! counter) and a caller from outside of the job are refused without an effect on others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,13 +70,13 @@ impl Run {
                 format!("A non-participating task ({id}) called the barrier: {name}. It is not in this job.");
             return refuse(cx, Code::InvalidArgument, text, counter);
         }
-        if let Some(stranger) = members.as_ref().and_then(|set| self.first_stranger(set)) {
-            let text = format!(
+        let stranger = members.as_ref().and_then(|set| self.first_stranger(set)).map(|stranger| {
+            format!(
                 "Unexpected task ({stranger}) that is not in the cluster called the barrier. Barrier Id: {name}"
-            );
-            return refuse(cx, Code::InvalidArgument, text, counter);
-        }
+            )
+        });
         let members = members
+            .map(|set| self.without_strangers(set))
             .filter(|set| set.ids().len() < self.tasks.len())
             .map_or_else(|| self.everybody(), Members::Some);
         let key = BarrierKey::Named(Arc::clone(&name));
@@ -82,27 +84,31 @@ impl Run {
             Use::Begin(counter) => {
                 let kept = self.barriers.ended(&key).map(|ended| ended.members.clone());
                 let fixed = kept.unwrap_or_else(|| members.clone());
-                if let Some(text) = misuse(&key, &fixed, id, &members) {
-                    return refuse(cx, Code::InvalidArgument, text, counter - 1);
-                }
                 if let Some(text) = self.no_room_for(&fixed, &cx.settings.bounds) {
                     return refuse(cx, Code::ResourceExhausted, text, counter - 1);
                 }
+                let misuse = stranger.or_else(|| misuse(&key, &fixed, id, &members));
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
-                match self.begin(cx, &key, counter, fixed, timeout, id) {
-                    Ok(()) => self.arrive(
+                match (self.begin(cx, &key, counter, fixed, timeout, id), misuse) {
+                    // The members, who come later, are told too: JAX programs count on it.
+                    (Ok(()), Some(text)) => {
+                        self.fail_instance(cx, &key, Code::InvalidArgument, text.clone(), &text);
+                        refuse(cx, Code::InvalidArgument, text, counter);
+                    }
+                    (Ok(()), None) => self.arrive(
                         cx,
                         &key,
                         id,
                         connection,
                         Arrival { call, purpose: Purpose::Meet, at: cx.now },
                     ),
-                    Err(failure) => cx.reply(call, Err(failure)),
+                    (Err(failure), _) => cx.reply(call, Err(failure)),
                 }
             }
             Use::Join => {
                 let fixed = self.barriers.instance(&key).map(|instance| instance.members.clone());
-                if let Some(text) = fixed.and_then(|fixed| misuse(&key, &fixed, id, &members)) {
+                let misuse = stranger.or_else(|| misuse(&key, &fixed?, id, &members));
+                if let Some(text) = misuse {
                     self.fail_instance(cx, &key, Code::InvalidArgument, text.clone(), &text);
                     let counter = self.barriers.ended(&key).map_or(counter, |ended| ended.counter);
                     return refuse(cx, Code::InvalidArgument, text, counter);
@@ -111,7 +117,8 @@ impl Run {
             }
             Use::Repeat => {
                 let fixed = self.barriers.ended(&key).map(|ended| ended.members.clone());
-                if let Some(text) = fixed.and_then(|fixed| misuse(&key, &fixed, id, &members)) {
+                let misuse = stranger.or_else(|| misuse(&key, &fixed?, id, &members));
+                if let Some(text) = misuse {
                     return refuse(cx, Code::InvalidArgument, text, counter);
                 }
                 self.repeat(cx, call, &key);

@@ -25,6 +25,7 @@
 //! | `observation.rs` | the state as instruments see it |
 //! | `looking.rs`, `store_listing.rs`, `keys.rs`, `device_map.rs` | parts of it, each made alone |
 //! | `view.rs`, `viewing.rs` | the state as people see it |
+//! | `figures.rs` | what several places count and measure, once |
 //! | `audit.rs` | the invariants of all this, checked from scratch |
 
 mod actor;
@@ -43,6 +44,7 @@ mod excluding;
 mod exclusion;
 mod failing;
 mod failure;
+mod figures;
 mod ids;
 mod input;
 mod job;
@@ -72,11 +74,12 @@ pub use call::*;
 pub use coordinator::Coordinator;
 pub use course::GapAt;
 pub use device_map::{DeviceFate, DeviceIdentity, DeviceMap, DeviceMove};
-pub use devices::{Device, TopologyKey, decode as decode_devices};
+pub use devices::{Device, TopologyKey, decode_values as decode_devices};
 pub use draining::DrainRequest;
 pub use event::*;
 pub use exclusion::{ExclusionEnd, ExclusionEnded, Target};
 pub use failure::*;
+pub use figures::{RunSpan, TaskCounts, TaskState, barrier_label};
 pub use ids::*;
 pub use input::*;
 pub use keys::{KEYS_PAGE_MAX, KeyNode, KeysCursor, KeysPage, NotACursor};
@@ -85,6 +88,7 @@ pub use observation::*;
 pub use pulse::{GAP_CLASSES, Gaps, PulseView, overdue};
 pub use settings::*;
 pub use steering::{Act, BarrierPreview, Done, ExclusionPreview, Refusal};
+pub use store::Directory;
 pub use straggling::{
     ArrivalView, BarrierEnding, BarrierKind, BarrierOutcome, BarrierRecord, StragglingView,
 };

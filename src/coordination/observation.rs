@@ -10,6 +10,7 @@ use super::call::TaskSet;
 use super::coordinator::Coordinator;
 use super::event::RunOutcome;
 use super::exclusion::Exclusions;
+use super::figures::{TaskCounts, TaskState};
 use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use super::job::Job;
 use super::live::Question;
@@ -33,6 +34,8 @@ pub struct TaskObservation {
     pub task: TaskId,
     /// Where it stands.
     pub standing: TaskStanding,
+    /// An exclusion keeps it out.
+    pub excluded: bool,
     /// Since when.
     pub since: Timestamp,
     /// Where its present or last life registered from.
@@ -51,6 +54,14 @@ pub struct TaskObservation {
     pub longest_gap_us: u64,
     /// How it comes to barriers.
     pub straggling: Option<StragglingView>,
+}
+
+impl TaskObservation {
+    /// Its state for people.
+    #[must_use]
+    pub fn state(&self) -> TaskState {
+        TaskState::of(self.standing, self.excluded)
+    }
 }
 
 /// A barrier in progress, or a live-set question.
@@ -144,6 +155,8 @@ pub struct JobObservation {
     pub live: usize,
     /// When a preemption notice was left.
     pub noticed_at: Option<Timestamp>,
+    /// How many tasks are in which state.
+    pub counts: TaskCounts,
     /// Every task, by number.
     pub tasks: Vec<TaskObservation>,
     /// The barriers in progress.
@@ -167,12 +180,6 @@ pub struct JobObservation {
 }
 
 impl JobObservation {
-    /// How many tasks stand so.
-    #[must_use]
-    pub fn standing(&self, standing: TaskStanding) -> usize {
-        self.tasks.iter().filter(|task| task.standing == standing).count()
-    }
-
     /// A task that the job has.
     #[must_use]
     pub fn task(&self, task: TaskId) -> Option<&TaskObservation> {
@@ -207,7 +214,7 @@ impl Job {
     fn observe(&self, job: JobId, now: Timestamp) -> JobObservation {
         let run = &self.run;
         let mut gaps = Gaps::default();
-        for task in &run.tasks {
+        for task in run.tasks.iter() {
             gaps.add(&task.pulse);
         }
         let past = self.history().take(RUNS_LISTED).map(|past| PastRunObservation {
@@ -216,6 +223,12 @@ impl Job {
             opened_at: past.opened_at,
             ended_at: past.ended_at,
         });
+        let mut tasks = run.observe_tasks();
+        if self.exclusions.len() > 0 {
+            for task in &mut tasks {
+                task.excluded = self.exclusion_of(task.task).is_some();
+            }
+        }
         JobObservation {
             job,
             name: self.name.clone(),
@@ -228,7 +241,8 @@ impl Job {
             ended_at: run.ended.map(|(_, at)| at),
             live: run.connected,
             noticed_at: run.noticed_at,
-            tasks: run.observe_tasks(),
+            counts: TaskCounts::of(tasks.iter().map(TaskObservation::state)),
+            tasks,
             barriers: run.observe_barriers(),
             recent: run.recent.iter().cloned().collect(),
             waiting: run.observe_waiting(),
@@ -251,6 +265,7 @@ impl Run {
             TaskObservation {
                 task: id,
                 standing: self.standing(id, task),
+                excluded: false,
                 since: task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
                 peer: task.peer,
                 last_heartbeat: task.last_heartbeat,
@@ -262,7 +277,7 @@ impl Run {
                 straggling: task.straggling.view(),
             }
         };
-        self.ids().zip(&self.tasks).map(observe).collect()
+        self.ids().zip(self.tasks.iter()).map(observe).collect()
     }
 
     fn observe_barriers(&self) -> Vec<BarrierObservation> {

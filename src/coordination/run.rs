@@ -4,6 +4,7 @@
 //! consequences in `failing.rs`, live sets in `live.rs`, leaving in `leaving.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ use super::task::Task;
 use super::timers::{Timer, Timers};
 use super::view::FirstCause;
 use super::waiters::{Place, Waiters};
+use crate::cow::{CowMap, CowVec};
 
 /// The key under which a preemption notice is left for all tasks.
 pub(super) const PREEMPTION_NOTICE: &[u8] = b"RECEIVED_PREEMPTION_NOTICE";
@@ -44,7 +46,7 @@ pub(super) struct Run {
     pub noticed_at: Option<Timestamp>,
     /// Who asked for that, if it was an operator.
     pub drain: Option<DrainRequest>,
-    pub tasks: Vec<Task>,
+    pub tasks: CowVec<Task>,
     pub connected: usize,
     pub unsynced: usize,
     /// Grows with every change of a task's state.
@@ -57,14 +59,40 @@ pub(super) struct Run {
     pub store: Store,
     pub questions: BTreeMap<TaskSet, Question>,
     /// What the tasks brought to the exchange of devices (generation A).
-    pub exchanged: BTreeMap<TaskId, Vec<Bytes>>,
+    pub exchanged: CowMap<TaskId, Vec<Bytes>>,
     /// Some task has polled for errors.
     pub polled: bool,
     /// The first error that was propagated; every later poll gets it too.
     pub sticky: Option<Arc<Failure>>,
     pub waiters: Waiters,
     pub timers: Timers,
+    #[serde(skip)]
+    states: Remembered<(i64, Arc<Shared<TaskStates>>)>,
 }
+
+/// Something that was worked out of the state and is kept beside it: to have it or not makes no difference.
+#[derive(Clone)]
+struct Remembered<T>(Option<T>);
+
+impl<T> Default for Remembered<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> fmt::Debug for Remembered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Remembered")
+    }
+}
+
+impl<T> PartialEq for Remembered<T> {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl<T> Eq for Remembered<T> {}
 
 impl Run {
     pub fn new(
@@ -84,7 +112,7 @@ impl Run {
             first_cause: None,
             noticed_at: None,
             drain: None,
-            tasks: vec![task; settings.tasks as usize],
+            tasks: CowVec::of(&task, settings.tasks as usize),
             connected: 0,
             unsynced: 0,
             version: 0,
@@ -93,40 +121,12 @@ impl Run {
             recent: VecDeque::new(),
             store: Store::default(),
             questions: BTreeMap::new(),
-            exchanged: BTreeMap::new(),
+            exchanged: CowMap::default(),
             polled: false,
             sticky: None,
             waiters: Waiters::default(),
             timers: Timers::default(),
-        }
-    }
-
-    /// A copy in which the store is empty: what to try an act upon that does not look into it.
-    pub fn without_store(&self) -> Self {
-        Self {
-            number: self.number,
-            incarnation: self.incarnation,
-            opened_at: self.opened_at,
-            started_at: self.started_at,
-            ended: self.ended,
-            end_reason: self.end_reason.clone(),
-            first_cause: self.first_cause.clone(),
-            noticed_at: self.noticed_at,
-            drain: self.drain.clone(),
-            tasks: self.tasks.clone(),
-            connected: self.connected,
-            unsynced: self.unsynced,
-            version: self.version,
-            told: self.told,
-            barriers: self.barriers.clone(),
-            recent: VecDeque::new(),
-            store: Store::default(),
-            questions: self.questions.clone(),
-            exchanged: self.exchanged.clone(),
-            polled: self.polled,
-            sticky: self.sticky.clone(),
-            waiters: self.waiters.clone(),
-            timers: self.timers.clone(),
+            states: Remembered::default(),
         }
     }
 
@@ -208,7 +208,7 @@ impl Run {
                 let outcome = self.task_states(&tasks).map_err(Arc::new);
                 cx.reply(call, outcome);
             }
-            Request::JobState => cx.reply(call, Ok(Reply::States(Shared::new(self.states())))),
+            Request::JobState => cx.reply(call, Ok(Reply::States(self.states()))),
             Request::Watch { version } => self.watch(cx, call, connection, version),
             Request::Barrier { id, counter, timeout_ms, members, task } => {
                 self.meet(cx, call, connection, task, id, counter, timeout_ms, members);
@@ -234,8 +234,8 @@ impl Run {
             Request::Insert { key, value, overwrite } => self.insert(cx, &key, value, overwrite, writer),
             Request::Increment { key, by } => {
                 let result = self.store.increment(&key, by, cx.now, writer, &cx.settings.bounds);
-                result.map(|(sum, woken)| {
-                    self.wake_readers(cx, woken, &sum);
+                result.map(|(sum, discarded)| {
+                    cx.discard(discarded);
                     Reply::Value(sum)
                 })
             }
@@ -276,8 +276,8 @@ impl Run {
         by: Option<TaskId>,
     ) -> Result<Reply, Failure> {
         let entry = Entry::new(value.clone(), cx.now, by);
-        let woken = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
-        self.wake_readers(cx, woken, &value);
+        let discarded = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
+        cx.discard(discarded);
         if super::store::normalise(key).as_ref() == PREEMPTION_NOTICE {
             self.noticed_at = Some(cx.now);
             let text = String::from_utf8_lossy(&value[..value.len().min(64)]);
@@ -287,13 +287,6 @@ impl Run {
             );
         }
         Ok(Reply::Done)
-    }
-
-    fn wake_readers(&mut self, cx: &mut Cx<'_>, woken: Vec<CallId>, value: &Bytes) {
-        for call in woken {
-            self.waiters.remove(call);
-            cx.reply(call, Ok(Reply::Value(value.clone())));
-        }
     }
 
     /// Whether one more call may wait; refuses it otherwise. One connection may take half of the room: whoever waits for
@@ -322,29 +315,69 @@ impl Run {
             }
             return;
         }
-        cx.reply(call, Ok(Reply::States(Shared::new(self.states()))));
+        cx.reply(call, Ok(Reply::States(self.states())));
     }
 
-    /// Tells watchers of what has changed since they were told last: one answer for all of them.
-    pub fn tell_watchers(&mut self, cx: &mut Cx<'_>) {
-        if self.told == self.version {
-            return;
-        }
-        self.told = self.version;
-        let watching: Vec<CallId> = self.waiters.watching().collect();
-        if watching.is_empty() {
-            return;
-        }
-        let states = Shared::new(self.states());
-        for call in watching {
-            self.waiters.remove(call);
-            cx.reply(call, Ok(Reply::States(Arc::clone(&states))));
+    /// Watchers are told of what has changed since they were told last.
+    pub fn tell_watchers(&mut self) {
+        if self.told != self.version {
+            self.told = self.version;
+            self.waiters.tell_watching();
         }
     }
 
-    fn states(&self) -> TaskStates {
+    /// How many allocations it has, more or less.
+    pub fn weight(&self) -> usize {
+        2 * self.store.len()
+            + 4 * self.tasks.len()
+            + 2 * self.waiters.len()
+            + 4 * self.barriers.in_progress_len()
+    }
+
+    /// Whether there is work that is decided and not done.
+    pub fn has_work(&self) -> bool {
+        self.store.has_to_wake() || self.waiters.has_to_tell() || self.store.has_deleted()
+    }
+
+    /// Does work that is decided, as much as `budget` allows: answers calls whose wait is over, and counts deleted entries
+    /// no more.
+    pub fn work(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
+        while *budget > 0 {
+            if let Some((call, value)) = self.store.wake() {
+                *budget -= 1;
+                self.waiters.remove(call);
+                cx.reply(call, Ok(Reply::Value(value)));
+            } else if let Some(call) = self.waiters.pop_to_tell() {
+                *budget -= 1;
+                cx.reply(call, Ok(Reply::States(self.states())));
+            } else if let Some((discarded, entries)) = self.store.account_deleted() {
+                // To count an entry costs a fraction of an answer.
+                *budget = budget.saturating_sub(1 + entries / 8);
+                cx.discard(discarded);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// The states of all tasks, shared by all who ask while they stay as they are.
+    fn states(&mut self) -> Arc<Shared<TaskStates>> {
+        if let Some((version, states)) = &self.states.0
+            && *version == self.version
+        {
+            return Arc::clone(states);
+        }
         let tasks = self.ids().map(|task| self.state_of(task)).collect();
-        TaskStates { version: self.version, tasks }
+        let states = Shared::new(TaskStates { version: self.version, tasks });
+        self.states = Remembered(Some((self.version, Arc::clone(&states))));
+        states
+    }
+
+    /// Whether the states that are remembered are those that the tasks are in.
+    pub fn remembers_states(&self) -> bool {
+        let Some((version, states)) = &self.states.0 else { return true };
+        *version != self.version
+            || self.ids().map(|task| self.state_of(task)).eq(states.tasks.iter().cloned())
     }
 
     fn state_of(&self, id: TaskId) -> TaskInfo {
@@ -358,6 +391,14 @@ impl Run {
     }
 
     fn task_states(&self, tasks: &[TaskId]) -> Result<Reply, Failure> {
+        if tasks.len() > self.tasks.len() {
+            let text = format!(
+                "The states of {} tasks are asked for; this job has {}.",
+                tasks.len(),
+                self.tasks.len()
+            );
+            return Err(Failure::service(Code::InvalidArgument, text));
+        }
         if let Some(unknown) = tasks.iter().find(|task| self.task(**task).is_none()) {
             return Err(self.unknown("asked about", *unknown));
         }
@@ -423,9 +464,12 @@ impl Run {
         }
     }
 
-    /// Performs every deadline that has come.
-    pub fn fire(&mut self, cx: &mut Cx<'_>) {
-        while let Some(timer) = self.timers.take_due(cx.now) {
+    /// Performs deadlines that have come, as many as `budget` allows.
+    pub fn fire(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
+        while *budget > 0
+            && let Some(timer) = self.timers.take_due(cx.now)
+        {
+            *budget -= 1;
             match timer {
                 Timer::Heartbeat(task) => self.check_heartbeat(cx, task),
                 Timer::Grace(task) => self.grace_is_over(cx, task),
@@ -434,11 +478,16 @@ impl Run {
         }
     }
 
-    /// Answers everything that waits with `failure`, except polls, which end with `poll`.
-    pub fn dismiss_all(&mut self, cx: &mut Cx<'_>, failure: &Arc<Failure>, poll: &Arc<Failure>) {
-        let waiting: Vec<(CallId, bool)> =
-            self.waiters.all().map(|(call, place)| (call, matches!(place, Place::Poll(_)))).collect();
-        for (call, is_poll) in waiting {
+    /// Answers calls that wait with `failure`, except polls, which end with `poll`: as many as `budget` allows.
+    pub fn dismiss(
+        &mut self,
+        cx: &mut Cx<'_>,
+        failure: &Arc<Failure>,
+        poll: &Arc<Failure>,
+        budget: &mut usize,
+    ) {
+        for (call, is_poll) in self.waiters.first(*budget) {
+            *budget -= 1;
             self.withdraw(cx, call);
             cx.reply(call, Err(Arc::clone(if is_poll { poll } else { failure })));
         }

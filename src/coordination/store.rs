@@ -4,7 +4,8 @@
 //! the same time.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::fmt;
 use std::ops::Bound;
 
 use bytes::Bytes;
@@ -13,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::devices::TopologyKey;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
+use super::input::Discarded;
 use super::settings::Bounds;
+use crate::cow::CowMap;
 
 /// How many bytes that do not count the spelling of a key that is waited for may have.
 const SLASHES: usize = 64;
@@ -56,17 +59,69 @@ impl Entry {
     }
 }
 
+/// Entries by their keys.
+type Entries = CowMap<Bytes, Entry, 256>;
+
+/// The topology values by their keys.
+pub(super) type Topology = CowMap<Bytes, (TopologyKey, Bytes)>;
+
+/// Calls that waited for a key which has a value now, and are answered one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Waking {
+    key: Bytes,
+    value: Bytes,
+    calls: CowMap<CallId, ()>,
+}
+
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Store {
-    entries: BTreeMap<Bytes, Entry>,
-    /// Keys and values together.
+    entries: Entries,
+    /// Keys and values together, and those in `deleted`.
     bytes: usize,
-    /// Calls that wait for a key, in the order in which they came.
-    waiting: BTreeMap<Bytes, Vec<CallId>>,
-    /// The lengths of the keys in `waiting`, each as often as it is waited for.
+    /// Entries that are deleted and still count, since their memory is still taken.
+    deleted: VecDeque<Entries>,
+    /// Calls that wait for a key. Their numbers are in the order in which they came.
+    waiting: CowMap<Bytes, CowMap<CallId, ()>>,
+    waking: VecDeque<Waking>,
+    /// The lengths of the keys in `waiting` and `waking`, each as often as it is waited for.
     waited_bytes: usize,
-    /// Which keys hold topology values.
-    topology: BTreeMap<Bytes, TopologyKey>,
+    topology: Topology,
+}
+
+/// What is below a directory, as it was at one moment.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Directory(Entries);
+
+impl Directory {
+    /// How many entries it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The entries, in byte order of their normalised keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&Bytes, &Bytes)> {
+        self.0.iter().map(|(key, entry)| (key, &entry.value))
+    }
+}
+
+impl FromIterator<(Bytes, Bytes)> for Directory {
+    fn from_iter<I: IntoIterator<Item = (Bytes, Bytes)>>(entries: I) -> Self {
+        let entry = |(key, value)| (key, Entry::new(value, Timestamp::default(), None));
+        Self(entries.into_iter().map(entry).collect())
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
 }
 
 impl Store {
@@ -82,23 +137,23 @@ impl Store {
         self.entries.get(normalise(key).as_ref())
     }
 
-    /// Writes a value; returns the calls that waited for it.
+    /// Writes a value; the calls that waited for it are to be woken ([`Store::wake`]).
     pub fn insert(
         &mut self,
         key: &[u8],
         entry: Entry,
         overwrite: bool,
         bounds: &Bounds,
-    ) -> Result<Vec<CallId>, Failure> {
+    ) -> Result<Discarded, Failure> {
         let normal = normalise(key);
         let old = self.entries.get(normal.as_ref());
         if let Some(old) = old
-            && matches!(self.topology.get(normal.as_ref()), Some(TopologyKey::Global { .. }))
+            && matches!(self.topology.get(normal.as_ref()), Some((TopologyKey::Global { .. }, _)))
             && old.value == entry.value
         {
             // Process 0 gathers the topology again when it is restarted; that it is the same is good news, and an
             // error would end it.
-            return Ok(Vec::new());
+            return Ok(Discarded::default());
         }
         if old.is_some() && !overwrite {
             // Without details, as clients since 0.6.2 have known it.
@@ -109,7 +164,7 @@ impl Store {
         Ok(self.put(&normal, entry))
     }
 
-    /// Adds to a decimal number, 0 where there is none yet; returns the sum and the calls that waited for it.
+    /// Adds to a decimal number, 0 where there is none yet; returns the sum.
     pub fn increment(
         &mut self,
         key: &[u8],
@@ -117,7 +172,7 @@ impl Store {
         at: Timestamp,
         writer: Option<TaskId>,
         bounds: &Bounds,
-    ) -> Result<(Bytes, Vec<CallId>), Failure> {
+    ) -> Result<(Bytes, Discarded), Failure> {
         let normal = normalise(key);
         let old = self.entries.get(normal.as_ref());
         let present = match old {
@@ -136,25 +191,51 @@ impl Store {
         })?;
         let value = Bytes::from(sum.to_string());
         self.check(&normal, old.map(|entry| entry.value.len()), value.len(), bounds)?;
-        let woken = self.put(&normal, Entry::new(value.clone(), at, writer));
-        Ok((value, woken))
+        let discarded = self.put(&normal, Entry::new(value.clone(), at, writer));
+        Ok((value, discarded))
     }
 
-    /// Every entry strictly below a directory, in byte order. The root has no name: nothing lists all.
-    pub fn list(&self, directory: &[u8]) -> Vec<(Bytes, Bytes)> {
-        let prefix = prefix(&normalise(directory));
-        self.below(&prefix).map(|(key, entry)| (key.clone(), entry.value.clone())).collect()
+    /// Every entry strictly below a directory. The root has no name: nothing lists all.
+    pub fn list(&self, directory: &[u8]) -> Directory {
+        let (from, to) = below(&normalise(directory));
+        Directory(self.entries.copy_range(from.as_slice(), to.as_slice()))
     }
 
-    /// Removes a key and everything below it.
+    /// Removes a key and everything below it, at once for readers; what it took counts until it is accounted for
+    /// ([`Store::account_deleted`]).
     pub fn delete(&mut self, key: &[u8]) {
         let normal = normalise(key);
-        let prefix = prefix(&normal);
-        let below: Vec<Bytes> = self.below(&prefix).map(|(key, _)| key.clone()).collect();
-        for key in below {
-            self.remove(&key);
+        let (from, to) = below(&normal);
+        let gone = self.entries.remove_range(from.as_slice(), to.as_slice());
+        self.topology.remove_range(from.as_slice(), to.as_slice());
+        if !gone.is_empty() {
+            self.deleted.push_back(gone);
         }
-        self.remove(&normal);
+        if let Some((key, _)) = self.entries.get_key_value(normal.as_ref()) {
+            let key = key.clone();
+            self.topology.remove(&key);
+            if let Some(entry) = self.entries.remove(&key) {
+                self.deleted.push_back(std::iter::once((key, entry)).collect());
+            }
+        }
+    }
+
+    /// Whether deleted entries still count.
+    pub fn has_deleted(&self) -> bool {
+        !self.deleted.is_empty()
+    }
+
+    /// Counts some deleted entries no more; returns them, to be freed, and how many they are.
+    pub fn account_deleted(&mut self) -> Option<(Discarded, usize)> {
+        let deleted = self.deleted.front_mut()?;
+        let part = deleted.pop_chunk();
+        if deleted.is_empty() {
+            self.deleted.pop_front();
+        }
+        let entries = part?;
+        self.bytes -= entries.iter().map(|(key, entry)| key.len() + entry.value.len()).sum::<usize>();
+        let count = entries.len();
+        Some((Discarded::of(entries), count))
     }
 
     /// Puts a call into the queue of a key; returns the key as stored.
@@ -180,40 +261,72 @@ impl Store {
         self.waited_bytes = waited;
         if let Some((key, _)) = self.waiting.get_key_value(normal.as_ref()) {
             let key = key.clone();
-            self.waiting.entry(key.clone()).or_default().push(call);
+            if let Some(calls) = self.waiting.get_mut(&key) {
+                calls.insert(call, ());
+            }
             return Ok(key);
         }
         let key = Bytes::copy_from_slice(&normal);
-        self.waiting.insert(key.clone(), vec![call]);
+        self.waiting.insert(key.clone(), std::iter::once((call, ())).collect());
         Ok(key)
     }
 
     /// Takes a call out of the queue of a key.
     pub fn leave(&mut self, key: &Bytes, call: CallId) {
-        if let Some(queue) = self.waiting.get_mut(key) {
-            let before = queue.len();
-            queue.retain(|waiting| *waiting != call);
-            self.waited_bytes -= key.len() * (before - queue.len());
-            if queue.is_empty() {
+        if let Some(calls) = self.waiting.get_mut(key)
+            && calls.remove(&call).is_some()
+        {
+            self.waited_bytes -= key.len();
+            if calls.is_empty() {
                 self.waiting.remove(key);
             }
+            return;
+        }
+        let mut waking = self.waking.iter_mut().filter(|waking| waking.key == *key);
+        if waking.any(|waking| waking.calls.remove(&call).is_some()) {
+            self.waited_bytes -= key.len();
+            self.waking.retain(|waking| !waking.calls.is_empty());
         }
     }
 
-    fn forget_waited(&mut self, key: &[u8]) -> Vec<CallId> {
-        let queue = self.waiting.remove(key).unwrap_or_default();
-        self.waited_bytes -= key.len() * queue.len();
-        queue
+    /// Whether calls are to be woken.
+    pub fn has_to_wake(&self) -> bool {
+        !self.waking.is_empty()
+    }
+
+    /// Takes out the next call that is to be woken, with its answer: the value that ended its wait.
+    pub fn wake(&mut self) -> Option<(CallId, Bytes)> {
+        let waking = self.waking.front_mut()?;
+        let (call, ()) = waking.calls.pop_first()?;
+        let value = waking.value.clone();
+        self.waited_bytes -= waking.key.len();
+        if waking.calls.is_empty() {
+            self.waking.pop_front();
+        }
+        Some((call, value))
     }
 
     /// The topology values.
-    pub fn topology(&self) -> impl Iterator<Item = (&TopologyKey, &[u8])> {
-        self.topology.iter().filter_map(|(key, what)| Some((what, self.entries.get(key)?.value.as_ref())))
+    pub fn topology(&self) -> &Topology {
+        &self.topology
     }
 
-    /// Every call that waits for a key.
+    /// Every call that waits for a key, or waited for it and is not answered yet.
     pub fn waiting(&self) -> impl Iterator<Item = (&Bytes, CallId)> {
-        self.waiting.iter().flat_map(|(key, calls)| calls.iter().map(move |call| (key, *call)))
+        let woken = self.waking.iter().map(|waking| (&waking.key, &waking.calls));
+        self.waiting.iter().chain(woken).flat_map(|(key, calls)| calls.keys().map(move |call| (key, *call)))
+    }
+
+    /// Whether the tables are in order.
+    pub fn is_sound(&self) -> bool {
+        self.entries.is_sound()
+            && self.waiting.is_sound()
+            && self.waiting.values().all(|calls| !calls.is_empty())
+    }
+
+    /// Every key that is waited for.
+    pub fn waited(&self) -> impl Iterator<Item = &Bytes> {
+        self.waiting.keys()
     }
 
     /// What the keys that are waited for are counted to take.
@@ -221,56 +334,53 @@ impl Store {
         self.waited_bytes
     }
 
-    /// The lengths of every key and its value.
+    /// The lengths of every key and its value, also of those that are deleted and still count.
     pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
+        let counted = std::iter::once(&self.entries).chain(&self.deleted);
+        counted.flat_map(|entries| entries.iter()).map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
     /// Every entry from there on, in byte order.
     pub fn entries_from(&self, from: Bound<Vec<u8>>) -> impl Iterator<Item = (&Bytes, &Entry)> {
-        let from = match &from {
-            Bound::Included(key) => Bound::Included(key.as_slice()),
-            Bound::Excluded(key) => Bound::Excluded(key.as_slice()),
-            Bound::Unbounded => Bound::Unbounded,
-        };
-        self.entries.range::<[u8], _>((from, Bound::Unbounded))
+        let from = from.as_ref().map(Vec::as_slice);
+        self.entries.range_from::<[u8]>(from)
     }
 
-    fn put(&mut self, key: &[u8], entry: Entry) -> Vec<CallId> {
-        let woken = self.forget_waited(key);
+    fn put(&mut self, key: &[u8], entry: Entry) -> Discarded {
+        if let Some((key, _)) = self.waiting.get_key_value(key) {
+            let key = key.clone();
+            let calls = self.waiting.remove(&key).unwrap_or_default();
+            self.waking.push_back(Waking { key, value: entry.value.clone(), calls });
+        }
         self.bytes += entry.value.len();
+        if let Some(topology) = self.topology.get_mut(key) {
+            topology.1 = entry.value.clone();
+        }
         if let Some(old) = self.entries.get_mut(key) {
             self.bytes -= old.value.len();
-            *old = Entry { overwrites: old.overwrites + 1, ..entry };
-            return woken;
+            let overwrites = old.overwrites + 1;
+            return Discarded::of_bytes(std::mem::replace(old, Entry { overwrites, ..entry }).value);
         }
         let key = Bytes::copy_from_slice(key);
         self.bytes += key.len();
         if let Some(what) = TopologyKey::parse(&key) {
-            self.topology.insert(key.clone(), what);
+            self.topology.insert(key.clone(), (what, entry.value.clone()));
         }
         self.entries.insert(key, entry);
-        woken
-    }
-
-    fn remove(&mut self, key: &[u8]) {
-        if let Some(entry) = self.entries.remove(key) {
-            self.bytes -= key.len() + entry.value.len();
-            self.topology.remove(key);
-        }
+        Discarded::default()
     }
 
     /// The first entry from a place on.
     pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &Entry)> {
         let from = from.as_ref().map(Vec::as_slice);
-        self.entries.range::<[u8], _>((from, Bound::Unbounded)).next()
+        self.entries.range_from::<[u8]>(from).next()
     }
 
     /// The entries whose keys begin so, in byte order.
     pub fn below(&self, prefix: &[u8]) -> impl Iterator<Item = (&Bytes, &Entry)> {
-        let from = (Bound::Included(prefix), Bound::Unbounded);
+        let from = Bound::Included(prefix);
         let prefix = prefix.to_vec();
-        self.entries.range::<[u8], _>(from).take_while(move |(key, _)| key.starts_with(&prefix))
+        self.entries.range_from::<[u8]>(from).take_while(move |(key, _)| key.starts_with(&prefix))
     }
 
     fn check(&self, key: &[u8], old: Option<usize>, new: usize, bounds: &Bounds) -> Result<(), Failure> {
@@ -299,9 +409,9 @@ fn over<T>(what: &str, is: usize, bound: usize, setting: &str) -> Result<T, Fail
     Err(Failure::service(Code::ResourceExhausted, text))
 }
 
-/// The prefix that every key below a directory has.
-fn prefix(directory: &[u8]) -> Vec<u8> {
-    [directory, b"/"].concat()
+/// Between which keys everything below a directory lies: '0' is the byte after '/'.
+fn below(directory: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    ([directory, b"/"].concat(), [directory, b"0"].concat())
 }
 
 #[cfg(test)]
@@ -327,7 +437,8 @@ mod tests {
     #[test]
     fn a_directory_lists_its_strict_descendants_in_byte_order_and_the_root_lists_nothing() {
         let store = filled(&["d/b", "d", "d/a/x", "da", "e"]);
-        let keys: Vec<Bytes> = store.list(b"/d/").into_iter().map(|(key, _)| key).collect();
+        let listed = store.list(b"/d/");
+        let keys: Vec<&Bytes> = listed.iter().map(|(key, _)| key).collect();
         assert_eq!(keys, ["d/a/x", "d/b"]);
         assert!(store.list(b"").is_empty() && store.list(b"/").is_empty());
     }
@@ -336,6 +447,7 @@ mod tests {
     fn deleting_a_key_takes_everything_below_it_and_nothing_beside_it() {
         let mut store = filled(&["d/b", "d", "d/a/x", "da"]);
         store.delete(b"d/");
+        while store.account_deleted().is_some() {}
         assert_eq!(store.len(), 1);
         assert_eq!(store.bytes(), "da".len() + 1);
         assert!(store.get(b"da").is_some());
@@ -348,7 +460,7 @@ mod tests {
             let entry = Entry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).map_err(|failure| failure.code)
         };
-        assert_eq!(again("cpu:global_topology/cpu", "v"), Ok(Vec::new()));
+        assert_eq!(again("cpu:global_topology/cpu", "v"), Ok(Discarded::default()));
         let refused = Err(Code::AlreadyExists);
         assert_eq!(again("cpu:global_topology/cpu", "other"), refused);
         assert_eq!(again("cpu:local_topology/cpu/0", "v"), refused, "clients count on this error");

@@ -1,11 +1,10 @@
 //! What a run waits for the clock to do.
 
-use std::collections::BTreeSet;
-
 use serde::{Deserialize, Serialize};
 
 use super::barrier::BarrierKey;
 use super::ids::{TaskId, Timestamp};
+use crate::cow::CowMap;
 
 /// One deadline.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -20,11 +19,11 @@ pub(super) enum Timer {
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Timers(BTreeSet<(Timestamp, Timer)>);
+pub(super) struct Timers(CowMap<(Timestamp, Timer), ()>);
 
 impl Timers {
     pub fn set(&mut self, at: Timestamp, timer: Timer) {
-        self.0.insert((at, timer));
+        self.0.insert((at, timer), ());
     }
 
     pub fn clear(&mut self, at: Timestamp, timer: Timer) {
@@ -33,11 +32,11 @@ impl Timers {
 
     /// Clears the heartbeat timers of all tasks.
     pub fn clear_heartbeats(&mut self) {
-        self.0.retain(|(_, timer)| !matches!(timer, Timer::Heartbeat(_)));
+        self.0.retain(|(_, timer), ()| !matches!(timer, Timer::Heartbeat(_)));
     }
 
     pub fn next(&self) -> Option<Timestamp> {
-        self.0.first().map(|(at, _)| *at)
+        self.0.first_key_value().map(|((at, _), ())| *at)
     }
 
     /// Takes the first timer that is due.
@@ -45,12 +44,17 @@ impl Timers {
         if self.next()? > now {
             return None;
         }
-        self.0.pop_first().map(|(_, timer)| timer)
+        self.0.pop_first().map(|((_, timer), ())| timer)
     }
 
     /// Whether `timer` will fire at `at`.
     pub fn stands(&self, at: Timestamp, timer: &Timer) -> bool {
-        self.0.contains(&(at, timer.clone()))
+        self.0.contains_key(&(at, timer.clone()))
+    }
+
+    /// Whether the table is in order.
+    pub fn is_sound(&self) -> bool {
+        self.0.is_sound()
     }
 
     pub fn len(&self) -> usize {

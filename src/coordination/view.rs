@@ -14,6 +14,7 @@ use super::devices::Device;
 use super::draining::DrainRequest;
 use super::event::RunOutcome;
 use super::exclusion::{ExclusionEnded, Target};
+use super::figures::TaskCounts;
 use super::ids::{ExclusionId, JobName, RunNumber, TaskId, Timestamp};
 use super::pulse::PulseView;
 use super::settings::JobSettings;
@@ -148,8 +149,11 @@ pub struct RunView {
     /// Why it ended, in words, once it has.
     #[serde(default)]
     pub end_reason: Option<String>,
-    /// How many tasks are connected.
+    /// How many tasks are live: connected or suspect, and not excluded.
     pub live: usize,
+    /// How many tasks are in which state.
+    #[serde(default)]
+    pub counts: TaskCounts,
     /// Its first error.
     pub first_cause: Option<FirstCause>,
     /// Every task.
@@ -288,7 +292,7 @@ pub struct BarrierView {
 /// A live-set question in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LiveSetView {
-    /// How many tasks it asks about.
+    /// How many tasks count: those that have asked, and the live ones of its set that have not.
     pub members: usize,
     /// How many of them have asked.
     pub arrived: usize,
@@ -352,6 +356,9 @@ pub struct RunSummary {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Timestamp,
+    /// Its length in microseconds: from `started_at`, or from `opened_at` if it never started, to its end.
+    #[serde(default)]
+    pub length_us: u64,
     /// Why it ended, in words.
     #[serde(default)]
     pub end_reason: String,
@@ -371,6 +378,7 @@ impl RunSummary {
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended_at: Some(self.ended_at),
+            length_us: self.span().ended_length_us(),
             first_cause: self.first_cause.clone(),
         }
     }
@@ -381,15 +389,15 @@ impl RunSummary {
 pub struct JobSummary {
     /// Its name.
     pub name: JobName,
-    /// How many tasks it has.
-    pub tasks: u32,
+    /// How many tasks its present run has.
+    pub tasks: usize,
     /// Its tasks may fail and come back.
     pub recoverable: bool,
     /// Its present run.
     pub run: RunNumber,
     /// Where that stands.
     pub state: RunState,
-    /// How many tasks are connected.
+    /// How many tasks are live: connected or suspect, and not excluded.
     pub live: usize,
     /// How many exclusions are in force.
     #[serde(default)]
@@ -413,6 +421,9 @@ pub struct RunLine {
     pub started_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
+    /// Its length in microseconds, once it has ended: from `started_at`, or from `opened_at` if it never started, to its end.
+    #[serde(default)]
+    pub length_us: Option<u64>,
     /// Its first error.
     pub first_cause: Option<FirstCause>,
 }

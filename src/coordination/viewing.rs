@@ -8,6 +8,7 @@ use super::call::TaskSet;
 use super::devices::{self, Device};
 use super::event::RunOutcome;
 use super::exclusion::{Exclusion, ExclusionEnded};
+use super::figures::{RunSpan, TaskCounts};
 use super::ids::{ConnectionId, TaskId};
 use super::job::Job;
 use super::live::Question;
@@ -36,6 +37,7 @@ impl Job {
     pub(super) fn run_view(&self) -> RunView {
         let mut view = self.run.view();
         self.mark_excluded(&mut view.tasks);
+        view.counts = TaskCounts::of_views(&view.tasks);
         view
     }
 
@@ -58,8 +60,7 @@ impl Job {
     fn mark_excluded(&self, tasks: &mut [TaskView]) {
         if self.exclusions.len() > 0 {
             for task in tasks {
-                let host = task.lives.first().and_then(|life| life.peer).map(|peer| peer.ip());
-                task.excluded = self.exclusions.covering(task.task, host).map(|exclusion| TaskExclusion {
+                task.excluded = self.exclusion_of(task.task).map(|exclusion| TaskExclusion {
                     exclusion: exclusion.id,
                     by: exclusion.actor.to_string(),
                     reason: exclusion.reason.clone(),
@@ -109,6 +110,7 @@ impl Run {
             ended_at: self.ended.map(|(_, at)| at),
             end_reason: self.ended.map(|_| self.end_reason.clone()),
             live: self.connected,
+            counts: TaskCounts::default(),
             first_cause: self.first_cause.clone(),
             tasks: self.task_views(),
             barriers: self.barrier_views(),
@@ -130,12 +132,15 @@ impl Run {
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended_at: self.ended.map(|(_, at)| at),
+            length_us: self.span().ended_length_us(),
             first_cause: self.first_cause.clone(),
         }
     }
 
+    /// The run in short, without its devices.
     pub(super) fn summary(&self) -> RunSummary {
         let (outcome, ended_at) = self.ended.unwrap_or((RunOutcome::Abandoned, self.opened_at));
+        let length_us = RunSpan::new(self.opened_at, self.started_at, Some(ended_at)).ended_length_us();
         RunSummary {
             number: self.number,
             incarnation: self.incarnation.to_string(),
@@ -143,9 +148,10 @@ impl Run {
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended_at,
+            length_us: length_us.unwrap_or_default(),
             end_reason: self.end_reason.clone(),
             first_cause: self.first_cause.clone(),
-            devices: self.devices(),
+            devices: Vec::new(),
         }
     }
 
@@ -186,7 +192,7 @@ impl Run {
         if wanted.peek().is_none() {
             return waits;
         }
-        let on = self.ids().zip(&self.tasks).filter(|(_, task)| task.is_connected());
+        let on = self.ids().zip(self.tasks.iter()).filter(|(_, task)| task.is_connected());
         let on: BTreeMap<ConnectionId, TaskId> =
             on.filter_map(|(id, task)| Some((task.connection?, id))).collect();
         for (connection, key, since) in wanted {
@@ -280,13 +286,16 @@ impl Run {
     }
 
     pub(super) fn live_set_views(&self) -> Vec<LiveSetView> {
-        let views = self.questions.iter().map(|(set, question)| LiveSetView {
-            members: set.ids().len(),
-            arrived: question.asked.len(),
-            missing: self.awaited_by(set, question),
-            first: question.first,
-            since: question.since,
-            last: ArrivalView { task: question.last.0, at: question.last.1 },
+        let views = self.questions.iter().map(|(set, question)| {
+            let missing = self.awaited_by(set, question);
+            LiveSetView {
+                members: question.asked.len() + missing.len(),
+                arrived: question.asked.len(),
+                missing,
+                first: question.first,
+                since: question.since,
+                last: ArrivalView { task: question.last.0, at: question.last.1 },
+            }
         });
         views.collect()
     }
@@ -302,12 +311,12 @@ impl Run {
         let mut acknowledged: Vec<(TaskId, i64)> = self
             .store
             .list(PREEMPTION_STEPS)
-            .into_iter()
+            .iter()
             .filter_map(|(key, value)| {
-                let key = std::str::from_utf8(&key).ok()?;
+                let key = std::str::from_utf8(key).ok()?;
                 // `…/job:jax_worker/replica:0/task:1` up to 0.8.3, `…/1` later.
                 let task = key.rsplit(['/', ':']).next()?.parse().ok()?;
-                Some((TaskId(task), std::str::from_utf8(&value).ok()?.parse().ok()?))
+                Some((TaskId(task), std::str::from_utf8(value).ok()?.parse().ok()?))
             })
             .collect();
         acknowledged.sort_unstable();

@@ -1,6 +1,7 @@
 //! Memory: huge pages, shared memory, what may be locked, and how much there is.
 
-use super::{Check, Probed, Root, Verdict, bytes};
+use super::{Check, Probed, Root, Verdict};
+use crate::text::bytes;
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 

@@ -106,16 +106,6 @@ pub fn examine(root: &Root, probed: &Probed) -> Vec<Check> {
     checks
 }
 
-/// Bytes, as people say them.
-fn bytes(count: u64) -> String {
-    match count {
-        count if count >= 1 << 30 => format!("{:.1} GiB", count as f64 / (1u64 << 30) as f64),
-        count if count >= 1 << 20 => format!("{} MiB", count >> 20),
-        count if count >= 1 << 10 => format!("{} KiB", count >> 10),
-        count => format!("{count} B"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::root::fake::Fake;

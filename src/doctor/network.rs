@@ -1,7 +1,8 @@
 //! Sockets: how many, and how much fits into each.
 
 use super::memory::limit;
-use super::{Check, Root, Verdict, bytes};
+use super::{Check, Root, Verdict};
+use crate::text::bytes;
 
 pub(super) fn checks(root: &Root) -> Vec<Check> {
     vec![

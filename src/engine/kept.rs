@@ -4,11 +4,14 @@
 //! ring of their own, so that they push out nothing but one another; the others have a ring for each job, so that no job
 //! pushes out those of another.
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::ops::Bound;
+use std::sync::Arc;
 
 use super::Numbered;
-use crate::coordination::{Change, JobId};
+use crate::coordination::{Change, Event, JobId};
+use crate::cow::CowMap;
 
 /// How many events are kept that are not routine. They are shared out among the jobs that have any.
 const TELLING: usize = 1 << 14;
@@ -18,10 +21,10 @@ const TELLING_MIN: usize = 1 << 8;
 const ROUTINE: usize = 1 << 13;
 
 /// What is kept of one job.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct OfJob {
-    /// Those that are not routine, the latest last.
-    telling: VecDeque<Numbered>,
+    /// Those that are not routine, by their numbers.
+    telling: Ring,
     /// The number of the last event of this job that is kept no more.
     lost: u64,
 }
@@ -30,19 +33,22 @@ impl OfJob {
     /// Keeps the latest `most`; returns the number of the last event that is kept no more.
     fn trim(&mut self, most: usize) -> u64 {
         while self.telling.len() > most
-            && let Some(gone) = self.telling.pop_front()
+            && let Some((gone, _)) = self.telling.pop_first()
         {
-            self.lost = self.lost.max(gone.number);
+            self.lost = self.lost.max(gone);
         }
         self.lost
     }
 }
 
-/// The events that are kept.
-#[derive(Debug, Default)]
+/// Events by their numbers.
+type Ring = CowMap<u64, Arc<Event>>;
+
+/// The events that are kept. A copy of them costs a pointer for many of them.
+#[derive(Debug, Default, Clone)]
 pub(super) struct Kept {
     jobs: HashMap<JobId, OfJob>,
-    routine: VecDeque<Numbered>,
+    routine: Ring,
     /// The number of the last event of any job that is kept no more.
     lost: u64,
 }
@@ -94,7 +100,7 @@ impl Kept {
         let job = numbered.event.job;
         if matches!(numbered.event.what, Change::JobDeleted { .. }) {
             // Nobody can ask for the events of a job that is gone; whoever follows all jobs hears that it is.
-            self.routine.retain(|of| of.event.job != job);
+            self.routine.retain(|_, of| of.job != job);
             self.jobs.remove(&job);
             return self.push_routine(numbered);
         }
@@ -109,24 +115,24 @@ impl Kept {
         }
         let share = self.share();
         if let Some(of_job) = self.jobs.get_mut(&job) {
-            of_job.telling.push_back(numbered);
+            of_job.telling.insert(numbered.number, numbered.event);
             self.lost = self.lost.max(of_job.trim(share));
         }
     }
 
     fn push_routine(&mut self, numbered: Numbered) {
         if self.routine.len() == ROUTINE
-            && let Some(gone) = self.routine.pop_front()
+            && let Some((gone, event)) = self.routine.pop_first()
         {
-            self.lose(&gone);
+            self.lose(gone, event.job);
         }
-        self.routine.push_back(numbered);
+        self.routine.insert(numbered.number, numbered.event);
     }
 
-    fn lose(&mut self, gone: &Numbered) {
-        self.lost = self.lost.max(gone.number);
-        if let Some(of_job) = self.jobs.get_mut(&gone.event.job) {
-            of_job.lost = of_job.lost.max(gone.number);
+    fn lose(&mut self, gone: u64, job: JobId) {
+        self.lost = self.lost.max(gone);
+        if let Some(of_job) = self.jobs.get_mut(&job) {
+            of_job.lost = of_job.lost.max(gone);
         }
     }
 
@@ -145,12 +151,13 @@ impl Kept {
 }
 
 /// Those of a ring after number `after`.
-fn from(ring: &VecDeque<Numbered>, after: u64) -> impl Iterator<Item = &Numbered> {
-    ring.range(ring.partition_point(|numbered| numbered.number <= after)..)
+fn from(ring: &Ring, after: u64) -> impl Iterator<Item = Numbered> + '_ {
+    let later = ring.range_from(Bound::Excluded(&after));
+    later.map(|(number, event)| Numbered { number: *number, event: Arc::clone(event) })
 }
 
-fn in_order<'a>(events: impl Iterator<Item = &'a Numbered>) -> Vec<Numbered> {
-    let mut events: Vec<Numbered> = events.cloned().collect();
+fn in_order(events: impl Iterator<Item = Numbered>) -> Vec<Numbered> {
+    let mut events: Vec<Numbered> = events.collect();
     events.sort_by_key(|numbered| numbered.number);
     events
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::coordination::{
     BarrierObservation, BarrierRecord, BoundUse, Gaps, JobName, PastRunObservation, RunNumber, RunOutcome,
-    RunState, StragglingView, TaskObservation, TaskStanding, WaitingCalls,
+    RunState, StragglingView, TaskCounts, TaskObservation, TaskStanding, WaitingCalls,
 };
 
 const NOW: Timestamp = Timestamp(10_000_000_000);
@@ -21,6 +21,7 @@ fn healthy() -> JobObservation {
     let task = |id: i32| TaskObservation {
         task: TaskId(id),
         standing: TaskStanding::Connected,
+        excluded: false,
         since: ago(3000),
         peer: Some(SocketAddr::from(([10, 0, 0, 1 + id as u8 / 2], 7000))),
         last_heartbeat: Some(ago(3)),
@@ -52,6 +53,7 @@ fn healthy() -> JobObservation {
         started_at: Some(ago(3000)),
         ended_at: None,
         live: 8,
+        counts: TaskCounts::default(),
         noticed_at: None,
         tasks: (0..8).map(task).collect(),
         barriers: vec![barrier(20, 18, &[1, 2])],

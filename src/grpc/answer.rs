@@ -6,7 +6,7 @@ use prost::encoding::{encode_varint, encoded_len_varint};
 use super::call::{Dialect, Form, Kind};
 use super::frame::{Answer, PREFIX, Parts, framed};
 use super::status::task_named;
-use crate::coordination::{LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates, WireState};
+use crate::coordination::{Directory, LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates, WireState};
 use crate::proto::{tensorflow, xla::coordination};
 
 /// An answer without contents.
@@ -69,13 +69,13 @@ fn key_value(key: &Bytes, value: &Bytes) -> Parts {
     answer.finish()
 }
 
-fn directory(entries: &[(Bytes, Bytes)], most: usize) -> Result<Parts, usize> {
+fn directory(entries: &Directory, most: usize) -> Result<Parts, usize> {
     let length = entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum();
     if length > most {
         return Err(length);
     }
     let mut answer = Answer::new(length);
-    for (key, value) in entries {
+    for (key, value) in entries.iter() {
         put_entry(&mut answer, SECOND_FIELD, key, value);
     }
     Ok(answer.finish())
@@ -218,14 +218,16 @@ mod tests {
         let entries: Vec<(Bytes, Bytes)> =
             (0..50).map(|n| (format!("a/{n}").into(), vec![n; usize::from(n) * 400].into())).collect();
         let answer: tensorflow::GetKeyValueDirResponse =
-            message(&Reply::Directory(entries.clone()), &form(Dialect::Unnamed));
+            message(&Reply::Directory(entries.iter().cloned().collect()), &form(Dialect::Unnamed));
         assert_eq!(answer.directory_key, "");
         let back: Vec<_> = answer.kv.into_iter().map(|kv| (Bytes::from(kv.key), kv.value)).collect();
         assert_eq!(back, entries);
         let empty: tensorflow::GetKeyValueDirResponse =
-            message(&Reply::Directory(vec![]), &form(Dialect::Unnamed));
+            message(&Reply::Directory(std::iter::empty().collect()), &form(Dialect::Unnamed));
         assert_eq!(empty.kv, []);
-        assert!(encode(&Reply::Directory(entries), &form(Dialect::Number), 1000).is_err());
+        assert!(
+            encode(&Reply::Directory(entries.into_iter().collect()), &form(Dialect::Number), 1000).is_err()
+        );
     }
 
     #[test]

@@ -15,16 +15,18 @@ use std::time::Duration;
 use bytes::BufMut as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 
-use super::desk::Desk;
-use super::head::Heading;
-use super::listener::Place;
+use super::call_table::{CallTable, Elapsed, INPUT, OUTPUT};
+use super::head::RequestMeta;
+use super::listener::ConnectionGuard;
 use super::mailbox::{Mailbox, Note};
 use super::route::Routing;
 use super::server::Server;
 use crate::coordination::Ending;
-use crate::http2::{Event, Memo, PREFACE, Receiver, Sender, Settings, StreamId};
+use crate::http2::{
+    Event, Fault, HeaderBlockCache, PREFACE, Reason, Receiver, Sender, Settings, StreamId, Unfinished,
+};
 use crate::tls;
 
 /// So much is read in one turn before others get theirs.
@@ -40,15 +42,24 @@ const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 /// Clients send a few hundred bytes of headers.
 const HEADER_LIST: u32 = 16 << 10;
+/// So many notes are read before others get their turn.
+const NOTES: usize = 1 << 10;
+/// Of an answer that waits so many bytes must be taken in time, or all of them.
+const TAKEN: u64 = 64 << 10;
+/// A peer that broke the protocol has so long to read why, and may still send so much.
+const LINGER: (Duration, usize) = (Duration::from_secs(1), 4 << 20);
+/// Buffers of a connection up to this size are not charged to its budget.
+const BUFFERS: usize = 32 << 10;
+
 /// What a thread needs to serve a connection, whichever it is.
 struct Tools {
     room: Vec<u8>,
-    memo: Memo<Heading>,
+    headers: HeaderBlockCache<RequestMeta>,
 }
 
 impl Default for Tools {
     fn default() -> Self {
-        Self { room: Vec::new(), memo: Memo::new() }
+        Self { room: Vec::new(), headers: HeaderBlockCache::new() }
     }
 }
 
@@ -59,14 +70,14 @@ thread_local! {
 /// What a connection needs of its socket.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Unpin {
     /// Lets data go unacknowledged, or not taken by the peer's process, for as long as this.
-    fn bear_with(&self, unacknowledged: Option<Duration>);
+    fn set_user_timeout(&self, unacknowledged: Option<Duration>);
 
     /// The connection is over: says so, where saying so is more than closing the socket.
-    fn farewell(&mut self, _cx: &mut Context<'_>) {}
+    fn send_close(&mut self, _cx: &mut Context<'_>) {}
 }
 
 impl Transport for TcpStream {
-    fn bear_with(&self, unacknowledged: Option<Duration>) {
+    fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
         // On a socket that is gone already there is nothing left to set.
         #[cfg(target_os = "linux")]
         let _ = socket2::SockRef::from(self).set_tcp_user_timeout(unacknowledged);
@@ -76,11 +87,11 @@ impl Transport for TcpStream {
 }
 
 impl Transport for tls::Stream<TcpStream> {
-    fn bear_with(&self, unacknowledged: Option<Duration>) {
-        self.get_ref().0.stream().bear_with(unacknowledged);
+    fn set_user_timeout(&self, unacknowledged: Option<Duration>) {
+        self.get_ref().0.stream().set_user_timeout(unacknowledged);
     }
 
-    fn farewell(&mut self, cx: &mut Context<'_>) {
+    fn send_close(&mut self, cx: &mut Context<'_>) {
         // What does not leave at once need not leave: the peer sees the end of the connection either way.
         let _ = Pin::new(self).poll_shutdown(cx);
     }
@@ -105,7 +116,7 @@ pub(super) async fn greet(
     socket: TcpStream,
     peer: SocketAddr,
     routing: Routing,
-    place: Place,
+    place: ConnectionGuard,
 ) -> Option<Greeted> {
     let within = server.limits.handshake;
     let mut speaks_tls = false;
@@ -173,15 +184,15 @@ async fn preface<T: Transport>(socket: &mut T, early: &mut Vec<u8>) -> io::Resul
 }
 
 /// A request whose body has not begun.
-struct Fresh {
+struct NewRequest {
     stream: StreamId,
-    head: Arc<Heading>,
+    head: Arc<RequestMeta>,
 }
 
-/// A connection in progress. Its desk stands first, so that it is cleared first when all is
+/// A connection in progress. Its calls stand first, so that they are cleared first when all is
 /// dropped: the state machine hears at once of a connection that is gone.
 pub(super) struct Connection<T> {
-    desk: Desk,
+    calls: CallTable,
     socket: T,
     receiver: Receiver,
     sender: Sender,
@@ -190,13 +201,51 @@ pub(super) struct Connection<T> {
     /// What was read and has not been looked at.
     early: Vec<u8>,
     /// The latest request, if its body may come in the same piece.
-    fresh: Option<Fresh>,
+    new_request: Option<NewRequest>,
     /// The peer makes no further requests.
     peer_left: bool,
     mailbox: Arc<Mailbox>,
+    /// Notes that were taken from the mailbox and not read yet.
+    notes: std::vec::IntoIter<Note>,
     /// The peer may take its time to acknowledge.
     patient: bool,
-    _place: Place,
+    /// What the peer had left unfinished when the deadline for it was set.
+    watched_input: Option<(Unfinished, u64)>,
+    /// What the peer had not taken then, of data that waits for windows and of bytes that wait for its host.
+    watched_output: Option<Box<Untaken>>,
+    /// The bytes that have left.
+    sent: u64,
+    /// The bytes of buffers that are charged to the budget.
+    charged: usize,
+    /// The connection is over, and the peer is told why.
+    lingering: Option<Box<LingeringClose>>,
+    _place: ConnectionGuard,
+}
+
+/// What a peer had not taken at some moment: how much waits, and how much has gone, of data and of bytes.
+#[derive(Debug, Clone, Copy)]
+struct Untaken {
+    data: (u64, u64),
+    bytes: (u64, u64),
+}
+
+impl Untaken {
+    /// Whether of what waited too little has gone since, though there is still something that waits.
+    fn is_stuck(&self, now: &Self) -> bool {
+        let stuck =
+            |was: (u64, u64), is: (u64, u64)| was.0 > 0 && is.0 > 0 && is.1 - was.1 < was.0.min(TAKEN);
+        stuck(self.data, now.data) || stuck(self.bytes, now.bytes)
+    }
+}
+
+/// The end of a connection whose peer broke the protocol. If the socket were closed while the peer is still sending, the peer's
+/// host would discard what it has not read, and with it the reason.
+struct LingeringClose {
+    until: Pin<Box<Sleep>>,
+    /// So many bytes are still read, for nothing.
+    left: usize,
+    /// The socket was closed for writing.
+    shut: bool,
 }
 
 /// What one turn of driving HTTP/2 came to.
@@ -207,6 +256,8 @@ enum Driven {
     More,
     /// It is over.
     Over(Ending),
+    /// The peer has broken the protocol, or passed a bound.
+    Broken(Fault),
 }
 
 impl<T: Transport> Future for Connection<T> {
@@ -214,30 +265,46 @@ impl<T: Transport> Future for Connection<T> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
-        this.desk.begin_turn();
+        if this.lingering.is_some() {
+            return this.poll_lingering_close(cx);
+        }
+        this.calls.begin_turn();
         loop {
             if let Some(ending) = this.read_notes() {
                 return this.end(ending, cx);
             }
             let driven = this.drive(cx);
-            this.desk.moved(std::mem::take(&mut this.received), this.sender.output.take_sent());
+            let sent = this.sender.output.take_sent();
+            this.sent += sent;
+            this.calls.moved(std::mem::take(&mut this.received), sent);
             match driven {
-                Driven::Idle => {
-                    if this.desk.keep_time(cx, &mut this.sender) {
-                        continue;
-                    }
-                }
-                Driven::More => {
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
+                Driven::Idle => match this.keep_time(cx) {
+                    Err(fault) => return this.break_off(fault, cx),
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                },
+                Driven::More => return yield_turn(cx),
                 Driven::Over(ending) => return this.end(ending, cx),
+                Driven::Broken(fault) => return this.break_off(fault, cx),
+            }
+            if this.notes.len() > 0 {
+                continue;
             }
             if this.mailbox.rest(cx.waker()) {
                 return Poll::Pending;
             }
         }
     }
+}
+
+/// Lets others have their turn, and the system tell what has come for them meanwhile: to be woken at once would come before
+/// both.
+fn yield_turn(cx: &mut Context<'_>) -> Poll<()> {
+    let polled = pin!(tokio::task::yield_now()).poll(cx);
+    if polled.is_ready() {
+        cx.waker().wake_by_ref();
+    }
+    Poll::Pending
 }
 
 impl<T: Transport> Connection<T> {
@@ -247,7 +314,7 @@ impl<T: Transport> Connection<T> {
         mut early: Vec<u8>,
         peer: SocketAddr,
         routing: Routing,
-        place: Place,
+        place: ConnectionGuard,
     ) -> Self {
         let settings = Settings {
             streams: server.limits.streams_per_connection,
@@ -255,44 +322,173 @@ impl<T: Transport> Connection<T> {
             stream_window: STREAM_WINDOW,
             connection_window: CONNECTION_WINDOW,
             header_list: HEADER_LIST,
+            state_bytes: server.limits.state_bytes_per_connection,
         };
+        let pool = Arc::clone(&server.state);
         let received = early.len() as u64;
         early.drain(..PREFACE.len());
         let mailbox = Arc::clone(place.mailbox());
-        let desk = Desk::open(server, peer, routing, Arc::clone(&mailbox));
-        let (receiver, sender) = (Receiver::new(), Sender::new(settings));
+        let calls = CallTable::open(server, peer, routing, Arc::clone(&mailbox));
+        let (receiver, sender) = (Receiver::new(), Sender::new(settings, pool));
         Self {
-            desk,
+            calls,
             socket,
             receiver,
             sender,
             received,
             early,
-            fresh: None,
+            new_request: None,
             peer_left: false,
             mailbox,
+            notes: Vec::new().into_iter(),
             patient: false,
+            watched_input: None,
+            watched_output: None,
+            sent: 0,
+            charged: 0,
+            lingering: None,
             _place: place,
         }
     }
 
     fn end(&mut self, ending: Ending, cx: &mut Context<'_>) -> Poll<()> {
-        self.desk.close(ending);
-        self.socket.farewell(cx);
+        self.calls.close(ending);
+        self.socket.send_close(cx);
         Poll::Ready(())
     }
 
+    /// Ends a connection whose peer is to hear why.
+    fn break_off(&mut self, fault: Fault, cx: &mut Context<'_>) -> Poll<()> {
+        self.sender.send_goaway(fault);
+        self.calls.close_now(Ending::Broken(fault.to_string()));
+        let (within, left) = LINGER;
+        self.lingering = Some(Box::new(LingeringClose { until: Box::pin(sleep(within)), left, shut: false }));
+        self.poll_lingering_close(cx)
+    }
+
+    /// Sends the reason, and reads what is still on its way, until the peer closes or its time is up.
+    fn poll_lingering_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(lingering) = &mut self.lingering else { return Poll::Ready(()) };
+        if lingering.until.as_mut().poll(cx).is_ready() {
+            self.socket.send_close(cx);
+            return Poll::Ready(());
+        }
+        if !lingering.shut {
+            match self.sender.output.poll_send(cx, &mut self.socket) {
+                Poll::Pending => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(()),
+                Poll::Ready(Ok(())) => match Pin::new(&mut self.socket).poll_shutdown(cx) {
+                    Poll::Pending => {}
+                    Poll::Ready(Err(_)) => return Poll::Ready(()),
+                    Poll::Ready(Ok(())) => lingering.shut = true,
+                },
+            }
+        }
+        let mut tools = TOOLS.take();
+        tools.room.resize(ROOM, 0);
+        let over = loop {
+            let mut room = ReadBuf::new(&mut tools.room);
+            match Pin::new(&mut self.socket).poll_read(cx, &mut room) {
+                Poll::Pending => break false,
+                Poll::Ready(Err(_)) => break true,
+                Poll::Ready(Ok(())) => {
+                    let bytes = room.filled().len();
+                    self.received += bytes as u64;
+                    lingering.left = lingering.left.saturating_sub(bytes);
+                    if bytes == 0 || lingering.left == 0 {
+                        break true;
+                    }
+                }
+            }
+        };
+        TOOLS.set(tools);
+        self.calls.moved(std::mem::take(&mut self.received), self.sender.output.take_sent());
+        if over { Poll::Ready(()) } else { Poll::Pending }
+    }
+
     fn read_notes(&mut self) -> Option<Ending> {
+        if self.notes.len() == 0 {
+            self.notes = self.mailbox.collect().into_iter();
+        }
         let sender = &mut self.sender;
-        for note in self.mailbox.collect() {
+        for note in self.notes.by_ref().take(NOTES) {
             match note {
-                Note::Answer(slot, outcome) => self.desk.answer(sender, slot, &outcome),
-                Note::Stirred(slot) => self.desk.look_at(sender, slot),
+                Note::Answer(slot, outcome) => self.calls.answer(sender, slot, &outcome),
+                Note::Stirred(slot) => self.calls.look_at(sender, slot),
                 Note::Stop => sender.leave(),
                 Note::Abort => return Some(Ending::Broken("the server closed it".into())),
             }
         }
         None
+    }
+
+    /// Looks at what has come to its time, and sets deadlines for what the peer has left unfinished; whether there is
+    /// more to do.
+    fn keep_time(&mut self, cx: &mut Context<'_>) -> Result<bool, Fault> {
+        self.charge_buffers()?;
+        self.set_deadlines();
+        match self.calls.keep_time(cx, &mut self.sender) {
+            Elapsed::Nothing => return Ok(false),
+            Elapsed::Calls => {}
+            Elapsed::Connection(INPUT) => {
+                if let Some(was) = self.watched_input.take()
+                    && self.receiver.unfinished() == Some(was)
+                {
+                    return Err(Fault::new(Reason::EnhanceYourCalm, was.0.fault()));
+                }
+            }
+            Elapsed::Connection(_) => {
+                if let Some(was) = self.watched_output.take()
+                    && was.is_stuck(&self.untaken())
+                {
+                    return Err(Fault::new(Reason::EnhanceYourCalm, "answers were not taken in time"));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Every wait for the peer has a deadline.
+    fn set_deadlines(&mut self) {
+        if self.watched_input.is_none()
+            && let Some(unfinished) = self.receiver.unfinished()
+        {
+            let limits = self.calls.limits();
+            let within = match unfinished.0 {
+                Unfinished::Settings | Unfinished::Frame => limits.handshake,
+                Unfinished::Passing => limits.unread,
+            };
+            self.watched_input = Some(unfinished);
+            self.calls.watch(INPUT, within);
+        }
+        if self.watched_output.is_none() && self.sender.unsent() > 0 {
+            self.watched_output = Some(Box::new(self.untaken()));
+            let within = self.calls.limits().unread;
+            self.calls.watch(OUTPUT, within);
+        }
+    }
+
+    fn untaken(&self) -> Untaken {
+        let (waiting, gone) = self.sender.data_progress();
+        Untaken { data: (waiting as u64, gone), bytes: (self.sender.output.len() as u64, self.sent) }
+    }
+
+    /// Charges what waits in buffers of the connection's own while it sleeps.
+    fn charge_buffers(&mut self) -> Result<(), Fault> {
+        let held = (self.sender.output.copied() + self.early.len()).saturating_sub(BUFFERS);
+        if held > self.charged {
+            let more = self.sender.budget.charge(held - self.charged);
+            more.map_err(|_| Fault::new(Reason::EnhanceYourCalm, "no memory is left for what is not taken"))?;
+        } else if held < self.charged {
+            self.sender.budget.release(self.charged - held);
+        }
+        self.charged = held;
+        Ok(())
+    }
+
+    /// Whether the turn has lasted so long that others should have theirs.
+    fn is_turn_over(&mut self) -> bool {
+        self.sender.should_look_at_clock() && self.calls.is_turn_over()
     }
 
     /// Takes what has come in, sends what is to be sent.
@@ -308,55 +504,62 @@ impl<T: Transport> Connection<T> {
             if idle && (self.peer_left || self.sender.has_left()) {
                 return Driven::Over(Ending::Closed);
             }
-            // Who does not take what was asked for asks no further.
-            if blocked && (self.desk.is_full(&self.sender) || !self.early.is_empty()) {
-                return Driven::Idle;
-            }
-            if read >= TURN {
+            if read >= TURN || self.is_turn_over() {
                 return Driven::More;
+            }
+            if !blocked && (!self.sender.output.is_empty() || self.has_put_off()) {
+                continue;
+            }
+            // Who does not take what was asked for asks no further.
+            if blocked && (self.calls.is_full(&self.sender) || !self.early.is_empty()) {
+                return Driven::Idle;
             }
             match self.read(cx) {
                 Poll::Pending => return Driven::Idle,
                 Poll::Ready(Ok(Ok(0))) => return Driven::Over(Ending::Closed),
                 Poll::Ready(Ok(Ok(bytes))) => read += bytes,
-                Poll::Ready(Ok(Err(ending))) => {
-                    // The peer hears why, if it still listens.
-                    let _ = self.sender.output.poll_send(cx, &mut self.socket);
-                    return Driven::Over(ending);
-                }
+                Poll::Ready(Ok(Err(fault))) => return Driven::Broken(fault),
                 Poll::Ready(Err(error)) => return Driven::Over(broken(&error)),
+            }
+            if self.sender.may_be_abused()
+                && let Err(fault) = self.sender.check_abuse(self.calls.uptime())
+            {
+                return Driven::Broken(fault);
             }
         }
     }
 
-    /// Sends all that there is, and takes up what was put off for it; whether the peer's host takes no more.
+    /// Sends what there is, and takes up some of what was put off for it; whether the peer's host takes no more.
     fn send(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        loop {
-            let blocked = self.sender.output.poll_send(cx, &mut self.socket);
-            if let Poll::Ready(Err(error)) = blocked {
-                return Err(error);
-            }
-            self.desk.unpark(&mut self.sender);
-            if blocked.is_pending() || self.sender.output.is_empty() {
-                return Ok(blocked.is_pending());
-            }
+        self.sender.rest();
+        let blocked = self.sender.output.poll_send(cx, &mut self.socket);
+        if let Poll::Ready(Err(error)) = blocked {
+            return Err(error);
         }
+        self.calls.unpark(&mut self.sender);
+        self.sender.resume();
+        Ok(blocked.is_pending())
+    }
+
+    /// Whether there is something that was put off and can be taken up.
+    fn has_put_off(&self) -> bool {
+        self.sender.can_resume() || self.calls.can_unpark(&self.sender)
     }
 
     /// Reads once, and takes what has come: how many bytes, or how the connection ended.
-    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, Ending>>> {
+    fn read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Result<usize, Fault>>> {
         if self.early.is_empty()
             && let Some((stream, left)) = self.receiver.expects().filter(|(_, left)| *left >= DIRECT)
-            && let Some((body, room)) = self.desk.room(&self.sender, stream)
+            && let Some((body, room)) = self.calls.room(&self.sender, stream)
             && room > 0
         {
             let mut room = body.limit(room.min(left));
             let bytes = ready!(pin!(self.socket.read_buf(&mut room)).poll(cx))?;
             self.received += bytes as u64;
-            self.receiver.took(bytes);
-            self.desk.filled(&mut self.sender, stream, bytes);
+            self.receiver.took(bytes, &mut self.sender);
+            self.calls.filled(&mut self.sender, stream, bytes);
             let mut tools = TOOLS.take();
-            let taken = self.take(&[], &mut tools.memo);
+            let taken = self.take(&[], &mut tools.headers);
             TOOLS.set(tools);
             return Poll::Ready(Ok(taken.map(|()| bytes)));
         }
@@ -374,48 +577,41 @@ impl<T: Transport> Connection<T> {
                 self.received += bytes as u64;
             }
             let input = if early.is_empty() { tools.room.get(..bytes).unwrap_or_default() } else { &early };
-            self.take(input, &mut tools.memo).map(|()| bytes)
+            self.take(input, &mut tools.headers).map(|()| bytes)
         });
         TOOLS.set(tools);
         polled
     }
 
     /// Takes what has come in.
-    fn take(&mut self, mut input: &[u8], memo: &mut Memo<Heading>) -> Result<(), Ending> {
-        let (desk, sender) = (&mut self.desk, &mut self.sender);
-        let fault = loop {
-            let event = match self.receiver.next(&mut input, sender, memo) {
-                Ok(Some(event)) => event,
-                Ok(None) => break None,
-                Err(fault) => break Some(fault),
-            };
-            if let Some(Fresh { stream, head }) = self.fresh.take() {
+    fn take(&mut self, mut input: &[u8], cache: &mut HeaderBlockCache<RequestMeta>) -> Result<(), Fault> {
+        let (calls, sender) = (&mut self.calls, &mut self.sender);
+        while let Some(event) = self.receiver.next(&mut input, sender, cache)? {
+            if let Some(NewRequest { stream, head }) = self.new_request.take() {
                 // The whole request at once, as most are.
                 if let Event::Data { stream: of, bytes, ended } = event
                     && of == stream
                 {
-                    desk.take(sender, stream, head, bytes, ended);
+                    calls.take(sender, stream, head, bytes, ended);
                     continue;
                 }
                 if !matches!(event, Event::Reset { stream: of, .. } if of == stream) {
-                    desk.take(sender, stream, head, &[], false);
+                    calls.take(sender, stream, head, &[], false);
                 }
             }
             match event {
-                Event::Request { stream, head, ended: false } => self.fresh = Some(Fresh { stream, head }),
-                Event::Request { stream, head, ended: true } => desk.take(sender, stream, head, &[], true),
-                Event::Data { stream, bytes, ended } => desk.more(sender, stream, bytes, ended),
-                Event::Reset { slot: Some(slot), .. } => desk.give_up(sender, slot),
+                Event::Request { stream, head, ended: false } => {
+                    self.new_request = Some(NewRequest { stream, head })
+                }
+                Event::Request { stream, head, ended: true } => calls.take(sender, stream, head, &[], true),
+                Event::Data { stream, bytes, ended } => calls.more(sender, stream, bytes, ended),
+                Event::Reset { slot: Some(slot), .. } => calls.give_up(sender, slot),
                 Event::Reset { slot: None, .. } => {}
                 Event::Left => self.peer_left = true,
             }
-        };
-        if let Some(fault) = fault {
-            sender.accuse(fault);
-            return Err(Ending::Broken(fault.to_string()));
         }
-        if let Some(Fresh { stream, head }) = self.fresh.take() {
-            desk.take(sender, stream, head, &[], false);
+        if let Some(NewRequest { stream, head }) = self.new_request.take() {
+            calls.take(sender, stream, head, &[], false);
         }
         self.early = input.to_vec();
         Ok(())
@@ -428,11 +624,11 @@ impl<T: Transport> Connection<T> {
         if self.sender.had_large() {
             if !self.patient {
                 self.patient = true;
-                self.socket.bear_with(None);
+                self.socket.set_user_timeout(None);
             }
         } else if self.patient && heard && self.sender.unsent() == 0 {
             self.patient = false;
-            self.socket.bear_with(Some(self.desk.unacknowledged()));
+            self.socket.set_user_timeout(Some(self.calls.unacknowledged()));
         }
     }
 }

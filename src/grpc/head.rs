@@ -8,37 +8,82 @@ use http::header::{CONTENT_TYPE, HeaderMap};
 use super::call::Reader;
 use super::{generation_a, generation_c, reports};
 use crate::coordination::{Code, Failure};
-use crate::http2::Head;
+use crate::http2::{FromHead, Head};
 
-/// The head of a request, and what it says.
+/// What is kept of the head of a request: what it says of the call, and nothing else.
 #[derive(Debug)]
-pub(super) struct Heading {
+pub(super) struct RequestMeta {
     pub(super) target: Result<Target, Refused>,
     /// How long the caller waits for the answer, if it says so.
     pub(super) timeout: Option<Duration>,
     /// Whether compressed messages are announced.
     pub(super) compresses: bool,
-    pub(super) head: Head,
+    /// The name that the client dialled.
+    pub(super) authority: Box<str>,
+    /// The fields of trace contexts.
+    pub(super) trace: Option<Box<HeaderMap>>,
+    content_length: Option<u64>,
 }
 
-impl From<Head> for Heading {
+impl From<Head> for RequestMeta {
     fn from(head: Head) -> Self {
-        Self {
-            target: target(&head),
-            timeout: timeout(&head.fields),
-            compresses: compresses(&head.fields),
-            head,
+        let target = target(&head);
+        let timeout = timeout(&head.fields);
+        let compresses = compresses(&head.fields);
+        let mut trace = HeaderMap::new();
+        for name in TRACE {
+            if let Some(value) = head.fields.get(name).filter(|value| value.len() <= TRACE_BYTES) {
+                trace.insert(name, value.clone());
+            }
         }
+        let trace = (!trace.is_empty()).then(|| Box::new(trace));
+        let target = match target {
+            Ok(Target::Auxiliary(_)) => Ok(Target::Auxiliary(Box::new((head.path, head.fields)))),
+            target => target,
+        };
+        let authority = head.authority.into_boxed_str();
+        Self { target, timeout, compresses, authority, trace, content_length: head.content_length }
     }
 }
+
+impl FromHead for RequestMeta {
+    fn content_length(&self) -> Option<u64> {
+        self.content_length
+    }
+}
+
+impl RequestMeta {
+    /// About how much memory it takes.
+    pub(super) fn bytes(&self) -> usize {
+        let fields = |map: &HeaderMap| {
+            map.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum::<usize>()
+        };
+        let target = match &self.target {
+            Ok(Target::Auxiliary(request)) => request.0.len() + fields(&request.1),
+            Ok(Target::Call(_)) => 0,
+            Err(_) => REFUSAL_BYTES,
+        };
+        size_of::<Self>() + self.authority.len() + self.trace.as_deref().map_or(0, fields) + target
+    }
+}
+
+/// The fields that say which trace a call belongs to.
+const TRACE: [&str; 2] = ["traceparent", "tracestate"];
+/// Longer ones are not kept.
+const TRACE_BYTES: usize = 512;
+/// The longest name that a client may dial: a name in the DNS has 253 bytes.
+const AUTHORITY: usize = 512;
+/// What a field of a map takes besides its text, and what a refusal takes.
+const FIELD_BYTES: usize = 160;
+const REFUSAL_BYTES: usize = 512;
 
 /// Where a request is to go.
 #[derive(Debug)]
 pub(super) enum Target {
     /// A call that the wire edge answers itself.
     Call(Callee),
-    /// A call to one of the other services.
-    Side,
+    /// A call to one of the auxiliary services, with its path and its fields.
+    Auxiliary(Box<(String, HeaderMap)>),
 }
 
 /// Who answers a call.
@@ -61,12 +106,13 @@ pub(super) enum Refused {
     Encoding(Failure),
 }
 
-const SIDE: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
+const AUXILIARY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 
 /// Finds where a request is to go.
 fn target(head: &Head) -> Result<Target, Refused> {
     if head.method != "POST" {
-        let text = format!("gRPC calls use POST, not {}", head.method);
+        let shown = head.method.get(..head.method.floor_char_boundary(20)).unwrap_or_default();
+        let text = format!("gRPC calls use POST, not {shown}");
         return Err(Refused::Http(StatusCode::METHOD_NOT_ALLOWED, Failure::plain(Code::Unimplemented, text)));
     }
     if !is_grpc(&head.fields) {
@@ -76,9 +122,13 @@ fn target(head: &Head) -> Result<Target, Refused> {
             Failure::plain(Code::Unimplemented, text),
         ));
     }
+    if head.authority.len() > AUTHORITY {
+        let text = format!("the name that was dialled has more than {AUTHORITY} bytes");
+        return Err(Refused::Call(Failure::plain(Code::InvalidArgument, text)));
+    }
     let path = head.path.split_once('?').map_or(head.path.as_str(), |(path, _)| path);
-    if SIDE.iter().any(|service| path.starts_with(service)) {
-        return Ok(Target::Side);
+    if AUXILIARY.iter().any(|service| path.starts_with(service)) {
+        return Ok(Target::Auxiliary(Box::default()));
     }
     let method = path.strip_prefix('/').and_then(|path| path.split_once('/'));
     let callee = match method {
@@ -160,7 +210,7 @@ mod tests {
             path("/xla.coordination.CoordinationService/WatchTasks"),
             Ok(Target::Call(Callee::Coordination(_)))
         ));
-        assert!(matches!(path("/grpc.health.v1.Health/Check"), Ok(Target::Side)));
+        assert!(matches!(path("/grpc.health.v1.Health/Check"), Ok(Target::Auxiliary(_))));
         for unknown in [
             "/",
             "/x",
@@ -210,5 +260,22 @@ mod tests {
         for bad in ["", "S", "1", "123456789S", "-1S", "1x", "1 S"] {
             assert_eq!(given(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_request_that_waits_keeps_little_of_its_head() {
+        let mut long = head("POST", "/xla.coordination.CoordinationService/Heartbeat", &[TYPE]);
+        for n in 0..100 {
+            let name = http::HeaderName::try_from(format!("x-{n}")).expect("a name");
+            long.fields.insert(name, "y".repeat(100).parse().expect("a value"));
+        }
+        long.fields.insert("traceparent", "z".repeat(600).parse().expect("a value"));
+        assert!(RequestMeta::from(long.clone()).bytes() < 300);
+        long.authority = "a".repeat(AUTHORITY + 1);
+        let refused = RequestMeta::from(long.clone());
+        assert!(matches!(refused.target, Err(Refused::Call(why)) if why.code == Code::InvalidArgument));
+        long.authority.clear();
+        long.path = "/grpc.health.v1.Health/Check".into();
+        assert!(RequestMeta::from(long).bytes() > 100 * 100);
     }
 }

@@ -47,31 +47,31 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// The connections of one listener.
 #[derive(Default)]
-struct Room {
+struct ConnectionRegistry {
     next: AtomicU64,
     present: Mutex<HashMap<u64, Arc<Mailbox>>>,
     left: Notify,
 }
 
-/// One connection's place in a room, free again when it is dropped.
-pub(super) struct Place {
+/// The entry of one connection in a registry, removed when it is dropped.
+pub(super) struct ConnectionGuard {
     mailbox: Arc<Mailbox>,
-    room: Arc<Room>,
+    room: Arc<ConnectionRegistry>,
     server: Arc<Server>,
     number: u64,
 }
 
-impl Room {
+impl ConnectionRegistry {
     fn present(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Mailbox>>> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> Place {
+    fn enter(self: &Arc<Self>, server: &Arc<Server>) -> ConnectionGuard {
         let mailbox = Arc::new(Mailbox::default());
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.present().insert(number, Arc::clone(&mailbox));
         server.counts.mine().opened.add();
-        Place { mailbox, room: Arc::clone(self), server: Arc::clone(server), number }
+        ConnectionGuard { mailbox, room: Arc::clone(self), server: Arc::clone(server), number }
     }
 
     fn tell_all(&self, note: fn() -> Note) {
@@ -93,14 +93,14 @@ impl Room {
     }
 }
 
-impl Place {
-    /// The mailbox of the connection in this place.
+impl ConnectionGuard {
+    /// The mailbox of the connection.
     pub(super) fn mailbox(&self) -> &Arc<Mailbox> {
         &self.mailbox
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let mut present = self.room.present();
         present.remove(&self.number);
@@ -125,7 +125,7 @@ impl Server {
         mut stop: watch::Receiver<bool>,
     ) {
         self.services.serving().await;
-        let room = Arc::new(Room::default());
+        let room = Arc::new(ConnectionRegistry::default());
         let mut pause = PAUSE.0;
         loop {
             let accepted = tokio::select! {
@@ -162,7 +162,7 @@ impl Server {
 
     fn welcome(
         self: &Arc<Self>,
-        room: &Arc<Room>,
+        room: &Arc<ConnectionRegistry>,
         socket: TcpStream,
         peer: SocketAddr,
         routing: Routing,
@@ -199,7 +199,7 @@ impl Server {
 fn tune(socket: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
     SockRef::from(socket).set_tcp_keepalive(&KEEPALIVE)?;
-    socket.bear_with(Some(unacknowledged));
+    socket.set_user_timeout(Some(unacknowledged));
     Ok(())
 }
 

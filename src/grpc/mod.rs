@@ -4,15 +4,15 @@
 //! goes to the [`Engine`](crate::engine::Engine); the outcome becomes an answer.
 
 mod answer;
+mod auxiliary;
 mod body;
 mod call;
+mod call_table;
 mod checksum;
 mod connection;
 mod count;
 mod deadlines;
-mod desk;
 mod frame;
-mod fresh;
 mod generation_a;
 mod generation_c;
 mod gzip;
@@ -20,12 +20,13 @@ mod head;
 mod limits;
 mod listener;
 mod mailbox;
+mod memory;
+mod prefault;
 mod reports;
 mod respond;
 mod route;
 mod server;
 mod sets;
-mod side;
 mod slots;
 mod status;
 #[cfg(test)]

@@ -1,9 +1,12 @@
 //! Which job a call is for.
 
 use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::coordination::{Code, Coordinator, Failure, JobId, JobName};
 use crate::engine::Engine;
+use crate::telemetry::line_limit::LineLimit;
 
 /// Which job the calls to a listener are for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,20 +50,25 @@ impl Route {
 
     /// The job for a call to `authority`. That there is none is not remembered: it may be declared later. A job that was
     /// deleted and made again is found again, by its name; until then its connections are told that it is gone.
-    pub(super) fn job(&mut self, engine: &Engine, authority: &str) -> Result<JobId, Failure> {
+    pub(super) fn job(
+        &mut self,
+        engine: &Engine,
+        lost: &Mutex<LineLimit<()>>,
+        authority: &str,
+    ) -> Result<JobId, Failure> {
         let changes = engine.job_changes();
         if let Some(found) = &mut self.found
             && found.authority.as_deref().is_none_or(|known| known == authority)
         {
             if found.changes != changes {
-                let present = engine.look(|core, _| core.job_named(found.name.as_str()));
+                let present = engine.look_up(|core| core.job_named(found.name.as_str()));
                 (found.job, found.changes) = (present.unwrap_or(found.job), changes);
             }
             return Ok(found.job);
         }
         let Routing::ByAuthority(only) = &self.routing else { return Err(no_job(authority)) };
         let named = label(authority);
-        let found = engine.look(|core, _| {
+        let found = engine.look_up(|core| {
             let job = resolve(core, named, only.as_ref())?;
             Some((job, core.job_name(job)?.clone()))
         });
@@ -68,7 +76,12 @@ impl Route {
             let failure = no_job(authority);
             if !std::mem::replace(&mut self.lost, true) {
                 // Clients say nothing of it until they give up, minutes later.
-                tracing::warn!(reason = failure.message, "a client dials a name that leads to no job");
+                let now = Duration::from_nanos(engine.clock().nanos());
+                let admitted = lost.lock().unwrap_or_else(PoisonError::into_inner).admit(&(), now);
+                if let Some(left_out) = admitted {
+                    let reason = failure.message.as_str();
+                    tracing::warn!(reason, left_out, "a client dials a name that leads to no job");
+                }
             }
             return Err(failure);
         };
@@ -137,7 +150,7 @@ mod tests {
     fn no_job_is_told_how_to_get_one() {
         let engine = Engine::new(Clock::start());
         let mut route = Route::new(Routing::ByAuthority(None));
-        let failure = route.job(&engine, "train.x:1").expect_err("there are no jobs");
+        let failure = route.job(&engine, &Mutex::default(), "train.x:1").expect_err("there are no jobs");
         assert!(failure.message.contains("declare a job named \"train\""), "{}", failure.message);
         assert_eq!(failure.service_error, None);
     }
@@ -151,7 +164,8 @@ mod tests {
         let (train, eval) = (declare("train"), declare("eval"));
         let mut own = Route::new(Routing::Own("train".parse().expect("a name"), train));
         let mut shared = Route::new(Routing::ByAuthority(None));
-        let mut both = || [own.job(&engine, "10.0.0.1:1"), shared.job(&engine, "train.x:1")];
+        let lost = Mutex::default();
+        let mut both = || [own.job(&engine, &lost, "10.0.0.1:1"), shared.job(&engine, &lost, "train.x:1")];
         assert_eq!(both(), [Ok(train), Ok(train)]);
         let actor = Actor { who: "alice".into(), address: None, means: Means::Api };
         let why = Reason::try_from("why".to_owned()).expect("a reason");

@@ -1,16 +1,18 @@
 //! What all listeners and connections of the wire edge share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use super::body::Budget;
+use super::auxiliary::AuxiliaryServices;
 use super::count::{CallCount, CallCounts, CallTimes, ENDINGS};
 use super::limits::Limits;
+use super::memory::MemoryPool;
 use super::sets::TaskSets;
-use super::side::Services;
 use crate::engine::Engine;
+use crate::http2::StatePool;
 use crate::meter::{self, Count, Sharded};
 use crate::reports::Board;
+use crate::telemetry::line_limit::LineLimit;
 use crate::telemetry::traces::Traces;
 use crate::tls::{Entrance, Failures};
 
@@ -18,13 +20,16 @@ use crate::tls::{Entrance, Failures};
 pub struct Server {
     pub(super) engine: Arc<Engine>,
     pub(super) limits: Limits,
-    pub(super) budget: Budget,
+    pub(super) bodies: Arc<MemoryPool>,
+    pub(super) state: Arc<StatePool>,
     pub(super) sets: TaskSets,
-    pub(super) services: Services,
+    pub(super) services: AuxiliaryServices,
     pub(super) counts: Sharded<Counts>,
     /// Connections now.
     pub(super) connections: AtomicUsize,
     pub(super) entrance: Entrance,
+    /// The log lines about clients that dial a name which leads to no job.
+    pub(super) lost: Mutex<LineLimit<()>>,
     pub(super) transfers: Arc<Board>,
     /// `None`: calls are neither counted one by one nor timed.
     pub(super) calls: Option<Box<Sharded<CallCounts>>>,
@@ -54,17 +59,20 @@ impl Server {
         limits: Limits,
         traces: Option<Arc<Traces>>,
     ) -> Arc<Self> {
-        let budget = Budget::new(limits.bodies_in_flight_bytes);
+        let bodies = MemoryPool::new(limits.bodies_in_flight_bytes);
+        let state = StatePool::new(limits.state_bytes);
         let calls = (meter::ON && limits.count_calls).then(Box::default);
         Arc::new(Self {
             engine,
             limits,
-            budget,
+            bodies,
+            state,
             sets: TaskSets::default(),
-            services: Services::new(),
+            services: AuxiliaryServices::new(),
             counts: Sharded::default(),
             connections: AtomicUsize::new(0),
             entrance,
+            lost: Mutex::default(),
             transfers: Arc::default(),
             calls,
             traces,
@@ -89,8 +97,10 @@ impl Server {
             strangers: sum(&|counts| &counts.strangers),
             calls: sum(&|counts| &counts.calls),
             calls_refused: sum(&|counts| &counts.refused_calls),
-            bodies_in_flight_bytes: self.budget.taken(),
+            bodies_in_flight_bytes: self.bodies.taken(),
             bodies_in_flight_bytes_max: self.limits.bodies_in_flight_bytes,
+            state_bytes: self.state.taken(),
+            state_bytes_max: self.limits.state_bytes,
             connections_max: self.limits.connections,
             endings: std::array::from_fn(|n| sum(&|counts| &counts.endings[n])),
             received_bytes: sum(&|counts| &counts.received),
@@ -146,6 +156,10 @@ pub struct Figures {
     pub bodies_in_flight_bytes: usize,
     /// How much they may take.
     pub bodies_in_flight_bytes_max: usize,
+    /// Memory taken by requests in progress, beyond the allowances of connections.
+    pub state_bytes: usize,
+    /// How much they may take.
+    pub state_bytes_max: usize,
     /// How many connections there may be.
     pub connections_max: usize,
     /// Connections that ended, in the order of [`ENDINGS`].

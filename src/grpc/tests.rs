@@ -635,3 +635,169 @@ async fn a_body_that_is_refused_gives_back_what_it_took() {
     assert!(given - opened <= sent, "{} of {sent} bytes given back", given - opened);
     assert!(given - opened + (1 << 20) > sent, "{} of {sent} bytes given back", given - opened);
 }
+
+/// A connection that speaks HTTP/2 in bytes: it has sent the preface and these bytes.
+async fn raw(rig: &Rig, bytes: &[u8]) -> TcpStream {
+    let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
+    socket.set_nodelay(true).expect("a TCP socket");
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("it is open");
+    socket.write_all(bytes).await.expect("it is open");
+    socket
+}
+
+/// What the server says last, which must be a goodbye for this reason.
+async fn goodbye(socket: &mut TcpStream, says: &str) {
+    let mut heard = Vec::new();
+    let closed = timeout(PATIENCE, socket.read_to_end(&mut heard)).await;
+    assert!(closed.is_ok(), "it is still connected, and heard {heard:?}");
+    let heard = String::from_utf8_lossy(&heard);
+    assert!(heard.ends_with(says), "{heard:?} does not end with {says:?}");
+}
+
+const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+#[tokio::test]
+async fn whatever_a_peer_begins_it_must_complete_in_time() {
+    let short = Duration::from_millis(300);
+    let rig = Rig::start(Limits { handshake: short, unread: short, ..Limits::default() });
+    let mut client = rig.client().await;
+    let headers_begun = [0, 0, 5, 1, 0, 0, 0, 0, 1, 0x83, 0x86, 0x84, 0x41, 0];
+    let frame = "a frame or a header block was not completed in time";
+    for (begun, says) in [
+        (vec![], "its settings did not come in time"),
+        (SETTINGS[..5].to_vec(), "its settings did not come in time"),
+        ([&SETTINGS[..], &[0, 0]].concat(), frame),
+        ([&SETTINGS[..], &[0, 0, 8, 6, 0, 0, 0, 0, 0, 1]].concat(), frame),
+        ([&SETTINGS[..], &headers_begun[..11]].concat(), frame),
+        ([&SETTINGS[..], &headers_begun].concat(), frame),
+        (
+            [&SETTINGS[..], &[0, 1, 0, 0x42, 0, 0, 0, 0, 0, 1]].concat(),
+            "data that was begun was not completed in time",
+        ),
+    ] {
+        let mut socket = raw(&rig, &begun).await;
+        goodbye(&mut socket, says).await;
+    }
+    // Nor do pieces count that come one after another and make nothing whole.
+    let mut dribble = raw(&rig, &[&SETTINGS[..], &headers_begun].concat()).await;
+    let dribbling = async {
+        while dribble.write_all(&[0, 0, 0, 9, 0, 0, 0, 0, 1]).await.is_ok() {
+            sleep(Duration::from_millis(20)).await;
+            let mut heard = [0; 200];
+            if dribble.try_read(&mut heard).is_ok_and(|read| heard[..read].ends_with(frame.as_bytes())) {
+                return;
+            }
+        }
+    };
+    timeout(PATIENCE, dribbling).await.expect("it is cut off");
+    // Who has nothing unfinished is at peace.
+    let mut idle = raw(&rig, &SETTINGS).await;
+    sleep(2 * short).await;
+    idle.write_all(&[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).await.expect("it is open");
+    let pong = async {
+        let mut heard = Vec::new();
+        while !heard.ends_with(&[1, 2, 3, 4, 5, 6, 7, 8]) {
+            assert!(idle.read_buf(&mut heard).await.expect("it is open") > 0, "{heard:?}");
+        }
+    };
+    timeout(PATIENCE, pong).await.expect("it answers");
+    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+}
+
+#[tokio::test]
+async fn answers_that_are_not_taken_end_the_connection_in_time() {
+    let rig = Rig::start(Limits { unread: Duration::from_millis(300), ..Limits::default() });
+    let mut client = rig.client().await;
+    assert_eq!(client.a("InsertKeyValue", &insert("k", vec![7; 100_000])).await.status, "0");
+    // Its windows have room for 65,535 bytes, and it opens them no further; but it pings, and takes the answers to that.
+    let (mut send, connection) = h2::client::Builder::new()
+        .handshake::<_, Bytes>(TcpStream::connect(rig.address).await.expect("it listens"))
+        .await
+        .expect("it speaks HTTP/2");
+    let connection = tokio::spawn(connection);
+    let request = Request::post(format!("http://muster.test:1/{GET}"))
+        .header("content-type", "application/grpc")
+        .body(())
+        .expect("a request");
+    let (response, mut stream) = send.send_request(request, false).expect("the connection is there");
+    stream.send_data(framed(&get("k")), true).expect("the stream is there");
+    let answer = response.await.expect("an answer");
+    let ended = timeout(PATIENCE, connection).await.expect("it ends in time").expect("no panic");
+    let why = ended.expect_err("the server ends it");
+    assert_eq!(why.reason(), Some(Reason::ENHANCE_YOUR_CALM), "{why:?}");
+    drop(answer);
+    assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
+}
+
+#[tokio::test]
+async fn a_body_that_dribbles_is_dropped_though_it_never_stands_still() {
+    let rig = Rig::start(Limits { body_stall: Duration::from_millis(300), ..Limits::default() });
+    let mut client = rig.client().await;
+    let (mut response, mut stream) = client.open(INSERT, &[]);
+    let message = framed(&insert("k", vec![0; 10_000]));
+    let mut sent = 0;
+    let answer = loop {
+        let piece = message.slice(sent..sent + 1);
+        sent += 1;
+        let _ = stream.send_data(piece, false);
+        if let Ok(answer) = timeout(Duration::from_millis(5), &mut response).await {
+            break answer.expect("an answer");
+        }
+        assert!(sent < message.len(), "it was taken to the end");
+    };
+    assert_eq!(answer.headers()["grpc-status"], "4");
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+}
+
+#[tokio::test]
+async fn who_holds_memory_that_others_wait_for_must_send() {
+    let rig = Rig::start(Limits { bodies_in_flight_bytes: 16 << 20, ..Limits::default() });
+    let (mut greedy, mut honest) = (rig.client().await, rig.client().await);
+    let message = framed(&insert("greedy", vec![0; 12 << 20]));
+    let (response, mut stream) = greedy.open(INSERT, &[]);
+    stream.send_data(message.slice(..1 << 20), false).expect("the stream is there");
+    let held = async {
+        while rig.server.figures().bodies_in_flight_bytes < 8 << 20 {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(PATIENCE, held).await.expect("it has all that is kept for those who wait");
+    // As long as nobody else waits it may take its time.
+    assert_eq!(honest.a("InsertKeyValue", &insert("small", "v")).await.status, "0");
+    let six = insert("honest", vec![1; 6 << 20]);
+    let waits = honest.a("InsertKeyValue", &six);
+    assert_eq!(timeout(PATIENCE, waits).await.expect("it is served").status, "0");
+    let told = back(response).await;
+    assert_eq!(told.status, "8");
+    let why = told.headers["grpc-message"].to_str().expect("text");
+    assert!(why.contains("too slowly while others wait"), "{why}");
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+}
+
+#[tokio::test]
+async fn the_memory_of_requests_comes_back() {
+    let rig = Rig::start(Limits::default());
+    for _ in 0..3 {
+        let mut client = rig.client().await;
+        let mut waiting = Vec::new();
+        for n in 0..500 {
+            let (response, mut stream) = client.open(GET, &[]);
+            stream.send_data(framed(&get(&format!("never/{n}"))), true).expect("the stream is there");
+            waiting.push((response, stream));
+        }
+        rig.waiting(500).await;
+        assert!(rig.server.figures().state_bytes > 256 << 10);
+        for (_, mut stream) in waiting.drain(..250) {
+            stream.send_reset(Reason::CANCEL);
+        }
+        rig.waiting(250).await;
+        client.task.abort();
+        rig.waiting(0).await;
+        let gone = async {
+            while rig.server.figures().state_bytes > 0 {
+                sleep(Duration::from_millis(2)).await;
+            }
+        };
+        timeout(PATIENCE, gone).await.expect("all of it comes back");
+    }
+}

@@ -1,16 +1,18 @@
 //! The audit: who did what, why, from where, and what came of it. Lines are only ever added.
 //!
 //! Refusals of those who cannot be told apart are gathered (`gathered.rs`), so that whoever tries a thousand times fills
-//! no thousand lines. The last lines are kept in memory; with `--audit-file` every line is also written to a file, as JSON, and is on the
-//! disk before the act is answered.
+//! no thousand lines. The last lines are kept in memory. With `--audit-file` every line is also written to a file, as JSON, by a
+//! thread of its own (`writer.rs`): an answer waits for the disk, but for [`DISK_PATIENCE`] at most, and nothing else ever does.
+//! What happens to changes while the file cannot be written is a setting ([`OnAuditFailure`]).
 
 mod gathered;
+mod writer;
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::Write as _;
+use std::fmt;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -21,7 +23,45 @@ use utoipa::{IntoParams, ToSchema};
 use super::extract::Params;
 use super::page::{limit, some};
 use super::{Problem, Role, Site};
+use crate::clock::Clock;
 use crate::coordination::{Actor, JobName, Reason, Timestamp};
+use writer::{FileTarget, Writer};
+
+/// How long a change waits for the disk, before it is made and before it is answered.
+const DISK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What happens to changes while the audit file cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnAuditFailure {
+    /// They are made. Their lines wait, and are counted if they are lost.
+    #[default]
+    Continue,
+    /// They are refused before they are made.
+    Refuse,
+}
+
+impl OnAuditFailure {
+    /// Reads a policy.
+    ///
+    /// # Errors
+    /// How to write one.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "continue" => Ok(Self::Continue),
+            "refuse" => Ok(Self::Refuse),
+            _ => Err("write continue or refuse".into()),
+        }
+    }
+}
+
+impl fmt::Display for OnAuditFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Continue => "continue",
+            Self::Refuse => "refuse",
+        })
+    }
+}
 
 /// What came of an act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -105,8 +145,6 @@ struct Lines {
     last: u64,
     /// By outcome.
     counts: [u64; 2],
-    file: Option<File>,
-    unwritten: u64,
 }
 
 /// The audit of a server.
@@ -115,6 +153,8 @@ pub struct Audit {
     /// How many lines are kept in memory.
     most: usize,
     gathered: gathered::Sources,
+    file: Option<Writer>,
+    on_failure: OnAuditFailure,
     /// How many acts there have been, for who follows.
     grown: watch::Sender<u64>,
 }
@@ -136,8 +176,8 @@ pub(super) struct Figures {
     pub kept_max: usize,
     /// Lines that are there no more.
     pub dropped: u64,
-    /// Lines that the file has not taken.
-    pub unwritten: u64,
+    /// What the file has not taken.
+    pub file: writer::Figures,
     /// Refusals that have no line of their own.
     pub gathered: u64,
 }
@@ -153,18 +193,67 @@ impl Audit {
             lines: Mutex::default(),
             most: most.max(1),
             gathered: gathered::Sources::default(),
+            file: None,
+            on_failure: OnAuditFailure::default(),
             grown: watch::Sender::default(),
         }
     }
 
-    /// The same, which also appends to a file.
+    /// The same, which also appends to the file at `path`.
     ///
     /// # Errors
     /// If the file cannot be opened for that.
-    pub fn to_file(self, path: &Path) -> std::io::Result<Self> {
-        let file = File::options().create(true).append(true).open(path)?;
-        self.lines().file = Some(file);
-        Ok(self)
+    pub fn to_file(self, path: &Path, clock: Clock) -> std::io::Result<Self> {
+        let file = Writer::start(FileTarget::open(path)?, path, clock)?;
+        Ok(Self { file: Some(file), ..self })
+    }
+
+    /// The same, with this policy for when the file cannot be written.
+    #[must_use]
+    pub fn on_failure(self, on_failure: OnAuditFailure) -> Self {
+        Self { on_failure, ..self }
+    }
+
+    /// Waits until a change may be made.
+    ///
+    /// # Errors
+    /// If changes are refused because the lines of earlier ones cannot be written: why they cannot.
+    pub(super) async fn ready(&self) -> Result<(), String> {
+        let Some(file) = self.file.as_ref().filter(|_| self.on_failure == OnAuditFailure::Refuse) else {
+            return Ok(());
+        };
+        if file.trouble().is_none() && file.flushed(DISK_PATIENCE).await {
+            return Ok(());
+        }
+        Err(file.trouble().unwrap_or_else(|| "it does not take lines in time".into()))
+    }
+
+    /// Waits until the lines so far are on the disk, but not for a disk that is in trouble.
+    pub(super) async fn flushed(&self) {
+        if let Some(file) = self.file.as_ref().filter(|file| file.trouble().is_none()) {
+            file.flushed(DISK_PATIENCE).await;
+        }
+    }
+
+    /// Why lines do not reach the file; `None` if they do.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.file.as_ref().and_then(Writer::trouble)
+    }
+
+    /// Opens the file again: it may have been rotated.
+    pub fn reopen(&self) {
+        if let Some(file) = &self.file {
+            file.reopen();
+        }
+    }
+
+    /// Waits until the last lines are on the disk, for `within` at most: the server stops.
+    pub async fn close(&self, within: Duration) {
+        let Some(file) = &self.file else { return };
+        if !file.flushed(within).await {
+            let lines = file.figures().queued;
+            tracing::error!(lines, "the last lines of the audit are not in its file");
+        }
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -173,10 +262,11 @@ impl Audit {
 
     pub(super) fn figures(&self) -> Figures {
         let (kept_max, gathered) = (self.most, self.gathered.count());
+        let file = self.file.as_ref().map(Writer::figures).unwrap_or_default();
         let lines = self.lines();
-        let (kept, unwritten) = (lines.kept.len(), lines.unwritten);
+        let kept = lines.kept.len();
         let dropped = lines.last.saturating_sub(kept as u64);
-        Figures { lines: lines.counts, kept, kept_max, dropped, unwritten, gathered }
+        Figures { lines: lines.counts, kept, kept_max, dropped, file, gathered }
     }
 
     pub(super) fn record(&self, at: Timestamp, deed: Deed, outcome: AuditOutcome, detail: String) {
@@ -204,12 +294,9 @@ impl Audit {
             crate::text::one_line(&line.subject),
             crate::text::one_line(&line.detail)
         );
-        if let Some(file) = &mut lines.file
-            && let Err(error) = append(file, &line)
-        {
-            lines.unwritten += 1;
-            // The act stands: to undo it because it cannot be written down would help nobody.
-            tracing::error!(%error, number, "an act cannot be written to the audit file");
+        // In the order of their numbers, since the lock is held; it never waits.
+        if let Some(file) = &self.file {
+            file.push(&line);
         }
         lines.kept.push_back(line);
         if lines.kept.len() > self.most {
@@ -254,13 +341,6 @@ fn cut(mut text: String) -> String {
     text
 }
 
-fn append(file: &mut File, line: &AuditLine) -> std::io::Result<()> {
-    let mut text = serde_json::to_vec(line)?;
-    text.push(b'\n');
-    file.write_all(&text)?;
-    file.sync_data()
-}
-
 /// Which lines of the audit are wanted.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -299,12 +379,12 @@ mod tests {
     use super::*;
     use crate::coordination::Means;
 
-    #[test]
-    fn lines_are_numbered_kept_within_bounds_and_appended_to_the_file() {
+    #[tokio::test]
+    async fn lines_are_numbered_kept_within_bounds_and_appended_to_the_file() {
         let path = std::env::temp_dir().join(format!("muster-audit-{}", std::process::id()));
         std::fs::write(&path, "earlier\n").unwrap();
         const LINES_KEPT: usize = 8;
-        let audit = Audit::new(LINES_KEPT).to_file(&path).unwrap();
+        let audit = Audit::new(LINES_KEPT).to_file(&path, Clock::start()).unwrap();
         let deed = |subject: &str| Deed {
             actor: Actor { who: "alice".into(), address: None, means: Means::Api },
             role: Some(Role::Operator),
@@ -319,6 +399,7 @@ mod tests {
         assert_eq!((page.lines[0].subject.as_str(), page.next), ("task 1", 1));
         let page = audit.page(1, 10, |_| true);
         assert_eq!((page.lines[0].number, page.next, page.gap), (2, 2, false));
+        audit.flushed().await;
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
@@ -333,6 +414,6 @@ mod tests {
         assert!(audit.page(0, 1, |_| true).gap);
         let figures = audit.figures();
         assert_eq!((figures.kept, figures.kept_max), (LINES_KEPT, LINES_KEPT));
-        assert_eq!((figures.lines, figures.dropped, figures.unwritten), ([10, 1], 3, 0));
+        assert_eq!((figures.lines, figures.dropped, figures.file.lost), ([10, 1], 3, 0));
     }
 }

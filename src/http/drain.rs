@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::actor::{Acting, Author};
 use super::extract::{Body, Job};
 use super::{Problem, Site};
-use crate::coordination::{Act, PreemptionView, Reason, RunNumber, TaskId};
+use crate::coordination::{Act, PreemptionView, Reason, RunNumber, RunState, TaskId};
 
 /// The longest notice: a day.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
@@ -36,8 +36,16 @@ pub struct DrainView {
     pub run: RunNumber,
     /// What was asked for, who has acknowledged and which step was agreed; `None` if nobody has asked.
     pub preemption: Option<PreemptionView>,
+    /// Where that stands: once it has ended, no step will be agreed on any more.
+    #[serde(default = "running")]
+    pub state: RunState,
     /// The tasks that the agreement on a step waits for.
     pub waiting_for: Vec<TaskId>,
+}
+
+/// What a server that does not say so means.
+fn running() -> RunState {
+    RunState::Running
 }
 
 /// Ask all tasks to agree on a step and save
@@ -85,6 +93,6 @@ pub(super) fn view(site: &Site, job: &Job) -> Result<DrainView, Problem> {
         let live = look.live();
         let preemption = look.preemption();
         let waiting_for = preemption.as_ref().map_or_else(Vec::new, |it| it.awaited.clone());
-        DrainView { run: live.run, waiting_for, preemption }
+        DrainView { run: live.run, state: look.summary().state, waiting_for, preemption }
     })
 }

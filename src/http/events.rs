@@ -1,8 +1,8 @@
 //! What happened in a job: page by page, or as a stream of server-sent events.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Json;
@@ -13,12 +13,12 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, watch};
+use tokio::sync::{broadcast, watch};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{Job, Params};
 use super::page::{limit, some};
-use super::{Problem, Site, openapi};
+use super::{Problem, Site, Source, openapi};
 use crate::coordination::{Change, JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::engine::{Engine, Numbered};
 use crate::telemetry::events::{concerns, kind};
@@ -66,7 +66,8 @@ pub struct EventsPage {
 /// The streams that are open.
 pub struct Streams {
     most: usize,
-    slots: Arc<Semaphore>,
+    most_per_source: usize,
+    open: Arc<Mutex<HashMap<Source, usize>>>,
     stop: watch::Sender<bool>,
 }
 
@@ -83,24 +84,54 @@ impl Streams {
     /// Room for this many streams at once.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { most, slots: Arc::new(Semaphore::new(most)), stop: watch::Sender::new(false) }
+        // One source leaves room for another.
+        let most_per_source = most.div_ceil(2);
+        Self { most, most_per_source, open: Arc::default(), stop: watch::Sender::new(false) }
     }
 
     /// How many are open, and how many may be.
     #[must_use]
     pub fn open(&self) -> (usize, usize) {
-        (self.most.saturating_sub(self.slots.available_permits()), self.most)
+        (lock(&self.open).values().sum(), self.most)
     }
 
-    /// Room for one more, and what becomes true when it is to end.
-    pub(super) fn enter(&self) -> Result<(OwnedSemaphorePermit, watch::Receiver<bool>), Problem> {
-        let slot = Arc::clone(&self.slots).try_acquire_owned();
-        Ok((slot.map_err(|_| Problem::too_many_streams(self.most))?, self.stop.subscribe()))
+    /// Room for one more of this source, and what becomes true when it is to end.
+    pub(super) fn enter(&self, source: Source) -> Result<(StreamGuard, watch::Receiver<bool>), Problem> {
+        let mut open = lock(&self.open);
+        let all: usize = open.values().sum();
+        let own = open.entry(source).or_default();
+        if all >= self.most || *own >= self.most_per_source {
+            let most = if all >= self.most { self.most } else { self.most_per_source };
+            open.retain(|_, count| *count > 0);
+            return Err(Problem::too_many_streams(most));
+        }
+        *own += 1;
+        Ok((StreamGuard { open: Arc::clone(&self.open), source }, self.stop.subscribe()))
     }
 
     /// Ends every stream: the server stops.
     pub fn close(&self) {
         self.stop.send_replace(true);
+    }
+}
+
+fn lock(open: &Mutex<HashMap<Source, usize>>) -> MutexGuard<'_, HashMap<Source, usize>> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A stream is open while this lives.
+pub(super) struct StreamGuard {
+    open: Arc<Mutex<HashMap<Source, usize>>>,
+    source: Source,
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        let mut open = lock(&self.open);
+        if let Some(count) = open.get_mut(&self.source) {
+            *count -= 1;
+        }
+        open.retain(|_, count| *count > 0);
     }
 }
 
@@ -175,6 +206,7 @@ impl Wanted {
 pub(super) async fn list(
     State(site): State<Site>,
     job: Job,
+    source: Source,
     headers: HeaderMap,
     Params(query): Params<EventsQuery>,
 ) -> Result<Response, Problem> {
@@ -190,7 +222,7 @@ pub(super) async fn list(
         ));
     }
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
-    let follower = Follower::new(&site, job, wanted, last.unwrap_or(query.after))?;
+    let follower = Follower::new(&site, source, job, wanted, last.unwrap_or(query.after))?;
     let alive = KeepAlive::new().interval(SILENCE_MAX).text("alive");
     Ok(Sse::new(follower.stream()).keep_alive(alive).into_response())
 }
@@ -237,12 +269,12 @@ struct Follower {
     /// Some events before the next one are lost.
     gap: bool,
     stop: watch::Receiver<bool>,
-    _slot: OwnedSemaphorePermit,
+    _slot: StreamGuard,
 }
 
 impl Follower {
-    fn new(site: &Site, job: Job, wanted: Wanted, after: u64) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.enter()?;
+    fn new(site: &Site, source: Source, job: Job, wanted: Wanted, after: u64) -> Result<Self, Problem> {
+        let (slot, stop) = site.streams.enter(source)?;
         let engine = Arc::clone(&site.engine);
         let coming = engine.follow(u64::MAX).1;
         let name = job.name;
@@ -367,6 +399,18 @@ mod tests {
         assert_eq!(numbers(&page(&engine, &job, &wanted, 0, 100)), excluded[1..2]);
         let wrong = Wanted::new(job.id, &query(Some("exploded"), None)).err().unwrap();
         assert!(wrong.detail.contains("task-failed"), "{wrong:?}");
+    }
+
+    #[test]
+    fn streams_are_bounded_in_all_and_for_each_source() {
+        let streams = Streams::new(4);
+        let [a, b, c] = [1, 2, 3].map(|host| Source::of([10, 0, 0, host].into()));
+        let mut held: Vec<_> = (0..2).map(|_| streams.enter(a).map_err(|_| ()).unwrap()).collect();
+        assert!(streams.enter(a).is_err(), "half of all is for one source");
+        held.extend((0..2).map(|_| streams.enter(b).map_err(|_| ()).unwrap()));
+        assert!(streams.enter(c).is_err() && streams.open() == (4, 4));
+        held.clear();
+        assert!(streams.enter(c).is_ok() && lock(&streams.open).is_empty());
     }
 
     #[test]

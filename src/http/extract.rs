@@ -54,7 +54,7 @@ impl FromRequestParts<Site> for Job {
         let params = RawPathParams::from_request_parts(parts, site).await;
         let params = params.map_err(|error| Problem::bad_path(error.body_text()))?;
         let name = params.iter().find(|(key, _)| *key == "job").map_or("", |(_, value)| value);
-        site.engine.look(|core, _| match (core.job_named(name), name.parse()) {
+        site.engine.look_up(|core| match (core.job_named(name), name.parse()) {
             (Some(id), Ok(name)) => Ok(Self { id, name }),
             _ => Err(Problem::no_such_job(name, core.jobs().map(|(_, name)| name.clone()).collect())),
         })

@@ -8,12 +8,14 @@
 //! | `sessions.rs` | logins of browsers |
 //! | `csrf.rs` | proof that a form was made by a page of this server |
 //! | `rates.rs` | how often somebody may do something |
+//! | `attempts.rs` | how often wrong tokens may be tried |
 //! | `login.rs` | `/login` and `/logout` |
 //!
 //! Without a file of tokens everybody who reaches the server may do everything, which is why it then listens on loopback
 //! only, unless told otherwise. Even there a browser is not trusted blindly: whatever page it shows can make it send
 //! requests to this machine, so that a change that a browser asks for needs proof that a page of this server asked.
 
+mod attempts;
 mod csrf;
 pub mod login;
 mod pass;
@@ -35,12 +37,11 @@ pub use tokens::{NewToken, TokenError, Tokens, append};
 use super::Hosts;
 use crate::clock::Clock;
 use crate::coordination::Actor;
+use attempts::Attempts;
 use csrf::Csrf;
 use rates::{Rate, Rates};
 use sessions::Sessions;
 
-/// Logins that one address may try: so many at once, and then one in so many seconds.
-const LOGINS: Rate = Rate { burst: 10.0, per_second: 1.0 / 6.0 };
 /// Refusals of requests from one address that are written down.
 const REFUSALS: Rate = Rate { burst: 20.0, per_second: 1.0 };
 /// How long a login holds if nobody says otherwise.
@@ -86,7 +87,7 @@ pub struct Guard {
     hosts: Hosts,
     sessions: Sessions,
     csrf: Csrf,
-    logins: Rates,
+    attempts: Attempts,
     refusals: Rates,
     changes: Rates,
 }
@@ -104,7 +105,7 @@ impl Guard {
             hosts: Hosts::default(),
             sessions: Sessions::new(SESSION_TIMEOUT),
             csrf: Csrf::new(),
-            logins: Rates::new(LOGINS),
+            attempts: Attempts::new(),
             refusals: Rates::new(REFUSALS),
             changes: Rates::new(Rate { burst: f64::INFINITY, per_second: 1.0 }),
         }
@@ -127,6 +128,13 @@ impl Guard {
     pub fn with_changes(self, per_second: usize) -> Self {
         let per_second = f64::from(u32::try_from(per_second).unwrap_or(u32::MAX));
         Self { changes: Rates::new(Rate { burst: per_second * 2.0, per_second }), ..self }
+    }
+
+    /// Reads the tokens again.
+    pub fn reload(&self) {
+        if let Some(tokens) = &self.tokens {
+            tokens.reload();
+        }
     }
 
     /// Whether everybody may do everything.

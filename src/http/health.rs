@@ -43,9 +43,14 @@ pub(super) async fn live() -> &'static str {
 }
 
 /// `GET /healthz/ready`
-pub(super) async fn ready(State(site): State<Site>) -> Result<&'static str, Problem> {
+///
+/// An audit file that cannot be written is told of, and does not make the server unready: tasks are served all the same.
+pub(super) async fn ready(State(site): State<Site>) -> Result<String, Problem> {
     match site.readiness.reason() {
-        None => Ok("ready\n"),
+        None => Ok(match site.audit.trouble() {
+            None => "ready\n".into(),
+            Some(why) => format!("ready\nthe audit file cannot be written: {why}\n"),
+        }),
         Some(reason) => Err(Problem::not_ready(reason)),
     }
 }

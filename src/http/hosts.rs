@@ -5,7 +5,7 @@
 //! this server is refused. An address in place of a name cannot be made to lead elsewhere, and passes.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Names besides those that always hold: `localhost`, what stands below it, and addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -38,7 +38,8 @@ impl Hosts {
     /// Whether the server may be reached as `host`, which may have a port.
     #[must_use]
     pub fn allow(&self, host: &str) -> bool {
-        let name = bare(host).to_ascii_lowercase();
+        let Some(name) = name_of(host) else { return false };
+        let name = name.to_ascii_lowercase();
         let name = name.strip_suffix('.').unwrap_or(&name);
         if name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok() {
             return true;
@@ -57,12 +58,29 @@ impl Hosts {
     }
 }
 
-/// A host without its port and the brackets of an IPv6 address.
-pub(super) fn bare(host: &str) -> &str {
-    if let Some(rest) = host.strip_prefix('[') {
-        return rest.split_once(']').map_or(rest, |(address, _)| address);
-    }
-    host.rsplit_once(':').map_or(host, |(name, _)| name)
+/// Returns the name or address of a host without its port and the brackets of an IPv6 address; `None` if it is no host.
+///
+/// What stands behind the name must be a port and nothing else: `localhost:1@elsewhere` is no host, whatever one part of it is.
+pub(super) fn name_of(host: &str) -> Option<&str> {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => {
+            let (address, rest) = rest.split_once(']')?;
+            address.parse::<Ipv6Addr>().ok()?;
+            (address, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+        }
+        None => {
+            let (name, port) = host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port)));
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            if name.is_empty() || !name.bytes().all(plain) {
+                return None;
+            }
+            (name, port)
+        }
+    };
+    let is_port = |port: &str| {
+        port.is_empty() || (port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok())
+    };
+    port.is_none_or(is_port).then_some(name)
 }
 
 impl fmt::Display for Hosts {
@@ -101,6 +119,20 @@ mod tests {
             "",
             ":1",
             "localhost.evil.example",
+            "localhost:19001@evil",
+            "localhost:19001@evil.example:1",
+            "user@localhost",
+            "localhost:65536",
+            "localhost:+1",
+            "localhost:1:1",
+            "localhost/evil",
+            "localhost evil",
+            "127.0.0.1, evil",
+            "[::1]evil",
+            "[::1]:x",
+            "[evil]",
+            "[::1",
+            "::1",
         ] {
             assert!(!hosts.allow(host), "{host}");
         }

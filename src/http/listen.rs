@@ -1,33 +1,43 @@
-//! Accepts HTTP connections, within bounds.
+//! Accepts HTTP connections and speaks HTTP/1.1 on them, within bounds: `connections.rs` has the rules.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use http_body::{Frame, SizeHint};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::Traffic;
 use super::actor::{Channel, Peer};
+use super::connections::{BusyGuard, ConnectionGuard};
+use super::write_timeout::WriteTimeout;
+use super::{Problem, Traffic};
 use crate::tls::{self, Entrance, Rewind};
 
-/// The bounds of the web edge.
+/// The bounds of a listener.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// How many connections are served at once; more wait in the system's queue.
+    /// How many connections are served at once; those that only wait make room for more.
     pub connections: usize,
-    /// How long a client may take to send the head of a request, or to send none on an idle connection.
+    /// How many of them one source may have.
+    pub connections_per_source: usize,
+    /// How long a client may take to say what it speaks, to shake hands, and to send the head of a request.
     pub head_timeout: Duration,
-    /// How long sent bytes may stay unacknowledged before the connection is given up.
+    /// How long a connection may go without a request after an answer.
+    pub idle_timeout: Duration,
+    /// How long a client may leave an answer that it does not take, and how long sent bytes may stay unacknowledged.
     pub send_timeout: Duration,
     /// How many bytes the head of a request may have.
     pub head_bytes: usize,
@@ -39,28 +49,34 @@ impl Limits {
     pub fn new(connections: usize) -> Self {
         Self {
             connections,
-            head_timeout: Duration::from_secs(30),
+            connections_per_source: connections,
+            head_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(60),
             send_timeout: Duration::from_secs(30),
             head_bytes: 64 << 10,
         }
     }
 }
 
-/// How long to wait after accepting failed, which is mostly for want of file descriptors.
+/// How long to wait after accepting failed for want of memory or file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long to go on reading what a client sends after the last answer.
+const LINGER: Duration = Duration::from_secs(1);
 /// How much is read to find out what a client speaks.
 const FIRST_READ: usize = 4 << 10;
+/// What the system keeps of an answer for a client that does not read it, in bytes.
+const SEND_BUFFER: usize = 256 << 10;
 
 /// What every connection gets.
 #[derive(Clone)]
-struct House {
+struct ServeContext {
     entrance: Arc<Entrance>,
     router: Router,
     traffic: Arc<Traffic>,
 }
 
-/// Serves `router` to whom `entrance` takes, within the bounds of `traffic`, until `stop` says so, then lets requests in progress
-/// finish.
+/// Serves `router` to the clients that `entrance` takes, within the bounds of `traffic`, until `stop` says so, then lets requests in
+/// progress finish.
 pub async fn serve(
     listener: TcpListener,
     entrance: Arc<Entrance>,
@@ -68,44 +84,34 @@ pub async fn serve(
     traffic: Arc<Traffic>,
     mut stop: watch::Receiver<bool>,
 ) {
-    let limits = traffic.limits;
-    let slots = Arc::new(Semaphore::new(limits.connections));
-    let house = House { entrance, router, traffic };
+    let context = ServeContext { entrance, router, traffic };
     let mut connections = JoinSet::new();
-    let mut told_full = false;
     loop {
-        if slots.available_permits() == 0 && !told_full {
-            told_full = true;
-            tracing::warn!(
-                connections = limits.connections,
-                "every HTTP connection slot is taken; more clients wait: see --http-connections"
-            );
-        }
         let next = async {
-            // The semaphore is never closed.
-            let slot = Arc::clone(&slots).acquire_owned().await.ok()?;
-            Some((listener.accept().await, slot))
+            context.traffic.connections.room().await;
+            listener.accept().await
         };
         tokio::select! {
-            Some((accepted, slot)) = next => match accepted {
+            accepted = next => match accepted {
                 Ok((stream, peer)) => {
-                    connections.spawn(connection(stream, peer, house.clone(), stop.clone(), slot));
+                    let guard = context.traffic.connections.admit(peer);
+                    connections.spawn(serve_connection(stream, peer, context.clone(), stop.clone(), guard));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept an HTTP connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            Some(_) = connections.join_next() => told_full = told_full && slots.available_permits() == 0,
-            () = told(&mut stop) => break,
+            Some(_) = connections.join_next() => {}
+            () = stopped(&mut stop) => break,
         }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn told(stop: &mut watch::Receiver<bool>) {
-    // Nobody left who could tell is as good as told.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // A sender that is gone means the same.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
@@ -113,50 +119,75 @@ async fn told(stop: &mut watch::Receiver<bool>) {
 const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n\
     This port speaks TLS only: use https:// in place of http://.\n";
 
-async fn connection(
+/// Serves one connection until the client leaves, its time is over, its slot is needed or `stop` says so.
+async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
-    house: House,
-    mut stop: watch::Receiver<bool>,
-    _slot: OwnedSemaphorePermit,
+    context: ServeContext,
+    stop: watch::Receiver<bool>,
+    guard: ConnectionGuard,
 ) {
-    let _counted = house.traffic.enter();
+    let traffic = Arc::clone(&context.traffic);
     let socket = socket2::SockRef::from(&stream);
     // Without these the connection works too, only less well.
     let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_send_buffer_size(SEND_BUFFER);
     #[cfg(target_os = "linux")]
-    let _ = socket.set_tcp_user_timeout(Some(house.traffic.limits.send_timeout));
+    let _ = socket.set_tcp_user_timeout(Some(traffic.limits.send_timeout));
+    tokio::select! {
+        () = converse(stream, peer, context, stop, &guard) => {}
+        why = guard.connection.closed(&traffic.limits) => {
+            tracing::debug!(%peer, why = why.name(), "closed an HTTP connection");
+            traffic.connections.count_closed(why);
+        }
+    }
+}
+
+async fn converse(
+    stream: TcpStream,
+    peer: SocketAddr,
+    context: ServeContext,
+    mut stop: watch::Receiver<bool>,
+    guard: &ConnectionGuard,
+) {
+    let stream =
+        WriteTimeout::new(stream, Arc::clone(&guard.connection), context.traffic.limits.send_timeout);
     let met = tokio::select! {
-        met = meet(stream, peer, &house) => met,
-        () = told(&mut stop) => None,
+        met = meet(stream, peer, &context) => met,
+        () = stopped(&mut stop) => None,
     };
     match met {
         Some(Met::Plain(stream)) => {
-            speak(stream, (Peer(peer), Channel::default()), house, stop).await;
+            guard.connection.greeted_plain();
+            speak(stream, (Peer(peer), Channel::default()), context, stop, guard).await;
         }
         Some(Met::Tls(stream)) => {
+            guard.connection.greeted_tls();
             let certificate =
                 stream.get_ref().1.peer_certificates().and_then(<[_]>::first).and_then(tls::subject);
             let channel = Channel { secure: true, certificate: certificate.map(Into::into) };
-            speak(*stream, (Peer(peer), channel), house, stop).await;
+            speak(*stream, (Peer(peer), channel), context, stop, guard).await;
         }
         None => {}
     }
 }
 
+type Tcp = WriteTimeout<TcpStream>;
+
 /// A connection that is to be served.
 enum Met {
-    Plain(Rewind<TcpStream>),
-    Tls(Box<tls::Stream<TcpStream>>),
+    Plain(Rewind<Tcp>),
+    Tls(Box<tls::Stream<Tcp>>),
 }
 
-/// Finds out whether a connection speaks TLS. What is read for it is, as a rule, the first request, which is then not read
-/// again.
-async fn meet(mut stream: TcpStream, peer: SocketAddr, house: &House) -> Option<Met> {
-    let entrance = &house.entrance;
+/// Finds out whether a connection speaks TLS, and shakes hands if it does, all within `head_timeout`. What is read for it is, as
+/// a rule, the first request, which is then not read again.
+async fn meet(mut stream: Tcp, peer: SocketAddr, context: &ServeContext) -> Option<Met> {
+    let entrance = &context.entrance;
     let mut early = Vec::with_capacity(FIRST_READ);
-    let within = house.traffic.limits.head_timeout;
-    let first = tokio::time::timeout(within, stream.read_buf(&mut early)).await;
+    let within = context.traffic.limits.head_timeout;
+    let until = tokio::time::Instant::now() + within;
+    let first = tokio::time::timeout_at(until, stream.read_buf(&mut early)).await;
     if !matches!(first, Ok(Ok(1..))) {
         return None;
     }
@@ -169,7 +200,7 @@ async fn meet(mut stream: TcpStream, peer: SocketAddr, house: &House) -> Option<
         return None;
     }
     let secured = entrance.secure(Rewind::new(early, stream), peer);
-    let Ok(secured) = tokio::time::timeout(within, secured).await else {
+    let Ok(secured) = tokio::time::timeout_at(until, secured).await else {
         entrance.too_slow(peer, within);
         return None;
     };
@@ -177,42 +208,98 @@ async fn meet(mut stream: TcpStream, peer: SocketAddr, house: &House) -> Option<
 }
 
 /// Speaks HTTP until the client leaves or `stop` says so.
-async fn speak<S>(stream: S, from: (Peer, Channel), house: House, mut stop: watch::Receiver<bool>)
-where
+async fn speak<S>(
+    stream: S,
+    from: (Peer, Channel),
+    context: ServeContext,
+    mut stop: watch::Receiver<bool>,
+    guard: &ConnectionGuard,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let House { router, traffic, .. } = house;
+    let ServeContext { router, traffic, .. } = context;
     let limits = traffic.limits;
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
+        let busy = guard.connection.begin();
         request.extensions_mut().insert(from.0);
         request.extensions_mut().insert(from.1.clone());
         let (traffic, began) = (Arc::clone(&traffic), traffic.began());
-        let answer = router.call(request);
-        async move {
-            let answer = answer.await;
-            if let Ok(response) = &answer {
-                traffic.answered(response.status(), began);
-            }
-            answer
-        }
+        let refused = guard.connection.reserved && !is_probe(&request);
+        let answer = (!refused).then(|| router.call(request));
+        Box::pin(async move {
+            let response = match answer {
+                Some(answer) => answer.await?,
+                None => Problem::too_many_connections().bare(),
+            };
+            traffic.answered(response.status(), began);
+            Ok::<_, std::convert::Infallible>(
+                response.map(|body| Body::new(TrackedBody { body, _busy: busy })),
+            )
+        })
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(limits.head_timeout)
+    let mut connection = http1::Builder::new()
+        // The connection's own deadlines are stricter.
+        .header_read_timeout(None)
         .max_buf_size(limits.head_bytes)
         .serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = told(&mut stop) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+        ended = std::future::poll_fn(|cx| connection.poll_without_shutdown(cx)) => ended,
+        () = stopped(&mut stop) => {
+            Pin::new(&mut connection).graceful_shutdown();
+            std::future::poll_fn(|cx| connection.poll_without_shutdown(cx)).await
         }
     };
+    let stream = connection.into_parts().io.into_inner();
+    let lingering = tokio::time::timeout(LINGER, linger(stream));
+    tokio::select! {
+        _ = lingering => {}
+        () = stopped(&mut stop) => {}
+    }
     if let Err(error) = ended {
         // The client's affair: it left, was too slow, or spoke no HTTP.
         tracing::debug!(%error, "an HTTP connection ended early");
+    }
+}
+
+/// Says that nothing more will come, and reads what the client still sends until it has seen that: a request that was answered
+/// before its body was read would otherwise cost the client the answer.
+async fn linger<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S) {
+    if stream.shutdown().await.is_err() {
+        return;
+    }
+    let mut rest = [0; 1 << 10];
+    while let Ok(1..) = stream.read(&mut rest).await {}
+}
+
+/// Whether a request asks for health, which is answered whatever else goes on.
+fn is_probe<B>(request: &Request<B>) -> bool {
+    request.uri().path().starts_with("/healthz/")
+}
+
+/// The body of an answer. Its connection is busy while it lives.
+struct TrackedBody {
+    body: Body,
+    _busy: BusyGuard,
+}
+
+impl HttpBody for TrackedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -244,8 +331,11 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let stop = watch::Sender::new(false);
         let endless = || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>());
-        let router =
-            Router::new().route("/", get(async || "here")).route("/stream", get(async move || endless()));
+        let router = Router::new()
+            .route("/", get(async || "here"))
+            .route("/stream", get(async move || endless()))
+            .route("/large", get(async || vec![b'x'; 64 << 20]))
+            .route("/healthz/live", get(async || "alive"));
         let failures = Arc::new(tls::Failures::new(crate::clock::Clock::start()));
         let entrance = Arc::new(Entrance::plain("http", failures));
         let served = tokio::spawn(serve(listener, entrance, router, traffic, stop.subscribe()));
@@ -260,20 +350,52 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn more_connections_than_allowed_wait_their_turn() {
+    async fn an_idle_connection_makes_room_for_a_new_one() {
         let (address, _stop, _served) = started(Limits::new(1)).await;
         let mut first = TcpStream::connect(address).await.unwrap();
         assert!(ask(&mut first).await.ends_with("here"));
         let mut second = TcpStream::connect(address).await.unwrap();
-        {
-            let mut waiting = std::pin::pin!(ask(&mut second));
-            tokio::select! {
-                answer = waiting.as_mut() => panic!("there was no room for {answer}"),
-                answer = ask(&mut first) => assert!(answer.ends_with("here")),
+        assert!(ask(&mut second).await.ends_with("here"));
+        assert_eq!(first.read(&mut [0; 16]).await.unwrap_or_default(), 0, "it was closed");
+    }
+
+    #[tokio::test]
+    async fn while_every_connection_is_busy_only_health_is_answered() {
+        let (address, _stop, _served) = started(Limits::new(1)).await;
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "its head is there");
+        let mut second = TcpStream::connect(address).await.unwrap();
+        let answer = ask(&mut second).await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("too-many-connections"), "{answer}");
+        let mut probe = TcpStream::connect(address).await.unwrap();
+        probe.write_all(b"GET /healthz/live HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = vec![0; 4096];
+        let read = probe.read(&mut answer).await.unwrap();
+        assert!(String::from_utf8_lossy(&answer[..read]).ends_with("alive"), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_take_its_answer_is_cut() {
+        let limits = Limits { send_timeout: Duration::from_millis(100), ..Limits::new(8) };
+        let traffic = Traffic::new("http", crate::clock::Clock::start(), limits);
+        let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
+        let mut stuck = TcpStream::connect(address).await.unwrap();
+        stuck.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        // It takes a little now and then, which is not enough.
+        let mut taken = 0;
+        let cut = async {
+            while let Ok(1..) = stuck.read(&mut [0; 64]).await {
+                taken += 64;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                if traffic.connections.count() == 0 {
+                    break;
+                }
             }
-            drop(first);
-            assert!(waiting.await.ends_with("here"));
-        }
+        };
+        tokio::time::timeout(Duration::from_secs(30), cut).await.expect("it is cut");
+        assert_eq!(traffic.connections.count(), 0);
+        assert!(taken > 0);
     }
 
     #[tokio::test]

@@ -36,7 +36,9 @@ impl Shows for Audit {
         page.size(&metric::AUDIT_KEPT, &[], figures.kept);
         page.size(&metric::AUDIT_LIMIT, &[], figures.kept_max);
         page.count(&metric::AUDIT_DROPPED, &[], figures.dropped);
-        page.count(&metric::AUDIT_LOST, &[], figures.unwritten);
+        page.count(&metric::AUDIT_LOST, &[], figures.file.lost);
+        page.size(&metric::AUDIT_QUEUED, &[], figures.file.queued);
+        page.put(&metric::AUDIT_WAITS, &[], figures.file.waits.as_secs_f64());
         page.count(&metric::AUDIT_GATHERED, &[], figures.gathered);
     }
 }

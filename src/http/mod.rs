@@ -26,6 +26,8 @@
 mod about;
 mod actor;
 mod audit;
+mod body;
+mod connections;
 mod drain;
 mod etag;
 mod events;
@@ -47,14 +49,18 @@ mod problem;
 mod redaction;
 mod routes;
 mod runs;
+mod source;
 mod traffic;
 mod transfers;
+mod write_timeout;
 
 use std::sync::Arc;
 
 pub use about::{About, Listener, Version};
 pub use actor::{Acting, Author, Channel, Peer};
-pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage};
+pub use audit::{Audit, AuditLine, AuditOutcome, AuditPage, OnAuditFailure};
+pub use body::BodyBudget;
+pub use connections::descriptors;
 pub use drain::{DrainView, NewDrain};
 pub use events::{EventLine, EventsPage, Streams};
 pub use exclusions::{ExclusionsPage, NewExclusion};
@@ -68,8 +74,9 @@ pub use listen::{Limits, serve};
 pub use pages::{Live, Timelines};
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::Redaction;
-pub use routes::{NEEDS, metrics_router, router};
+pub use routes::{NEEDS, health_router, metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, EndedBarrier, RunsPage, TasksPage};
+pub use source::Source;
 pub use traffic::Traffic;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
@@ -98,6 +105,8 @@ pub struct Site {
     pub audit: Arc<Audit>,
     /// The streams that are open.
     pub streams: Arc<Streams>,
+    /// The memory for bodies of requests.
+    pub bodies: Arc<BodyBudget>,
     /// Which values are not shown.
     pub redaction: Arc<Redaction>,
     /// The handshakes that failed.
@@ -123,7 +132,9 @@ impl Site {
     #[must_use]
     pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<About>) -> Self {
         let (audit, streams) = (Arc::<Audit>::default(), Arc::<Streams>::default());
-        let own: Vec<Arc<dyn Shows>> = vec![readiness.clone(), audit.clone(), streams.clone()];
+        let bodies = Arc::<BodyBudget>::default();
+        let own: Vec<Arc<dyn Shows>> =
+            vec![readiness.clone(), audit.clone(), streams.clone(), bodies.clone()];
         let metrics = Arc::new(Metrics::of_engine(&engine, own));
         Self {
             handshakes: Arc::new(Failures::new(*engine.clock())),
@@ -138,6 +149,7 @@ impl Site {
             live: Arc::default(),
             audit,
             streams,
+            bodies,
             traces: None,
             redaction: Arc::default(),
         }

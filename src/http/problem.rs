@@ -5,6 +5,7 @@ use axum::http::{HeaderValue, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 use utoipa::ToSchema;
 
 use super::pages;
@@ -77,6 +78,59 @@ impl Problem {
     #[must_use]
     pub(super) fn bad_body(status: StatusCode, detail: impl Into<Box<str>>) -> Self {
         Self::new(status, "/problems/bad-body", "Bad body", detail)
+    }
+
+    /// The body is longer than any that makes sense here.
+    #[must_use]
+    pub(super) fn body_too_long(limit: usize) -> Self {
+        let detail = format!("the body has more than {limit} bytes, the most that is read here");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "/problems/body-too-long", "Body too long", detail)
+    }
+
+    /// The body does not come in time.
+    #[must_use]
+    pub(super) fn slow_body(within: Duration, per_second: u64) -> Self {
+        let detail = format!(
+            "the body did not come in time: it must be complete within {within:?}, and come at {per_second} bytes a second at least"
+        );
+        Self::new(StatusCode::REQUEST_TIMEOUT, "/problems/slow-body", "Slow body", detail)
+    }
+
+    /// The memory for bodies is taken.
+    #[must_use]
+    pub(super) fn too_many_bodies() -> Self {
+        let detail = "the memory for the bodies of requests is taken (setting http-bodies-bytes; one source gets a quarter): send \
+                      fewer at once";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-bodies", "Too many bodies", detail)
+    }
+
+    /// Every slot for connections is busy.
+    #[must_use]
+    pub(super) fn too_many_connections() -> Self {
+        let detail = "every connection that may be served at once is busy (settings http-connections and \
+                      http-connections-per-source); health is still answered";
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "/problems/too-many-connections",
+            "Too many connections",
+            detail,
+        )
+    }
+
+    /// Changes are refused while the audit cannot be written.
+    #[must_use]
+    pub(super) fn audit_unwritable(why: &str) -> Self {
+        let detail = format!(
+            "no change is made while the audit file cannot be written ({why}): see --audit-file; --audit-failure continue would \
+             make changes all the same"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/audit-unwritable", "Audit unwritable", detail)
+    }
+
+    /// The name by which the server is asked is ambiguous or none.
+    #[must_use]
+    pub(super) fn bad_host(wrong: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "/problems/bad-host", "Bad host", wrong)
     }
 
     /// The path cannot be read.
@@ -178,7 +232,8 @@ impl Problem {
     /// Somebody tries tokens.
     #[must_use]
     pub(super) fn too_many_logins() -> Self {
-        let detail = "too many tokens were tried from this address: try again later";
+        let detail =
+            "too many wrong tokens were tried: try again later, or send a token in the header authorization";
         Self::new(StatusCode::TOO_MANY_REQUESTS, "/problems/too-many-logins", "Too many logins", detail)
     }
 
@@ -194,6 +249,24 @@ impl Problem {
     #[must_use]
     pub fn bad_query(detail: impl Into<Box<str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "/problems/bad-query", "Bad query", detail)
+    }
+}
+
+impl Problem {
+    /// The answer outside of the router, which is then the last on its connection.
+    pub(super) fn bare(&self) -> Response {
+        let mut response = (
+            StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            // A struct of strings and numbers always serialises.
+            serde_json::to_vec(self).unwrap_or_default(),
+        )
+            .into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        super::headers::harden(headers, false);
+        response
     }
 }
 

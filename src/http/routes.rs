@@ -4,7 +4,6 @@
 //! a route that is not described, or a description without a route, cannot be.
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::Method;
 use axum::middleware;
 use axum::routing::{get, post};
@@ -14,8 +13,8 @@ use utoipa_axum::routes;
 use super::guard::{self, Need, Role, login};
 use super::openapi::{self, Document};
 use super::{
-    BODY_BYTES_MAX, Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys,
-    metrics, pages, problem, runs, transfers,
+    Site, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
+    problem, runs, transfers,
 };
 
 /// What each route asks of its callers: those of a row may do what stands in it. A test sees to it that every route has its
@@ -160,7 +159,6 @@ pub fn router(site: Site) -> Router {
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(middleware::from_fn_with_state(guard::Gate { site: site.clone(), need }, guard::pass))
         .layer(middleware::from_fn(problem::finish))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(site)
 }
 
@@ -172,7 +170,17 @@ pub fn metrics_router(site: Site) -> Router {
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(middleware::from_fn_with_state(guard::Gate { site: site.clone(), need }, guard::pass))
         .layer(middleware::from_fn(problem::finish))
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(site)
+}
+
+/// The answers of a listener that is for probes of health alone. They have no body that is read, and know no tokens.
+pub fn health_router(site: Site) -> Router {
+    Router::new()
+        .route("/healthz/live", get(health::live))
+        .route("/healthz/ready", get(health::ready))
+        .fallback(problem::no_such_page)
+        .method_not_allowed_fallback(problem::no_such_method)
+        .layer(middleware::from_fn(problem::finish))
         .with_state(site)
 }
 

@@ -1,11 +1,11 @@
 //! What is measured of an HTTP listener: its connections, and how its requests were answered.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::http::StatusCode;
 
 use super::Limits;
+use super::connections::ConnectionRegistry;
 use crate::clock::Clock;
 use crate::meter::{Count, Moment, Times};
 use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
@@ -14,12 +14,11 @@ use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
 const CLASSES: [&str; 4] = ["2xx", "3xx", "4xx", "5xx"];
 
 /// One listener: its name, its bounds, and what is measured of it.
-#[derive(Debug)]
 pub struct Traffic {
     listener: &'static str,
     clock: Clock,
     pub(super) limits: Limits,
-    connections: AtomicUsize,
+    pub(super) connections: Arc<ConnectionRegistry>,
     answers: [Count; CLASSES.len()],
     took: Times,
 }
@@ -28,14 +27,9 @@ impl Traffic {
     /// A listener of this name with these bounds.
     #[must_use]
     pub fn new(listener: &'static str, clock: Clock, limits: Limits) -> Arc<Self> {
-        let (connections, answers) = (AtomicUsize::new(0), std::array::from_fn(|_| Count::default()));
+        let connections = Arc::new(ConnectionRegistry::new(clock, limits));
+        let answers = std::array::from_fn(|_| Count::default());
         Arc::new(Self { listener, clock, limits, connections, answers, took: Times::default() })
-    }
-
-    /// One more connection, for as long as what is given lives.
-    pub(super) fn enter(self: &Arc<Self>) -> Connection {
-        self.connections.fetch_add(1, Ordering::Relaxed);
-        Connection(Arc::clone(self))
     }
 
     /// A request has come.
@@ -59,17 +53,10 @@ impl Shows for Traffic {
             page.count(&metric::HTTP_REQUESTS, &[self.listener, class], answers.get());
         }
         page.timed(&metric::HTTP_DURATION, &[self.listener], &self.took.read());
-        let connections = self.connections.load(Ordering::Relaxed);
-        page.size(&metric::HTTP_CONNECTIONS, &[self.listener], connections);
+        page.size(&metric::HTTP_CONNECTIONS, &[self.listener], self.connections.count());
         page.size(&metric::HTTP_CONNECTIONS_LIMIT, &[self.listener], self.limits.connections);
-    }
-}
-
-/// A connection that is counted while it is open.
-pub(super) struct Connection(Arc<Traffic>);
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        for (why, count) in self.connections.closed() {
+            page.count(&metric::HTTP_CONNECTIONS_CLOSED, &[self.listener, why.name()], count);
+        }
     }
 }

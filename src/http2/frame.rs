@@ -37,6 +37,7 @@ pub(super) mod flag {
 /// Numbers of settings.
 pub(super) mod setting {
     pub const HEADER_TABLE_SIZE: u16 = 1;
+    pub const ENABLE_PUSH: u16 = 2;
     pub const MAX_CONCURRENT_STREAMS: u16 = 3;
     pub const INITIAL_WINDOW_SIZE: u16 = 4;
     pub const MAX_FRAME_SIZE: u16 = 5;
@@ -105,7 +106,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    pub(super) fn new(reason: Reason, what: &'static str) -> Self {
+    pub(crate) fn new(reason: Reason, what: &'static str) -> Self {
         Self { reason, what }
     }
 

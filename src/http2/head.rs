@@ -1,7 +1,8 @@
-//! The head of a request, and the memory of heads that were read before.
+//! The head of a request, and a cache of heads that were read before.
 
 use std::sync::Arc;
 
+use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::hpack::ENTRY;
@@ -14,8 +15,16 @@ pub(crate) struct Head {
     pub(crate) authority: String,
     pub(crate) path: String,
     pub(crate) fields: HeaderMap,
+    /// The length of the body, if the head states it.
+    pub(crate) content_length: Option<u64>,
     /// What is wrong with it, if something is.
     pub(super) flaw: Option<Flaw>,
+}
+
+/// What is made of the head of a request, and kept of it.
+pub(crate) trait FromHead: From<Head> {
+    /// The length of the body, if the head states it.
+    fn content_length(&self) -> Option<u64>;
 }
 
 /// What is wrong with a head.
@@ -27,26 +36,38 @@ pub(super) enum Flaw {
     TooLong,
 }
 
+/// The pseudo-headers of requests (RFC 9113, 8.3.1).
+const METHOD: u8 = 1;
+const SCHEME: u8 = 2;
+const AUTHORITY: u8 = 4;
+const PATH: u8 = 8;
+
 /// Puts a head together, field by field.
 pub(super) struct HeadBuilder {
     head: Head,
-    left: usize,
+    most: usize,
+    size: usize,
+    /// The pseudo-headers that were there.
+    pseudo: u8,
+    /// There was a field that is no pseudo-header.
     regular: bool,
 }
 
 impl HeadBuilder {
     pub(super) fn new(most: usize) -> Self {
-        Self { head: Head::default(), left: most, regular: false }
+        Self { head: Head::default(), most, size: 0, pseudo: 0, regular: false }
+    }
+
+    /// The size of the list so far, as RFC 9113 counts it (6.5.2).
+    pub(super) fn size(&self) -> usize {
+        self.size
     }
 
     /// Adds a field.
     pub(super) fn add(&mut self, name: &[u8], value: &[u8]) {
-        match self.left.checked_sub(name.len() + value.len() + ENTRY) {
-            Some(left) => self.left = left,
-            None => {
-                self.left = 0;
-                self.head.flaw = Some(Flaw::TooLong);
-            }
+        self.size = self.size.saturating_add(name.len() + value.len() + ENTRY);
+        if self.size > self.most {
+            self.head.flaw = Some(Flaw::TooLong);
         }
         if self.head.flaw.is_none() && self.put(name, value).is_none() {
             self.head.flaw = Some(Flaw::Malformed);
@@ -55,17 +76,18 @@ impl HeadBuilder {
 
     fn put(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         if let [b':', pseudo @ ..] = name {
-            let place = match pseudo {
+            let (bit, place) = match pseudo {
                 _ if self.regular => return None,
-                b"method" => &mut self.head.method,
-                b"scheme" => &mut self.head.scheme,
-                b"authority" => &mut self.head.authority,
-                b"path" => &mut self.head.path,
+                b"method" => (METHOD, &mut self.head.method),
+                b"scheme" => (SCHEME, &mut self.head.scheme),
+                b"authority" => (AUTHORITY, &mut self.head.authority),
+                b"path" => (PATH, &mut self.head.path),
                 _ => return None,
             };
-            if !place.is_empty() {
+            if self.pseudo & bit != 0 {
                 return None;
             }
+            self.pseudo |= bit;
             // Visible ASCII, as in URIs and the names of methods.
             if !value.iter().all(u8::is_ascii_graphic) {
                 return None;
@@ -77,15 +99,80 @@ impl HeadBuilder {
         if name.iter().any(u8::is_ascii_uppercase) || CONNECTION_SPECIFIC.contains(&name) {
             return None;
         }
+        let is_padded = |end: Option<&u8>| matches!(end, Some(b' ' | b'\t'));
+        if is_padded(value.first()) || is_padded(value.last()) {
+            return None;
+        }
+        match name {
+            b"te" if !value.eq_ignore_ascii_case(b"trailers") => return None,
+            b"content-length" => {
+                let length = decimal(value)?;
+                if *self.head.content_length.get_or_insert(length) != length {
+                    return None;
+                }
+            }
+            _ => {}
+        }
         let name = HeaderName::from_bytes(name).ok()?;
         let value = HeaderValue::from_bytes(value).ok()?;
         self.head.fields.try_append(name, value).ok()?;
         Some(())
     }
 
-    pub(super) fn finish(self) -> Head {
+    /// The head of a request, with a flaw if it lacks what requests must have (RFC 9113, 8.3.1).
+    pub(super) fn finish_request(mut self) -> Head {
+        if self.head.flaw.is_none() && self.complete().is_none() {
+            self.head.flaw = Some(Flaw::Malformed);
+        }
         self.head
     }
+
+    fn complete(&mut self) -> Option<()> {
+        let head = &mut self.head;
+        let needed = if head.method == "CONNECT" { METHOD | AUTHORITY } else { METHOD | SCHEME | PATH };
+        if self.pseudo & !AUTHORITY != needed & !AUTHORITY
+            || self.pseudo & needed != needed
+            || head.method.is_empty()
+        {
+            return None;
+        }
+        if needed & PATH != 0 && !head.path.starts_with('/') && (head.method != "OPTIONS" || head.path != "*")
+        {
+            return None;
+        }
+        let mut hosts = head.fields.get_all(HOST).iter();
+        if let Some(host) = hosts.next() {
+            let host = host.to_str().ok()?;
+            if hosts.next().is_some() {
+                return None;
+            }
+            if self.pseudo & AUTHORITY == 0 {
+                host.clone_into(&mut head.authority);
+            } else if !host.eq_ignore_ascii_case(&head.authority) {
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Trailers, with a flaw if there are pseudo-headers among them (RFC 9113, 8.1).
+    pub(super) fn finish_trailers(mut self) -> Head {
+        if self.pseudo != 0 {
+            self.head.flaw.get_or_insert(Flaw::Malformed);
+        }
+        self.head
+    }
+}
+
+/// A number in decimal digits.
+fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_u64, |number, digit| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        number.checked_mul(10)?.checked_add(digit)
+    })
 }
 
 /// Fields that HTTP/2 has no use for (RFC 9113, 8.2.2).
@@ -95,7 +182,7 @@ const CONNECTION_SPECIFIC: [&[u8]; 5] =
 /// Heads that were read lately, by the bytes of their blocks. Clients without a table send the same bytes for the
 /// same method again and again: what they mean is worked out once.
 #[derive(Debug)]
-pub(crate) struct Memo<H> {
+pub(crate) struct HeaderBlockCache<H> {
     known: Vec<Option<Known<H>>>,
 }
 
@@ -110,7 +197,7 @@ const REMEMBERED: usize = 256;
 /// Longer blocks are not remembered.
 const BLOCK: usize = 1 << 10;
 
-impl<H> Memo<H> {
+impl<H> HeaderBlockCache<H> {
     pub(crate) const fn new() -> Self {
         Self { known: Vec::new() }
     }
@@ -152,47 +239,96 @@ impl<H> Memo<H> {
 mod tests {
     use super::*;
 
-    fn head(fields: &[(&str, &str)]) -> Head {
+    fn build(fields: &[(&str, &str)]) -> HeadBuilder {
         let mut head = HeadBuilder::new(1000);
         for (name, value) in fields {
             head.add(name.as_bytes(), value.as_bytes());
         }
-        head.finish()
+        head
     }
+
+    const GOOD: [(&str, &str); 3] = [(":method", "POST"), (":scheme", "http"), (":path", "/x")];
 
     #[test]
     fn malformed_heads_are_marked() {
-        let good =
-            [(":method", "POST"), (":scheme", "http"), (":path", "/x"), ("te", "trailers"), ("te", "again")];
-        assert_eq!(head(&good).flaw, None);
+        for good in [
+            &[("te", "trailers"), ("te", "Trailers")][..],
+            &[("content-length", "12"), ("content-length", "12")],
+            &[(":authority", "host:1"), ("host", "HOST:1")],
+            &[("x", ""), ("y", "a b")],
+        ] {
+            let mut fields = GOOD.to_vec();
+            fields.extend(good);
+            assert_eq!(build(&fields).finish_request().flaw, None, "{good:?}");
+        }
         for bad in [
-            &[("te", "trailers"), (":method", "POST")][..],
-            &[(":method", "POST"), (":method", "GET")],
+            &[("te", "trailers"), (":authority", "x")][..],
+            &[(":method", "GET")],
             &[(":status", "200")],
-            &[(":path", "/a b")],
+            &[(":protocol", "websocket")],
+            &[(":authority", "a b")],
+            &[(":authority", "a"), (":authority", "a")],
             &[("Upper", "case")],
             &[("connection", "close")],
             &[("bad name", "x")],
+            &[("", "x")],
             &[("name", "line\nbreak")],
+            &[("name", " padded")],
+            &[("name", "padded\t")],
+            &[("te", "gzip")],
+            &[("te", "trailers, gzip")],
+            &[("content-length", "12"), ("content-length", "13")],
+            &[("content-length", "+1")],
+            &[("content-length", "99999999999999999999")],
+            &[(":authority", "a"), ("host", "b")],
+            &[("host", "a"), ("host", "a")],
         ] {
-            assert_eq!(head(bad).flaw, Some(Flaw::Malformed), "{bad:?}");
+            let mut fields = GOOD.to_vec();
+            fields.extend(bad);
+            assert_eq!(build(&fields).finish_request().flaw, Some(Flaw::Malformed), "{bad:?}");
         }
-        assert_eq!(head(&[("x", &"y".repeat(990))]).flaw, Some(Flaw::TooLong));
+        assert_eq!(build(&[("x", &"y".repeat(990))]).finish_request().flaw, Some(Flaw::TooLong));
+    }
+
+    #[test]
+    fn requests_have_all_of_their_pseudo_headers_and_trailers_none() {
+        for missing in 0..GOOD.len() {
+            let mut fields = GOOD.to_vec();
+            fields.remove(missing);
+            assert_eq!(build(&fields).finish_request().flaw, Some(Flaw::Malformed), "{fields:?}");
+        }
+        for (method, path, flaw) in [
+            ("OPTIONS", "*", None),
+            ("GET", "*", Some(Flaw::Malformed)),
+            ("GET", "", Some(Flaw::Malformed)),
+            ("GET", "x", Some(Flaw::Malformed)),
+            ("", "/", Some(Flaw::Malformed)),
+            ("CONNECT", "/", Some(Flaw::Malformed)),
+        ] {
+            let fields = [(":method", method), (":scheme", "http"), (":path", path)];
+            assert_eq!(build(&fields).finish_request().flaw, flaw, "{method} {path}");
+        }
+        assert_eq!(build(&[(":method", "CONNECT"), (":authority", "a:1")]).finish_request().flaw, None);
+        assert_eq!(build(&[(":method", "CONNECT")]).finish_request().flaw, Some(Flaw::Malformed));
+        let host = build(&[&GOOD[..], &[("host", "only.one:1")]].concat()).finish_request();
+        assert_eq!((host.flaw, &*host.authority), (None, "only.one:1"));
+        assert_eq!(build(&[("t", "v")]).finish_trailers().flaw, None);
+        assert_eq!(build(&[(":method", "GET")]).finish_trailers().flaw, Some(Flaw::Malformed));
     }
 
     #[test]
     fn a_head_is_known_by_all_of_its_bytes() {
-        let mut memo = Memo::new();
+        let mut cache = HeaderBlockCache::new();
         let blocks: Vec<Vec<u8>> = (0..2000_u32).map(|n| n.to_le_bytes().repeat(40)).collect();
         for block in &blocks {
-            memo.remember(block, &Arc::new(block.clone()));
+            cache.remember(block, &Arc::new(block.clone()));
         }
         let known =
-            blocks.iter().filter(|block| memo.recall(block).is_some_and(|head| *head == **block)).count();
+            blocks.iter().filter(|block| cache.recall(block).is_some_and(|head| *head == **block)).count();
         assert!((1..=REMEMBERED).contains(&known));
-        assert!(blocks.iter().all(|block| memo.recall(block).is_none_or(|head| *head == **block)));
+        assert!(blocks.iter().all(|block| cache.recall(block).is_none_or(|head| *head == **block)));
         let long = vec![1; BLOCK + 1];
-        memo.remember(&long, &Arc::new(long.clone()));
-        assert!(memo.recall(&long).is_none());
+        cache.remember(&long, &Arc::new(long.clone()));
+        assert!(cache.recall(&long).is_none());
     }
 }

@@ -1,10 +1,12 @@
 //! Header compression (RFC 7541): reading what peers send, writing what they are sent.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::head::{Head, HeadBuilder};
+use super::frame::{Fault, Reason};
+use super::head::HeadBuilder;
 use super::huffman;
 
 /// The table of appendix A. Its first entry has the index 1.
@@ -78,9 +80,9 @@ pub(super) const ENTRY: usize = 32;
 /// The size of a table that nothing has been said about.
 const TABLE: usize = 4096;
 
-/// Why a header block cannot be read. Peer and server do not agree on the table any more: the connection is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Garbled(pub(super) &'static str);
+/// A header list that passes this many times the size that is taken ends the connection: to read on would be work
+/// without end for a request that is refused anyway.
+const EXCESS: usize = 8;
 
 type Text = Box<[u8]>;
 
@@ -91,25 +93,40 @@ pub(super) struct Decoder {
     size: usize,
     /// How large the peer lets the table become.
     limit: usize,
+    /// How large it may let it become.
+    allowed: usize,
+    /// The peer has agreed to a smaller table, and must say so before its next field (RFC 7541, 4.2).
+    must_shrink: bool,
 }
 
 impl Default for Decoder {
     fn default() -> Self {
-        Self { entries: VecDeque::new(), size: 0, limit: TABLE }
+        Self { entries: VecDeque::new(), size: 0, limit: TABLE, allowed: TABLE, must_shrink: false }
     }
 }
 
 impl Decoder {
     /// Whether what a block means does not depend on those before it, and will not.
     pub(super) fn is_stateless(&self) -> bool {
-        self.limit == 0
+        self.limit == 0 && !self.must_shrink
+    }
+
+    /// The peer has acknowledged that there is no table.
+    pub(super) fn forbid_table(&mut self) {
+        if self.allowed != 0 {
+            self.allowed = 0;
+            self.must_shrink = self.limit != 0;
+        }
     }
 
     /// Reads a block. `most` bounds the size of the list as RFC 9113 counts it (6.5.2); beyond it the head is not built,
     /// but the block is read for the table's sake.
-    pub(super) fn read(&mut self, mut block: &[u8], most: usize) -> Result<Head, Garbled> {
+    pub(super) fn read(&mut self, mut block: &[u8], most: usize) -> Result<HeadBuilder, Fault> {
         let mut head = HeadBuilder::new(most);
         let mut begun = false;
+        if self.must_shrink && !block.first().is_some_and(|first| (0x20..0x40).contains(first)) {
+            return Err(garbled("the table is used after it was agreed that there is none"));
+        }
         while let Some(&first) = block.first() {
             match first {
                 0x80.. => {
@@ -120,14 +137,23 @@ impl Decoder {
                 0x40.. => {
                     let (name, value) = self.literal(&mut block, 6, most)?;
                     head.add(&name, &value);
-                    self.insert(name, value);
+                    let fits = name.len() + value.len() + ENTRY <= self.limit;
+                    match fits.then(|| (Text::from(&*name), Text::from(&*value))) {
+                        Some((name, value)) => self.insert(name, value),
+                        // An entry that is larger than the table empties it.
+                        None => {
+                            self.entries.clear();
+                            self.size = 0;
+                        }
+                    }
                 }
                 0x20.. => {
                     let limit = integer(&mut block, 5)?;
-                    if begun || limit > TABLE {
-                        return Err(Garbled("the table's size changes where it must not"));
+                    if begun || limit > self.allowed {
+                        return Err(garbled("the table's size changes where it must not"));
                     }
                     self.limit = limit;
+                    self.must_shrink = false;
                     self.evict();
                     continue;
                 }
@@ -137,12 +163,15 @@ impl Decoder {
                 }
             }
             begun = true;
+            if head.size() > EXCESS * most {
+                return Err(Fault::new(Reason::EnhanceYourCalm, "a header list without end"));
+            }
         }
-        Ok(head.finish())
+        Ok(head)
     }
 
-    fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), Garbled> {
-        const UNKNOWN: Garbled = Garbled("an index leads beyond the table");
+    fn entry(&self, index: usize) -> Result<(&[u8], &[u8]), Fault> {
+        const UNKNOWN: Fault = garbled("an index leads beyond the table");
         let index = index.checked_sub(1).ok_or(UNKNOWN)?;
         if let Some((name, value)) = STATIC.get(index) {
             return Ok((name.as_bytes(), value.as_bytes()));
@@ -151,7 +180,13 @@ impl Decoder {
         Ok((name, value))
     }
 
-    fn literal(&self, block: &mut &[u8], prefix: u32, most: usize) -> Result<(Text, Text), Garbled> {
+    /// A name that stands in the table is not copied: a reference costs the peer two bytes.
+    fn literal<'a, 'b: 'a>(
+        &'a self,
+        block: &mut &'b [u8],
+        prefix: u32,
+        most: usize,
+    ) -> Result<(Cow<'a, [u8]>, Cow<'a, [u8]>), Fault> {
         let name = match integer(block, prefix)? {
             0 => string(block, most)?,
             index => self.entry(index)?.0.into(),
@@ -176,10 +211,16 @@ impl Decoder {
     }
 }
 
-const CUT: Garbled = Garbled("it ends in the middle");
+/// The fault of a header block that cannot be read. Peer and server do not agree on the table any more: the connection is
+/// lost.
+const fn garbled(what: &'static str) -> Fault {
+    Fault { reason: Reason::Compression, what }
+}
+
+const CUT: Fault = garbled("it ends in the middle");
 
 /// An integer whose first byte has `prefix` bits of it (5.1).
-fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Garbled> {
+fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Fault> {
     let full = (1_usize << prefix) - 1;
     let first = take(block)?;
     let mut value = usize::from(first) & full;
@@ -193,17 +234,17 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, Garbled> {
             return Ok(value);
         }
     }
-    Err(Garbled("a number is too large"))
+    Err(garbled("a number is too large"))
 }
 
-fn take(block: &mut &[u8]) -> Result<u8, Garbled> {
+fn take(block: &mut &[u8]) -> Result<u8, Fault> {
     let (first, rest) = block.split_first().ok_or(CUT)?;
     *block = rest;
     Ok(*first)
 }
 
 /// A string (5.2). One of more than `most` bytes is no part of a list that would be taken.
-fn string(block: &mut &[u8], most: usize) -> Result<Text, Garbled> {
+fn string<'a>(block: &mut &'a [u8], most: usize) -> Result<Cow<'a, [u8]>, Fault> {
     let huffman = block.first().ok_or(CUT)? & 0x80 != 0;
     let length = integer(block, 7)?;
     let (text, rest) = block.split_at_checked(length).ok_or(CUT)?;
@@ -211,7 +252,7 @@ fn string(block: &mut &[u8], most: usize) -> Result<Text, Garbled> {
     if huffman {
         // Twice the longest list, so that a list that is merely too long is told from one that is out of order.
         let text = huffman::decode(text, 2 * most + text.len());
-        return text.map(Into::into).ok_or(Garbled("a string is not in the Huffman code"));
+        return text.map(Cow::Owned).ok_or(garbled("a string is not in the Huffman code"));
     }
     Ok(text.into())
 }
@@ -263,13 +304,18 @@ fn put_string(block: &mut Vec<u8>, text: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::head::Head;
     use super::*;
 
-    fn read(decoder: &mut Decoder, hex: &str) -> Result<Head, Garbled> {
+    fn bytes(hex: &str) -> Vec<u8> {
         let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
         let pairs = digits.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
-        let block: Vec<u8> = pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect();
-        decoder.read(&block, 4096)
+        pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect()
+    }
+
+    /// What a block says, whether it makes a request or not.
+    fn read(decoder: &mut Decoder, hex: &str) -> Result<Head, Fault> {
+        decoder.read(&bytes(hex), 4096).map(HeadBuilder::finish_request)
     }
 
     #[test]
@@ -298,7 +344,42 @@ mod tests {
         assert!(!decoder.is_stateless());
         read(&mut decoder, "20 8286 8441 0161").unwrap();
         assert!(decoder.is_stateless() && decoder.entries.is_empty() && decoder.size == 0);
-        assert_eq!(read(&mut decoder, "be"), Err(Garbled("an index leads beyond the table")));
+        assert_eq!(read(&mut decoder, "be"), Err(garbled("an index leads beyond the table")));
+    }
+
+    #[test]
+    fn a_peer_that_agreed_to_no_table_says_so_before_its_next_field() {
+        const UNSAID: Fault = garbled("the table is used after it was agreed that there is none");
+        for (hex, expected) in [
+            ("8286 84", Err(UNSAID)),
+            ("", Err(UNSAID)),
+            ("3f01 8286 84", Err(garbled("the table's size changes where it must not"))),
+            ("20 8286 84", Ok(())),
+        ] {
+            let mut decoder = Decoder::default();
+            read(&mut decoder, "8286 8441 0161").unwrap();
+            decoder.forbid_table();
+            assert_eq!(read(&mut decoder, hex).map(drop), expected, "{hex:?}");
+        }
+        let mut early = Decoder::default();
+        read(&mut early, "20 8286 84").unwrap();
+        early.forbid_table();
+        assert_eq!(read(&mut early, "8286 84").map(drop), Ok(()), "it had said so already");
+        assert!(read(&mut early, "21 8286 84").is_err(), "no table may come back");
+    }
+
+    #[test]
+    fn references_to_a_long_name_end_when_the_list_has_no_end() {
+        let mut decoder = Decoder::default();
+        let mut first = bytes("40 7fa11e");
+        first.resize(first.len() + 4000, b'n');
+        first.push(0);
+        decoder.read(&first, 16 << 10).unwrap();
+        assert_eq!(decoder.entries.len(), 1);
+        let references = [0x0f, 62 - 15, 0].repeat(28_000);
+        let fault = decoder.read(&references, 16 << 10).map(|head| head.size()).unwrap_err();
+        assert_eq!(fault.reason, Reason::EnhanceYourCalm);
+        assert!(decoder.read(&references[..30], 16 << 10).is_ok_and(|head| head.size() > 40_000));
     }
 
     #[test]
@@ -313,7 +394,7 @@ mod tests {
             ("82 20", "the table's size changes where it must not"),
             ("0081ff 0161", "a string is not in the Huffman code"),
         ] {
-            assert_eq!(read(&mut Decoder::default(), hex), Err(Garbled(why)), "{hex}");
+            assert_eq!(read(&mut Decoder::default(), hex), Err(garbled(why)), "{hex}");
         }
     }
 
@@ -324,8 +405,10 @@ mod tests {
         fields.insert("x-long", long.parse().unwrap());
         fields.append("x-two", "1".parse().unwrap());
         fields.append("x-two", "2".parse().unwrap());
-        let read = Decoder::default().read(&block(None, &fields), 4096).unwrap();
-        assert_eq!(read.fields, fields);
+        let read =
+            |block: &[u8]| Decoder::default().read(block, 4096).map(HeadBuilder::finish_trailers).unwrap();
+        let back = read(&block(None, &fields));
+        assert_eq!(back.fields, fields);
         for (status, head) in [(200, &[0x88][..]), (405, b"\x08\x03405")] {
             assert_eq!(block(Some(status), &HeaderMap::new()), head);
         }
@@ -333,9 +416,9 @@ mod tests {
             http::header::CONTENT_TYPE,
             HeaderValue::from_static("application/grpc"),
         )]);
-        let expected = Decoder::default().read(&block(Some(200), &grpc)[1..], 4096).unwrap();
-        assert_eq!(Decoder::default().read(&GRPC_ANSWER[1..], 4096).unwrap(), expected);
-        let ok = Decoder::default().read(&GRPC_OK, 4096).unwrap();
+        let expected = read(&block(Some(200), &grpc)[1..]);
+        assert_eq!(read(&GRPC_ANSWER[1..]), expected);
+        let ok = read(&GRPC_OK);
         assert_eq!(ok.fields["grpc-status"], "0");
     }
 }

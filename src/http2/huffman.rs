@@ -35,7 +35,9 @@ struct Canon {
     symbols: [u16; 257],
 }
 
-static CANON: Canon = canon();
+static CANON: Canon = CANONICAL;
+
+const CANONICAL: Canon = canon();
 
 const fn canon() -> Canon {
     let mut canon = Canon {
@@ -64,31 +66,73 @@ const fn canon() -> Canon {
     canon
 }
 
+/// The symbols whose codes have eight bits or fewer, by the next eight bits, with the lengths of their codes; 0 where the
+/// code is longer. Nearly all that is sent is made of these.
+static SHORT: [(u8, u8); 256] = short();
+
+const fn short() -> [(u8, u8); 256] {
+    let mut short = [(0, 0); 256];
+    let mut bits = 0;
+    while bits < short.len() {
+        let mut length = 1;
+        while length <= 8 {
+            let place = (bits >> (8 - length)) as u32;
+            if place >= CANONICAL.first[length] && place - CANONICAL.first[length] < CANONICAL.count[length] {
+                let symbol =
+                    CANONICAL.symbols[CANONICAL.start[length] + (place - CANONICAL.first[length]) as usize];
+                short[bits] = (symbol as u8, length as u8);
+                break;
+            }
+            length += 1;
+        }
+        bits += 1;
+    }
+    short
+}
+
 /// Decodes a string, which may have `most` bytes; `None` if it is not in order or too long.
 pub(super) fn decode(coded: &[u8], most: usize) -> Option<Vec<u8>> {
     let mut text = Vec::with_capacity(coded.len().saturating_mul(8) / 5);
-    let (mut code, mut length) = (0_u32, 0_usize);
-    for byte in coded {
-        for bit in (0..8).rev() {
-            code = code << 1 | u32::from(byte >> bit & 1);
-            length += 1;
-            let (Some(first), Some(count)) = (CANON.first.get(length), CANON.count.get(length)) else {
-                return None;
-            };
-            let place = code.wrapping_sub(*first);
-            if place >= *count {
-                continue;
-            }
-            let symbol = *CANON.symbols.get(CANON.start.get(length)? + place as usize)?;
-            if symbol == END || text.len() == most {
-                return None;
-            }
-            text.push(symbol as u8);
-            (code, length) = (0, 0);
+    // The next bits, the first of them at the top, and how many there are.
+    let (mut bits, mut there) = (0_u64, 0_usize);
+    let mut coded = coded.iter();
+    loop {
+        while there <= 56
+            && let Some(byte) = coded.next()
+        {
+            bits |= u64::from(*byte) << (56 - there);
+            there += 8;
         }
+        let (symbol, length) = match SHORT.get((bits >> 56) as usize)? {
+            (_, 0) => match long(bits, there) {
+                Some(found) => found,
+                None => break,
+            },
+            (symbol, length) => (u16::from(*symbol), usize::from(*length)),
+        };
+        if length > there {
+            break;
+        }
+        if symbol == END || text.len() == most {
+            return None;
+        }
+        text.push(symbol as u8);
+        bits <<= length;
+        there -= length;
     }
     // What is left over is padding: fewer than eight bits, all ones.
-    (length < 8 && code + 1 == 1 << length).then_some(text)
+    (there < 8 && bits == !(u64::MAX >> there)).then_some(text)
+}
+
+/// The next symbol, if its code has more than eight bits and is there, and the length of the code.
+fn long(bits: u64, there: usize) -> Option<(u16, usize)> {
+    (9..=LONGEST.min(there)).find_map(|length| {
+        let place = ((bits >> (64 - length)) as u32).wrapping_sub(*CANON.first.get(length)?);
+        if place >= *CANON.count.get(length)? {
+            return None;
+        }
+        Some((*CANON.symbols.get(CANON.start.get(length)? + place as usize)?, length))
+    })
 }
 
 #[cfg(test)]
@@ -114,5 +158,32 @@ mod tests {
         assert_eq!(decode(&[0xff; 4], 100), None, "the end of the string, spelled out");
         assert_eq!(decode(&[0xae, 0xc3, 0x77, 0x1a, 0x4b, 0xff], 100), None, "a whole byte of padding");
         assert_eq!(decode(&[0x00], 100), None, "padding of zeros");
+    }
+
+    /// The code as the standard tells it, bit by bit.
+    fn encode(text: &[u8]) -> Vec<u8> {
+        let mut bits: Vec<bool> = Vec::new();
+        for byte in text {
+            let length = usize::from(LENGTHS[usize::from(*byte)]);
+            let shorter = CANON.symbols[CANON.start[length]..].iter();
+            let place = shorter.take_while(|symbol| **symbol != u16::from(*byte)).count();
+            let code = CANON.first[length] + u32::try_from(place).unwrap();
+            bits.extend((0..length).rev().map(|bit| code >> bit & 1 == 1));
+        }
+        bits.resize(bits.len().next_multiple_of(8), true);
+        bits.chunks(8).map(|byte| byte.iter().fold(0, |value, bit| value << 1 | u8::from(*bit))).collect()
+    }
+
+    #[test]
+    fn every_symbol_beside_every_other_reads_back() {
+        for first in 0..=255 {
+            for second in 0..=255 {
+                let text = [first, second, first, b'a'];
+                assert_eq!(decode(&encode(&text), 100).as_deref(), Some(&text[..]), "{text:?}");
+            }
+        }
+        for cut in 1..4 {
+            assert_eq!(decode(&[0xff; 4][..cut], 100), None, "only ones, and too many");
+        }
     }
 }

@@ -15,6 +15,8 @@ const COPIED: usize = 4 << 10;
 const SLICES: usize = 64;
 /// A buffer that has grown beyond this is not kept.
 const SPARE_BYTES: usize = 256 << 10;
+/// So many bytes that are gone are worth moving the others to the front.
+const COMPACTED: usize = 16 << 10;
 
 thread_local! {
     /// Room to gather in: only a connection that has something to send needs it, and then only for the moment.
@@ -153,6 +155,14 @@ impl Output {
         }
         if self.pieces.is_empty() {
             self.rest();
+        } else if self.gone >= COMPACTED && self.gone >= self.gathered.len() / 2 {
+            // A peer that never takes everything would otherwise make the server keep all that it ever took. Each byte
+            // is moved once at most for each byte that left.
+            self.gathered.drain(..self.gone);
+            self.gone = 0;
+            if self.gathered.capacity() > SPARE_BYTES && self.gathered.len() < SPARE_BYTES / 4 {
+                self.gathered.shrink_to(SPARE_BYTES / 2);
+            }
         }
     }
 
@@ -216,5 +226,19 @@ mod tests {
             assert!(matches!(output.poll_send(&mut cx, &mut socket), Poll::Ready(Ok(()))));
             assert!(output.is_empty() && output.gathered.capacity() == 0 && socket.1 == expected);
         }
+    }
+
+    #[test]
+    fn what_is_gone_is_not_kept_though_something_always_waits() {
+        let mut output = Output::default();
+        output.gather(|to| to.resize(1000, 0));
+        let mut largest = 0;
+        for _ in 0..20_000 {
+            output.gather(|to| to.resize(to.len() + 1000, 1));
+            output.advance(1000);
+            largest = largest.max(output.gathered.len());
+        }
+        assert_eq!(output.len(), 1000);
+        assert!(largest <= 4 * COMPACTED, "{largest} bytes are kept for 1,000 that wait");
     }
 }

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use super::abuse::points;
 use super::frame::{FrameHead, HEAD, Reason, StreamId, flag, kind};
-use super::head::{Flaw, Head, Memo};
+use super::head::{Flaw, FromHead, HeaderBlockCache};
 use super::hpack::Decoder;
-use super::send::Sender;
+use super::send::{STREAM_BYTES, Sender};
 use super::{Fault, Settings};
 
 /// What a peer does.
@@ -25,13 +26,13 @@ pub(crate) enum Event<'a, H> {
         /// There is no more to come.
         ended: bool,
     },
-    /// The peer gives up a request, which the user knows under this number.
+    /// A request is over before its time, since the peer gives it up or has broken it. The user knows it under this number.
     Reset { stream: StreamId, slot: Option<u64> },
     /// The peer will make no further requests.
     Left,
 }
 
-/// Longer control frames make no sense.
+/// Longer settings make no sense.
 const CONTROL: usize = 4 << 10;
 /// The block of a head, coded, may be this much longer than the list it stands for.
 const BLOCK_SLACK: usize = 48 << 10;
@@ -43,8 +44,13 @@ const PIECES: u32 = 64;
 struct Block {
     stream: StreamId,
     ended: bool,
+    depends_on_itself: bool,
     bytes: Vec<u8>,
+    /// The bytes of the connection's budget that were charged for it.
+    charged: usize,
     pieces: u32,
+    /// How many frames had come when it began.
+    since: u64,
 }
 
 /// The payload of a frame that is passed on, or over, as it comes.
@@ -57,6 +63,8 @@ struct Passing {
     skipped: usize,
     /// It ends its stream.
     ends: bool,
+    /// Its data is for nobody.
+    ignored: bool,
 }
 
 /// The receiving half of a connection.
@@ -69,6 +77,30 @@ pub(crate) struct Receiver {
     passing: Option<Passing>,
     /// The peer has sent its settings, as it must before all else.
     introduced: bool,
+    /// How many frames have come to their end: while that stands still, a frame that has begun makes no progress.
+    frames: u64,
+}
+
+/// What the receiver has begun to read and waits to read to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unfinished {
+    /// The peer has not sent its settings.
+    Settings,
+    /// A frame, or a header block, that must be there as a whole.
+    Frame,
+    /// A frame that is passed on as it comes.
+    Passing,
+}
+
+impl Unfinished {
+    /// What a peer does wrong that leaves it so for long.
+    pub(crate) fn fault(self) -> &'static str {
+        match self {
+            Self::Settings => "its settings did not come in time",
+            Self::Frame => "a frame or a header block was not completed in time",
+            Self::Passing => "data that was begun was not completed in time",
+        }
+    }
 }
 
 /// A step that gave nothing to tell of, or an event.
@@ -83,7 +115,23 @@ impl Receiver {
             block: None,
             passing: None,
             introduced: false,
+            frames: 0,
         }
+    }
+
+    /// What the peer has begun and not finished, and a number that changes with each frame that it finishes.
+    pub(crate) fn unfinished(&self) -> Option<(Unfinished, u64)> {
+        let what = if !self.introduced {
+            Unfinished::Settings
+        } else if self.block.is_some() || !self.partial.is_empty() {
+            Unfinished::Frame
+        } else if self.passing.is_some() {
+            Unfinished::Passing
+        } else {
+            return None;
+        };
+        // The pieces of a header block are one thing: a peer that goes on sending them makes no progress.
+        Some((what, self.block.as_ref().map_or(self.frames, |block| block.since)))
     }
 
     /// The next event in `input`, which is cut to what is left of it. `None` once nothing is left, or when the peer has
@@ -91,17 +139,17 @@ impl Receiver {
     ///
     /// # Errors
     /// If the peer breaks the protocol in a way that the connection does not survive.
-    pub(crate) fn next<'a, H: From<Head>>(
+    pub(crate) fn next<'a, H: FromHead>(
         &mut self,
         input: &mut &'a [u8],
         sender: &mut Sender,
-        memo: &mut Memo<H>,
+        cache: &mut HeaderBlockCache<H>,
     ) -> Step<'a, H> {
         loop {
             if sender.is_busy() {
-                sender.rest();
                 return Ok(None);
             }
+            sender.count_work(1);
             if let Some(passing) = self.passing.take() {
                 let before = input.len();
                 let event = self.pass(passing, input, sender)?;
@@ -116,7 +164,7 @@ impl Receiver {
             if !self.partial.is_empty() {
                 let Some(frame) = self.complete(input, &sender.settings)? else { return Ok(None) };
                 let payload = std::mem::take(&mut self.partial);
-                let event = self.take(frame, payload.get(HEAD..).unwrap_or_default(), sender, memo)?;
+                let event = self.take(frame, payload.get(HEAD..).unwrap_or_default(), sender, cache)?;
                 if event.is_some() {
                     return Ok(event);
                 }
@@ -131,7 +179,9 @@ impl Receiver {
             self.check(frame, &sender.settings)?;
             if self.is_passed(frame) {
                 *input = rest;
-                self.begin_passing(frame, sender)?;
+                if let Some(event) = self.begin_passing(frame, sender)? {
+                    return Ok(Some(event));
+                }
                 continue;
             }
             let Some((payload, after)) = rest.split_at_checked(frame.length) else {
@@ -140,7 +190,7 @@ impl Receiver {
                 return Ok(None);
             };
             *input = after;
-            let event = self.take(frame, payload, sender, memo)?;
+            let event = self.take(frame, payload, sender, cache)?;
             if event.is_some() {
                 return Ok(event);
             }
@@ -149,13 +199,19 @@ impl Receiver {
 
     /// The stream whose data comes next, and how much of it with nothing between.
     pub(crate) fn expects(&self) -> Option<(StreamId, usize)> {
-        self.passing.filter(|passing| passing.skipped == 0).map(|passing| (passing.stream, passing.data))
+        let passing = self.passing.filter(|passing| passing.skipped == 0 && !passing.ignored)?;
+        Some((passing.stream, passing.data))
     }
 
     /// Notes that `bytes` of the data that was expected were read without coming through here.
-    pub(crate) fn took(&mut self, bytes: usize) {
+    pub(crate) fn took(&mut self, bytes: usize, sender: &mut Sender) {
         if let Some(passing) = &mut self.passing {
             passing.data = passing.data.saturating_sub(bytes);
+            if let Some(stream) = sender.streams.get_mut(&passing.stream) {
+                // Once more has come than was announced, no end fits.
+                stream.announced =
+                    stream.announced.map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
+            }
         }
     }
 
@@ -203,53 +259,84 @@ impl Receiver {
             return Err(Fault::size("a frame that is larger than announced"));
         }
         let of_stream = frame.stream != 0;
-        let (most, on_stream) = match frame.kind {
-            kind::DATA => (usize::MAX, Some(true)),
-            kind::HEADERS | kind::CONTINUATION => (settings.header_list as usize + BLOCK_SLACK, Some(true)),
-            kind::PRIORITY | kind::RST_STREAM => (CONTROL, Some(true)),
-            kind::SETTINGS | kind::PING => (CONTROL, Some(false)),
-            kind::GOAWAY => (usize::MAX, Some(false)),
+        let (lengths, on_stream) = match frame.kind {
+            kind::DATA => (0..=usize::MAX, Some(true)),
+            kind::HEADERS | kind::CONTINUATION => {
+                (0..=settings.header_list as usize + BLOCK_SLACK, Some(true))
+            }
+            kind::PRIORITY => (5..=5, Some(true)),
+            kind::RST_STREAM => (4..=4, Some(true)),
+            kind::SETTINGS if frame.has(flag::ACK) => (0..=0, Some(false)),
+            kind::SETTINGS => (0..=CONTROL, Some(false)),
+            kind::PING => (8..=8, Some(false)),
+            kind::GOAWAY => (8..=usize::MAX, Some(false)),
             kind::PUSH_PROMISE => return Err(Fault::protocol("a client that pushes")),
-            kind::WINDOW_UPDATE => (CONTROL, None),
-            _ => (usize::MAX, None),
+            kind::WINDOW_UPDATE => (4..=4, None),
+            _ => (0..=usize::MAX, None),
         };
         if on_stream.is_some_and(|on_stream| on_stream != of_stream) {
             return Err(Fault::protocol("a frame on a stream that it cannot be on"));
         }
-        if frame.length > most {
-            return Err(Fault::new(Reason::EnhanceYourCalm, "a frame that is larger than can make sense"));
+        if lengths.contains(&frame.length) {
+            return Ok(());
         }
-        Ok(())
+        Err(match frame.kind {
+            kind::HEADERS | kind::CONTINUATION => {
+                Fault::new(Reason::EnhanceYourCalm, "a header block that is larger than can make sense")
+            }
+            kind::SETTINGS if !frame.has(flag::ACK) => {
+                Fault::new(Reason::EnhanceYourCalm, "more settings than can make sense")
+            }
+            _ => Fault::size("a frame whose length its kind cannot have"),
+        })
     }
 
-    fn begin_passing(&mut self, frame: FrameHead, sender: &mut Sender) -> Result<(), Fault> {
-        let (data, ends) = match frame.kind {
-            kind::DATA => (frame.length, frame.has(flag::END_STREAM)),
-            _ => (0, false),
+    fn begin_passing<'a, H>(&mut self, frame: FrameHead, sender: &mut Sender) -> Step<'a, H> {
+        let is_data = frame.kind == kind::DATA;
+        let data = if is_data { frame.length } else { 0 };
+        let mut passing = Passing {
+            stream: frame.stream,
+            data,
+            skipped: frame.length - data,
+            ends: is_data && frame.has(flag::END_STREAM),
+            ignored: false,
         };
-        let mut passing = Passing { stream: frame.stream, data, skipped: frame.length - data, ends };
-        if frame.kind == kind::GOAWAY {
-            // Marked by a stream that cannot be.
-            passing.stream = 0;
-            passing.ends = true;
-        }
-        if frame.kind == kind::DATA {
-            self.count(frame, sender)?;
-            if frame.has(flag::PADDED) {
-                if frame.length == 0 {
-                    return Err(Fault::size("padding without room for its length"));
+        let mut broken = None;
+        match frame.kind {
+            kind::GOAWAY => {
+                // Marked by a stream that cannot be.
+                passing.stream = 0;
+                passing.ends = true;
+            }
+            kind::DATA => {
+                (passing.ignored, broken) = self.admit_data(frame, sender)?;
+                if frame.has(flag::PADDED) {
+                    if frame.length == 0 {
+                        return Err(Fault::size("padding without room for its length"));
+                    }
+                    // How much of it is data is not known before the next byte.
+                    passing.skipped = usize::MAX;
                 }
-                // How much of it is data is not known before the next byte.
-                passing.skipped = usize::MAX;
+            }
+            _ => {
+                // Nobody knows it: it must not be taken for the end of a connection or for data.
+                passing.stream = 0;
+                sender.abuse.add(points::FRAME);
             }
         }
         self.passing = Some(passing);
-        Ok(())
+        Ok(broken.map(|slot| Event::Reset { stream: frame.stream, slot }))
     }
 
-    /// Counts data against the windows that it may use.
-    fn count(&mut self, frame: FrameHead, sender: &mut Sender) -> Result<(), Fault> {
+    /// Counts data against the windows that it may use: whether it is for nobody, and the slot of a stream that it has broken.
+    #[expect(clippy::option_option, reason = "a stream that was broken need not have a slot")]
+    fn admit_data(
+        &mut self,
+        frame: FrameHead,
+        sender: &mut Sender,
+    ) -> Result<(bool, Option<Option<u64>>), Fault> {
         let length = frame.length as i64;
+        let ended = frame.has(flag::END_STREAM);
         sender.receive_window -= length;
         if sender.receive_window < 0 {
             return Err(Fault::new(Reason::FlowControl, "more data than the connection's window allows"));
@@ -257,15 +344,26 @@ impl Receiver {
         if frame.stream > sender.last || frame.stream.is_multiple_of(2) {
             return Err(Fault::protocol("data on a stream that was never opened"));
         }
-        let Some(stream) = sender.streams.get_mut(&frame.stream) else { return Ok(()) };
+        if frame.length == 0 && !ended {
+            sender.abuse.add(points::EMPTY);
+        }
+        let Some(stream) = sender.streams.get_mut(&frame.stream) else {
+            if !sender.was_cut_short(frame.stream, ended) {
+                sender.abuse.add(points::SETTINGS);
+                sender.put_reset(frame.stream, Reason::StreamClosed);
+            }
+            return Ok((true, None));
+        };
+        if stream.heard {
+            let slot = sender.slot(frame.stream);
+            sender.reset(frame.stream, Reason::StreamClosed);
+            return Ok((true, Some(slot)));
+        }
         stream.receive_window -= length;
         if stream.receive_window < 0 {
             return Err(Fault::new(Reason::FlowControl, "more data than a stream's window allows"));
         }
-        if stream.heard {
-            return Err(Fault::new(Reason::StreamClosed, "data on a stream that the peer has ended"));
-        }
-        Ok(())
+        Ok((false, None))
     }
 
     /// Passes on what is there of a frame.
@@ -297,71 +395,85 @@ impl Receiver {
             *input = rest;
         }
         let ended = passing.data == 0 && passing.skipped == 0;
-        if !ended {
+        if ended {
+            self.frames += 1;
+        } else {
             self.passing = Some(passing);
         }
         if passing.stream == 0 {
             return Ok((ended && passing.ends).then_some(Event::Left));
         }
+        if passing.ignored {
+            sender.release_connection(bytes.len());
+            return Ok(None);
+        }
         let ended = ended && passing.ends;
         if bytes.is_empty() && !ended {
             return Ok(None);
         }
-        match sender.streams.get_mut(&passing.stream) {
-            None => {
-                // It was answered, or given up, meanwhile.
-                sender.release_connection(bytes.len());
-                Ok(None)
+        let Some(stream) = sender.streams.get_mut(&passing.stream) else {
+            // It was answered, or given up, meanwhile.
+            sender.release_connection(bytes.len());
+            return Ok(None);
+        };
+        stream.heard |= ended;
+        if !stream.take_announced(bytes.len(), ended) {
+            sender.release_connection(bytes.len());
+            if let Some(rest) = &mut self.passing {
+                rest.ignored = true;
             }
-            Some(stream) => {
-                stream.heard |= ended;
-                Ok(Some(Event::Data { stream: passing.stream, bytes, ended }))
-            }
+            return Ok(Some(malformed(passing.stream, sender)));
         }
+        Ok(Some(Event::Data { stream: passing.stream, bytes, ended }))
     }
 
     /// Takes a whole frame.
-    fn take<'a, H: From<Head>>(
+    fn take<'a, H: FromHead>(
         &mut self,
         frame: FrameHead,
         payload: &[u8],
         sender: &mut Sender,
-        memo: &mut Memo<H>,
+        cache: &mut HeaderBlockCache<H>,
     ) -> Step<'a, H> {
+        self.frames += 1;
         match frame.kind {
-            kind::HEADERS => return self.headers(frame, payload, sender, memo),
-            kind::CONTINUATION => return self.continuation(frame, payload, sender, memo),
-            kind::RST_STREAM => return reset(frame, payload, sender),
+            kind::HEADERS => return self.headers(frame, payload, sender, cache),
+            kind::CONTINUATION => return self.continuation(frame, payload, sender, cache),
+            kind::RST_STREAM => return reset(frame, sender),
             kind::SETTINGS => {
                 self.introduced = true;
-                match (frame.has(flag::ACK), payload) {
-                    (false, payload) => sender.adopt(payload)?,
-                    (true, []) => {}
-                    (true, _) => return Err(Fault::size("an acknowledgement with contents")),
+                if frame.has(flag::ACK) {
+                    // Only one was sent, and it says that there is no table.
+                    self.decoder.forbid_table();
+                } else {
+                    sender.apply_settings(payload)?;
                 }
             }
-            kind::PING => match (payload.len(), frame.has(flag::ACK)) {
-                (8, false) => sender.pong(payload),
-                (8, true) => sender.ponged(payload),
-                _ => return Err(Fault::size("a ping that is not of eight bytes")),
-            },
-            kind::WINDOW_UPDATE => window_update(frame, payload, sender)?,
-            kind::PRIORITY if payload.len() != 5 => {
-                return Err(Fault::size("a priority that is not of five bytes"));
+            kind::PING if frame.has(flag::ACK) => sender.ponged(payload),
+            kind::PING => {
+                sender.abuse.add(points::EMPTY);
+                sender.pong(payload);
+            }
+            kind::WINDOW_UPDATE => return window_update(frame, payload, sender),
+            kind::PRIORITY => {
+                sender.abuse.add(points::FRAME);
+                if depends_on_itself(frame, payload) {
+                    return broken(frame.stream, sender, "a stream that depends on itself");
+                }
             }
             // A frame whose beginning came alone, and whose payload is passed on.
-            _ if self.is_passed(frame) => self.begin_passing(frame, sender)?,
+            _ if self.is_passed(frame) => return self.begin_passing(frame, sender),
             _ => {}
         }
         Ok(None)
     }
 
-    fn headers<'a, H: From<Head>>(
+    fn headers<'a, H: FromHead>(
         &mut self,
         frame: FrameHead,
         mut payload: &[u8],
         sender: &mut Sender,
-        memo: &mut Memo<H>,
+        cache: &mut HeaderBlockCache<H>,
     ) -> Step<'a, H> {
         if frame.has(flag::PADDED) {
             let short = || Fault::protocol("more padding than there is frame");
@@ -369,141 +481,227 @@ impl Receiver {
             let left = rest.len().checked_sub(usize::from(*padding)).ok_or_else(short)?;
             payload = rest.get(..left).unwrap_or_default();
         }
+        let mut depends_on_itself = false;
         if frame.has(flag::PRIORITY) {
-            payload = payload.get(5..).ok_or(Fault::size("headers without room for their priority"))?;
+            let Some((priority, rest)) = payload.split_first_chunk::<5>() else {
+                return Err(Fault::size("headers without room for their priority"));
+            };
+            depends_on_itself = self::depends_on_itself(frame, priority);
+            payload = rest;
         }
         let ended = frame.has(flag::END_STREAM);
         if frame.has(flag::END_HEADERS) {
-            return self.head(frame.stream, ended, payload, sender, memo);
+            let flaw = depends_on_itself.then_some(Flaw::Malformed);
+            return self.head(frame.stream, ended, flaw, payload, sender, cache);
         }
-        self.block =
-            Some(Box::new(Block { stream: frame.stream, ended, bytes: payload.to_vec(), pieces: 1 }));
-        Ok(None)
-    }
-
-    fn continuation<'a, H: From<Head>>(
-        &mut self,
-        frame: FrameHead,
-        payload: &[u8],
-        sender: &mut Sender,
-        memo: &mut Memo<H>,
-    ) -> Step<'a, H> {
-        let Some(mut block) = self.block.take() else {
-            return Err(Fault::protocol("a continuation of nothing"));
-        };
-        block.bytes.extend_from_slice(payload);
-        block.pieces += 1;
-        if block.pieces > PIECES || block.bytes.len() > sender.settings.header_list as usize + BLOCK_SLACK {
-            return Err(Fault::new(Reason::EnhanceYourCalm, "a header block that has no end"));
-        }
-        if frame.has(flag::END_HEADERS) {
-            return self.head(block.stream, block.ended, &block.bytes, sender, memo);
-        }
+        let mut block = Box::new(Block {
+            stream: frame.stream,
+            ended,
+            depends_on_itself,
+            bytes: Vec::new(),
+            charged: 0,
+            pieces: 0,
+            since: self.frames,
+        });
+        block.add(payload, sender)?;
         self.block = Some(block);
         Ok(None)
     }
 
+    fn continuation<'a, H: FromHead>(
+        &mut self,
+        frame: FrameHead,
+        payload: &[u8],
+        sender: &mut Sender,
+        cache: &mut HeaderBlockCache<H>,
+    ) -> Step<'a, H> {
+        let Some(mut block) = self.block.take() else {
+            return Err(Fault::protocol("a continuation of nothing"));
+        };
+        sender.abuse.add(points::FRAME);
+        block.add(payload, sender)?;
+        if !frame.has(flag::END_HEADERS) {
+            self.block = Some(block);
+            return Ok(None);
+        }
+        let flaw = block.depends_on_itself.then_some(Flaw::Malformed);
+        let event = self.head(block.stream, block.ended, flaw, &block.bytes, sender, cache);
+        sender.budget.release(block.charged);
+        event
+    }
+
     /// Takes a whole header block: a new request, or the trailers of one.
-    fn head<'a, H: From<Head>>(
+    fn head<'a, H: FromHead>(
         &mut self,
         stream: StreamId,
         ended: bool,
+        flaw: Option<Flaw>,
         block: &[u8],
         sender: &mut Sender,
-        memo: &mut Memo<H>,
+        cache: &mut HeaderBlockCache<H>,
     ) -> Step<'a, H> {
-        let known = if self.decoder.is_stateless() { memo.recall(block) } else { None };
+        if stream.is_multiple_of(2) {
+            return Err(Fault::protocol("a client that opens a stream of the server's"));
+        }
+        sender.count_work(HEAD_WORK + block.len() / 4);
+        let most = sender.settings.header_list as usize;
+        if stream <= sender.last {
+            // What it says is of no interest here, but the table may change.
+            let head = self.decoder.read(block, most)?.finish_trailers();
+            return trailers(stream, ended, flaw.or(head.flaw), sender);
+        }
+        let known = if self.decoder.is_stateless() { cache.recall(block) } else { None };
         let head = match known {
             Some(head) => Ok(head),
             None => {
-                let most = sender.settings.header_list as usize;
-                let head = self.decoder.read(block, most);
-                let head = head.map_err(|garbled| Fault::new(Reason::Compression, garbled.0))?;
+                let head = self.decoder.read(block, most)?;
+                sender.count_work(head.size() / 4);
+                let head = head.finish_request();
                 match head.flaw {
                     Some(flaw) => Err(flaw),
-                    None if head.method.is_empty() && stream > sender.last => Err(Flaw::Malformed),
                     None => {
                         let head = Arc::new(H::from(head));
                         if self.decoder.is_stateless() {
-                            memo.remember(block, &head);
+                            cache.remember(block, &head);
                         }
                         Ok(head)
                     }
                 }
             }
         };
-        if stream <= sender.last {
-            return trailers(stream, ended, sender);
-        }
-        if stream.is_multiple_of(2) {
-            return Err(Fault::protocol("a client that opens a stream of the server's"));
-        }
-        if sender.is_closing() {
+        sender.take_number(stream);
+        if sender.is_closing() || sender.streams.len() >= sender.settings.streams as usize {
+            sender.abuse.add(points::REFUSED);
+            sender.refuse(stream, ended, Reason::RefusedStream);
             return Ok(None);
         }
-        sender.last = stream;
-        if sender.streams.len() >= sender.settings.streams as usize {
-            sender.put_reset(stream, Reason::RefusedStream);
+        let head = match (flaw, head) {
+            (None, Ok(head)) => head,
+            (Some(flaw), _) | (None, Err(flaw)) => {
+                sender.abuse.add(points::BAD_HEADERS);
+                match flaw {
+                    Flaw::Malformed => sender.refuse(stream, ended, Reason::Protocol),
+                    Flaw::TooLong => sender.refuse_saying(stream, ended, TOO_LONG),
+                }
+                return Ok(None);
+            }
+        };
+        let announced = head.content_length();
+        if ended && announced.is_some_and(|length| length != 0) {
+            sender.abuse.add(points::BAD_HEADERS);
+            sender.refuse(stream, ended, Reason::Protocol);
             return Ok(None);
         }
-        match head {
-            Ok(head) => {
-                sender.open(stream, ended);
-                Ok(Some(Event::Request { stream, head, ended }))
-            }
-            Err(Flaw::Malformed) => {
-                sender.put_reset(stream, Reason::Protocol);
-                Ok(None)
-            }
-            Err(Flaw::TooLong) => {
-                sender.open(stream, ended);
-                // `:status: 431`
-                sender.head(stream, b"\x08\x03431", true);
-                Ok(None)
-            }
+        if sender.budget.charge(STREAM_BYTES).is_err() {
+            sender.abuse.add(points::REFUSED);
+            sender.refuse(stream, ended, Reason::EnhanceYourCalm);
+            return Ok(None);
         }
+        sender.open(stream, ended, announced);
+        Ok(Some(Event::Request { stream, head, ended }))
     }
 }
 
-fn trailers<'a, H>(id: StreamId, ended: bool, sender: &mut Sender) -> Step<'a, H> {
+/// The work of reading a header block, besides that for its bytes.
+const HEAD_WORK: usize = 4;
+/// `:status: 431`
+const TOO_LONG: &[u8] = b"\x08\x03431";
+
+impl Block {
+    /// Adds a piece, for which memory is charged before it is taken.
+    fn add(&mut self, piece: &[u8], sender: &mut Sender) -> Result<(), Fault> {
+        self.pieces += 1;
+        let length = self.bytes.len() + piece.len();
+        if self.pieces > PIECES || length > sender.settings.header_list as usize + BLOCK_SLACK {
+            return Err(Fault::new(Reason::EnhanceYourCalm, "a header block that has no end"));
+        }
+        // Room grows by doubling.
+        let room = (2 * length).saturating_sub(self.charged);
+        if sender.budget.charge(room).is_err() {
+            return Err(Fault::new(Reason::EnhanceYourCalm, "no memory is left for a header block"));
+        }
+        self.charged += room;
+        self.bytes.extend_from_slice(piece);
+        Ok(())
+    }
+}
+
+/// Whether the priority that a frame begins with makes its stream depend on itself.
+fn depends_on_itself(frame: FrameHead, priority: &[u8]) -> bool {
+    let on = priority.first_chunk().map(|on| u32::from_be_bytes(*on) & 0x7fff_ffff);
+    on == Some(frame.stream)
+}
+
+/// Breaks a stream off whose request is malformed, and tells its user.
+fn malformed<'a, H>(id: StreamId, sender: &mut Sender) -> Event<'a, H> {
+    let slot = sender.slot(id);
+    sender.abuse.add(points::BAD_HEADERS);
+    sender.reset(id, Reason::Protocol);
+    Event::Reset { stream: id, slot }
+}
+
+/// Breaks a stream off, if there is one; a peer that breaks a stream which is not there loses the connection.
+fn broken<'a, H>(id: StreamId, sender: &mut Sender, what: &'static str) -> Step<'a, H> {
+    if sender.streams.contains_key(&id) {
+        return Ok(Some(malformed(id, sender)));
+    }
+    Err(Fault::protocol(what))
+}
+
+fn trailers<'a, H>(id: StreamId, ended: bool, flaw: Option<Flaw>, sender: &mut Sender) -> Step<'a, H> {
     let Some(stream) = sender.streams.get_mut(&id) else {
-        // It was answered, or given up, meanwhile.
-        return Ok(None);
+        if sender.was_cut_short(id, ended) {
+            // It was answered, or given up, meanwhile.
+            return Ok(None);
+        }
+        return Err(if sender.was_skipped(id) {
+            Fault::protocol("a stream whose number is lower than that of one before it")
+        } else {
+            Fault::new(Reason::StreamClosed, "headers on a stream that is closed")
+        });
     };
     if stream.heard {
-        return Err(Fault::new(Reason::StreamClosed, "headers on a stream that the peer has ended"));
+        let slot = sender.slot(id);
+        sender.reset(id, Reason::StreamClosed);
+        return Ok(Some(Event::Reset { stream: id, slot }));
     }
-    if !ended {
-        return Err(Fault::protocol("headers in the middle of a request"));
+    if !ended || flaw.is_some() || !stream.take_announced(0, true) {
+        return Ok(Some(malformed(id, sender)));
     }
     stream.heard = true;
     Ok(Some(Event::Data { stream: id, bytes: &[], ended: true }))
 }
 
-fn reset<'a, H>(frame: FrameHead, payload: &[u8], sender: &mut Sender) -> Step<'a, H> {
-    if payload.len() != 4 {
-        return Err(Fault::size("a reset that is not of four bytes"));
-    }
+fn reset<'a, H>(frame: FrameHead, sender: &mut Sender) -> Step<'a, H> {
     if frame.stream > sender.last || frame.stream.is_multiple_of(2) {
         return Err(Fault::protocol("a reset of a stream that was never opened"));
     }
+    sender.abuse.add(points::FRAME);
     let slot = sender.slot(frame.stream);
     if sender.forget(frame.stream) {
         return Ok(Some(Event::Reset { stream: frame.stream, slot }));
     }
+    sender.was_cut_short(frame.stream, true);
     Ok(None)
 }
 
-fn window_update(frame: FrameHead, payload: &[u8], sender: &mut Sender) -> Result<(), Fault> {
+fn window_update<'a, H>(frame: FrameHead, payload: &[u8], sender: &mut Sender) -> Step<'a, H> {
     let Ok(more) = <[u8; 4]>::try_from(payload) else {
         return Err(Fault::size("a window update that is not of four bytes"));
     };
     let more = u32::from_be_bytes(more) & 0x7fff_ffff;
-    if more == 0 {
-        return Err(Fault::protocol("a window update by nothing"));
-    }
-    if frame.stream > sender.last {
+    if frame.stream != 0 && (frame.stream > sender.last || frame.stream.is_multiple_of(2)) {
         return Err(Fault::protocol("a window update of a stream that was never opened"));
     }
-    sender.widen((frame.stream != 0).then_some(frame.stream), more)
+    sender.abuse.add(points::FRAME);
+    if more == 0 {
+        return broken(frame.stream, sender, "a window update by nothing");
+    }
+    if sender.would_overflow(frame.stream, more) {
+        let slot = sender.slot(frame.stream);
+        sender.reset(frame.stream, Reason::FlowControl);
+        return Ok(Some(Event::Reset { stream: frame.stream, slot }));
+    }
+    sender.on_window_update((frame.stream != 0).then_some(frame.stream), more)?;
+    Ok(None)
 }

@@ -1,10 +1,15 @@
 //! The sending half of a connection: its streams, their windows and what waits for them.
 
+use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::abuse::{AbuseScore, points};
+use super::budget::{StateBudget, StatePool};
 use super::frame::{
     DEFAULT_FRAME, DEFAULT_WINDOW, Fault, LARGEST_FRAME, LARGEST_WINDOW, Reason, StreamId, flag, kind,
     put_head, setting,
@@ -32,6 +37,8 @@ pub(super) struct Stream {
     credit: u32,
     /// The peer has sent everything.
     pub(super) heard: bool,
+    /// The bytes of the body that are still to come, if the request said how many there are.
+    pub(super) announced: Option<u64>,
     /// What its user calls it.
     slot: Option<u64>,
     waiting: Option<VecDeque<Item>>,
@@ -39,13 +46,46 @@ pub(super) struct Stream {
     queued: bool,
 }
 
-/// Spreads the numbers of streams.
-#[derive(Default)]
-pub(super) struct StreamHasher(u64);
+impl Stream {
+    /// Counts bytes of the body that came; `false` if they are not as many as the request announced.
+    pub(super) fn take_announced(&mut self, bytes: usize, ended: bool) -> bool {
+        let Some(left) = &mut self.announced else { return true };
+        let Some(rest) = left.checked_sub(bytes as u64) else { return false };
+        *left = rest;
+        !ended || rest == 0
+    }
+}
+
+/// Hashes the numbers of streams under a key of the connection's own: a peer chooses the numbers, and must not be able to choose
+/// those that collide.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StreamHash {
+    key: [u64; 2],
+}
+
+impl StreamHash {
+    fn new() -> Self {
+        let random = RandomState::new();
+        Self { key: [random.hash_one(0_u64), random.hash_one(1_u64) | 1] }
+    }
+}
+
+impl BuildHasher for StreamHash {
+    type Hasher = StreamHasher;
+
+    fn build_hasher(&self) -> StreamHasher {
+        StreamHasher { key: self.key, hash: 0 }
+    }
+}
+
+pub(super) struct StreamHasher {
+    key: [u64; 2],
+    hash: u64,
+}
 
 impl Hasher for StreamHasher {
     fn finish(&self) -> u64 {
-        self.0
+        self.hash
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -55,7 +95,9 @@ impl Hasher for StreamHasher {
     }
 
     fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        // Both halves of the product together depend on every bit of the number and of the key.
+        let product = u128::from(self.hash ^ self.key[0] ^ u64::from(number)) * u128::from(self.key[1]);
+        self.hash = product as u64 ^ (product >> 64) as u64;
     }
 }
 
@@ -64,7 +106,7 @@ impl Hasher for StreamHasher {
 pub(crate) struct Sender {
     pub(crate) output: Output,
     pub(super) settings: Settings,
-    pub(super) streams: HashMap<StreamId, Stream, BuildHasherDefault<StreamHasher>>,
+    pub(super) streams: HashMap<StreamId, Stream, StreamHash>,
     /// What the peer takes on the whole connection.
     window: i64,
     initial_window: i64,
@@ -77,12 +119,25 @@ pub(crate) struct Sender {
     blocked: VecDeque<StreamId>,
     /// Bytes of data that wait for windows.
     waiting: usize,
+    /// Bytes of data that were sent.
+    data_sent: u64,
     /// Data was sent that the peer's host may have no room for.
     large: bool,
-    /// What the peer has made the server do that nothing came out of, since this was last looked at.
-    labour: usize,
+    /// The steps that the peer has caused since others last had their turn.
+    work: usize,
+    /// The same, since the clock was last looked at.
+    work_of_turn: usize,
+    /// The memory of all that the peer has in progress here.
+    pub(crate) budget: StateBudget,
+    pub(super) abuse: AbuseScore,
     /// The last stream that the peer has opened.
     pub(super) last: StreamId,
+    /// The last stream that was taken: those that come after the last goodbye are not.
+    last_taken: StreamId,
+    /// Streams that ended here while the peer was still sending on them, the latest last: what was on its way is no offence.
+    cut_short: VecDeque<StreamId>,
+    /// Numbers that the peer passed over, the latest last: each from the first to the one before the last.
+    skipped: VecDeque<(StreamId, StreamId)>,
     leaving: Leaving,
 }
 
@@ -98,20 +153,27 @@ enum Leaving {
 /// Data up to this length fits into what any host keeps for a process that does not read.
 const LARGE: usize = 16 << 10;
 
-/// So many bytes of its own, and so many steps that nothing comes out of, a peer may cause before others get their turn.
+/// So many bytes of its own, and so many steps, a peer may cause before its answers are sent and the clock is looked at.
 const COPIED: usize = 128 << 10;
-const LABOUR: usize = 64 << 10;
+const WORK: usize = 4 << 10;
+/// So many streams are remembered that were cut short, and so many stretches of numbers that were passed over.
+const CUT_SHORT: usize = 256;
+const SKIPPED: usize = 16;
+/// The memory that a stream takes: its entries in the tables of streams, calls, deadlines and queues.
+pub(super) const STREAM_BYTES: usize = 1 << 10;
+/// What is sent of data, in bytes, redeems a point.
+const REDEEMING: usize = 1 << 10;
 
 /// What the ping says that follows the announcement.
 const LEAVE: [u8; 8] = *b"leaving\0";
 
 impl Sender {
     /// The sending half of a new connection, which begins with the server's settings.
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: Settings, pool: Arc<StatePool>) -> Self {
         let mut sender = Self {
             output: Output::default(),
             settings,
-            streams: HashMap::default(),
+            streams: HashMap::with_hasher(StreamHash::new()),
             window: DEFAULT_WINDOW,
             initial_window: DEFAULT_WINDOW,
             frame: DEFAULT_FRAME,
@@ -119,17 +181,24 @@ impl Sender {
             receive_window: i64::from(settings.connection_window),
             blocked: VecDeque::new(),
             waiting: 0,
+            data_sent: 0,
             large: false,
-            labour: 0,
+            work: 0,
+            work_of_turn: 0,
+            budget: StateBudget::new(settings.state_bytes, pool),
+            abuse: AbuseScore::default(),
             last: 0,
+            last_taken: 0,
+            cut_short: VecDeque::new(),
+            skipped: VecDeque::new(),
             leaving: Leaving::No,
         };
-        sender.greet();
+        sender.send_settings();
         sender
     }
 
-    fn greet(&mut self) {
-        let Settings { streams, frame, stream_window, connection_window, header_list } = self.settings;
+    fn send_settings(&mut self) {
+        let Settings { streams, frame, stream_window, connection_window, header_list, .. } = self.settings;
         let all = [
             // Tables of headers would be memory that idle connections hold, and blocks that mean something else each
             // time.
@@ -164,19 +233,56 @@ impl Sender {
         self.output.len() + self.waiting
     }
 
+    /// How many bytes of data wait for windows, and how many have been sent.
+    pub(crate) fn data_progress(&self) -> (usize, u64) {
+        (self.waiting, self.data_sent)
+    }
+
     /// Whether there was a large answer since this was last asked.
     pub(crate) fn had_large(&mut self) -> bool {
         std::mem::take(&mut self.large)
     }
 
-    /// Whether the peer has caused so much that it is to be sent, or others served, before the peer is heard further.
-    pub(super) fn is_busy(&self) -> bool {
-        self.output.copied() > COPIED || self.labour > LABOUR
+    /// Whether the peer has caused so much that its answers are to be sent, and the clock looked at, before the peer is heard
+    /// further.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.output.copied() > COPIED || self.work > WORK
     }
 
-    /// What was caused so far is forgiven.
-    pub(super) fn rest(&mut self) {
-        self.labour = 0;
+    /// Counts steps that the peer has caused. One is about the tenth part of a microsecond.
+    pub(crate) fn count_work(&mut self, steps: usize) {
+        self.work += steps;
+    }
+
+    /// What was caused so far is done with.
+    pub(crate) fn rest(&mut self) {
+        self.work_of_turn += std::mem::take(&mut self.work);
+    }
+
+    /// Whether so much was done since this last said so that it is time to look at the clock.
+    pub(crate) fn should_look_at_clock(&mut self) -> bool {
+        let due = self.work_of_turn + self.work > WORK / 2;
+        if due {
+            self.work_of_turn = 0;
+        }
+        due
+    }
+
+    /// Whether the peer may have become a nuisance, which takes a look at the clock to tell.
+    pub(crate) fn may_be_abused(&self) -> bool {
+        self.abuse.is_worth_a_look()
+    }
+
+    /// Compares what the peer has done with the time that it took; `now` counts from any fixed moment.
+    ///
+    /// # Errors
+    /// If that is too much.
+    pub(crate) fn check_abuse(&mut self, now: Duration) -> Result<(), Fault> {
+        if self.abuse.is_over(now) {
+            let what = "too many frames that ask for nothing: resets, pings, settings, empty data or refused headers";
+            return Err(Fault::new(Reason::EnhanceYourCalm, what));
+        }
+        Ok(())
     }
 
     /// How many streams are in progress.
@@ -196,17 +302,63 @@ impl Sender {
         self.streams.get(&stream)?.slot
     }
 
-    pub(super) fn open(&mut self, id: StreamId, heard: bool) {
+    /// Takes a number that the peer has opened a stream with.
+    pub(super) fn take_number(&mut self, id: StreamId) {
+        if id > self.last + 2 {
+            let first = if self.last == 0 { 1 } else { self.last + 2 };
+            if first < id {
+                if self.skipped.len() == SKIPPED {
+                    self.skipped.pop_front();
+                }
+                self.skipped.push_back((first, id));
+            }
+        }
+        self.last = id;
+        if self.leaving != Leaving::Last {
+            self.last_taken = id;
+        }
+    }
+
+    /// Whether a stream of this number was passed over, so that it never existed.
+    pub(super) fn was_skipped(&self, id: StreamId) -> bool {
+        self.skipped.iter().any(|(first, end)| (*first..*end).contains(&id))
+    }
+
+    /// Whether a stream ended here while the peer was sending on it. When the peer has `ended` it too, that is forgotten.
+    pub(super) fn was_cut_short(&mut self, id: StreamId, ended: bool) -> bool {
+        let Some(place) = self.cut_short.iter().rposition(|cut| *cut == id) else { return false };
+        if ended {
+            self.cut_short.remove(place);
+        }
+        true
+    }
+
+    pub(super) fn note_cut_short(&mut self, id: StreamId) {
+        if self.cut_short.len() == CUT_SHORT {
+            self.cut_short.pop_front();
+        }
+        self.cut_short.push_back(id);
+    }
+
+    /// Opens a stream, for which [`STREAM_BYTES`] have been charged.
+    pub(super) fn open(&mut self, id: StreamId, heard: bool, announced: Option<u64>) {
         let stream = Stream {
             window: self.initial_window,
             receive_window: i64::from(self.settings.stream_window),
             credit: 0,
             heard,
+            announced,
             slot: None,
             waiting: None,
             queued: false,
         };
         self.streams.insert(id, stream);
+    }
+
+    fn remove(&mut self, id: StreamId) -> Option<Stream> {
+        let stream = self.streams.remove(&id)?;
+        self.budget.release(STREAM_BYTES);
+        Some(stream)
     }
 
     /// Whether no further streams are taken.
@@ -255,6 +407,7 @@ impl Sender {
 
     fn put_block(&mut self, id: StreamId, block: &[u8], end: bool) {
         let end = if end { flag::END_STREAM } else { 0 };
+        self.abuse.redeem(points::REFUSED);
         let frame = self.frame;
         self.output.gather(|to| {
             if block.len() <= frame {
@@ -296,6 +449,8 @@ impl Sender {
     }
 
     fn put_data(&mut self, id: StreamId, part: &Bytes) {
+        self.data_sent += part.len() as u64;
+        self.abuse.redeem(u32::try_from(part.len() / REDEEMING).unwrap_or(u32::MAX));
         let mut place = 0;
         while place < part.len() {
             let end = part.len().min(place + self.frame);
@@ -321,16 +476,38 @@ impl Sender {
 
     /// The answer is complete. A peer that is still sending is told that nobody listens.
     fn ended(&mut self, id: StreamId) {
-        if self.streams.remove(&id).is_some_and(|stream| !stream.heard) {
+        if self.remove(id).is_some_and(|stream| !stream.heard) {
+            self.note_cut_short(id);
             self.put_reset(id, Reason::NoError);
         }
     }
 
     /// Breaks a stream off.
     pub(crate) fn reset(&mut self, id: StreamId, reason: Reason) {
+        let heard = self.streams.get(&id).is_none_or(|stream| stream.heard);
         if self.forget(id) {
+            if !heard {
+                self.note_cut_short(id);
+            }
             self.put_reset(id, reason);
         }
+    }
+
+    /// Refuses a stream that was not opened with an answer that is a head alone.
+    pub(super) fn refuse_saying(&mut self, id: StreamId, ended: bool, block: &[u8]) {
+        self.put_block(id, block, true);
+        if !ended {
+            self.note_cut_short(id);
+            self.put_reset(id, Reason::NoError);
+        }
+    }
+
+    /// Refuses a stream that was not opened.
+    pub(super) fn refuse(&mut self, id: StreamId, ended: bool, reason: Reason) {
+        if !ended {
+            self.note_cut_short(id);
+        }
+        self.put_reset(id, reason);
     }
 
     pub(super) fn put_reset(&mut self, id: StreamId, reason: Reason) {
@@ -342,7 +519,7 @@ impl Sender {
 
     /// Forgets a stream, and what it had to send; whether there was one.
     pub(super) fn forget(&mut self, id: StreamId) -> bool {
-        let Some(stream) = self.streams.remove(&id) else { return false };
+        let Some(stream) = self.remove(id) else { return false };
         for item in stream.waiting.into_iter().flatten() {
             if let Item::Data(part) = item {
                 self.waiting -= part.len();
@@ -357,10 +534,30 @@ impl Sender {
 
     // --- what the peer allows
 
+    /// Whether something could be sent at once that was put off because too much had been done.
+    pub(crate) fn can_resume(&self) -> bool {
+        let blocked = self.blocked.front().and_then(|id| self.streams.get(id));
+        let waits_for_window = blocked.is_some_and(|stream| {
+            matches!(stream.waiting.as_ref().and_then(VecDeque::front), Some(Item::Data(_)))
+                && self.window <= 0
+        });
+        !self.blocked.is_empty() && !waits_for_window
+    }
+
+    /// Goes on with what was put off.
+    pub(crate) fn resume(&mut self) {
+        if !self.blocked.is_empty() {
+            self.pump();
+        }
+    }
+
     /// Sends what windows have room for, a frame of each stream in turn. What is left in the queue then waits for the
-    /// connection's window; streams whose own window is used up leave it.
+    /// connection's window, or for [`Sender::resume`] if this was much; streams whose own window is used up leave it.
     fn pump(&mut self) {
-        while let Some(id) = self.blocked.pop_front() {
+        while !self.is_busy()
+            && let Some(id) = self.blocked.pop_front()
+        {
+            self.work += 1;
             let Some(stream) = self.streams.get_mut(&id) else { continue };
             stream.queued = false;
             let Some(waiting) = &mut stream.waiting else { continue };
@@ -415,7 +612,7 @@ impl Sender {
     }
 
     /// The peer takes more on the connection (`None`) or on a stream.
-    pub(super) fn widen(&mut self, stream: Option<StreamId>, more: u32) -> Result<(), Fault> {
+    pub(super) fn on_window_update(&mut self, stream: Option<StreamId>, more: u32) -> Result<(), Fault> {
         let more = i64::from(more);
         match stream {
             None => {
@@ -427,9 +624,6 @@ impl Sender {
             Some(id) => {
                 let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
                 stream.window += more;
-                if stream.window > LARGEST_WINDOW {
-                    return Err(Fault::new(Reason::FlowControl, "a stream's window overflows"));
-                }
                 self.queue(id);
             }
         }
@@ -437,15 +631,27 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes over the peer's settings, and says so.
-    pub(super) fn adopt(&mut self, payload: &[u8]) -> Result<(), Fault> {
+    /// Whether a stream's window would overflow if it grew by so much.
+    pub(super) fn would_overflow(&self, id: StreamId, more: u32) -> bool {
+        self.streams.get(&id).is_some_and(|stream| stream.window + i64::from(more) > LARGEST_WINDOW)
+    }
+
+    /// Applies the peer's settings, and acknowledges them.
+    pub(super) fn apply_settings(&mut self, payload: &[u8]) -> Result<(), Fault> {
         let (settings, []) = payload.as_chunks::<6>() else {
             return Err(Fault::size("settings that are cut short"));
         };
+        let mut initial_window = None;
         for [i0, i1, v0, v1, v2, v3] in settings {
             let value = u32::from_be_bytes([*v0, *v1, *v2, *v3]);
             match u16::from_be_bytes([*i0, *i1]) {
-                setting::INITIAL_WINDOW_SIZE => self.change_windows(i64::from(value))?,
+                setting::ENABLE_PUSH if value > 1 => {
+                    return Err(Fault::protocol("a setting that is neither on nor off"));
+                }
+                setting::INITIAL_WINDOW_SIZE if i64::from(value) > LARGEST_WINDOW => {
+                    return Err(Fault::new(Reason::FlowControl, "an initial window that must not be"));
+                }
+                setting::INITIAL_WINDOW_SIZE => initial_window = Some(i64::from(value)),
                 setting::MAX_FRAME_SIZE => {
                     let frame = value as usize;
                     if !(DEFAULT_FRAME..=LARGEST_FRAME).contains(&frame) {
@@ -457,26 +663,36 @@ impl Sender {
                 _ => {}
             }
         }
+        self.abuse.add(points::SETTINGS);
+        self.work += settings.len();
+        // A frame has one effect on windows, however often it changes its mind: each change is a step a stream.
+        if let Some(initial) = initial_window.filter(|initial| *initial != self.initial_window) {
+            self.change_windows(initial)?;
+        }
         self.output.gather(|to| put_head(to, 0, kind::SETTINGS, flag::ACK, 0));
         self.pump();
         Ok(())
     }
 
     fn change_windows(&mut self, initial: i64) -> Result<(), Fault> {
-        if initial > LARGEST_WINDOW {
-            return Err(Fault::new(Reason::FlowControl, "an initial window that must not be"));
-        }
         let more = initial - self.initial_window;
         self.initial_window = initial;
-        self.labour += self.streams.len();
+        self.work += self.streams.len();
+        self.abuse.add(u32::try_from(self.streams.len() / 64).unwrap_or(u32::MAX));
         for stream in self.streams.values_mut() {
             stream.window += more;
             if stream.window > LARGEST_WINDOW {
                 return Err(Fault::new(Reason::FlowControl, "a stream's window overflows"));
             }
         }
-        let waiting = self.streams.iter().filter(|(_, stream)| stream.waiting.is_some() && !stream.queued);
-        let mut waiting: Vec<StreamId> = waiting.map(|(id, _)| *id).collect();
+        if more < 0 {
+            return Ok(());
+        }
+        let opened = |stream: &Stream| {
+            stream.window > 0 && stream.window <= more && stream.waiting.is_some() && !stream.queued
+        };
+        let mut waiting: Vec<StreamId> =
+            self.streams.iter().filter(|(_, stream)| opened(stream)).map(|(id, _)| *id).collect();
         waiting.sort_unstable();
         for id in waiting {
             self.queue(id);
@@ -535,7 +751,7 @@ impl Sender {
     pub(super) fn ponged(&mut self, payload: &[u8]) {
         if self.leaving == Leaving::Announced && *payload == LEAVE {
             self.leaving = Leaving::Last;
-            self.put_goaway(self.last, Reason::NoError);
+            self.put_goaway(self.last_taken, Reason::NoError);
         }
     }
 
@@ -544,16 +760,21 @@ impl Sender {
         self.leaving == Leaving::Last && self.streams.is_empty()
     }
 
-    /// Says what the peer did wrong.
-    pub(crate) fn accuse(&mut self, fault: Fault) {
-        self.put_goaway(self.last, fault.reason);
+    /// Tells the peer what it did wrong, as the last thing that it hears.
+    pub(crate) fn send_goaway(&mut self, fault: Fault) {
+        self.put_goaway_saying(self.last_taken, fault.reason, fault.what);
     }
 
     fn put_goaway(&mut self, last: StreamId, reason: Reason) {
+        self.put_goaway_saying(last, reason, "");
+    }
+
+    fn put_goaway_saying(&mut self, last: StreamId, reason: Reason, what: &str) {
         self.output.gather(|to| {
-            put_head(to, 8, kind::GOAWAY, 0, 0);
+            put_head(to, 8 + what.len(), kind::GOAWAY, 0, 0);
             to.extend_from_slice(&last.to_be_bytes());
             to.extend_from_slice(&(reason as u32).to_be_bytes());
+            to.extend_from_slice(what.as_bytes());
         });
     }
 }

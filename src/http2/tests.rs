@@ -15,6 +15,7 @@ const SETTINGS: Settings = Settings {
     stream_window: 1 << 20,
     connection_window: 2 << 20,
     header_list: 16 << 10,
+    state_bytes: 1 << 20,
 };
 
 fn frame(kind: u8, flags: u8, stream: StreamId, payload: &[u8]) -> Vec<u8> {
@@ -54,8 +55,14 @@ fn sent(sender: &mut Sender) -> Vec<u8> {
         }
     }
     let mut all = All(Vec::new());
-    assert!(sender.output.poll_send(&mut Context::from_waker(Waker::noop()), &mut all).is_ready());
-    all.0
+    loop {
+        sender.rest();
+        assert!(sender.output.poll_send(&mut Context::from_waker(Waker::noop()), &mut all).is_ready());
+        sender.resume();
+        if sender.output.is_empty() && !sender.can_resume() {
+            return all.0;
+        }
+    }
 }
 
 fn frames(mut bytes: &[u8]) -> Vec<(FrameHead, Vec<u8>)> {
@@ -70,21 +77,32 @@ fn frames(mut bytes: &[u8]) -> Vec<(FrameHead, Vec<u8>)> {
     all
 }
 
+impl FromHead for Head {
+    fn content_length(&self) -> Option<u64> {
+        self.content_length
+    }
+}
+
 struct Rig {
     receiver: Receiver,
     sender: Sender,
-    memo: Memo<Head>,
+    cache: HeaderBlockCache<Head>,
     /// What happened, with the data of one stream put together.
     told: Vec<String>,
 }
 
 impl Rig {
     fn new() -> Self {
-        Self { receiver: Receiver::new(), sender: Sender::new(SETTINGS), memo: Memo::new(), told: Vec::new() }
+        Self {
+            receiver: Receiver::new(),
+            sender: Sender::new(SETTINGS, StatePool::new(1 << 30)),
+            cache: HeaderBlockCache::new(),
+            told: Vec::new(),
+        }
     }
 
     fn hear(&mut self, mut input: &[u8]) -> Result<(), Fault> {
-        while let Some(event) = self.receiver.next(&mut input, &mut self.sender, &mut self.memo)? {
+        while let Some(event) = self.receiver.next(&mut input, &mut self.sender, &mut self.cache)? {
             match event {
                 Event::Request { stream, head, ended } => {
                     self.told.push(format!("{stream}: {} {} {ended} ", head.method, head.path));
@@ -172,8 +190,8 @@ fn a_conversation_means_the_same_however_it_is_cut() {
     let kinds: Vec<u8> = said.iter().map(|(head, _)| head.kind).collect();
     assert_eq!(
         kinds,
-        [kind::SETTINGS, kind::WINDOW_UPDATE, kind::SETTINGS, kind::PING, kind::RST_STREAM],
-        "and the malformed request is refused"
+        [kind::SETTINGS, kind::WINDOW_UPDATE, kind::SETTINGS, kind::PING, kind::RST_STREAM, kind::RST_STREAM],
+        "data on a stream that the peer has reset, and the malformed request, are refused"
     );
     assert!(said[3].0.has(flag::ACK) && said[3].1 == b"pingpong");
 }
@@ -182,14 +200,13 @@ fn a_conversation_means_the_same_however_it_is_cut() {
 fn what_breaks_the_protocol_is_named() {
     let open = [settings(&[]), frame(kind::HEADERS, flag::END_HEADERS, 1, &head(b'a'))].concat();
     let too_much = vec![frame(kind::DATA, 0, 1, &vec![0; 1 << 19]); 3].concat();
-    let cases: [(&str, Vec<u8>); 16] = [
+    let cases: [(&str, Vec<u8>); 14] = [
         ("an even stream", frame(kind::HEADERS, flag::END_HEADERS, 2, &head(b'a'))),
         ("data on nothing", frame(kind::DATA, 0, 9, b"x")),
         ("data on the connection", frame(kind::DATA, 0, 0, b"x")),
         ("more than the window", too_much),
-        ("a window of nothing", frame(kind::WINDOW_UPDATE, 0, 1, &[0; 4])),
+        ("a window of nothing", frame(kind::WINDOW_UPDATE, 0, 0, &[0; 4])),
         ("a window beyond all", frame(kind::WINDOW_UPDATE, 0, 0, &0x7fff_ffff_u32.to_be_bytes())),
-        ("a stream's window beyond all", frame(kind::WINDOW_UPDATE, 0, 1, &0x7fff_ffff_u32.to_be_bytes())),
         ("a frame too large", frame(kind::DATA, 0, 1, &vec![0; (1 << 20) + 1])),
         ("a continuation of nothing", frame(kind::CONTINUATION, flag::END_HEADERS, 1, b"")),
         ("an interrupted head", [frame(kind::HEADERS, 0, 3, b""), frame(kind::PING, 0, 0, &[0; 8])].concat()),
@@ -198,7 +215,6 @@ fn what_breaks_the_protocol_is_named() {
         ("a push", frame(kind::PUSH_PROMISE, 0, 1, &[0; 8])),
         ("cut settings", frame(kind::SETTINGS, 0, 0, &[0; 5])),
         ("a tiny frame size", settings(&[(setting::MAX_FRAME_SIZE, 100)])),
-        ("headers that go on", frame(kind::HEADERS, flag::END_HEADERS, 1, b"\x00\x01t\x01v")),
     ];
     for (name, bytes) in cases {
         let mut rig = Rig::new();
@@ -206,14 +222,14 @@ fn what_breaks_the_protocol_is_named() {
         // What is used is not given back here, so that windows run out.
         let mut input = bytes.as_slice();
         let fault = loop {
-            match rig.receiver.next(&mut input, &mut rig.sender, &mut rig.memo) {
+            match rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache) {
                 Ok(Some(_)) => {}
                 Ok(None) => break None,
                 Err(fault) => break Some(fault),
             }
         };
         let fault = fault.unwrap_or_else(|| panic!("{name} is borne"));
-        rig.sender.accuse(fault);
+        rig.sender.send_goaway(fault);
         let said = sent(&mut rig.sender);
         assert_eq!(frames(&said).last().expect("a goodbye").0.kind, kind::GOAWAY, "{name}");
     }
@@ -232,7 +248,7 @@ fn noise_never_panics() {
         }
         let mut rig = Rig::new();
         let mut input = bytes.as_slice();
-        while let Ok(Some(_)) = rig.receiver.next(&mut input, &mut rig.sender, &mut rig.memo) {}
+        while let Ok(Some(_)) = rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache) {}
     }
 }
 
@@ -357,7 +373,7 @@ fn a_peer_that_causes_much_is_heard_in_turns() {
         let (mut input, mut turns) = (flood.as_slice(), 0);
         while !input.is_empty() {
             let event =
-                rig.receiver.next(&mut input, &mut rig.sender, &mut rig.memo).expect("it is in order");
+                rig.receiver.next(&mut input, &mut rig.sender, &mut rig.cache).expect("it is in order");
             assert!(event.is_none());
             assert!(rig.sender.output.len() < 200 << 10);
             sent(&mut rig.sender);

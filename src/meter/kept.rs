@@ -81,11 +81,13 @@ impl Moment {
 pub struct Times {
     counts: [AtomicU64; BOUNDS + 1],
     sum_ns: AtomicU64,
+    longest_ns: AtomicU64,
 }
 
 impl Default for Times {
     fn default() -> Self {
-        Self { counts: std::array::from_fn(|_| AtomicU64::new(0)), sum_ns: AtomicU64::new(0) }
+        let counts = std::array::from_fn(|_| AtomicU64::new(0));
+        Self { counts, sum_ns: AtomicU64::new(0), longest_ns: AtomicU64::new(0) }
     }
 }
 
@@ -95,6 +97,20 @@ impl Times {
         let took = to.0.saturating_sub(from.0);
         self.counts[place(took)].fetch_add(1, Ordering::Relaxed);
         self.sum_ns.fetch_add(took, Ordering::Relaxed);
+        if took > self.longest_ns.load(Ordering::Relaxed) {
+            self.longest_ns.fetch_max(took, Ordering::Relaxed);
+        }
+    }
+
+    /// The longest time of all, in nanoseconds.
+    #[must_use]
+    pub fn longest_ns(&self) -> u64 {
+        self.longest_ns.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the longest time.
+    pub fn forget_longest(&self) {
+        self.longest_ns.store(0, Ordering::Relaxed);
     }
 
     /// What has been counted; nothing in a build that counts nothing.

@@ -406,7 +406,7 @@ impl Board {
     /// # Errors
     /// If it is no report of the life that counts; then nothing has changed.
     pub fn take(&self, engine: &Engine, job: JobId, bytes: &[u8]) -> Result<u32, Refusal> {
-        let tasks = engine.look(|core, _| core.job(job).map(|look| look.roster_len()));
+        let tasks = engine.look_up(|core| core.job(job).map(|look| look.roster_len()));
         let tasks = tasks.ok_or(Refusal::NoSuchJob)?;
         let taken = Report::read(bytes, tasks).and_then(|report| self.put(engine, job, report));
         match taken {
@@ -426,7 +426,7 @@ impl Board {
     fn put(&self, engine: &Engine, job: JobId, report: Report) -> Result<Vec<TransferNote>, Refusal> {
         let (task, given) = (report.task, report.incarnation);
         let stands = || {
-            let life = engine.look(|core, _| core.job(job).map(|look| look.present_life(task)));
+            let life = engine.look_up(|core| core.job(job).map(|look| look.present_life(task)));
             let life = life.ok_or(Refusal::NoSuchJob)?;
             match life.incarnation {
                 Some(known) if known == given => Ok(life),

@@ -1,8 +1,10 @@
-//! One log line for every change of state.
+//! One log line for every change of state; a flood of changes of one kind is gathered ([`LineLimit`]), since strangers can
+//! cause them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
@@ -12,35 +14,83 @@ use crate::coordination::{Change, Event, JobId, JobName, RunOutcome, Target, Tas
 use crate::engine::{Engine, Numbered};
 use crate::text::one_line;
 
+use super::line_limit::{LineLimit, REFILL};
+
 /// Logs every event of `engine`, from its first one on, until `stop` says so; what has happened by then is
 /// still logged.
 pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
-    let mut names = Names::default();
+    let mut lines = Lines { names: Names::default(), limit: LineLimit::default() };
     let mut last = 0;
     'follow: loop {
         let (past, mut coming) = engine.follow(last);
         engine.note_missed(past.whole_after.saturating_sub(last));
         for numbered in past.events {
             last = numbered.number;
-            log_event(&numbered, &names.of(&engine, numbered.event.job));
+            lines.log(&engine, &numbered);
         }
         loop {
             let numbered = tokio::select! {
                 biased;
                 numbered = coming.recv() => numbered,
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(|stop| *stop) => return lines.log_left_out(&engine),
+                () = tokio::time::sleep(REFILL), if lines.limit.has_left_out() => {
+                    lines.log_left_out(&engine);
+                    continue;
+                }
             };
             match numbered {
                 Ok(numbered) => {
                     last = numbered.number;
-                    log_event(&numbered, &names.of(&engine, numbered.event.job));
+                    lines.log(&engine, &numbered);
                 }
                 // Too slow: what the engine still keeps is read from there.
                 Err(RecvError::Lagged(_)) => continue 'follow,
-                Err(RecvError::Closed) => return,
+                Err(RecvError::Closed) => return lines.log_left_out(&engine),
             }
         }
     }
+}
+
+/// Writes lines, within a bound for each kind of event of each job. Lines of single tasks, which are for debugging, have none.
+struct Lines {
+    names: Names,
+    limit: LineLimit<(JobId, &'static str)>,
+}
+
+impl Lines {
+    fn log(&mut self, engine: &Engine, numbered: &Numbered) {
+        let Event { job, what, .. } = numbered.event.as_ref();
+        let name = self.names.of(engine, *job);
+        if level(what) != Level::DEBUG {
+            let kind = (*job, kind(what));
+            match self.limit.admit(&kind, now(engine)) {
+                None => return,
+                Some(0) => {}
+                Some(count) => log_count(&name, kind.1, count),
+            }
+        }
+        log_event(numbered, &name);
+    }
+
+    fn log_left_out(&mut self, engine: &Engine) {
+        for ((job, kind), count) in self.limit.take_left_out(now(engine)) {
+            log_count(&self.names.of(engine, job), kind, count);
+        }
+    }
+}
+
+fn now(engine: &Engine) -> Duration {
+    Duration::from_nanos(engine.clock().nanos())
+}
+
+fn log_count(job: &JobName, kind: &'static str, count: u64) {
+    tracing::warn!(
+        target: "muster::events",
+        job = job.as_str(),
+        kind,
+        count,
+        "{count} further events of this kind were not logged one by one: the API and the pages have them"
+    );
 }
 
 /// The names of jobs, which never change, by their places.
@@ -49,7 +99,7 @@ struct Names(HashMap<JobId, JobName>);
 
 impl Names {
     fn of(&mut self, engine: &Engine, job: JobId) -> JobName {
-        let named = || engine.look(|core, _| core.job_name(job).cloned()).unwrap_or_default();
+        let named = || engine.look_up(|core| core.job_name(job).cloned()).unwrap_or_default();
         self.0.entry(job).or_insert_with(named).clone()
     }
 }
@@ -176,6 +226,13 @@ pub fn concerns(what: &Change, task: TaskId) -> bool {
         Change::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
         other => about(other).task == Some(task),
     }
+}
+
+/// The task that a change is about, if it is about one, and the barrier with its use.
+#[must_use]
+pub fn subject(what: &Change) -> (Option<TaskId>, Option<(&str, i64)>) {
+    let about = about(what);
+    (about.task, about.barrier.zip(about.counter))
 }
 
 fn about(what: &Change) -> About<'_> {

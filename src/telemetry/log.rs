@@ -1,11 +1,24 @@
 //! Log lines, on stderr.
+//!
+//! A line never waits for the reader of stderr: [`queue`] has the rule.
+//! Whatever stands in a line was escaped where it goes out: a human line by [`field`], a JSON line by [`Escaping`]. A call that
+//! logs text from elsewhere need not think of it.
 
-use std::io::IsTerminal as _;
+mod queue;
 
+use std::fmt;
+use std::io::{self, IsTerminal as _, Write};
+
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::config::LogFormat;
+use crate::text::{json, one_line};
+
+pub use queue::{LogFigures, flush};
 
 /// Checks a filter without using it.
 ///
@@ -20,18 +33,110 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 /// Starts to log. A second start in the same process changes nothing.
 ///
 /// # Errors
-/// If the filter is none.
+/// If the filter is none, or no thread can be started.
 pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
-    let colours =
-        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
-    let lines =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+    let queued = queue::start()?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     let started = match format {
-        LogFormat::Human => lines.finish().try_init(),
-        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).finish().try_init(),
+        LogFormat::Human => lines
+            .fmt_fields(debug_fn(field).delimited(" "))
+            .with_writer(move || queued.clone())
+            .finish()
+            .try_init(),
+        LogFormat::Json => lines
+            .json()
+            .flatten_event(true)
+            .with_current_span(false)
+            .with_writer(move || Escaping(queued.clone()))
+            .finish()
+            .try_init(),
     };
     // Only tests start twice, and they want the first one.
     let _ = started;
     Ok(())
+}
+
+/// Writes a field of a line for people: the message as it is, others with their names. Hidden characters are spelled out.
+fn field(line: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = format!("{value:?}");
+    let value = one_line(&value);
+    match field.name() {
+        "message" => line.write_str(&value),
+        name if line.has_ansi_escapes() => write!(line, "\u{1b}[3m{name}\u{1b}[0m\u{1b}[2m=\u{1b}[0m{value}"),
+        name => write!(line, "{name}={value}"),
+    }
+}
+
+/// A stream of JSON lines, in which hidden characters are escaped as JSON escapes them.
+struct Escaping<W>(W);
+
+impl<W: Write> Write for Escaping<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write_all(json(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::text::is_hidden;
+
+    #[derive(Clone, Default)]
+    struct Taken(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Taken {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    const HOSTILE: &str =
+        "a\n2026-01-01T00:00:00Z  WARN forged\r\u{1b}[2J\u{9b}2J\u{7f}\u{202e}\u{200b}\u{2028}";
+
+    fn log() {
+        let error = io::Error::other(HOSTILE);
+        tracing::warn!(shown = HOSTILE, who = %HOSTILE, how = ?HOSTILE, %error, "a client says {HOSTILE}");
+    }
+
+    #[test]
+    fn a_line_for_people_is_one_line_whatever_stands_in_it() {
+        let taken = Taken::default();
+        let out = taken.clone();
+        let lines = tracing_subscriber::fmt().with_ansi(false).fmt_fields(debug_fn(field).delimited(" "));
+        tracing::subscriber::with_default(lines.with_writer(move || out.clone()).finish(), log);
+        let text = String::from_utf8(taken.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(!text.trim_end_matches('\n').contains(is_hidden), "{text:?}");
+        for part in ["WARN", "a client says a | 2026", " shown=\"a", " who=a | ", " error=a | ", "\\u{202e}"]
+        {
+            assert!(text.contains(part), "no {part} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_json_says_exactly_what_it_was_given() {
+        let taken = Taken::default();
+        let out = taken.clone();
+        let lines = tracing_subscriber::fmt().json().flatten_event(true);
+        let lines = lines.with_writer(move || Escaping(out.clone())).finish();
+        tracing::subscriber::with_default(lines, log);
+        let text = String::from_utf8(taken.0.lock().unwrap().clone()).unwrap();
+        assert!(!text.trim_end_matches('\n').contains(is_hidden), "{text:?}");
+        let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((read["who"].as_str(), read["shown"].as_str()), (Some(HOSTILE), Some(HOSTILE)));
+    }
 }

@@ -146,6 +146,11 @@ impl Files {
                 builder.with_client_cert_verifier(Arc::new(Clients::new(clients)))
             }
         };
+        if let Some(better) =
+            crate::private_file::check(&self.key).map_err(|wrong| content(&self.key, wrong))?
+        {
+            tracing::warn!(file = %self.key.display(), "a private key: {better}");
+        }
         let (chain, key) = (certificates(&self.cert)?, key(&self.key)?);
         let mut config = builder.with_single_cert(chain, key).map_err(|error| self.mismatch(&error))?;
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();

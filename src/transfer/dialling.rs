@@ -1,6 +1,6 @@
 //! What this side dials: connections, and lost lanes anew.
 //!
-//! As in [`meeting`](super::meeting) all of it blocks, on threads of its own with time limits.
+//! As in [`accept`](super::accept) all of it blocks, on threads of its own with time limits.
 
 use std::io;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use super::accept::{HELLO_TIMEOUT, add, begin, cannot, fit, is_ours, probe};
 use super::cliques::CliqueKey;
 use super::connection::Connection;
 use super::engine::Choice;
@@ -15,7 +16,6 @@ use super::error::TransferError;
 use super::hello::{self, Hello, HelloError, Verdict};
 use super::identity::{Address, Member};
 use super::inside::Core;
-use super::meeting::{HELLO_TIMEOUT, add, begin, cannot, fit, is_ours, probe};
 use super::meters::Stage;
 use super::sync::lock;
 use super::transport::TransportKind;
@@ -33,7 +33,7 @@ const FIRST_LANE: u16 = 0;
 /// Makes a clique, on a thread of its own.
 pub fn make(core: &Arc<Core>, peer: Member, making: u64) {
     let dialling = Arc::clone(core);
-    let spawned = thread::Builder::new().name("muster-dial".to_owned()).spawn(move || {
+    let spawned = core.diallers.run(move || {
         let (key, began) = (CliqueKey::new(dialling.here(), peer), clock::monotonic());
         match dial_all(&dialling, peer, making) {
             Ok(true) => dialling.meters.observe_time(Stage::Connect, began.elapsed()),
@@ -176,12 +176,10 @@ fn dial(
         checks: core.config.checks,
         chunk: core.config.chunk,
         heard: joining.as_ref().map_or(0, |joining| joining.connection.control_heard()),
-        token: false,
         probe: probe(core),
-        random: clock::random_bytes(),
     };
     let mut spoken = Spoken::new(&*wire, until);
-    let answer = hello::dial(&mut spoken, &hello, core.config.token.as_deref())?;
+    let answer = hello::dial(&mut spoken, &hello, core.key.as_ref(), &clock::random_bytes())?;
     let hello = Hello { checks: hello.checks || answer.checks, ..hello };
     Ok(Dialled { wire, hello, heard: answer.heard, probe: answer.probe })
 }
@@ -244,7 +242,7 @@ fn more_ways(core: &Core, peer: Member, address: &Address) -> Vec<Box<dyn Way>> 
 /// there is still somebody. A peer that nobody listens for any more is dead.
 pub fn mend(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: &str) {
     let (mending, broken, how) = (Arc::clone(core), Arc::clone(connection), how.to_owned());
-    let spawned = thread::Builder::new().name("muster-mend".to_owned()).spawn(move || {
+    let spawned = core.diallers.run(move || {
         mend_now(&mending, &broken, control, &how);
     });
     if spawned.is_err() {

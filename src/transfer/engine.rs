@@ -6,21 +6,24 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::accept;
 use super::cliques::Wanted;
 use super::detours::Detours;
 use super::error::{PrepareError, TransferError, TransferKey};
 use super::event::Event;
+use super::handshakes::Handshakes;
+use super::hello::Key;
 use super::identity::{Address, DeviceId, Member, Membership, TaskId};
-use super::inside::{Core, Counts};
+use super::inside::{Core, Counts, DIALLERS_MAX};
 use super::launch::{Launch, Transfer};
 use super::layout::Layout;
 use super::link::Class;
-use super::meeting;
 use super::memory::{Arena, Buffer, Span};
 use super::meters::Meters;
 use super::prepared::{Options, Spec};
 use super::request::{Batch, Preparing, Request, Ticket, even, prepare_then};
 use super::sync::lock;
+use super::threads::Threads;
 use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::reactor::Reactor;
@@ -59,7 +62,8 @@ pub struct Config {
     pub listen: Option<SocketAddr>,
     /// What it tells others to dial, where that differs from `listen`.
     pub advertise: Vec<SocketAddr>,
-    /// Every engine of a cluster has the same one, or none.
+    /// A secret by which engines know one another: every engine of a cluster has the same one, or none. At least 128 random
+    /// bits: a process that an engine takes for its peer receives a proof against which it can test guesses.
     pub token: Option<Vec<u8>>,
     /// Which transports may be used.
     pub transport: Choice,
@@ -166,13 +170,16 @@ impl Engine {
             changed: (Mutex::new(()), Condvar::new()),
             cliques: Mutex::default(),
             connections: Mutex::default(),
+            connected: Condvar::new(),
             reactors,
             copiers,
             counts: Counts::default(),
             meters: Arc::new(Meters::new(config.here.task)),
             detours: Detours::default(),
             closed: AtomicBool::new(false),
-            greeting: AtomicUsize::new(0),
+            key: config.token.as_deref().map(Key::new),
+            handshakes: Handshakes::default(),
+            diallers: Threads::new("muster-dial", DIALLERS_MAX),
             listeners: Mutex::default(),
             keeper: (Mutex::new(None), Condvar::new()),
             lanes: AtomicUsize::new(0),
@@ -181,7 +188,7 @@ impl Engine {
             expected: Mutex::default(),
             config,
         });
-        threads.extend(meeting::accept(&core, listeners)?);
+        threads.extend(accept::accept(&core, listeners)?);
         let keeping = Arc::clone(&core);
         threads
             .push(std::thread::Builder::new().name("muster-keep".to_owned()).spawn(move || keeping.keep())?);
@@ -429,7 +436,7 @@ impl Handle {
             let _planned = lock(&core.keeper.0);
             core.keeper.1.notify_all();
         }
-        meeting::stop(core);
+        accept::stop(core);
         let me = std::thread::current().id();
         for thread in std::mem::take(&mut *lock(&self.threads)) {
             if thread.thread().id() != me {

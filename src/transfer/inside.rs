@@ -11,11 +11,14 @@ use super::detours::Detours;
 use super::dialling;
 use super::engine::{Choice, Config};
 use super::error::TransferError;
+use super::handshakes::Handshakes;
+use super::hello::Key;
 use super::identity::{Address, Member, Membership, TaskId};
 use super::launch::{Launch, Limits, give_up};
 use super::link::{GroupId, Numbers};
 use super::meters::Meters;
 use super::sync::{lock, with_all};
+use super::threads::Threads;
 use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
@@ -26,6 +29,10 @@ use crate::clock;
 /// How often a peer is looked after, and asked whether it lives, within the shortest limit of what waits for it: silence
 /// is known to a part of that.
 const LOOKS: u32 = 32;
+
+/// The most threads that dial: one for each connection that an engine keeps by default, so that peers that do not answer
+/// hold up no others.
+pub const DIALLERS_MAX: usize = 1024;
 
 /// What is counted beside the bytes of connections.
 #[derive(Debug, Default)]
@@ -54,13 +61,20 @@ pub struct Core {
     pub(super) changed: (Mutex<()>, Condvar),
     pub(super) cliques: Mutex<Cliques>,
     pub(super) connections: Mutex<Vec<Arc<Connection>>>,
+    /// Tells whoever waits for a connection that there is another one.
+    pub(super) connected: Condvar,
     pub(super) reactors: Vec<Arc<Reactor>>,
     pub(super) copiers: Arc<Copiers>,
     pub(super) counts: Counts,
     pub(super) meters: Arc<Meters>,
     pub(super) detours: Detours,
     pub(super) closed: AtomicBool,
-    pub(super) greeting: AtomicUsize,
+    /// What the cluster token gives, if there is one.
+    pub(super) key: Option<Key>,
+    /// Those of diallers, in progress.
+    pub(super) handshakes: Handshakes,
+    /// The threads that dial.
+    pub(super) diallers: Threads,
     /// Stopped when the engine ends, to wake those who accept.
     pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
     pub(super) keeper: (Mutex<Option<Instant>>, Condvar),
@@ -133,6 +147,24 @@ impl Core {
         }
     }
 
+    /// Waits until there is such a connection, or the time is over.
+    pub(super) fn await_connection(
+        &self,
+        time: Duration,
+        wanted: impl Fn(&&Arc<Connection>) -> bool,
+    ) -> Option<Arc<Connection>> {
+        let until = clock::monotonic() + time;
+        let mut connections = lock(&self.connections);
+        loop {
+            if let Some(found) = connections.iter().find(&wanted) {
+                return Some(Arc::clone(found));
+            }
+            let left = until.checked_duration_since(clock::monotonic())?;
+            let told = self.connected.wait_timeout(connections, left);
+            connections = told.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// A connection was made: all who wait for its clique are served, in their order.
     pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
         self.serve(&Kept::first(connection));
@@ -201,7 +233,7 @@ impl Core {
     pub(super) fn make_unless_it_stays(self: &Arc<Self>, old: Arc<Connection>, making: u64) {
         let (core, peer) = (Arc::clone(self), old.peer);
         let key = CliqueKey::new(self.here(), peer);
-        let spawned = std::thread::Builder::new().name("muster-undecided".to_owned()).spawn(move || {
+        let spawned = self.diallers.run(move || {
             match old.decided(clock::monotonic() + core.config.dial_timeout) {
                 Ok(None) => dialling::make(&core, peer, making),
                 Ok(Some(kept)) if lock(&core.cliques).is_making(key, making) => core.serve(&kept),

@@ -15,6 +15,7 @@
 //! | plan | which bytes move where so that an array becomes sharded in another way: [`plan`] |
 //! | chunk | the unit in which a group's bytes are cut, checked, sent again and interleaved |
 
+mod accept;
 mod cliques;
 mod connection;
 mod detours;
@@ -23,13 +24,13 @@ mod engine;
 mod error;
 mod event;
 mod frame;
+mod handshakes;
 mod hello;
 mod identity;
 mod inside;
 mod launch;
 mod layout;
 mod link;
-mod meeting;
 mod memory;
 mod meters;
 pub mod plan;
@@ -38,6 +39,7 @@ mod request;
 mod resharding;
 mod sync;
 mod sys;
+mod threads;
 mod transport;
 
 pub use cliques::CliqueKey;

@@ -3,6 +3,8 @@
 mod acting;
 mod benching;
 mod configuration;
+mod figures;
+mod hostile;
 mod launching;
 mod process;
 mod serving;

@@ -34,7 +34,7 @@ fn a_job_that_nobody_came_to_says_so() {
     let server = Server::start(&["--job", "a=2", "--job", "b=5"]);
     let text = status(&server, &[]);
     assert!(text.contains("JOB a") && text.contains("JOB b") && text.contains("FORMING"), "{text}");
-    assert!(text.contains("waits for the first of its 5 task(s)"), "{text}");
+    assert!(text.contains("no task has registered yet, 5 expected"), "{text}");
     assert!(!status(&server, &["--job", "b"]).contains("JOB a"));
 }
 
@@ -44,10 +44,11 @@ fn who_is_missing_is_named_with_since_when_and_until_when() {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     register(&server, &runtime, 0);
     register(&server, &runtime, 2);
-    wait_until("both have come", || status(&server, &[]).contains("2 of 3 there"));
+    wait_until("both have come", || status(&server, &[]).contains("2 of 3 arrived"));
     let text = status(&server, &[]);
-    assert!(text.contains("BARRIER  registration: 2 of 3 there, waiting for "), "{text}");
-    assert!(text.contains("gives up in 9m "), "{text}");
+    assert!(text.contains("BARRIER  registration: 2 of 3 arrived, waiting for "), "{text}");
+    assert!(text.contains("; first arrival: task ") && text.contains("; latest: task "), "{text}");
+    assert!(text.contains("; times out in 9 min "), "{text}");
     assert!(text.contains("MISSING  task 1: has not registered"), "{text}");
     assert!(!text.contains("MISSING  task 0") && !text.contains('\u{1b}'), "{text}");
 
@@ -88,7 +89,7 @@ fn a_large_job_is_summarised() {
     let server = Server::start(&["--tasks", "10000"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     register(&server, &runtime, 17);
-    wait_until("it has come", || status(&server, &[]).contains("1 of 10000 there"));
+    wait_until("it has come", || status(&server, &[]).contains("1 of 10000 arrived"));
     let text = status(&server, &[]);
     assert!(text.lines().count() < 30, "{text}");
     assert!(text.contains("… 9999 in all: 0-16, 18-9999"), "{text}");
@@ -119,18 +120,18 @@ fn what_cannot_be_shown_is_explained() {
 fn what_the_server_has_found_is_shown_with_what_to_do() {
     let jobs = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
     let server = Server::start(&["--config", jobs]);
-    assert!(!status(&server, &["--job", "full"]).contains("NEEDS YOU"));
+    assert!(!status(&server, &["--job", "full"]).contains("  ISSUE  "));
     for key in 0..10 {
         let path = format!("/api/v1/jobs/full/keys/k{key}");
         let put = server.send("PUT", &path, r#"{"text": "v", "reason": "to fill it"}"#);
         assert!((200..300).contains(&put.status), "{put:?}");
     }
-    wait_until("the full store is found", || status(&server, &["--job", "full"]).contains("NEEDS YOU"));
+    wait_until("the full store is found", || status(&server, &["--job", "full"]).contains("  ISSUE  "));
     let text = status(&server, &["--job", "full"]);
     assert!(text.contains("A limit is nearly reached") && text.contains("bounds.keys"), "{text}");
     assert!(text.contains("to do  Raise the setting"), "{text}");
     let json: serde_json::Value =
         serde_json::from_str(&status(&server, &["--job", "full", "--json"])).unwrap();
     assert_eq!(json["findings"][0]["id"], "nearly-full-bounds", "{json}");
-    assert!(!status(&server, &["--job", "train"]).contains("NEEDS YOU"), "it is another job's");
+    assert!(!status(&server, &["--job", "train"]).contains("  ISSUE  "), "it is another job's");
 }

@@ -26,6 +26,17 @@ impl Server {
         Self { running, grpc, http }
     }
 
+    /// The same with a log for machines, which says where it serves.
+    pub fn start_json(arguments: &[&str]) -> Self {
+        let mut command = muster(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
+        command.args(["--log-format", "json", "--log", "debug"]).args(arguments);
+        let mut running = Running::start(&mut command);
+        let line = running.err_line("\"serving\"");
+        let said: Value = serde_json::from_str(&line).expect("JSON");
+        let at = |name: &str| said[name].as_str().expect("an address").to_owned();
+        Self { grpc: at("grpc"), http: at("http"), running }
+    }
+
     /// The URL that subcommands take.
     pub fn url(&self) -> String {
         format!("http://{}", self.http)

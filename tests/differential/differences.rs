@@ -9,7 +9,6 @@ use crate::script::Release;
 pub enum Difference {
     BarrierBeginsAtZero,
     NoNamelessBarrier,
-    MistakenBeginning,
     NegativeCounter,
     ResultStays,
     RepeatedMembers,
@@ -29,10 +28,9 @@ pub enum Difference {
 }
 
 impl Difference {
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 18] = [
         Self::BarrierBeginsAtZero,
         Self::NoNamelessBarrier,
-        Self::MistakenBeginning,
         Self::NegativeCounter,
         Self::ResultStays,
         Self::RepeatedMembers,
@@ -56,7 +54,6 @@ impl Difference {
         match self {
             Self::BarrierBeginsAtZero => "barrier-begins-at-zero",
             Self::NoNamelessBarrier => "no-nameless-barrier",
-            Self::MistakenBeginning => "mistaken-beginning",
             Self::NegativeCounter => "negative-counter",
             Self::ResultStays => "result-stays",
             Self::RepeatedMembers => "repeated-members",

@@ -229,11 +229,11 @@ impl World {
     /// A task comes to a barrier as its agent would, or asks for its last use again.
     async fn meet(&mut self, pair: &mut Pair, task: i32) -> Result<(), String> {
         let (id, members) = BARRIERS[self.rng.usize(0..BARRIERS.len())];
-        // Agents do not begin a use of a barrier while their last one waits, nor come where they are no members.
+        // Agents do not begin a use of a barrier while their last one waits. Who is no member comes rarely.
         let waiting = self.meetings.iter().find(|(_, who, name, _)| *who == task && *name == id);
         let waiting = waiting.map(|(_, _, _, counter)| *counter);
         let member = members.is_empty() || members.contains(&task);
-        if !member || waiting.is_some() && self.rng.u8(0..10) > 0 {
+        if waiting.is_some() && self.rng.u8(0..10) > 0 || !member && self.rng.u8(0..6) > 0 {
             return Ok(());
         }
         let last = self.counters.get(&(task, id)).copied().unwrap_or(-1);

@@ -117,8 +117,19 @@ impl House {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Answer {
-        let mut request =
-            Request::builder().method(method).uri(path).body(Body::from(body.to_owned())).unwrap();
+        self.ask_with(channel, method, path, headers, Body::from(body.to_owned())).await
+    }
+
+    /// The same with a body that may come in any way.
+    pub async fn ask_with(
+        &self,
+        channel: Channel,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Body,
+    ) -> Answer {
+        let mut request = Request::builder().method(method).uri(path).body(body).unwrap();
         request.headers_mut().insert("host", HeaderValue::from_static(HOST));
         for (name, value) in headers {
             request.headers_mut().insert(HeaderName::try_from(*name).unwrap(), value.parse().unwrap());

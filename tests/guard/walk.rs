@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use crate::house::{HOST, House};
 
 /// One operation.
-struct Operation {
-    method: String,
-    path: String,
+pub struct Operation {
+    pub method: String,
+    pub path: String,
     body: String,
     /// Anybody may ask for it.
-    public: bool,
+    pub public: bool,
 }
 
 impl Operation {
@@ -28,13 +28,13 @@ impl Operation {
         Self { method: method.into(), path, body, public: need == Need::Nothing }
     }
 
-    fn changes(&self) -> bool {
+    pub fn changes(&self) -> bool {
         self.method != "GET"
     }
 }
 
 /// Every route there is, with something in its places and a body that is taken as far as may be, and some that there are not.
-async fn operations(house: &House) -> Vec<Operation> {
+pub async fn operations(house: &House) -> Vec<Operation> {
     let admin = house.bearer(Role::Admin);
     let guide = house.ask("GET", "/guide/start", &[("authorization", &admin)], "").await.body;
     let named = |start: &str| -> BTreeSet<&str> {

@@ -80,7 +80,7 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     let (usual, every_task) = (metrics(1024), metrics(TASKS as usize));
     let job = engine.look(|core, _| core.default_job()).expect("the only job");
     let seen = engine.look(|core, now| core.observe(job, now)).expect("the only job");
-    assert_eq!(seen.standing(TaskStanding::Connected), TASKS as usize);
+    assert_eq!(seen.counts.connected, TASKS as usize);
 
     let timed = |what: &str, act: &dyn Fn()| {
         let best = (0..5).map(|_| {

@@ -65,7 +65,11 @@ impl Chaos {
             1..20 => rng.u32(8..40),
             _ => rng.u32(1..6),
         };
-        let world = World::new(settings(&mut rng, tasks), seed);
+        let mut world = World::new(settings(&mut rng, tasks), seed);
+        // What follows for many calls is done bit by bit: here for two already.
+        if rng.u8(0..3) == 0 {
+            world.core.set_work_at_once(rng.usize(1..4));
+        }
         Self { rng, world, tasks, clients: Vec::new(), gone: Vec::new() }
     }
 
@@ -226,6 +230,7 @@ impl Chaos {
         self.world.asked.clear();
         self.clients.clear();
         self.world.input(Input::Resumed);
+        self.world.finish_work();
     }
 
     /// The job is deleted; whoever still speaks to it is told.
@@ -291,6 +296,7 @@ impl Chaos {
                 1 => {
                     // A planned restart: whatever still comes meanwhile is answered at once.
                     self.world.input(Input::Stop);
+                    self.world.finish_work();
                     for _ in 0..self.rng.usize(0..8) {
                         match (self.clients.len(), self.rng.u8(0..4)) {
                             (0, _) | (_, 0) => self.world.advance(Duration::from_secs(self.rng.u64(0..200))),
@@ -303,6 +309,7 @@ impl Chaos {
                                 self.speak(client);
                             }
                         }
+                        self.world.finish_work();
                         assert!(self.world.asked.is_empty(), "nobody waits for a service that stops");
                     }
                     self.resume();

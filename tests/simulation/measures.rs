@@ -133,7 +133,7 @@ fn an_observation_says_what_the_view_says() {
     let (view, seen) =
         (job.world.view(), job.world.core.observe(JOB, job.world.now).expect("the job is there"));
     assert_eq!((seen.state, seen.live), (RunState::Running, 3));
-    assert_eq!(seen.standing(TaskStanding::Connected), 3);
+    assert_eq!(seen.counts.connected, 3);
     assert_eq!((seen.barriers.len(), seen.barriers[0].missing), (1, 2));
     assert_eq!(seen.barriers[0].missing_tasks, view.run.barriers[0].missing);
     assert_eq!(seen.recent.len(), view.run.recent_barriers.len());
@@ -144,7 +144,7 @@ fn an_observation_says_what_the_view_says() {
     job.world.close(job.connections[0], Ending::Reset);
     job.world.advance(Duration::from_secs(5));
     let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
-    assert_eq!((seen.state, seen.standing(TaskStanding::Failed)), (RunState::Failed, 3));
+    assert_eq!((seen.state, seen.counts.failed), (RunState::Failed, 3));
 }
 
 #[test]

@@ -407,6 +407,35 @@ fn mistakes_with_a_barrier_that_nobody_has_begun_harm_nobody() {
     assert!(calls.iter().all(|call| job.passed(*call) == Some(0)));
 }
 
+/// JAX's own test of `wait_at_barrier` has the non-participants come first, and the participants see why they cannot pass.
+#[test]
+fn a_non_participant_that_comes_first_fails_the_use_for_the_members_and_an_id_outside_of_the_job_does_not() {
+    let mut job = Job::fate_sharing(3);
+    let call = |job: &mut Job, task: usize, caller: i32, counter| {
+        let members = Some(TaskSet::new(vec![TaskId(0), TaskId(1)]));
+        let task_id = TaskId(caller);
+        let request =
+            Request::Barrier { id: "b".into(), counter, timeout_ms: 60_000, members, task: task_id };
+        job.ask(task, request)
+    };
+    let stranger = call(&mut job, 2, 7, 0);
+    assert_eq!(job.failure(stranger).code, Code::InvalidArgument);
+    let waits = call(&mut job, 0, 0, 0);
+    assert!(job.waits(waits), "an id outside of the job fails nothing");
+    call(&mut job, 1, 1, 0);
+    assert_eq!(job.passed(waits), Some(0));
+
+    for caller in [2, 2, 0, 1, 2] {
+        let refused = call(&mut job, usize::try_from(caller).expect("a task"), caller, 1);
+        let failure = job.failure(refused);
+        assert_eq!(failure.code, Code::InvalidArgument);
+        assert!(failure.message.contains("A non-participating task (2)"), "{failure}");
+        assert_eq!(failure.barrier.as_ref().map(|barrier| barrier.counter), Some(1));
+    }
+    let next = [call(&mut job, 0, 0, 2), call(&mut job, 1, 1, 2)];
+    assert!(next.iter().all(|call| job.passed(*call) == Some(2)), "the next use is free");
+}
+
 #[test]
 fn a_watcher_from_the_future_is_told_what_is_now() {
     let mut job = Job::fate_sharing(1);

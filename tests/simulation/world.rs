@@ -57,6 +57,8 @@ pub struct World {
     acted: Option<Result<Done, Refusal>>,
     /// The job has been deleted.
     deleted: bool,
+    /// Calls whose connections are gone: while they are taken out, one after the other, some may still be answered.
+    gone: BTreeSet<CallId>,
 }
 
 /// Somebody who acts.
@@ -111,6 +113,7 @@ impl World {
             excluded: BTreeSet::new(),
             acted: None,
             deleted: false,
+            gone: BTreeSet::new(),
         };
         let incarnation = world.fresh_service();
         world.input(Input::DeclareJob {
@@ -156,6 +159,8 @@ impl World {
     }
 
     pub fn close(&mut self, connection: ConnectionId, ending: Ending) {
+        let gone = self.asked.iter().filter(|(_, asked)| asked.connection == connection);
+        self.gone.extend(gone.map(|(call, _)| *call));
         self.asked.retain(|_, asked| asked.connection != connection);
         self.input(Input::ConnectionClosed { connection, ending });
     }
@@ -175,6 +180,7 @@ impl World {
 
     /// An operator acts; what an exclusion does is held against what it was said to do.
     pub fn act(&mut self, act: Act) -> Result<Done, Refusal> {
+        self.finish_work();
         let foreseen = match &act {
             Act::Exclude { target, .. } => {
                 Some(self.core.would_exclude(self.now, JOB, &operator(), &reason(), *target))
@@ -185,6 +191,7 @@ impl World {
         let (asked, events) = (self.asked.len(), self.events.len());
         let delete = matches!(act, Act::DeleteJob { .. });
         self.input(Input::Act { job: JOB, actor: operator(), reason: reason(), act });
+        self.finish_work();
         let acted = self.acted.take().expect("an act is answered");
         if acted.is_err() {
             let after = postcard::to_stdvec(&self.core).expect("the state can be serialised");
@@ -236,10 +243,16 @@ impl World {
         while let Some(at) = self.core.next_wake().filter(|at| *at <= until) {
             self.now = self.now.max(at);
             self.input(Input::Tick);
-            let next = self.core.next_wake();
-            assert!(next.is_none_or(|next| next > self.now), "a tick leaves nothing due");
         }
         self.now = until;
+    }
+
+    /// Lets the coordinator do all that it has decided.
+    pub fn finish_work(&mut self) {
+        while self.core.has_work() {
+            assert!(self.core.next_wake().is_some_and(|at| at <= self.now), "work is asked for at once");
+            self.input(Input::Tick);
+        }
     }
 
     pub fn input(&mut self, input: Input) {
@@ -270,6 +283,9 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Reply(call, outcome) => {
+                    if self.gone.contains(&call) {
+                        continue;
+                    }
                     let asked = self.asked.remove(&call);
                     let asked =
                         asked.unwrap_or_else(|| panic!("{call:?} is answered but nobody waits for it"));
@@ -296,6 +312,7 @@ impl World {
                 }
                 Effect::WantIncarnation(job) => wanted |= job == JOB,
                 Effect::Acted(acted) => self.acted = Some(acted),
+                Effect::Discard(_) => {}
             }
         }
         assert_eq!(ended, measured, "every instance that ends is measured once");
@@ -476,6 +493,7 @@ impl World {
         for connection in connections {
             self.close(connection, Ending::Closed);
         }
+        self.finish_work();
         assert_eq!(self.core.waiting_calls(), 0, "whoever is gone waits no more");
         self.advance(Duration::from_secs(100_000));
         let view = self.view();

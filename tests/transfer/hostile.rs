@@ -96,7 +96,7 @@ fn random_bytes_and_half_hellos_harm_nobody() {
                 let mut bytes = vec![0; random.usize(0..400)];
                 random.fill(&mut bytes);
                 if round % 2 == 0 {
-                    bytes.splice(0..bytes.len().min(8), *b"MUSTERX2");
+                    bytes.splice(0..bytes.len().min(8), *b"MUSTERX3");
                 }
                 let _gone = socket.write_all(&bytes);
                 if round % 3 == 0 {
@@ -175,10 +175,10 @@ fn a_hello_that_is_played_back_without_the_token_harms_nobody() {
                 let hellos = before.heard.lock().unwrap().clone();
                 for hello in hellos.into_iter().take(4) {
                     let mut socket = TcpStream::connect(before.address).unwrap();
-                    let _gone = socket.write_all(&hello[..hello.len().min(84)]);
+                    // All that the dialler said: its opening, its hello with the proof, its confirmation.
+                    let _gone = socket.write_all(&hello[..hello.len().min(48 + 92 + 36)]);
                     let _gone = socket.set_read_timeout(Some(Duration::from_millis(20)));
                     let _gone = socket.read(&mut [0; 80]);
-                    let _gone = socket.write_all(&[7; 32]);
                 }
             }
         }
@@ -207,35 +207,173 @@ fn greeting() -> usize {
     names.filter(|name| name.trim() == "muster-hello").count()
 }
 
+/// What an engine lets one source have under way.
+const PER_SOURCE: usize = 64;
+
 #[test]
-fn strangers_who_speak_very_slowly_keep_nobody_out_for_long() {
+fn strangers_who_speak_very_slowly_and_come_again_and_again_keep_nobody_out() {
     let cluster = Cluster::with(2, |config| config.transport = Choice::Tcp);
     let over = AtomicBool::new(false);
+    let targets: Vec<_> = cluster.engines.iter().map(|engine| engine.address().tcp[0]).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let targets = cluster.engines.iter().map(|engine| engine.address().tcp[0]);
-            let mut slow: Vec<_> = targets
-                .flat_map(|target| (0..256).filter_map(move |_| TcpStream::connect(target).ok()))
-                .collect();
-            for byte in b"MUSTERX2".iter().chain(&[0; 80]) {
-                if over.load(Ordering::SeqCst) {
-                    return;
+            let mut slow: Vec<(SocketAddr, Option<TcpStream>)> =
+                targets.iter().flat_map(|target| (0..2 * PER_SOURCE).map(|_| (*target, None))).collect();
+            while !over.load(Ordering::SeqCst) {
+                for (target, socket) in &mut slow {
+                    // One byte of an opening at a time; whoever was turned away dials again.
+                    let goes_on = socket.as_mut().is_some_and(|socket| socket.write_all(b"M").is_ok());
+                    if !goes_on {
+                        *socket = TcpStream::connect(*target).ok();
+                    }
                 }
-                for socket in &mut slow {
-                    let _gone = socket.write_all(&[*byte]);
-                }
-                std::thread::sleep(Duration::from_millis(250));
+                std::thread::sleep(Duration::from_millis(50));
             }
         });
-        eventually("all of them are heard", || greeting() >= 500);
-        let began = Instant::now();
-        let (source, target) = (cluster.filled(0, 100, 0), cluster.empty(1, 100));
-        let (sent, received) = cluster.send(0, &source, 1, &target, 0);
-        let outcomes = (done(&sent).err(), done(&received).err());
-        println!("kept out for {:?}", began.elapsed());
+        eventually("as many as may are heard", || greeting() >= 2 * PER_SOURCE - 10);
+        for key in 0..5 {
+            let (source, target) = (cluster.filled(0, 100, key), cluster.empty(1, 100));
+            let (sent, received) = cluster.send(0, &source, 1, &target, key);
+            let outcomes = (done(&sent).err(), done(&received).err());
+            assert!(greeting() < 400, "threads are bounded");
+            assert_eq!(outcomes, (None, None));
+        }
         over.store(true, Ordering::SeqCst);
-        assert_eq!(outcomes, (None, None));
     });
+}
+
+/// An opening or a challenge of a handshake.
+fn nonce_message(which: u8) -> Vec<u8> {
+    let mut bytes = b"MUSTERX3".to_vec();
+    bytes.extend([which, 0, 0, 0]);
+    bytes.extend([0x42; 32]);
+    sealed(bytes)
+}
+
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let check = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, &bytes) as u32;
+    bytes.extend(check.to_le_bytes());
+    bytes
+}
+
+/// A hello between these, with this proof.
+fn hello(from: Member, to: Member, proof: [u8; 32]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for member in [from, to] {
+        bytes.extend(member.task.0.to_le_bytes());
+        bytes.extend(member.incarnation.get().to_le_bytes());
+    }
+    bytes.extend([0; 32]);
+    // It begins a connection, carries control frames, and has a token.
+    bytes[34] = 0b10011;
+    bytes.extend(proof);
+    sealed(bytes)
+}
+
+/// All that the other end says before it closes.
+fn all_said(socket: &mut TcpStream) -> Vec<u8> {
+    socket.set_read_timeout(Some(crate::cluster::PATIENCE)).unwrap();
+    let mut said = Vec::new();
+    let _reset = socket.read_to_end(&mut said);
+    said
+}
+
+#[test]
+fn a_dialler_that_proves_nothing_learns_no_identity_and_nothing_that_the_token_makes() {
+    const TOKEN: &[u8] = b"guess me";
+    let cluster = Cluster::with(2, |config| {
+        config.transport = Choice::Tcp;
+        config.token = Some(TOKEN.to_vec());
+    });
+    let [here, there] = [member(0, 0), member(1, 0)];
+    let mut refusals = Vec::new();
+    // It guesses the identities rightly, and wrongly.
+    for (from, to) in [(here, there), (here, member(1, 9)), (member(7, 7), there)] {
+        let mut socket = TcpStream::connect(address(&cluster)).unwrap();
+        socket.write_all(&nonce_message(1)).unwrap();
+        let mut challenge = [0; 48];
+        socket.read_exact(&mut challenge).unwrap();
+        assert_eq!(&challenge[..12], b"MUSTERX3\x02\0\0\0");
+        socket.write_all(&hello(from, to, [7; 32])).unwrap();
+        refusals.push(all_said(&mut socket));
+    }
+    // The same for all of them: a code, zeros, a checksum.
+    let mut expected = vec![4];
+    expected.resize(24 + 32, 0);
+    let expected = sealed(expected);
+    assert!(refusals.iter().all(|refusal| *refusal == expected), "{refusals:?}");
+    // Whoever says nothing, or half of something, hears nothing at all, and not for long.
+    for said in [&b""[..], b"MUSTERX3", b"GET / HTTP/1.1\r\n\r\n"] {
+        let mut socket = TcpStream::connect(address(&cluster)).unwrap();
+        socket.write_all(said).unwrap();
+        assert_eq!(all_said(&mut socket), b"");
+    }
+    let moved = while_transfers_go_on(&cluster, || ());
+    assert!(moved > 2);
+}
+
+/// Stands where task 1 is said to be and dials nobody: says a challenge and then, to whatever is said, this.
+fn impostor(answer: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for mut near in listener.incoming().map_while(Result::ok) {
+            let _gone = near.read_exact(&mut [0; 48]);
+            let _gone = near.write_all(&nonce_message(2));
+            let _gone = near.read_exact(&mut [0; 92]);
+            let _gone = near.write_all(&answer);
+        }
+    });
+    address
+}
+
+#[test]
+fn nobody_but_the_peer_can_say_that_it_has_another_life_or_welcome_a_dialler() {
+    let cluster = Cluster::with(2, |config| {
+        config.transport = Choice::Tcp;
+        config.dial_timeout = Duration::from_millis(300);
+        config.token = Some(b"known to all".to_vec());
+    });
+    for (task, code) in [(5, 0), (6, 1), (7, 2)] {
+        let mut answer = vec![0; 24 + 32];
+        answer[0] = code;
+        answer[8] = 99;
+        cluster.announce_stranger(task, impostor(sealed(answer)));
+        let source = cluster.filled(0, 100, 1);
+        let sent = cluster.engines[0].transfer(
+            &[],
+            vec![crate::cluster::outgoing(&source, 0, task, 1)],
+            Options::default(),
+        );
+        let error = done(&sent).unwrap_err();
+        assert!(matches!(error, TransferError::Transport { .. }), "code {code}: {error}");
+        assert!(error.to_string().contains("does not know the cluster token"), "code {code}: {error}");
+    }
+    assert_eq!(cluster.engines[0].counts().fenced.load(Ordering::SeqCst), 0);
+}
+
+/// Passes what comes on to another address, each connection.
+fn relay(target: SocketAddr) -> SocketAddr {
+    Listening::before(target).address
+}
+
+#[test]
+fn a_hello_that_is_sent_back_or_on_to_another_task_is_refused() {
+    let cluster = Cluster::with(3, |config| {
+        config.transport = Choice::Tcp;
+        config.dial_timeout = Duration::from_millis(300);
+        config.token = Some(b"known to all".to_vec());
+    });
+    // Task 5 is said to be where task 0 itself is, and task 6 where task 2 is: proofs are right, and for somebody else.
+    for (task, behind) in [(5, 0), (6, 2)] {
+        cluster.announce_stranger(task, relay(cluster.engines[behind].address().tcp[0]));
+        let source = cluster.filled(0, 100, 1);
+        let spec = crate::cluster::outgoing(&source, 0, task, 1);
+        let sent = cluster.engines[0].transfer(&[], vec![spec], Options::default());
+        let error = done(&sent).unwrap_err();
+        assert!(matches!(error, TransferError::StaleIncarnation { .. }), "task {task}: {error}");
+        assert!(cluster.engines[behind].links().is_empty());
+    }
 }
 
 #[test]

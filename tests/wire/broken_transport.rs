@@ -7,85 +7,12 @@ use fastrand::Rng;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use crate::frames::*;
 use crate::raw::PATIENCE;
 use crate::support::Muster;
 use crate::witness::Witness;
 
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const MIB: u64 = 1 << 20;
-
-// Frame types and flags.
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const PRIORITY: u8 = 2;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const WINDOW_UPDATE: u8 = 8;
-const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-
-fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
-    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
-    bytes.extend(stream.to_be_bytes());
-    bytes.extend(payload);
-    bytes
-}
-
-/// Header fields as literals, without Huffman coding and without use of any table.
-fn header_block(fields: &[(&str, &str)]) -> Vec<u8> {
-    let mut block = Vec::new();
-    for (name, value) in fields {
-        block.push(0);
-        for text in [name, value] {
-            string_length(&mut block, text.len());
-            block.extend(text.as_bytes());
-        }
-    }
-    block
-}
-
-fn string_length(block: &mut Vec<u8>, length: usize) {
-    if length < 0x7F {
-        block.push(u8::try_from(length).expect("short"));
-        return;
-    }
-    block.push(0x7F);
-    let mut rest = length - 0x7F;
-    while rest >= 0x80 {
-        block.push(u8::try_from(rest & 0x7F).expect("seven bits") | 0x80);
-        rest >>= 7;
-    }
-    block.push(u8::try_from(rest).expect("seven bits"));
-}
-
-fn request_fields() -> Vec<(&'static str, &'static str)> {
-    vec![
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", "/tensorflow.CoordinationService/TryGetKeyValue"),
-        (":authority", "target.test:1"),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    ]
-}
-
-/// A connection that has begun in order.
-fn opening() -> Vec<u8> {
-    [PREFACE, &http2_frame(SETTINGS, 0, 0, &[])].concat()
-}
-
-/// A whole request for a key that nobody has.
-fn request(stream: u32) -> Vec<u8> {
-    let message = [0, 0, 0, 0, 3, 0x0A, 1, b'k'];
-    [
-        http2_frame(HEADERS, END_HEADERS, stream, &header_block(&request_fields())),
-        http2_frame(DATA, END_STREAM, stream, &message),
-    ]
-    .concat()
-}
 
 struct Rig {
     server: Muster,

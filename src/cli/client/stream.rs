@@ -50,7 +50,8 @@ impl Drop for Connection {
 impl Client {
     /// Opens the stream at `path`, from the event after number `last` on.
     pub async fn stream(&self, path: &str, last: u64) -> Result<Stream, ClientError> {
-        let unreachable = |error: String| ClientError::Unreachable { url: self.way.url.clone(), error };
+        let unreachable =
+            |error: String| ClientError::Unreachable { url: self.way.url.clone(), error: error.into() };
         let stream = connect(&self.way).await?;
         let opened = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -80,7 +81,7 @@ impl Client {
 impl Stream {
     /// The next event; `None` once the server has ended the stream.
     pub async fn next(&mut self) -> Result<Option<Sent>, ClientError> {
-        let lost = |error: String| ClientError::Unreachable { url: self.url.clone(), error };
+        let lost = |error: String| ClientError::Unreachable { url: self.url.clone(), error: error.into() };
         loop {
             if let Some(sent) = self.read.next() {
                 return Ok(Some(sent));

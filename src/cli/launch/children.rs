@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_proce
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::limits;
+use super::super::output::complain;
 
 /// The hidden subcommand that becomes a task.
 pub const BECOME: &str = "__become";
@@ -57,7 +58,7 @@ pub fn run_become(arguments: &BecomeArguments) -> Result<ExitCode> {
         return Ok(ExitCode::from(NO_COMMAND));
     };
     let error = Command::new(program).args(rest).exec();
-    let _ = writeln!(io::stderr(), "muster: cannot run {}: {error}", Path::new(program).display());
+    complain(format_args!("cannot run {}: {error}", Path::new(program).display()));
     let missing = error.kind() == io::ErrorKind::NotFound;
     Ok(ExitCode::from(if missing { NO_COMMAND } else { CANNOT_RUN }))
 }

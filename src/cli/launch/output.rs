@@ -6,6 +6,8 @@ use std::thread::JoinHandle;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::mpsc;
 
+use super::super::output::complaint;
+
 /// A longer line is broken into pieces, so that a process that never ends its line cannot fill the memory.
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// How many bytes are read at once.
@@ -41,7 +43,7 @@ impl Stream {
 
     /// Writes a line of the launch's own.
     pub async fn say(&self, line: &str) {
-        let _ = self.pieces.send(format!("muster: {line}\n").into_bytes()).await;
+        let _ = self.pieces.send(complaint(line).into_bytes()).await;
     }
 
     /// Writes what is left and ends. Every other sender must be gone.

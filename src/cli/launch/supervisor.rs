@@ -22,7 +22,7 @@ use super::target::Target;
 use crate::clock::Clock;
 use crate::config::show_duration;
 use crate::coordination::Timestamp;
-use crate::text::one_line;
+use crate::text::Untrusted;
 
 /// How long the others of a failed task may take to fail by themselves, with messages of their own.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -443,7 +443,7 @@ impl Supervisor {
             && let Some(cause) = self.target.first_cause().await
         {
             let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-            text.push_str(&format!("; first cause: {whose}{}", one_line(&cause.why)));
+            text.push_str(&format!("; first cause: {whose}{}", Untrusted::from(&*cause.why)));
         }
         text
     }

@@ -1,14 +1,13 @@
 //! The state of jobs as text: what is wrong comes first.
 
-use std::fmt::Write as _;
-
-use super::style::{Colour, Style, shorten, span};
+use super::super::output::{Colour, Line, Output, Style};
 use crate::coordination::{
-    BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskStanding, TaskView, Timestamp,
+    BarrierView, JobView, RunOutcome, RunState, RunView, TaskId, TaskStanding, TaskState, TaskView,
+    Timestamp, barrier_label,
 };
 use crate::findings::{Finding, Severity};
 use crate::http::About;
-use crate::text::one_line;
+use crate::text::{one_line, span};
 
 /// Jobs of up to this many tasks have every task listed.
 const TASKS_LISTED: usize = 32;
@@ -27,21 +26,22 @@ const ERROR_CHARS: usize = 300;
 const RANGES_LISTED: usize = 12;
 
 /// Everything as text.
-pub fn render(url: &str, about: &About, jobs: &[JobView], findings: &[Finding], style: Style) -> String {
-    let version = one_line(&about.version.version);
+pub fn render(url: &str, about: &About, jobs: &[JobView], findings: &[Finding], style: Style) -> Output {
     let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
-    let mut text = style.entry(
-        0,
-        "",
-        Colour::Faint,
-        &format!("Muster {version} at {url}, gRPC at {}, {} job(s)", grpc.join(" and "), jobs.len()),
+    let mut out = Output::default();
+    let head = format!(
+        "Muster {} at {url}, gRPC at {}, {} job(s)",
+        about.version.version,
+        grpc.join(" and "),
+        jobs.len()
     );
+    out.entry(style, 0, "", Colour::Faint, head);
     for job in jobs {
-        text.push('\n');
+        out.line("");
         let findings: Vec<&Finding> = findings.iter().filter(|finding| finding.job == job.name).collect();
-        text.push_str(&Job { view: job, run: &job.run, findings, now: job.seen_at, style }.render());
+        Job { view: job, run: &job.run, findings, now: job.seen_at, style, out: &mut out }.render();
     }
-    text
+    out
 }
 
 struct Job<'a> {
@@ -50,28 +50,32 @@ struct Job<'a> {
     findings: Vec<&'a Finding>,
     now: Timestamp,
     style: Style,
+    out: &'a mut Output,
 }
 
 impl Job<'_> {
-    fn render(&self) -> String {
-        let mut text = self.headline();
-        text.push_str(&self.cause());
-        text.push_str(&self.found());
-        text.push_str(&self.exclusions());
-        text.push_str(&self.troubled());
-        text.push_str(&self.barriers());
-        text.push_str(&self.live_sets());
-        text.push_str(&self.preemption());
-        text.push_str(&self.tasks());
-        text.push_str(&self.history());
-        text
+    fn render(&mut self) {
+        self.headline();
+        self.cause();
+        self.found();
+        self.exclusions();
+        self.troubled();
+        self.barriers();
+        self.live_sets();
+        self.preemption();
+        self.tasks();
+        self.history();
+    }
+
+    fn entry(&mut self, indent: usize, label: &str, colour: Colour, text: impl Into<Line>) {
+        self.out.entry(self.style, indent, label, colour, text);
     }
 
     fn ago(&self, at: Timestamp) -> String {
         span(self.now.since(at))
     }
 
-    fn headline(&self) -> String {
+    fn headline(&mut self) {
         let run = self.run;
         let tasks = run.tasks.len();
         let (word, colour) = match run.state {
@@ -81,23 +85,20 @@ impl Job<'_> {
             RunState::Failed => ("FAILED", Colour::Bad),
             RunState::Abandoned => ("ABANDONED", Colour::Bad),
         };
-        let began = run.started_at.unwrap_or(run.opened_at);
+        let length = span(run.span().length(self.now));
         let when = match (run.state, run.ended_at) {
             (RunState::Forming, _) if self.nobody_came() => {
-                format!("waits for the first of its {tasks} task(s) to register")
+                format!("no task has registered yet, {tasks} expected")
             }
-            (RunState::Forming, _) => format!("registration is open for {}", self.ago(run.opened_at)),
-            (_, Some(ended)) => format!("{} ago, after {}", self.ago(ended), span(ended.since(began))),
-            (_, None) => format!("for {}", self.ago(began)),
+            (RunState::Forming, _) => format!("registration is open for {length}"),
+            (_, Some(ended)) => format!("{} ago, after {length}", self.ago(ended)),
+            (_, None) => format!("for {length}"),
         };
         let recoverable = if self.view.settings.recoverable { ", recoverable" } else { "" };
-        let text = format!(
-            "run {}  {}  {when}; {} of {tasks} task(s) connected{recoverable}",
-            run.number,
-            self.style.paint(word, colour),
-            run.live,
-        );
-        self.style.entry(0, &format!("JOB {}", self.view.name), Colour::Bold, &text)
+        let text = Line::from(format!("run {}  ", run.number))
+            .painted(self.style, word, colour)
+            .and(format!("  {when}; {} of {tasks} task(s) connected{recoverable}", run.live));
+        self.entry(0, &format!("JOB {}", self.view.name), Colour::Bold, text);
     }
 
     fn nobody_came(&self) -> bool {
@@ -105,35 +106,32 @@ impl Job<'_> {
     }
 
     /// What the server has found, what matters most first, and what to do about it.
-    fn found(&self) -> String {
-        let mut text = String::new();
-        for finding in &self.findings {
+    fn found(&mut self) {
+        for finding in std::mem::take(&mut self.findings) {
             let colour = match finding.severity {
                 Severity::Critical => Colour::Bad,
                 Severity::Warning | Severity::Notice => Colour::Caution,
             };
-            let summary = shorten(&one_line(&finding.summary), CAUSE_CHARS);
+            let summary = shorten(&finding.summary, CAUSE_CHARS);
             let about = format!("{} for {}: {summary}", finding.title, self.ago(finding.since));
-            text.push_str(&self.style.entry(2, "NEEDS YOU", colour, &about));
-            text.push_str(&self.style.entry(4, "to do", Colour::Faint, &one_line(&finding.advice)));
+            self.entry(2, "ISSUE", colour, about);
+            self.entry(4, "to do", Colour::Faint, &*finding.advice);
         }
-        text
     }
 
-    fn cause(&self) -> String {
-        let Some(cause) = &self.run.first_cause else { return String::new() };
+    fn cause(&mut self) {
+        let Some(cause) = &self.run.first_cause else { return };
         let whose = match cause.task {
             Some(task) => format!("{}{}: ", self.who(task), self.ago_of(cause.at)),
             None => format!("{} ago: ", self.ago(cause.at)),
         };
-        let why = shorten(&one_line(&cause.why), CAUSE_CHARS);
-        self.style.entry(2, "FIRST CAUSE", Colour::Bad, &format!("{whose}{why}"))
+        let why = shorten(&cause.why, CAUSE_CHARS);
+        self.entry(2, "FIRST CAUSE", Colour::Bad, format!("{whose}{why}"));
     }
 
     /// Who takes no part, by whose decision.
-    fn exclusions(&self) -> String {
+    fn exclusions(&mut self) {
         let all = &self.view.exclusions;
-        let mut text = String::new();
         for exclusion in all.iter().take(EXCLUSIONS_LISTED) {
             let until = match exclusion.expires_at {
                 Some(at) => format!("for {} more", span(at.since(self.now))),
@@ -147,17 +145,16 @@ impl Job<'_> {
                 "{} since {} ago, {until}, by {}: {} (number {}){turned}",
                 exclusion.target,
                 self.ago(exclusion.since),
-                one_line(&exclusion.actor.to_string()),
-                one_line(exclusion.reason.as_str()),
+                exclusion.actor,
+                exclusion.reason,
                 exclusion.id,
             );
-            text.push_str(&self.style.entry(2, "EXCLUDED", Colour::Caution, &line));
+            self.entry(2, "EXCLUDED", Colour::Caution, line);
         }
         if all.len() > EXCLUSIONS_LISTED {
             let more = format!("… {} in all; see them with: muster exclude", all.len());
-            text.push_str(&self.style.entry(2, "EXCLUDED", Colour::Caution, &more));
+            self.entry(2, "EXCLUDED", Colour::Caution, more);
         }
-        text
     }
 
     fn ago_of(&self, at: Timestamp) -> String {
@@ -174,85 +171,79 @@ impl Job<'_> {
         peer.map_or_else(|| format!("task {task}"), |peer| format!("task {task} at {peer}"))
     }
 
-    /// Tasks that failed or are suspected, the failed first.
-    fn troubled(&self) -> String {
-        let mut text = String::new();
-        let of = |standing| self.run.tasks.iter().filter(move |task| task.standing == standing);
+    /// Tasks that failed or are suspected, the failed first. Those that are excluded have an entry of their own.
+    fn troubled(&mut self) {
+        let run = self.run;
+        let of = |state| run.tasks.iter().filter(move |task| task.state() == state);
         let mut left = TROUBLED_LISTED;
         for (standing, label, colour) in [
             (TaskStanding::Failed, "FAILED", Colour::Bad),
             (TaskStanding::Suspect, "SUSPECT", Colour::Caution),
         ] {
-            for task in of(standing).take(left) {
+            let state = TaskState::Standing(standing);
+            for task in of(state).take(left) {
                 let about = format!("{}{}", self.who(task.task), self.ago_of(task.since));
-                let follows = if self.run.follows(task) { ", following the first cause" } else { "" };
+                let follows = if run.follows(task) { ", following the first cause" } else { "" };
                 let why = match (&task.why, standing) {
-                    (Some(why), _) => format!(": {}", shorten(&one_line(why), ERROR_CHARS)),
+                    (Some(why), _) => format!(": {}", shorten(why, ERROR_CHARS)),
                     (None, TaskStanding::Suspect) => format!(": its connection broke; {}", self.heard(task)),
                     (None, _) => String::new(),
                 };
-                text.push_str(&self.style.entry(2, label, colour, &format!("{about}{follows}{why}")));
+                self.entry(2, label, colour, format!("{about}{follows}{why}"));
             }
-            let all: Vec<TaskId> = of(standing).map(|task| task.task).collect();
-            if all.len() > left {
-                let more = format!("… {} in all: {}", all.len(), ranges(&all));
-                text.push_str(&self.style.entry(2, label, colour, &more));
+            let count = run.counts.get(state);
+            if count > left {
+                let all: Vec<TaskId> = of(state).map(|task| task.task).collect();
+                self.entry(2, label, colour, format!("… {count} in all: {}", ranges(&all)));
             }
-            left = left.saturating_sub(all.len());
+            left = left.saturating_sub(count);
         }
-        text
     }
 
     fn heard(&self, task: &TaskView) -> String {
         match task.last_heartbeat {
-            Some(at) => format!("last heard {} ago", self.ago(at)),
-            None => "never heard".into(),
+            Some(at) => format!("last heartbeat {} ago", self.ago(at)),
+            None => "no heartbeat yet".into(),
         }
     }
 
-    fn barriers(&self) -> String {
+    fn barriers(&mut self) {
         let mut barriers: Vec<&BarrierView> = self.run.barriers.iter().collect();
         barriers.sort_by_key(|barrier| barrier.since);
-        let mut text = String::new();
         for barrier in barriers.iter().take(BARRIERS_LISTED) {
             let left = match barrier.deadline.since(self.now) {
-                left if left.as_secs() > 366 * 24 * 60 * 60 => "no deadline".into(),
-                left => format!("gives up in {}", span(left)),
+                left if left.as_secs() > 366 * 24 * 60 * 60 => "no timeout".into(),
+                left => format!("times out in {}", span(left)),
             };
+            let latest = barrier.arrivals.last().filter(|latest| latest.task != barrier.first);
+            let latest = latest.map_or_else(String::new, |latest| {
+                format!("; latest: task {}{}", latest.task, self.ago_of(latest.at))
+            });
             let about = format!(
-                "{}: {} of {} there, waiting for {} (first came task {}); {left}",
+                "{}: {} of {} arrived, waiting for {}; first arrival: task {}{latest}; {left}",
                 barrier_name(barrier),
                 barrier.arrived,
                 barrier.members,
                 self.ago(barrier.since),
                 barrier.first,
             );
-            text.push_str(&self.style.entry(2, "BARRIER", Colour::Caution, &about));
-            text.push_str(&self.missing(&barrier.missing));
+            self.entry(2, "BARRIER", Colour::Caution, about);
+            self.missing(&barrier.missing);
         }
         if barriers.len() > BARRIERS_LISTED {
-            let more = format!("… {} in all", barriers.len());
-            text.push_str(&self.style.entry(2, "BARRIER", Colour::Caution, &more));
+            self.entry(2, "BARRIER", Colour::Caution, format!("… {} in all", barriers.len()));
         }
-        text
     }
 
-    fn missing(&self, missing: &[TaskId]) -> String {
-        let mut text = String::new();
+    fn missing(&mut self, missing: &[TaskId]) {
         for task in missing.iter().take(MISSING_LISTED) {
             let what = self.task(*task).map_or_else(String::new, |task| format!(": {}", self.doing(task)));
-            text.push_str(&self.style.entry(
-                4,
-                "MISSING",
-                Colour::Caution,
-                &format!("{}{what}", self.who(*task)),
-            ));
+            self.entry(4, "MISSING", Colour::Caution, format!("{}{what}", self.who(*task)));
         }
         if missing.len() > MISSING_LISTED {
             let more = format!("… {} in all: {}", missing.len(), ranges(missing));
-            text.push_str(&self.style.entry(4, "MISSING", Colour::Caution, &more));
+            self.entry(4, "MISSING", Colour::Caution, more);
         }
-        text
     }
 
     /// What a task does that others wait for.
@@ -260,39 +251,38 @@ impl Job<'_> {
         let since = self.ago(task.since);
         match task.standing {
             TaskStanding::Missing if task.lives.is_empty() => "has not registered".into(),
-            TaskStanding::Missing => format!("has not registered again since {since}"),
-            TaskStanding::Registering => format!("registers since {since}"),
+            TaskStanding::Missing => format!("has not registered again, for {since}"),
+            TaskStanding::Registering => format!("registering for {since}"),
             TaskStanding::Disconnected => format!("left {since} ago"),
             TaskStanding::Failed => format!("failed {since} ago"),
             TaskStanding::Suspect => format!("its connection broke {since} ago"),
             TaskStanding::Connected => {
                 let restarted = if task.unsynced { "restarted and not in step yet, " } else { "" };
                 let waits = match waits(task) {
-                    waits if waits.is_empty() => "waits nowhere: it is busy or stuck".into(),
+                    waits if waits.is_empty() => "connected, not at any barrier".into(),
                     waits => format!("waits at {waits}"),
                 };
-                format!("{restarted}{}, {waits}", self.heard(task))
+                format!("{restarted}{waits}; {}", self.heard(task))
             }
         }
     }
 
-    fn live_sets(&self) -> String {
-        let mut text = String::new();
-        for question in self.run.live_sets.iter().take(BARRIERS_LISTED) {
+    fn live_sets(&mut self) {
+        let run = self.run;
+        for question in run.live_sets.iter().take(BARRIERS_LISTED) {
             let about = format!(
                 "{} of {} asked, waiting for {}",
                 question.arrived,
                 question.members,
                 self.ago(question.since)
             );
-            text.push_str(&self.style.entry(2, "LIVE SET", Colour::Caution, &about));
-            text.push_str(&self.missing(&question.missing));
+            self.entry(2, "LIVE SET", Colour::Caution, about);
+            self.missing(&question.missing);
         }
-        text
     }
 
-    fn preemption(&self) -> String {
-        let Some(preemption) = &self.run.preemption else { return String::new() };
+    fn preemption(&mut self) {
+        let Some(preemption) = &self.run.preemption else { return };
         let step = match preemption.agreed_step {
             Some(step) => format!("all save at step {step}"),
             None => format!(
@@ -302,64 +292,53 @@ impl Job<'_> {
             ),
         };
         let about = format!("asked for {} ago: {step}", self.ago(preemption.since));
-        self.style.entry(2, "SAVE", Colour::Caution, &about)
+        self.entry(2, "SAVE", Colour::Caution, about);
     }
 
-    /// All tasks of a small job, or how many of a large one are in which standing.
-    fn tasks(&self) -> String {
+    /// All tasks of a small job, or how many of a large one are in which state.
+    fn tasks(&mut self) {
         if self.nobody_came() {
-            return String::new();
+            return;
         }
         let tasks = &self.run.tasks;
         if tasks.len() > TASKS_LISTED {
-            let mut counts = Vec::new();
-            for standing in STANDINGS {
-                let count = tasks.iter().filter(|task| task.standing == standing).count();
-                if count > 0 {
-                    counts.push(format!("{count} {}", word(standing)));
-                }
-            }
+            let count = |state: TaskState| (self.run.counts.get(state), state.word());
+            let present = TaskState::ALL.into_iter().map(count).filter(|(count, _)| *count > 0);
+            let mut counts: Vec<String> = present.map(|(count, word)| format!("{count} {word}")).collect();
             let unsynced = tasks.iter().filter(|task| task.unsynced).count();
             if unsynced > 0 {
                 counts.push(format!("{unsynced} of them restarted and not in step yet"));
             }
-            return self.style.entry(2, "TASKS", Colour::Bold, &counts.join(", "));
+            return self.entry(2, "TASKS", Colour::Bold, counts.join(", "));
         }
         let peers: Vec<String> = tasks
             .iter()
             .map(|task| address(task).map_or_else(|| "-".into(), |peer| peer.to_string()))
             .collect();
         let wide = peers.iter().map(String::len).max().unwrap_or(0).max("ADDRESS".len());
-        let mut text = self.style.paint(
-            &format!(
-                "  {:<6}{:<15}{:<9}{:<9}{:<wide$}  WAITS AT",
-                "TASK", "STANDING", "SINCE", "HEARD", "ADDRESS"
-            ),
-            Colour::Bold,
+        let heading = format!(
+            "  {:<6}{:<14}{:<14}{:<14}{:<wide$}  WAITS AT",
+            "TASK", "STATE", "FOR", "HEARTBEAT", "ADDRESS"
         );
-        text.push('\n');
+        self.out.line(Line::default().painted(self.style, heading, Colour::Bold));
         for (task, peer) in tasks.iter().zip(&peers) {
             let heard = task.last_heartbeat.map_or_else(|| "-".into(), |at| self.ago(at));
-            let standing = format!("{:<15}", word(task.standing));
-            let standing = match task.standing {
-                TaskStanding::Failed => self.style.paint(&standing, Colour::Bad),
-                TaskStanding::Suspect | TaskStanding::Missing => self.style.paint(&standing, Colour::Caution),
-                _ => standing,
+            let state = task.state();
+            let word = format!("{:<14}", state.word());
+            let line = Line::from(format!("  {:<6}", task.task));
+            let line = match state {
+                TaskState::Standing(TaskStanding::Failed) => line.painted(self.style, word, Colour::Bad),
+                TaskState::Standing(TaskStanding::Suspect | TaskStanding::Missing) => {
+                    line.painted(self.style, word, Colour::Caution)
+                }
+                _ => line.and(word),
             };
-            let waits = waits(task);
-            let line = format!(
-                "  {:<6}{standing}{:<9}{heard:<9}{peer:<wide$}  {waits}",
-                task.task,
-                self.ago(task.since)
-            );
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{}", line.trim_end());
+            let since = self.ago(task.since);
+            self.out.line(line.and(format!("{since:<14}{heard:<14}{peer:<wide$}  {}", waits(task))));
         }
-        text
     }
 
-    fn history(&self) -> String {
-        let mut text = String::new();
+    fn history(&mut self) {
         let history = &self.view.history;
         for run in history.iter().take(RUNS_LISTED) {
             let (word, colour) = match run.outcome {
@@ -367,40 +346,28 @@ impl Job<'_> {
                 RunOutcome::Failed => ("failed", Colour::Caution),
                 RunOutcome::Abandoned => ("was abandoned", Colour::Caution),
             };
-            let lasted = span(run.ended_at.since(run.started_at.unwrap_or(run.opened_at)));
+            let lasted = span(run.span().length(self.now));
             let cause = run.first_cause.as_ref().map_or_else(String::new, |cause| {
                 let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-                format!("; first cause: {whose}{}", shorten(&one_line(&cause.why), ERROR_CHARS))
+                format!("; first cause: {whose}{}", shorten(&cause.why, ERROR_CHARS))
             });
             let about =
                 format!("run {} {word} {} ago after {lasted}{cause}", run.number, self.ago(run.ended_at));
-            text.push_str(&self.style.entry(2, "EARLIER", colour, &about));
+            self.entry(2, "EARLIER", colour, about);
         }
         if history.len() > RUNS_LISTED {
             let more = format!("… {} earlier runs in all", history.len());
-            text.push_str(&self.style.entry(2, "EARLIER", Colour::Faint, &more));
+            self.entry(2, "EARLIER", Colour::Faint, more);
         }
-        text
     }
 }
 
-const STANDINGS: [TaskStanding; 6] = [
-    TaskStanding::Failed,
-    TaskStanding::Suspect,
-    TaskStanding::Missing,
-    TaskStanding::Registering,
-    TaskStanding::Disconnected,
-    TaskStanding::Connected,
-];
-
-fn word(standing: TaskStanding) -> &'static str {
-    match standing {
-        TaskStanding::Missing => "missing",
-        TaskStanding::Registering => "registering",
-        TaskStanding::Connected => "connected",
-        TaskStanding::Suspect => "suspect",
-        TaskStanding::Disconnected => "left",
-        TaskStanding::Failed => "failed",
+/// At most `most` characters of a text on one line, saying if there are more.
+fn shorten(text: &str, most: usize) -> String {
+    let text = one_line(text);
+    match text.char_indices().nth(most) {
+        Some((cut, _)) => format!("{}… (cut; --json has it whole)", &text[..cut]),
+        None => text.into_owned(),
     }
 }
 
@@ -410,27 +377,14 @@ fn address(task: &TaskView) -> Option<std::net::SocketAddr> {
 }
 
 fn waits(task: &TaskView) -> String {
-    let barriers = task.waits_at.iter().map(|id| own_name(id));
-    let names: Vec<String> =
-        barriers.chain(task.waits_for.iter().map(|wait| format!("key {}", wait.key))).collect();
+    let barriers = task.waits_at.iter().map(|id| one_line(barrier_label(id)).into_owned());
+    let keys = task.waits_for.iter().map(|wait| format!("key {}", one_line(&wait.key)));
+    let names: Vec<String> = barriers.chain(keys).collect();
     shorten(&names.join(", "), ERROR_CHARS)
 }
 
-/// A barrier's name: the service's own ones by what they are for.
-fn own_name(id: &str) -> String {
-    if id == "[Init]Wait_for_all_tasks_to_register" {
-        return "registration".into();
-    }
-    match id.split_once("::") {
-        Some(("Shutdown", _)) => "shutdown".into(),
-        Some(("WaitForAllTasks", _)) => "device exchange".into(),
-        _ => one_line(id).into_owned(),
-    }
-}
-
 fn barrier_name(barrier: &BarrierView) -> String {
-    let name = own_name(&barrier.id);
-    let name = shorten(&name, ERROR_CHARS);
+    let name = shorten(barrier_label(&barrier.id), ERROR_CHARS);
     if barrier.counter > 0 { format!("{name} (use {})", barrier.counter) } else { name }
 }
 
@@ -463,12 +417,5 @@ mod tests {
         let even: Vec<i32> = (0..100).map(|n| n * 2).collect();
         assert!(ranges(&ids(&even)).ends_with("22, … (--json has all)"));
         assert_eq!(ranges(&[]), "");
-    }
-
-    #[test]
-    fn barriers_are_called_by_what_they_are_for() {
-        assert_eq!(own_name("[Init]Wait_for_all_tasks_to_register"), "registration");
-        assert_eq!(own_name("Shutdown::0123"), "shutdown");
-        assert_eq!(own_name("save\u{1b}[2J"), "save\\u{1b}[2J");
     }
 }

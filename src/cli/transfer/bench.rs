@@ -16,7 +16,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::cli::certificates::TransferFiles;
-use crate::cli::print;
+use crate::cli::output::{Output, print, print_json_line};
 use crate::config::parse_duration;
 use crate::transfer::{Choice, TransportKind};
 use figures::{Figures, Repetition};
@@ -175,14 +175,17 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut tasks = Tasks::start(arguments.pairs, &setup, arguments.grace)?;
     let prepares = tasks.prepares()?;
     if !arguments.json {
-        print(&figures::heading(&prepares))?;
+        print(&Output::of_lines(&figures::heading(&prepares)))?;
     }
     for shape in shapes {
         let repetitions = measure(&mut tasks, arguments, shape)?;
         let figures = Figures::new(arguments.pairs, &setup, shape, &prepares, &repetitions);
         verified &= figures.verified;
-        let line = if arguments.json { serde_json::to_string(&figures)? + "\n" } else { figures.to_string() };
-        print(&line)?;
+        if arguments.json {
+            print_json_line(&figures)?;
+        } else {
+            print(&Output::of_lines(&figures.to_string()))?;
+        }
     }
     Ok(if verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 
-use super::super::print;
-use crate::text::one_line;
+use super::super::output::{Output, print, print_json_text};
+use crate::text::{bytes, one_line};
 use crate::transfer::plan::{
     ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, MAX_PLAN_TEXT, Options, Placement, Plan, PlanError, Step,
     TaskBytes, TaskId,
@@ -109,7 +109,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         None => made(arguments)?,
     };
     if arguments.json {
-        print(&(plan.to_json().map_err(told)? + "\n"))?;
+        print_json_text(&plan.to_json().map_err(told)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = String::new();
@@ -118,7 +118,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(task) => steps_of(&mut text, &plan, TaskId(task), arguments.rows),
         None => overview(&mut text, &plan, arguments),
     };
-    print(&text)?;
+    print(&Output::of_lines(&text))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -197,7 +197,7 @@ fn in_blocks(
 
 fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::Result {
     let (source, cost) = (plan.source(), plan.cost());
-    let total = source.bytes().map_or_else(|_| String::new(), |bytes| format!(" ({})", bytes_of(bytes)));
+    let total = source.bytes().map_or_else(|_| String::new(), |total| format!(" ({})", bytes(total)));
     writeln!(text, "{}{:?}{total}", source.dtype, source.shape)?;
     for (what, array) in [("from", source), ("to", plan.destination())] {
         let (mesh, spec) = (&array.sharding.mesh, &array.sharding.spec);
@@ -238,22 +238,22 @@ fn costs(text: &mut String, cost: &Cost) -> std::fmt::Result {
     writeln!(text, "{:<14}{:>9}{:>12}{:>14}", "WHERE", "STEPS", "BYTES", "LEAST")?;
     let least = [0, cost.minimum.local_copy, cost.minimum.same_host, cost.minimum.across_hosts];
     for (class, least) in cost.classes.iter().zip(least) {
-        let least = if class.class.name() == "same buffer" { "-".to_owned() } else { bytes_of(least) };
-        writeln!(text, "{:<14}{:>9}{:>12}{least:>14}", class.class, class.steps, bytes_of(class.bytes))?;
+        let least = if class.class.name() == "same buffer" { "-".to_owned() } else { bytes(least) };
+        writeln!(text, "{:<14}{:>9}{:>12}{least:>14}", class.class, class.steps, bytes(class.bytes))?;
     }
     let beyond = if cost.over_minimum == 0 {
         "no plan could move less".to_owned()
     } else {
-        format!("{} more than the least possible", bytes_of(cost.over_minimum))
+        format!("{} more than the least possible", bytes(cost.over_minimum))
     };
-    writeln!(text, "\n{} are copied or sent; {beyond}.", bytes_of(cost.moved))?;
+    writeln!(text, "\n{} are copied or sent; {beyond}.", bytes(cost.moved))?;
     writeln!(
         text,
         "Messages between tasks: {}. The longest chain of steps that wait for one another: {}.",
         cost.messages, cost.rounds
     )?;
     let busiest = |text: &mut String, what: &str, task: Option<TaskBytes>| match task {
-        Some(TaskBytes { task, bytes }) => writeln!(text, "{what} task {task}, {}.", bytes_of(bytes)),
+        Some(TaskBytes { task, bytes: moved }) => writeln!(text, "{what} task {task}, {}.", bytes(moved)),
         None => Ok(()),
     };
     busiest(text, "Most goes out of", cost.busiest_out)?;
@@ -277,7 +277,7 @@ fn pairs(text: &mut String, plan: &Plan, rows: usize) -> std::fmt::Result {
             pair.from,
             pair.to,
             pair.steps,
-            bytes_of(pair.bytes)
+            bytes(pair.bytes)
         )?;
     }
     if pairs.len() > rows {
@@ -293,7 +293,7 @@ fn steps_of(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::f
         text,
         "Task {task} takes part in {count} of {} steps; it needs {} to pack short runs.",
         plan.len(),
-        bytes_of(room)
+        bytes(room)
     )?;
     if count > 0 {
         writeln!(
@@ -303,7 +303,7 @@ fn steps_of(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::f
         )?;
     }
     for step in plan.for_task(task).take(rows) {
-        let Step { index, key, class, bytes, after, source, destination } = step;
+        let Step { index, key, class, bytes: moved, after, source, destination } = step;
         let after = after.map_or_else(|| "-".to_owned(), |step| step.to_string());
         writeln!(
             text,
@@ -313,7 +313,7 @@ fn steps_of(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::f
             source.device,
             destination.task,
             destination.device,
-            bytes_of(bytes),
+            bytes(moved),
             source.runs.count(),
             destination.runs.count()
         )?;
@@ -322,15 +322,4 @@ fn steps_of(text: &mut String, plan: &Plan, task: TaskId, rows: usize) -> std::f
         writeln!(text, "and {} more steps; --rows N shows more", count - rows)?;
     }
     Ok(())
-}
-
-/// A number of bytes as people read it.
-fn bytes_of(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    let unit = (1..=UNITS.len()).rev().find(|unit| bytes >> (10 * unit) > 0);
-    // Rounding is what is wanted here.
-    unit.map_or_else(
-        || format!("{bytes} B"),
-        |unit| format!("{:.1} {}", bytes as f64 / (1_u64 << (10 * unit)) as f64, UNITS[unit - 1]),
-    )
 }

@@ -8,10 +8,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::scraped::Scraped;
-use super::{Arguments, Program, registered, say};
+use super::{Arguments, Program, registered, say, say_all};
 use crate::agent::exercise::{Exercise, Failed, Outcome, Step};
 use crate::agent::place::Place;
 use crate::agent::{Agent, AgentError, Config, Roster};
+use crate::text::bytes;
 use crate::transfer::Member;
 
 /// How long the service may take to let a task go alone. In a job whose tasks share their fate it never does.
@@ -52,7 +53,7 @@ impl Stops {
 pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Result<ExitCode> {
     let mut stops = Stops::listen()?;
     let version = env!("CARGO_PKG_VERSION");
-    say(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
+    say_all(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
     let scraped = match arguments.metrics {
         Some(address) => Some(Scraped::bind(address).await?),
         None => None,
@@ -64,7 +65,7 @@ pub async fn work(arguments: &Arguments, place: &Place, config: Config) -> Resul
             return Ok(ExitCode::from(128 + number));
         }
     };
-    say(registered(&agent).trim_end())?;
+    say_all(registered(&agent).trim_end())?;
     // Ended with this function.
     let mut shown = tokio::task::JoinSet::new();
     if let Some(scraped) = scraped {
@@ -351,18 +352,6 @@ pub fn parse(line: &str) -> Option<Seen> {
     let checked = parts.next()?.strip_suffix(" buffers checked")?.parse().ok()?;
     let resharded = parts.any(|part| part.starts_with("array from "));
     Some(Seen { number: number.parse().ok()?, tasks, checked, resharded, whole: !rest.ends_with(" failed") })
-}
-
-/// A number of bytes for people.
-pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{count} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
 #[cfg(test)]

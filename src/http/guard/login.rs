@@ -4,17 +4,17 @@ use askama::Template;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::{self, HeaderValue};
+use axum::http::request::Parts;
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use bytes::Bytes;
 
 use super::How;
 use super::Visitor;
 use super::pass::{Cookies, Proof, cookie, field, late};
-use super::rates::place;
-use super::tokens::Hash;
+use super::tokens::{Hash, hash};
 use crate::coordination::{Actor, Means};
 use crate::http::actor::{Author, Channel, Peer};
-use crate::http::{AuditOutcome, Problem, Site, pages};
+use crate::http::{AuditOutcome, Problem, Site, Source, pages};
 
 /// The page that asks for a token.
 ///
@@ -29,12 +29,11 @@ pub(in crate::http) async fn show(State(site): State<Site>, request: Request) ->
     Html(page(&proof, &next, "")).into_response()
 }
 
+/// The longest form of a login.
+pub(super) const FORM_BYTES_MAX: usize = 8 << 10;
+
 /// Takes the token.
-pub(in crate::http) async fn enter(State(site): State<Site>, request: Request) -> Response {
-    let (head, body) = request.into_parts();
-    let Ok(form) = axum::body::to_bytes(body, FORM_BYTES_MAX).await else {
-        return Problem::bad_body(StatusCode::PAYLOAD_TOO_LARGE, "no token is that long").into_response();
-    };
+pub(in crate::http) async fn enter(State(site): State<Site>, head: Parts, form: Bytes) -> Response {
     let channel = head.extensions.get::<Channel>().cloned().unwrap_or_default();
     let peer = head.extensions.get::<Peer>().map(|peer| peer.0);
     let next = field(&form, "next");
@@ -42,19 +41,21 @@ pub(in crate::http) async fn enter(State(site): State<Site>, request: Request) -
     let guard = &site.guard;
     let Some(tokens) = &guard.tokens else { return Redirect::to(next).into_response() };
     let now = guard.clock.now();
-    if !guard.logins.allow(now, peer.map_or_else(String::new, |peer| place(peer.ip()))) {
-        return late(Problem::too_many_logins());
-    }
-    let holder = field(&form, "token").and_then(|token| tokens.holder(token.trim()));
+    let token = field(&form, "token").unwrap_or_default();
+    let holder = tokens.holder(token.trim());
     let deed = |who: &str, role| {
         let actor = Actor { who: who.into(), address: peer, means: Means::Page };
         Author::new(actor, role, None).deed(None, "login", "/login".into(), None)
     };
     let Some(holder) = holder else {
-        let source = peer.map_or_else(String::new, |peer| place(peer.ip()));
+        let source = Source::of_request(&head.extensions);
         let detail = "unknown token".to_owned();
-        site.audit.gather(guard.clock, source, deed(Actor::ANONYMOUS, None), detail);
+        site.audit.gather(guard.clock, source.to_string(), deed(Actor::ANONYMOUS, None), detail);
         let cookies = Cookies::of(&channel);
+        let attempt = guard.attempts.by(source, cookie(&head.headers, cookies.browser()));
+        if !guard.attempts.failed(now, attempt, &hash(token.trim())) {
+            return late(Problem::too_many_logins());
+        }
         let visit = cookie(&head.headers, cookies.visit()).unwrap_or_default();
         let text = page(&guard.csrf.of(visit), next, "Unknown token");
         return (StatusCode::UNAUTHORIZED, Html(text)).into_response();
@@ -64,15 +65,16 @@ pub(in crate::http) async fn enter(State(site): State<Site>, request: Request) -
     begin(&site, &channel, holder.hash, next)
 }
 
-/// The longest form of a login.
-const FORM_BYTES_MAX: usize = 8 << 10;
+/// How long a browser is remembered as one that has logged in.
+const BROWSER_REMEMBERED: u64 = 30 * 24 * 60 * 60;
 
 fn begin(site: &Site, channel: &Channel, token: Hash, next: &str) -> Response {
     let guard = &site.guard;
     let id = guard.sessions.begin(guard.clock.now(), token);
     let cookies = Cookies::of(channel);
     let set = cookies.set(cookies.session(), &id, Some(guard.sessions.timeout().as_secs()));
-    with_cookie(Redirect::to(next).into_response(), set)
+    let known = cookies.set(cookies.browser(), &guard.attempts.browser_cookie(), Some(BROWSER_REMEMBERED));
+    with_cookie(with_cookie(Redirect::to(next).into_response(), set), known)
 }
 
 /// Ends the login.

@@ -1,22 +1,24 @@
 //! The way of a request past the guard.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
+use bytes::Bytes;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use super::rates::place;
+use super::login::FORM_BYTES_MAX;
 use super::{Guard, How, Need, Role, Visitor, tokens};
 use crate::coordination::{Actor, JobName, Means};
 use crate::http::actor::{Author, Channel, Peer, means};
+use crate::http::hosts::name_of;
 use crate::http::problem::wants_page;
-use crate::http::{AuditOutcome, BODY_BYTES_MAX, Problem, Site};
+use crate::http::{AuditOutcome, BODY_BYTES_MAX, Problem, Site, Source, body};
 use crate::telemetry::traces::Parent;
 
 /// The header in which the scripts of a page show their proof.
@@ -45,6 +47,11 @@ impl Cookies {
         if self.secure { "__Host-muster-visit" } else { "muster-visit" }
     }
 
+    /// The name of the cookie of a browser that has logged in before.
+    pub fn browser(&self) -> &'static str {
+        if self.secure { "__Host-muster-browser" } else { "muster-browser" }
+    }
+
     /// What sets one; `seconds` is how long it holds, `None`: until the browser ends.
     pub fn set(&self, name: &str, value: &str, seconds: Option<u64>) -> Option<HeaderValue> {
         let secure = if self.secure { "; Secure" } else { "" };
@@ -70,7 +77,7 @@ pub(super) fn field(form: &[u8], name: &str) -> Option<String> {
 
 /// What is known of a request before it has passed.
 struct Asked {
-    peer: Option<IpAddr>,
+    source: Source,
     need: Need,
     /// It asks for a change.
     changes: bool,
@@ -89,8 +96,14 @@ pub struct Gate {
 }
 
 /// Lets a request pass, or says why not.
+///
+/// Everything that the head of a request tells is checked before the first byte of its body is read. The body is read here and
+/// nowhere else (`body.rs`): a handler gets one that is in memory, and paid for until the answer is there.
 pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Response {
     let Gate { site, need } = gate;
+    let (head, wire) = request.into_parts();
+    // What follows sees the head alone.
+    let request = Request::from_parts(head, Body::empty());
     let guard = &site.guard;
     let extensions = request.extensions();
     let matched = extensions.get::<MatchedPath>().map(MatchedPath::as_str);
@@ -98,7 +111,7 @@ pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Res
     let (method, headers) = (request.method(), request.headers());
     let cookies = Cookies::of(&channel);
     let asked = Asked {
-        peer: extensions.get::<Peer>().map(|peer| peer.0.ip()),
+        source: Source::of_request(extensions),
         need: need(method, matched),
         changes: !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS),
         browser: headers.contains_key(header::ORIGIN)
@@ -107,10 +120,7 @@ pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Res
             || cookie(headers, cookies.visit()).is_some(),
         cookies,
     };
-    if (asked.changes || asked.need != Need::Nothing)
-        && !host(&request).is_some_and(|host| guard.hosts.allow(host))
-    {
-        let problem = Problem::wrong_host(host(&request).unwrap_or_default());
+    if let Err(problem) = check_host(guard, &request, &asked) {
         write_down(&site, Attempt::of(&site, &request), &asked, None, &problem.detail);
         return problem.into_response();
     }
@@ -128,33 +138,65 @@ pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Res
         }
         return refuse(&site, &request, &asked, visitor.as_ref(), problem);
     }
-    let (request, proof) = match prove(guard, request, &asked, visitor.as_ref()).await {
-        Ok(proven) => proven,
-        Err((request, problem)) => return refuse(&site, &request, &asked, visitor.as_ref(), problem),
+    let proof = match prove(guard, &request, &asked, visitor.as_ref()) {
+        Ok(proof) => proof,
+        Err(problem) => return refuse(&site, &request, &asked, visitor.as_ref(), problem),
     };
-    if asked.changes
-        && let Some(visitor) = &visitor
-        && !guard.changes.allow(guard.clock.now(), format!("{} {}", visitor.actor.who, from(asked.peer)))
-    {
-        let problem = Problem::too_many_changes();
-        let attempt = Attempt { often: true, ..Attempt::of(&site, &request) };
-        write_down(&site, attempt, &asked, Some(visitor), &problem.detail);
+    if let Err(problem) = within_rates(guard, &request, &asked, visitor.as_ref()) {
+        // The wrong tokens of a stranger are in the audit already.
+        if visitor.is_some() {
+            let attempt = Attempt { often: true, ..Attempt::of(&site, &request) };
+            write_down(&site, attempt, &asked, visitor.as_ref(), &problem.detail);
+        }
         return late(problem);
     }
+    if asked.changes
+        && asked.need != Need::Nothing
+        && let Err(why) = site.audit.ready().await
+    {
+        return refuse(&site, &request, &asked, visitor.as_ref(), Problem::audit_unwritable(&why));
+    }
+    // A request that changes nothing has no body that anybody reads.
+    let limit = match (asked.changes, asked.need) {
+        (false, _) => None,
+        (true, Need::Nothing) => Some(FORM_BYTES_MAX),
+        (true, Need::Role(_)) => Some(BODY_BYTES_MAX),
+    };
+    let mut body = (Bytes::new(), None);
+    if let Some(limit) = limit {
+        body = match body::read(&site.bodies, asked.source, wire, limit).await {
+            Ok(body) => body,
+            Err(problem) => {
+                return last(refuse(&site, &request, &asked, visitor.as_ref(), problem));
+            }
+        };
+    }
+    let (body, _paid) = body;
+    let visit = match proof {
+        Proven::InForm(basis) => match field(&body, PROOF_FIELD) {
+            Some(shown) if guard.csrf.holds(&basis, &shown) => None,
+            _ => return refuse(&site, &request, &asked, visitor.as_ref(), Problem::no_proof()),
+        },
+        Proven::Already(visit) => visit,
+    };
     let attempt = (asked.changes && visitor.is_some()).then(|| Attempt::of(&site, &request));
     let author = visitor.as_ref().map(|visitor| {
         let parent = Parent::of(request.headers());
         Author::new(visitor.actor.clone(), Some(visitor.role), parent)
     });
-    let response = enter(request, next, (visitor.clone(), author.clone()), proof, &channel).await;
+    let request = request.map(|_| Body::from(body));
+    let response = enter(request, next, (visitor.clone(), author.clone()), visit, &channel).await;
     // A change that its handler did not get to, or could not make sense of, was asked for all the same.
-    if let (Some(attempt), Some(author)) = (attempt, author)
+    if let (Some(attempt), Some(author)) = (attempt, &author)
         && response.status().is_client_error()
         && !author.is_written()
     {
         let problem = response.extensions().get::<Problem>().map(|problem| &*problem.detail);
         let detail = problem.or(response.status().canonical_reason()).unwrap_or_default();
         write_down(&site, attempt, &asked, visitor.as_ref(), detail);
+    }
+    if asked.changes {
+        site.audit.flushed().await;
     }
     response
 }
@@ -198,8 +240,59 @@ fn host(request: &Request) -> Option<&str> {
     request.uri().authority().map(axum::http::uri::Authority::as_str).or_else(header)
 }
 
-fn from(peer: Option<IpAddr>) -> String {
-    peer.map_or_else(String::new, place)
+/// Checks by what name the client has reached this server. A name that could be read in two ways is refused for every request, one
+/// that is not this server's for all that show or change anything.
+fn check_host(guard: &Guard, request: &Request, asked: &Asked) -> Result<(), Problem> {
+    let mut named = request.headers().get_all(header::HOST).into_iter();
+    let first = named.next();
+    if named.next().is_some() {
+        return Err(Problem::bad_host("the request has more than one header host"));
+    }
+    let text = first.map(|host| host.to_str().unwrap_or_default());
+    let authority = request.uri().authority().map(axum::http::uri::Authority::as_str);
+    if let Some(found) = [text, authority].into_iter().flatten().find(|found| name_of(found).is_none())
+        && !found.is_empty()
+    {
+        return Err(Problem::bad_host("what the request has for a host is none: write NAME or NAME:PORT"));
+    }
+    if let (Some(text), Some(authority)) = (text, authority)
+        && !text.eq_ignore_ascii_case(authority)
+    {
+        return Err(Problem::bad_host(
+            "the request names one host in its first line and another in its header host",
+        ));
+    }
+    if (asked.changes || asked.need != Need::Nothing)
+        && !host(request).is_some_and(|host| guard.hosts.allow(host))
+    {
+        return Err(Problem::wrong_host(host(request).unwrap_or_default()));
+    }
+    Ok(())
+}
+
+/// Whether a change, or a login, is within its rates. Tokens are looked at by the login itself.
+fn within_rates(
+    guard: &Guard,
+    request: &Request,
+    asked: &Asked,
+    visitor: Option<&Visitor>,
+) -> Result<(), Problem> {
+    if !asked.changes {
+        return Ok(());
+    }
+    let now = guard.clock.now();
+    if let Some(visitor) = visitor
+        && !guard.changes.allow(now, format!("{} {}", visitor.actor.who, asked.source))
+    {
+        return Err(Problem::too_many_changes());
+    }
+    if asked.need == Need::Nothing {
+        let attempt = guard.attempts.by(asked.source, cookie(request.headers(), asked.cookies.browser()));
+        if !guard.attempts.may_try(now, &attempt) {
+            return Err(Problem::too_many_logins());
+        }
+    }
+    Ok(())
 }
 
 fn next_of(request: &Request) -> String {
@@ -297,62 +390,64 @@ fn own_origin(request: &Request) -> Result<(), Problem> {
     }
 }
 
-type Proven = (Request, Option<(String, Arc<str>)>);
+/// What the head of a request tells of its proof.
+enum Proven {
+    /// It holds, or none is wanted. A browser that has no cookie yet gets one, with this value and the proof that follows from it.
+    Already(Option<(String, Arc<str>)>),
+    /// It must stand in the form, and follow from this cookie.
+    InForm(String),
+}
 
 /// Wants a proof of a browser that asks for a change. One that asks for a page and has no cookie yet gets one.
-async fn prove(
+fn prove(
     guard: &Guard,
-    request: Request,
+    request: &Request,
     asked: &Asked,
     visitor: Option<&Visitor>,
-) -> Result<Proven, (Request, Problem)> {
+) -> Result<Proven, Problem> {
     let how = visitor.map(|visitor| visitor.how);
     let by_cookie = how == Some(How::Session);
     let name = if by_cookie { asked.cookies.session() } else { asked.cookies.visit() };
     let basis = cookie(request.headers(), name).map(str::to_owned);
     if !asked.changes {
-        if by_cookie || how == Some(How::Token) || !wants_page(&request) {
-            return Ok((request, None));
+        if by_cookie || how == Some(How::Token) || !wants_page(request) {
+            return Ok(Proven::Already(None));
         }
         let known = basis.unwrap_or_else(tokens::secret);
         let proof = guard.csrf.of(&known);
-        return Ok((request, Some((known, proof))));
+        return Ok(Proven::Already(Some((known, proof))));
     }
     let wanted = by_cookie || asked.need == Need::Nothing || (how == Some(How::Open) && asked.browser);
     if !wanted {
-        return Ok((request, None));
+        return Ok(Proven::Already(None));
     }
-    let (request, shown) = shown(request).await;
-    match (basis, shown) {
-        (Some(basis), Some(shown)) if guard.csrf.holds(&basis, &shown) => Ok((request, None)),
-        _ => Err((request, Problem::no_proof())),
-    }
-}
-
-/// The proof that a request shows, in a header or in the field of a form.
-async fn shown(request: Request) -> (Request, Option<String>) {
+    let basis = basis.ok_or_else(Problem::no_proof)?;
     if let Some(shown) = request.headers().get(&PROOF_HEADER) {
-        let shown = shown.to_str().ok().map(str::to_owned);
-        return (request, shown);
+        let holds = shown.to_str().is_ok_and(|shown| guard.csrf.holds(&basis, shown));
+        return if holds { Ok(Proven::Already(None)) } else { Err(Problem::no_proof()) };
     }
-    if !is(&request, "application/x-www-form-urlencoded") {
-        return (request, None);
+    if is(request, "application/x-www-form-urlencoded") {
+        return Ok(Proven::InForm(basis));
     }
-    let (head, body) = request.into_parts();
-    // What is too long is empty here, and so shows nothing.
-    let body = to_bytes(body, BODY_BYTES_MAX).await.unwrap_or_default();
-    let shown = field(&body, PROOF_FIELD);
-    (Request::from_parts(head, Body::from(body)), shown)
+    Err(Problem::no_proof())
 }
 
 /// A token that is none.
 fn unknown(site: &Site, request: &Request, asked: &Asked, problem: Problem) -> Response {
     let guard = &site.guard;
     write_down(site, Attempt::of(site, request), asked, None, &problem.detail);
-    if !guard.logins.allow(guard.clock.now(), from(asked.peer)) {
+    let attempt = guard.attempts.by(asked.source, cookie(request.headers(), asked.cookies.browser()));
+    let shown = request.headers().get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
+    if !guard.attempts.failed(guard.clock.now(), attempt, &tokens::hash(&String::from_utf8_lossy(shown))) {
         return late(Problem::too_many_logins());
     }
     challenge(problem)
+}
+
+/// Makes an answer the last one of its connection: the rest of a body that was not read is in the way of the next request.
+fn last(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 fn challenge(problem: Problem) -> Response {
@@ -395,7 +490,7 @@ impl Attempt {
         let agent = request.headers().get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
         let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
         let job =
-            job_of(request).filter(|job| site.engine.look(|core, _| core.job_named(job.as_str()).is_some()));
+            job_of(request).filter(|job| site.engine.look_up(|core| core.job_named(job.as_str()).is_some()));
         Self { job, act, subject, peer, agent: means(agent.unwrap_or_default()), often: false }
     }
 }
@@ -425,7 +520,7 @@ fn refuse(
 fn write_down(site: &Site, attempt: Attempt, asked: &Asked, visitor: Option<&Visitor>, detail: &str) {
     let guard = &site.guard;
     let now = guard.clock.now();
-    let source = from(asked.peer);
+    let source = asked.source.to_string();
     let author = match visitor {
         Some(visitor) => Author::new(visitor.actor.clone(), Some(visitor.role), None),
         None => Author::new(

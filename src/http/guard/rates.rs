@@ -1,7 +1,6 @@
 //! How often somebody may do something: a bucket each, within bounds.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 use crate::coordination::Timestamp;
@@ -32,14 +31,32 @@ impl Rates {
         Self { rate, buckets: Mutex::default() }
     }
 
+    /// How much is left in a bucket now.
+    fn refilled(&self, now: Timestamp, bucket: &Bucket) -> f64 {
+        let Rate { burst, per_second } = self.rate;
+        (bucket.left + now.since(bucket.at).as_secs_f64() * per_second).min(burst)
+    }
+
+    /// Whether `who` might do it once more now. Nothing is counted.
+    pub fn might(&self, now: Timestamp, who: &str) -> bool {
+        let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = buckets.get(who).or_else(|| buckets.get("").filter(|_| buckets.len() >= BUCKETS_MAX));
+        bucket.is_none_or(|bucket| self.refilled(now, bucket) >= 1.0)
+    }
+
+    /// Whether `who` has done it lately.
+    pub fn knows(&self, now: Timestamp, who: &str) -> bool {
+        let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        buckets.get(who).is_some_and(|bucket| self.refilled(now, bucket) < self.rate.burst)
+    }
+
     /// Whether `who` may do it once more now.
     pub fn allow(&self, now: Timestamp, who: String) -> bool {
-        let Rate { burst, per_second } = self.rate;
+        let burst = self.rate.burst;
         if burst.is_infinite() {
             return true;
         }
-        let refilled =
-            |bucket: &Bucket| (bucket.left + now.since(bucket.at).as_secs_f64() * per_second).min(burst);
+        let refilled = |bucket: &Bucket| self.refilled(now, bucket);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() >= BUCKETS_MAX && !buckets.contains_key(&who) {
             buckets.retain(|_, bucket| refilled(bucket) < burst);
@@ -54,17 +71,6 @@ impl Rates {
             bucket.left -= 1.0;
         }
         allowed
-    }
-}
-
-/// By what an address is told from others: whoever has one IPv6 address has a whole network of them.
-pub(super) fn place(address: IpAddr) -> String {
-    match address {
-        IpAddr::V4(four) => four.to_string(),
-        IpAddr::V6(six) => match six.to_ipv4_mapped() {
-            Some(four) => four.to_string(),
-            None => format!("{:x?}", six.segments().first_chunk::<4>()),
-        },
     }
 }
 

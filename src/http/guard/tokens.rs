@@ -130,19 +130,28 @@ impl Tokens {
             current.looked = now;
             let stamp = stamp(&self.path);
             if stamp != current.stamp {
-                current.stamp = stamp;
-                match read(&self.path) {
-                    Ok(holders) => {
-                        tracing::info!(tokens = holders.len(), "the tokens were read again");
-                        current.holders = holders.into();
-                    }
-                    Err(error) => {
-                        tracing::error!(%error, "the tokens have changed; the former ones stay in use")
-                    }
-                }
+                self.read_again(&mut current, stamp);
             }
         }
         Arc::clone(&current.holders)
+    }
+
+    /// Reads the file now, whether it has changed or not.
+    pub fn reload(&self) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = stamp(&self.path);
+        self.read_again(&mut current, stamp);
+    }
+
+    fn read_again(&self, current: &mut Current, stamp: Stamp) {
+        current.stamp = stamp;
+        match read(&self.path) {
+            Ok(holders) => {
+                tracing::info!(tokens = holders.len(), "the tokens were read again");
+                current.holders = holders.into();
+            }
+            Err(error) => tracing::error!(%error, "the tokens have changed; the former ones stay in use"),
+        }
     }
 
     /// Who holds this token.
@@ -173,6 +182,9 @@ fn read(path: &Path) -> Result<Vec<Holder>, TokenError> {
     let wrong = |wrong: String| TokenError::Content { path: path.into(), wrong };
     if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
         return Err(wrong("it is far too long".into()));
+    }
+    if let Some(better) = crate::private_file::check(path).map_err(wrong)? {
+        tracing::warn!(file = %path.display(), "the file of tokens: {better}");
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
     let lines: Lines = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;

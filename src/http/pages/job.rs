@@ -51,7 +51,7 @@ impl Head<'_> {
 
 pub(super) fn head(scene: &Scene) -> Result<Part, Problem> {
     let run = &scene.view.run;
-    let excluded = run.tasks.iter().filter(|task| task.excluded.is_some()).count();
+    let excluded = run.counts.excluded;
     let nobody = run.tasks.iter().all(|task| task.lives.is_empty());
     let (view, total) = (&scene.view, scene.tasks());
     let out = total.saturating_sub(run.live);
@@ -104,7 +104,7 @@ impl<'a> Waiting<'a> {
 
     /// How many are missing.
     pub fn missing_count(&self) -> String {
-        grouped(&self.barrier.missing.len())
+        grouped(self.barrier.missing.len())
     }
 
     pub fn is_registration(&self) -> bool {
@@ -185,7 +185,7 @@ impl History<'_> {
 
     /// How long an ended run lasted.
     fn lasted(&self, run: &RunSummary) -> String {
-        times::span(&run.ended_at.since(run.opened_at))
+        times::span(&run.span().length(run.ended_at))
     }
 }
 

@@ -17,7 +17,7 @@ use axum::response::{IntoResponse as _, Response};
 use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
-use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
+use tokio::sync::{broadcast, watch};
 
 use super::overview::Survey;
 use super::part::Part;
@@ -28,8 +28,9 @@ use super::table::Listing;
 use super::{audit, barriers, devices, drain, exclusions, job, keys, overview, task, timeline, transfers};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::Numbered;
+use crate::http::events::StreamGuard;
 use crate::http::extract::{Job, Params};
-use crate::http::{Problem, Site};
+use crate::http::{Problem, Site, Source};
 
 /// The least time between two looks.
 const PACE: Duration = Duration::from_millis(150);
@@ -257,12 +258,18 @@ struct Viewer {
     /// The parts that it was sent by this stream, whose text it has.
     sent: BTreeMap<&'static str, Part>,
     stop: watch::Receiver<bool>,
-    _slot: OwnedSemaphorePermit,
+    _slot: StreamGuard,
 }
 
 impl Viewer {
-    fn new(site: &Site, subject: Subject, guest: Guest, which: Which) -> Result<Self, Problem> {
-        let (slot, stop) = site.streams.enter()?;
+    fn new(
+        site: &Site,
+        source: Source,
+        subject: Subject,
+        guest: Guest,
+        which: Which,
+    ) -> Result<Self, Problem> {
+        let (slot, stop) = site.streams.enter(source)?;
         let mut news = site.live.join(site, subject);
         // What was seen already is news to whoever comes now.
         news.mark_changed();
@@ -333,10 +340,11 @@ fn tell(site: &Site, kind: &str, parts: &[News<'_>]) -> Event {
 pub(super) async fn overview(
     State(site): State<Site>,
     guest: Guest,
+    source: Source,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
     let subject = if which.page == "audit" { Subject::Audit } else { Subject::All };
-    Ok(Sse::new(Viewer::new(&site, subject, guest, which)?.stream()).into_response())
+    Ok(Sse::new(Viewer::new(&site, source, subject, guest, which)?.stream()).into_response())
 }
 
 /// `GET /jobs/{job}/live`
@@ -344,7 +352,8 @@ pub(super) async fn job(
     State(site): State<Site>,
     job: Job,
     guest: Guest,
+    source: Source,
     Params(which): Params<Which>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(Viewer::new(&site, Subject::Job(job.id), guest, which)?.stream()).into_response())
+    Ok(Sse::new(Viewer::new(&site, source, Subject::Job(job.id), guest, which)?.stream()).into_response())
 }

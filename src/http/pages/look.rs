@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use crate::coordination::{RunOutcome, RunState, TaskStanding, TaskView, Timestamp};
+use crate::coordination::{RunOutcome, RunState, TaskStanding, TaskView, Timestamp, barrier_label};
 
 /// For how long the others must have waited for a task before it is shown as awaited: below that, barriers are
 /// merely filling.
@@ -79,14 +79,7 @@ pub(super) fn tone(state: &RunState) -> &'static str {
 
 /// A barrier's name: those of the service itself by what they are for.
 pub(super) fn barrier_name(id: &str) -> String {
-    if id == "[Init]Wait_for_all_tasks_to_register" {
-        return "registration".into();
-    }
-    match id.split_once("::") {
-        Some(("Shutdown", _)) => "shutdown".into(),
-        Some(("WaitForAllTasks", _)) => "device exchange".into(),
-        _ => shorten(&crate::text::one_line(id), 120),
-    }
+    shorten(&crate::text::one_line(barrier_label(id)), 120)
 }
 
 /// A key that a task waits for.
@@ -127,14 +120,8 @@ pub(super) fn told(error: &str, why: &str) -> (String, String) {
 }
 
 /// Bytes for people.
-#[expect(clippy::cast_precision_loss, reason = "for people")]
 pub(super) fn bytes(count: &usize) -> String {
-    match *count {
-        0..1024 => format!("{count} B"),
-        1024..1_048_576 => format!("{:.1} KiB", *count as f64 / 1024.0),
-        1_048_576..1_073_741_824 => format!("{:.1} MiB", *count as f64 / 1_048_576.0),
-        _ => format!("{:.1} GiB", *count as f64 / 1_073_741_824.0),
-    }
+    crate::text::bytes(*count as u64)
 }
 
 /// A whole number with its thousands parted.

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | `shell.rs` | what every page is given, and how it is answered |
 //! | `part.rs`, `times.rs`, `look.rs`, `links.rs` | what pages are made of |
+//! | `escape.rs` | what every expression of a template goes through |
 //! | `assets.rs` | the static files |
 //! | `scene.rs` | a job as its pages see it, made once for all who look |
 //! | `overview.rs`, `job.rs`, … | one file a page |
@@ -20,6 +21,7 @@ mod audit;
 mod barriers;
 mod devices;
 mod drain;
+mod escape;
 mod exclusions;
 mod grid;
 mod guide;
@@ -48,6 +50,7 @@ use axum::routing::{get, post};
 
 use super::Site;
 
+pub use escape::Escape;
 pub use live::Live;
 pub(super) use shell::of_problem;
 pub use timeline::Timelines;

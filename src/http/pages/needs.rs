@@ -223,7 +223,7 @@ fn awaited(scene: &Scene) -> Option<Need> {
         [one] => format!("task {one}"),
         many => format!("{} tasks", many.len()),
     };
-    let (arrived, members) = (grouped(&barrier.arrived), grouped(&barrier.members));
+    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
     let title = format!("{arrived} of {members} tasks {verb} at {name} for {who}");
     // Those that are lost have an entry of their own: here they come last.
@@ -286,7 +286,7 @@ pub(super) fn calm(scene: &Scene) -> String {
             match barriers.first() {
                 None => "No action needed".into(),
                 Some(barrier) => {
-                    let (arrived, members) = (grouped(&barrier.arrived), grouped(&barrier.members));
+                    let (arrived, members) = (grouped(barrier.arrived), grouped(barrier.members));
                     let verb = if barrier.arrived == 1 { "waits" } else { "wait" };
                     let name = barrier_name(&barrier.id);
                     format!("No action needed yet: {arrived} of {members} tasks {verb} at {name}")

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};
 
 use askama::Template;
-use askama::filters::HtmlSafe;
+use askama::filters::Safe;
 
 use crate::http::Problem;
 
@@ -40,15 +40,13 @@ pub(super) struct Parts(pub Vec<Part>);
 
 impl Parts {
     /// The part of that name in the place where it is followed; nothing if the page has none.
-    pub fn get(&self, id: &str) -> Framed<'_> {
-        Framed(self.0.iter().find(|part| part.id == id))
+    pub fn get(&self, id: &str) -> Safe<Framed<'_>> {
+        Safe(Framed(self.0.iter().find(|part| part.id == id)))
     }
 }
 
 /// A part in its place in a page.
 pub(super) struct Framed<'a>(Option<&'a Part>);
-
-impl HtmlSafe for Framed<'_> {}
 
 impl fmt::Display for Framed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -65,7 +65,7 @@ impl Results {
         let number = query.strip_prefix("task").unwrap_or(query).trim().parse::<i32>().ok();
         // An address has digits, dots, colons and letters of hexadecimal numbers.
         let is_address = query.chars().all(|c| c.is_ascii_hexdigit() || c == '.' || c == ':');
-        let is_address = is_address && query.contains(|c: char| c == '.' || c == ':');
+        let is_address = is_address && query.contains(['.', ':']);
         if number.is_none() && !is_address {
             return;
         }

@@ -88,7 +88,7 @@ impl Rig {
                     let incarnation = ServiceIncarnation(1000 + self.calls);
                     self.apply(Input::SpareIncarnation { job, incarnation });
                 }
-                Effect::Reply(..) | Effect::BarrierEnded(_) => {}
+                Effect::Reply(..) | Effect::BarrierEnded(_) | Effect::Discard(_) => {}
             }
         }
     }

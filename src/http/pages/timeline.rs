@@ -93,7 +93,7 @@ impl Moment {
             many => {
                 let mut sorted = many.to_vec();
                 sorted.sort_unstable();
-                format!("{} tasks: {}", grouped(&many.len()), links::first_ranges(&sorted, RANGES_SHOWN))
+                format!("{} tasks: {}", grouped(many.len()), links::first_ranges(&sorted, RANGES_SHOWN))
             }
         }
     }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use askama::filters::HtmlSafe;
+use askama::filters::Safe;
 
 use crate::coordination::Timestamp;
 
@@ -30,26 +30,24 @@ enum Form {
 pub(super) struct When(Timestamp, Form);
 
 /// How long ago it was.
-pub(super) fn ago(at: &Timestamp) -> When {
-    When(*at, Form::Ago)
+pub(super) fn ago(at: &Timestamp) -> Safe<When> {
+    Safe(When(*at, Form::Ago))
 }
 
 /// How long it has lasted.
-pub(super) fn lasting(at: &Timestamp) -> When {
-    When(*at, Form::For)
+pub(super) fn lasting(at: &Timestamp) -> Safe<When> {
+    Safe(When(*at, Form::For))
 }
 
 /// How long it is until then.
-pub(super) fn until(at: &Timestamp) -> When {
-    When(*at, Form::In)
+pub(super) fn until(at: &Timestamp) -> Safe<When> {
+    Safe(When(*at, Form::In))
 }
 
 /// The time of day, to the second: `03:12:07`.
 pub(super) fn clock(at: &Timestamp) -> String {
     at.to_string().split_once('T').map_or_else(String::new, |(_, time)| time.chars().take(8).collect())
 }
-
-impl HtmlSafe for When {}
 
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,28 +68,14 @@ pub(super) fn is_endless(deadline: &Timestamp, now: Timestamp) -> bool {
     deadline.since(now).as_secs() > YEAR_SECONDS
 }
 
-/// A duration for people: tenths below ten seconds, then the two largest units.
+/// A duration for people.
 pub(super) fn span(duration: &Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0..10 => format!("{:.1} s", duration.as_secs_f64()),
-        10..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
+    crate::text::span(*duration)
 }
 
 /// A short duration, given in microseconds, with the precision that it deserves.
 pub(super) fn micros(us: &u64) -> String {
-    let seconds = Duration::from_micros(*us).as_secs_f64();
-    match us {
-        0..1_000 => format!("{us} µs"),
-        1_000..10_000 => format!("{:.1} ms", seconds * 1e3),
-        10_000..1_000_000 => format!("{:.0} ms", seconds * 1e3),
-        1_000_000..10_000_000 => format!("{seconds:.2} s"),
-        _ => span(&Duration::from_micros(*us)),
-    }
+    crate::text::short_span(*us)
 }
 
 /// Writes into every moment how long ago it was, seen from `now`.
@@ -142,13 +126,5 @@ mod tests {
         let filled = fill(&part, Timestamp(4_500_000));
         assert!(filled.contains(">3 s ago</time></b>") && filled.ends_with(">in 4 s</time>"), "{filled}");
         assert_eq!(fill("nothing here", at), "nothing here");
-    }
-
-    #[test]
-    fn durations_are_written_with_the_precision_that_they_deserve() {
-        let spans = [0, 9_940, 61_000, 7_380_000, 200_000_000].map(|ms| span(&Duration::from_millis(ms)));
-        assert_eq!(spans, ["0.0 s", "9.9 s", "1 min 1 s", "2 h 3 min", "2 d 7 h"]);
-        let short = [7, 2_500, 431_000, 1_500_000].map(|us| micros(&us));
-        assert_eq!(short, ["7 µs", "2.5 ms", "431 ms", "1.50 s"]);
     }
 }

@@ -39,13 +39,9 @@ mod amount {
 
     use super::look;
 
-    /// Bytes, of numbers that may be as large as they like.
-    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    /// Bytes.
     pub fn bytes(count: impl Borrow<u64>) -> String {
-        match *count.borrow() {
-            few @ 0..0x100_0000_0000 => look::bytes(&usize::try_from(few).unwrap_or(usize::MAX)),
-            many => format!("{:.1} TiB", many as f64 / (1_u64 << 40) as f64),
-        }
+        crate::text::bytes(*count.borrow())
     }
 
     /// Bytes a second.

@@ -233,6 +233,10 @@ catalogue! {
     BODIES_BYTES: Gauge "muster_bodies_in_flight_bytes" [];
     /// How much they may take.
     BODIES_BYTES_LIMIT: Gauge "muster_bodies_in_flight_limit_bytes" [];
+    /// Memory taken by requests in progress over gRPC, beyond the allowances of their connections.
+    STATE_BYTES: Gauge "muster_grpc_state_bytes" [];
+    /// How much they may take.
+    STATE_BYTES_LIMIT: Gauge "muster_grpc_state_limit_bytes" [];
 
     /// Requests that were answered over HTTP, by the first digit of the status. A stream of events counts when it begins.
     HTTP_REQUESTS: Counter "muster_http_requests_total" ["listener", "class"];
@@ -240,8 +244,15 @@ catalogue! {
     HTTP_DURATION: Histogram "muster_http_request_duration_seconds" ["listener"];
     /// HTTP connections now.
     HTTP_CONNECTIONS: Gauge "muster_http_connections" ["listener"];
-    /// How many there may be; more wait.
+    /// How many there may be. Those without a request make room for more; while all are busy, only health is answered.
     HTTP_CONNECTIONS_LIMIT: Gauge "muster_http_connections_limit" ["listener"];
+    /// HTTP connections that the server closed, by why: evicted (another one needed the slot), head-timeout (the head of a request
+    /// did not come in time), idle-timeout.
+    HTTP_CONNECTIONS_CLOSED: Counter "muster_http_connections_closed_total" ["listener", "reason"];
+    /// Memory taken by bodies of requests over HTTP.
+    HTTP_BODIES_BYTES: Gauge "muster_http_bodies_bytes" [];
+    /// How much they may take; one source gets a quarter of it.
+    HTTP_BODIES_BYTES_LIMIT: Gauge "muster_http_bodies_limit_bytes" [];
 
     /// Inputs that were applied to the state machine.
     INPUTS: Counter "muster_engine_inputs_total" [];
@@ -280,8 +291,14 @@ catalogue! {
     AUDIT_LIMIT: Gauge "muster_audit_lines_limit" [];
     /// Lines that are kept no more, since newer ones came. Those of an audit file stay there.
     AUDIT_DROPPED: Counter "muster_audit_lines_dropped_total" [];
-    /// Lines that could not be written to the audit file.
+    /// Lines that the audit file will never have, since it took none for so long that no more could wait.
     AUDIT_LOST: Counter "muster_audit_write_failures_total" [];
+    /// Lines that wait to be written to the audit file.
+    AUDIT_QUEUED: Gauge "muster_audit_lines_queued" [];
+    /// For how long the first of them has waited. More than a second: the file cannot be written, or its disk hangs.
+    AUDIT_WAITS: Gauge "muster_audit_unwritten_seconds" [];
+    /// Log lines that were dropped, since stderr did not take them in time.
+    LOG_DROPPED: Counter "muster_log_lines_dropped_total" [];
     /// Refusals of strangers that are in no line of their own, but in the count of one.
     AUDIT_GATHERED: Counter "muster_audit_refusals_gathered_total" [];
     /// Scrapes before this one.

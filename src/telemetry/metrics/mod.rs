@@ -18,7 +18,9 @@ use self::catalogue as metric;
 pub use self::page::Page;
 pub use self::tally::Tally;
 use self::tally::seconds;
-use crate::coordination::{BarrierKind, Gaps, JobId, JobObservation, RunState, TaskStanding, Timestamp};
+use crate::coordination::{
+    BarrierKind, Gaps, JobId, JobObservation, RunState, TaskStanding, TaskState, Timestamp,
+};
 use crate::engine::Engine;
 use crate::findings::{self, Board};
 use crate::grpc;
@@ -37,15 +39,6 @@ const STATES: [(RunState, &str); 5] = [
     (RunState::Completed, "completed"),
     (RunState::Failed, "failed"),
     (RunState::Abandoned, "abandoned"),
-];
-
-const STANDINGS: [(TaskStanding, &str); 6] = [
-    (TaskStanding::Missing, "missing"),
-    (TaskStanding::Registering, "registering"),
-    (TaskStanding::Connected, "connected"),
-    (TaskStanding::Suspect, "suspect"),
-    (TaskStanding::Disconnected, "disconnected"),
-    (TaskStanding::Failed, "failed"),
 ];
 
 /// Whoever has figures of their own to show in a scrape.
@@ -185,6 +178,8 @@ impl Metrics {
         page.count(&metric::SENT_BYTES, &[], figures.sent_bytes);
         page.size(&metric::BODIES_BYTES, &[], figures.bodies_in_flight_bytes);
         page.size(&metric::BODIES_BYTES_LIMIT, &[], figures.bodies_in_flight_bytes_max);
+        page.size(&metric::STATE_BYTES, &[], figures.state_bytes);
+        page.size(&metric::STATE_BYTES_LIMIT, &[], figures.state_bytes_max);
     }
 
     fn show_job(&self, seen: &JobObservation, page: &mut Page) {
@@ -199,8 +194,8 @@ impl Metrics {
         if let Some(started) = seen.started_at {
             page.put(&metric::RUN_STARTED, &[job], at(started));
         }
-        for (standing, name) in STANDINGS {
-            page.size(&metric::TASKS, &[job, name], seen.standing(standing));
+        for state in TaskState::ALL {
+            page.size(&metric::TASKS, &[job, state.name()], seen.counts.get(state));
         }
         page.size(&metric::LIVE_TASKS, &[job], seen.live);
         page.size(&metric::EXCLUSIONS, &[job], seen.exclusions);

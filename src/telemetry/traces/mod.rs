@@ -121,7 +121,7 @@ impl Names {
             return name.clone();
         }
         let name =
-            self.engine.upgrade().and_then(|engine| engine.look(|core, _| core.job_name(job).cloned()));
+            self.engine.upgrade().and_then(|engine| engine.look_up(|core| core.job_name(job).cloned()));
         name.inspect(|name| {
             known.insert(job, name.clone());
         })

@@ -163,21 +163,15 @@ fn a_repeated_use_keeps_its_members() -> Script {
         .start("0 next", t(0), Call::barrier_of("pair", 1, &[0, 1]))
         .start("1 next", t(1), Call::barrier_of("pair", 1, &[1, 0]))
         .all(&["0 next", "1 next"], &ok().counter(1))
-        // Other members than those of the first use.
-        .start("all", t(0), Call::barrier("pair", 2))
-        .differs(
-            "all",
-            Difference::MistakenBeginning,
-            error(Code::InvalidArgument).of_barrier("pair", 2),
-            error(Code::InvalidArgument).of_barrier("pair", 1),
-        )
-        .start("0 third", t(0), Call::barrier_of("pair", 2, &[0, 1]))
-        .differs(
-            "0 third",
-            Difference::MistakenBeginning,
-            error(Code::InvalidArgument).of_barrier("pair", 2),
-            waits(),
-        )
+        // Other members than those of the first use: whoever comes after that is told the same.
+        .call(t(0), Call::barrier("pair", 2), error(Code::InvalidArgument).of_barrier("pair", 2))
+        .call(t(1), Call::barrier_of("pair", 2, &[0, 1]), error(Code::InvalidArgument).of_barrier("pair", 2))
+        .call(t(0), Call::barrier_of("pair", 2, &[0, 1]), error(Code::InvalidArgument).of_barrier("pair", 2))
+        // The next use is free again, with the members of the first.
+        .start("0 third", t(0), Call::barrier_of("pair", 3, &[0, 1]))
+        .then("0 third", waits())
+        .call(t(1), Call::barrier_of("pair", 3, &[0, 1]), ok().counter(3))
+        .then("0 third", ok().counter(3))
 }
 
 fn members_must_agree() -> Script {
@@ -196,24 +190,43 @@ fn members_must_agree() -> Script {
 }
 
 fn only_members_may_come() -> Script {
+    let refused_in =
+        |id, counter| error(Code::InvalidArgument).of_barrier(id, counter).says("A non-participating task");
     script("only members may come", 3)
         .registered()
         .start("0", t(0), Call::barrier_of("b", 0, &[0, 1]))
         .call(t(2), Call::barrier_of("b", 0, &[0, 1]), error(Code::InvalidArgument).of_barrier("b", 0))
         .then("0", error(Code::InvalidArgument).of_barrier("b", 0))
-        .call_differs(
+        // One that is no member comes first: the members, who come after it, are told.
+        .call(t(2), Call::barrier_of("first", 0, &[0, 1]), refused_in("first", 0))
+        .call(t(0), Call::barrier_of("first", 0, &[0, 1]), refused_in("first", 0))
+        .call(t(1), Call::barrier_of("first", 0, &[0, 1]), refused_in("first", 0))
+        .call(t(2), Call::barrier_of("first", 0, &[0, 1]), refused_in("first", 0))
+        .start("first 1", t(1), Call::barrier_of("first", 1, &[0, 1]))
+        .call(t(0), Call::barrier_of("first", 1, &[0, 1]), ok().counter(1))
+        .then("first 1", ok().counter(1))
+        // One that is no member comes last.
+        .call(
             t(2),
-            Call::barrier_of("first", 0, &[0, 1]),
-            Difference::MistakenBeginning,
-            error(Code::InvalidArgument).of_barrier("first", 0),
-            error(Code::InvalidArgument).of_barrier("first", -1),
+            Call::barrier_of("first", 1, &[0, 1]),
+            error(Code::InvalidArgument).of_barrier("first", 1),
         )
         .call_differs(
             t(0),
-            Call::barrier_of("first", 0, &[0, 1]),
-            Difference::MistakenBeginning,
-            error(Code::InvalidArgument).of_barrier("first", 0),
-            waits(),
+            Call::barrier_of("first", 1, &[0, 1]),
+            Difference::ResultStays,
+            refused_in("first", 1),
+            ok().counter(1),
+        )
+        .call(
+            t(2),
+            Call::barrier_of("first", 2, &[0, 1]),
+            error(Code::InvalidArgument).of_barrier("first", 2),
+        )
+        .call(
+            t(1),
+            Call::barrier_of("first", 2, &[0, 1]),
+            error(Code::InvalidArgument).of_barrier("first", 2),
         )
         .call_differs(
             t(9),
@@ -225,11 +238,22 @@ fn only_members_may_come() -> Script {
 }
 
 fn nobody_waits_for_strangers() -> Script {
+    let stranger = || error(Code::InvalidArgument).of_barrier("only strangers", 0);
     script("nobody waits for strangers", 2)
         .registered()
         .call(t(0), Call::barrier_of("b", 0, &[0, 7]), error(Code::InvalidArgument).of_barrier("b", 0))
         .call(t(1), Call::barrier_of("b", 0, &[0, 7]), error(Code::InvalidArgument).of_barrier("b", 0))
         .call(t(0), Call::barrier_of("c", 0, &[0, -1]), error(Code::InvalidArgument).of_barrier("c", 0))
+        // Whoever comes later is told as well, and the id is of no use any more.
+        .call(t(1), Call::barrier("c", 0), error(Code::InvalidArgument).of_barrier("c", 0))
+        .call(t(1), Call::barrier("c", 1), error(Code::InvalidArgument).of_barrier("c", 1))
+        .call(t(1), Call::barrier_of("c", 2, &[0]), error(Code::InvalidArgument).of_barrier("c", 2))
+        .call(t(1), Call::barrier_of("only strangers", 0, &[7, 9]), stranger())
+        .call(t(0), Call::barrier("only strangers", 0), stranger())
+        // Of one that waits already, too.
+        .start("waits", t(0), Call::barrier("e", 0))
+        .call(t(1), Call::barrier_of("e", 0, &[0, 1, 7]), error(Code::InvalidArgument).of_barrier("e", 0))
+        .then("waits", error(Code::InvalidArgument).of_barrier("e", 0))
         .start("0", t(0), Call::barrier("d", 0))
         .start("1", t(1), Call::barrier("d", 0))
         .all(&["0", "1"], &ok().counter(0))

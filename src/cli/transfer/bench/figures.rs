@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::Shape;
 use super::pair::Tossed;
 use super::talk::Setup;
+use crate::text::bytes;
 use crate::transfer::{Choice, TransportKind};
 
 /// The throughput of one repetition.
@@ -239,7 +240,7 @@ impl fmt::Display for Figures {
         writeln!(
             out,
             "{:>10} {:>6} {:>5} {:>9}  {rate:>22}  {:>19}  {:>19}  {:>7}{}",
-            bytes(self.size_bytes),
+            bytes(self.size_bytes as u64),
             self.batch,
             self.transport,
             self.in_flight,
@@ -248,15 +249,6 @@ impl fmt::Display for Figures {
             self.cpu_us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}")),
             self.wrong.as_ref().map_or_else(String::new, |wrong| format!("  WRONG: {wrong}")),
         )
-    }
-}
-
-fn bytes(count: usize) -> String {
-    match count {
-        count if count >= 1 << 30 && count.is_multiple_of(1 << 30) => format!("{} GiB", count >> 30),
-        count if count >= 1 << 20 && count.is_multiple_of(1 << 20) => format!("{} MiB", count >> 20),
-        count if count >= 1 << 10 && count.is_multiple_of(1 << 10) => format!("{} KiB", count >> 10),
-        count => format!("{count} B"),
     }
 }
 

@@ -28,6 +28,7 @@ mod tls;
 
 use std::fmt::Display;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -126,6 +127,11 @@ pub trait Wire: Send + Sync {
 
     /// Who is at the other end, where the system knows it.
     fn peer(&self) -> Option<Process> {
+        None
+    }
+
+    /// The address of the other end, where it is on a network.
+    fn source(&self) -> Option<IpAddr> {
         None
     }
 

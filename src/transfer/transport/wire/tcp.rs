@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,10 @@ impl Way for To {
     }
 }
 
-struct Connected(Socket);
+struct Connected {
+    socket: Socket,
+    source: Option<IpAddr>,
+}
 
 impl Connected {
     fn new(socket: TcpStream) -> io::Result<Self> {
@@ -84,10 +87,11 @@ impl Connected {
         if is_within_this_host(&socket) {
             do_not_pace(&socket);
         }
+        let source = socket.peer_addr().ok().map(|peer| peer.ip());
         let socket = socket2::Socket::from(socket);
         let _bounded_by_the_system = socket.set_send_buffer_size(SOCKET_BUFFER);
         let _bounded_by_the_system = socket.set_recv_buffer_size(SOCKET_BUFFER);
-        Ok(Self(Socket::new(socket.into())))
+        Ok(Self { socket: Socket::new(socket.into()), source })
     }
 }
 
@@ -113,23 +117,27 @@ impl Wire for Connected {
         NATURE
     }
 
+    fn source(&self) -> Option<IpAddr> {
+        self.source
+    }
+
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 
     fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
-        self.0.send(pieces)
+        self.socket.send(pieces)
     }
 
     fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
-        self.0.receive(pieces)
+        self.socket.receive(pieces)
     }
 
     fn discard(&self, len: usize) -> Result<usize, WireError> {
-        Ok(retry_on_intr(|| sys::discard(self.0.as_fd(), len))?)
+        Ok(retry_on_intr(|| sys::discard(self.socket.as_fd(), len))?)
     }
 
     fn end(&self) {
-        self.0.end();
+        self.socket.end();
     }
 }

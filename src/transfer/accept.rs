@@ -1,4 +1,4 @@
-//! Where connections come from: wires are accepted, their hellos heard and judged.
+//! Accepts wires from other engines: the handshake, and whether the dialler's connection or lane is admitted.
 //!
 //! All of it blocks, on threads of its own with time limits; nothing here touches the path of the bytes. What this side
 //! dials is in [`dialling`](super::dialling).
@@ -13,8 +13,9 @@ use super::cliques::CliqueKey;
 use super::connection::{Connection, Making};
 use super::dialling::make;
 use super::error::TransferError;
-use super::hello::{self, Hello, HelloError, Judged, Verdict};
-use super::identity::{Incarnation, Member};
+use super::handshakes::HandshakeGuard;
+use super::hello::{self, Answer, Hello, HelloError, Verdict};
+use super::identity::Member;
 use super::inside::Core;
 use super::link::Terms;
 use super::memory::raw::Piece;
@@ -25,12 +26,14 @@ use super::transport::lane::Lane;
 use super::transport::wire::{self, Listener, Side, Spoken, Wire, WireError};
 use crate::clock;
 
-/// How long a stranger may take to say who it is.
+/// How long a handshake may take, all of it.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// The most wires whose hello is awaited at once; more are closed unheard.
-const GREETING_MAX: usize = 256;
+/// How long a dialler waits for its refusal that does not know the token: so often can one thread be asked.
+const UNPROVEN_PAUSE: Duration = Duration::from_secs(1);
 /// How long a hello of a life that the membership does not name waits for one that does.
 const MEMBERSHIP_WAIT: Duration = Duration::from_secs(3);
+/// How long a lane waits for the connection that it joins: the dialler may know of it first.
+const CONNECTION_WAIT: Duration = Duration::from_millis(500);
 
 /// Accepts until the engine ends.
 pub fn accept(core: &Arc<Core>, listeners: Vec<Arc<dyn Listener>>) -> io::Result<Vec<JoinHandle<()>>> {
@@ -46,7 +49,7 @@ pub fn accept(core: &Arc<Core>, listeners: Vec<Arc<dyn Listener>>) -> io::Result
                     return;
                 }
                 match accepted {
-                    Ok(wire) => greet(&core, wire),
+                    Ok(wire) => begin_handshake(&core, wire),
                     // Out of descriptors, or a connection that was gone again: neither is a reason to stop.
                     Err(_) => thread::sleep(Duration::from_millis(10)),
                 }
@@ -62,6 +65,7 @@ pub fn stop(core: &Core) {
     for listener in listeners {
         listener.stop();
     }
+    core.handshakes.close();
 }
 
 /// Whether the other end may be spoken to at all: on this host, processes of the same user.
@@ -76,45 +80,51 @@ pub fn fit(core: &Core, wire: Box<dyn Wire>, side: Side, until: Instant) -> Resu
     Ok(wire)
 }
 
-/// Hears a hello on a thread of its own, if not too many are heard already.
-fn greet(core: &Arc<Core>, wire: Box<dyn Wire>) {
-    if core.greeting.fetch_add(1, Ordering::AcqRel) >= GREETING_MAX {
-        core.greeting.fetch_sub(1, Ordering::AcqRel);
+/// Takes a dialler's hello on a thread of its own.
+fn begin_handshake(core: &Arc<Core>, wire: Box<dyn Wire>) {
+    if !is_ours(&*wire) {
         return;
     }
-    let greeting = Arc::clone(core);
+    let Some(mut guard) = core.handshakes.admit(&*wire) else { return };
+    let core = Arc::clone(core);
     let spawned = thread::Builder::new().name("muster-hello".to_owned()).spawn(move || {
-        if let Err(error) = hear(&greeting, wire) {
+        if let Err(error) = handshake(&core, wire, &mut guard) {
             tracing::debug!(%error, "a connection was not taken");
         }
-        greeting.greeting.fetch_sub(1, Ordering::AcqRel);
     });
-    if spawned.is_err() {
-        core.greeting.fetch_sub(1, Ordering::AcqRel);
+    if let Err(error) = spawned {
+        tracing::debug!(%error, "no thread for a handshake");
     }
 }
 
-fn hear(core: &Arc<Core>, wire: Box<dyn Wire>) -> Result<(), HelloError> {
-    if !is_ours(&*wire) {
+fn handshake(core: &Arc<Core>, wire: Box<dyn Wire>, guard: &mut HandshakeGuard) -> Result<(), HelloError> {
+    let until = clock::monotonic() + HELLO_TIMEOUT;
+    let exposed = wire.nature().exposed;
+    let wire = fit(core, wire, Side::Accepted, until)?;
+    let mut spoken = Spoken::new(&*wire, until);
+    let dialler = match hello::accept(&mut spoken, core.key.as_ref(), &clock::random_bytes()) {
+        Err(HelloError::Unproven) => {
+            thread::sleep(UNPROVEN_PAUSE);
+            hello::refuse(&mut spoken)?;
+            return Err(HelloError::Unproven);
+        }
+        dialler => dialler?,
+    };
+    // By its proof, its certificate, or as a process of this user on this host.
+    let is_proven = core.key.is_some() || core.identity.is_some() || !exposed;
+    if is_proven && !guard.prove() {
         return Err(HelloError::Protocol);
     }
-    let until = clock::monotonic() + HELLO_TIMEOUT;
-    let wire = fit(core, wire, Side::Accepted, until)?;
-    let token = core.config.token.as_deref();
-    let mut joined = None;
+    let hello = dialler.hello;
     let mut expected = None;
-    let mut spoken = Spoken::new(&*wire, until);
-    let hello = hello::answer(&mut spoken, token, clock::random_bytes(), |hello| {
-        let (verdict, connection) = judge(core, hello, &mut expected);
-        let heard = connection.as_ref().map_or(0, |connection| connection.control_heard());
-        joined = connection;
-        // Before it is told: whoever is turned away may look at the count at once.
-        if matches!(verdict, Verdict::NotMe(_) | Verdict::NotYou(_)) {
-            core.counts.fenced.fetch_add(1, Ordering::Relaxed);
-        }
-        Judged { verdict, heard, probe: probe(core), checks: core.config.checks }
-    })
-    .inspect_err(|_| {
+    let (verdict, joined) = admit(core, &hello, &mut expected);
+    // Before it is told: whoever is turned away may look at the count at once.
+    if matches!(verdict, Verdict::NotMe(_) | Verdict::NotYou(_)) {
+        core.counts.fenced.fetch_add(1, Ordering::Relaxed);
+    }
+    let heard = joined.as_ref().map_or(0, |connection| connection.control_heard());
+    let answer = Answer { verdict, heard, probe: probe(core), checks: core.config.checks };
+    dialler.reply(&mut spoken, &answer).inspect_err(|_| {
         if let Some((peer, making)) = expected {
             dial_instead(core, peer, making);
         }
@@ -174,7 +184,7 @@ pub fn probe(core: &Core) -> u64 {
 
 /// Whether a hello is welcome, and which connection a lane joins. The making that is expected of a hello that begins a
 /// connection is put where the caller finds it.
-fn judge(
+fn admit(
     core: &Arc<Core>,
     hello: &Hello,
     expected: &mut Option<(Member, u64)>,
@@ -187,21 +197,14 @@ fn judge(
     // Incarnations are random: which of two is newer is for the membership to say, once it names the dialler's task.
     let known = core.await_membership(MEMBERSHIP_WAIT, |membership| membership.has(hello.from).then_some(()));
     if known.is_none() {
-        let current: Option<Incarnation> =
-            core.membership().member(hello.from.task).map(|member| member.incarnation);
+        let current = core.membership().member(hello.from.task).map(|member| member.incarnation);
         return (Verdict::NotYou(current), None);
     }
     if !hello.begins {
-        let wanted = || {
-            let connections = lock(&core.connections);
-            connections.iter().find(|c| c.peer == hello.from && c.nonce == hello.nonce).map(Arc::clone)
-        };
-        // The connection may be a moment from being there: its dialler knows of it first.
-        for _ in 0..100 {
-            if let Some(connection) = wanted() {
-                return (Verdict::Welcome, Some(connection));
-            }
-            thread::sleep(Duration::from_millis(5));
+        let wanted =
+            |connection: &&Arc<Connection>| connection.peer == hello.from && connection.nonce == hello.nonce;
+        if let Some(connection) = core.await_connection(CONNECTION_WAIT, wanted) {
+            return (Verdict::Welcome, Some(connection));
         }
         return (Verdict::NoSuchLink, None);
     }
@@ -251,6 +254,7 @@ pub fn begin(
         Making { me: core.here(), peer, nonce: hello.nonce, dialled, kind, nature, terms, checks, pid };
     let connection = Connection::new(core, making);
     lock(&core.connections).push(Arc::clone(&connection));
+    core.connected.notify_all();
     if core.closed.load(Ordering::Acquire) {
         // Whoever shuts down may have looked at the connections already.
         connection.end(TransferError::Closed);

@@ -6,33 +6,38 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::body::{Body, Wallet};
+use super::auxiliary::{AuxiliaryCall, AuxiliaryCalls};
+use super::body::{self, Body};
 use super::call::{Dialect, Form};
 use super::count;
 use super::deadlines::Deadlines;
 use super::frame::Message;
-use super::head::{Callee, Heading, Refused, Target};
+use super::head::{Callee, Refused, RequestMeta, Target};
+use super::limits::Limits;
 use super::mailbox::{Mailbox, slot_waker};
+use super::memory::ConnectionQuota;
 use super::respond;
 use super::route::{Route, Routing};
 use super::server::Server;
-use super::side::{Side, SideCall};
 use super::slots::Slots;
 use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, JobId, Outcome, TaskId};
 use crate::engine::{Called, Inbox};
-use crate::http2::{Sender, StreamId};
+use crate::http2::{OverBudget, Sender, StreamId};
 use crate::meter::Moment;
 use crate::proto::muster::v1::TransferReportAck;
 use crate::telemetry::traces::{CallEnd, CallTrace};
 
 /// A request that is looked at later: the peer has too many answers to take.
 struct Parked {
-    head: Arc<Heading>,
+    head: Arc<RequestMeta>,
     stream: StreamId,
     bytes: Vec<u8>,
     ended: bool,
+    /// The bytes that were charged for it.
+    charged: usize,
 }
 
 /// The trace of a call, with the task that makes it; `None` where calls are not traced.
@@ -45,10 +50,15 @@ struct Arriving {
     job: JobId,
     stream: StreamId,
     due: Option<Instant>,
+    /// When it must have made progress, and when it is looked at next.
+    stall: Instant,
+    check: Instant,
     waker: Waker,
     parked: bool,
     trace: Trace,
     since: Moment,
+    /// The bytes that were charged for what it holds back.
+    charged: usize,
 }
 
 /// A call that the state machine has not answered yet.
@@ -59,13 +69,15 @@ struct Waiting {
     stream: StreamId,
     trace: Trace,
     since: Moment,
+    /// The bytes that were charged for what is remembered of it.
+    charged: usize,
 }
 
 enum Entry {
     Parked(Parked),
     Arriving(Box<Arriving>),
     Waiting(Waiting),
-    Side(Box<SideCall>),
+    Auxiliary(Box<AuxiliaryCall>),
 }
 
 /// When the caller stops waiting.
@@ -86,7 +98,7 @@ impl Due {
 }
 
 /// The calls of one connection. Dropping it tells the engine that the connection is gone.
-pub(super) struct Desk {
+pub(super) struct CallTable {
     server: Arc<Server>,
     id: ConnectionId,
     mailbox: Arc<Mailbox>,
@@ -94,17 +106,43 @@ pub(super) struct Desk {
     route: Route,
     slots: Slots<Entry>,
     deadlines: Deadlines,
-    wallet: Wallet,
-    side: Side,
+    quota: ConnectionQuota,
+    auxiliary: AuxiliaryCalls,
     /// Slots that are looked at when the peer has taken its answers.
     parked: VecDeque<u64>,
     ending: Option<Ending>,
     /// When the present turn began, once somebody has asked.
     turn: Option<Moment>,
+    /// When its length was first looked at, in nanoseconds of the engine's clock.
+    looked: Option<u64>,
+    closed: bool,
 }
 
-impl Desk {
-    /// Opens the desk of a new connection.
+/// Keys of deadlines that belong to no slot, but to the connection.
+pub(super) const INPUT: u64 = u64::MAX;
+pub(super) const OUTPUT: u64 = u64::MAX - 1;
+
+/// What the time that has passed has brought.
+pub(super) enum Elapsed {
+    /// Nothing.
+    Nothing,
+    /// Calls came to their end.
+    Calls,
+    /// This deadline of the connection.
+    Connection(u64),
+}
+
+/// A turn ends so long after it was found to be long.
+const TURN_NANOS: u64 = 1_000_000;
+/// The work of taking a call, and of its answer; so many bytes of a body are as much as a step.
+const CALL_WORK: usize = 32;
+const ANSWER_WORK: usize = 8;
+const BYTES_A_STEP: usize = 256;
+/// What a call to an auxiliary service may hold: its task, and what it has not read of its request.
+const AUXILIARY_BYTES: usize = 80 << 10;
+
+impl CallTable {
+    /// Opens the table of a new connection.
     pub(super) fn open(
         server: Arc<Server>,
         peer: SocketAddr,
@@ -113,19 +151,61 @@ impl Desk {
     ) -> Self {
         let id = server.engine.connection_opened(peer);
         let inbox: Arc<dyn Inbox> = Arc::clone(&mailbox) as Arc<dyn Inbox>;
-        let side = Side::new(server.limits.side_calls_per_connection);
+        let auxiliary = AuxiliaryCalls::new(server.limits.auxiliary_calls_per_connection);
         let route = Route::new(routing);
-        let wallet = Wallet::new(&server.budget, server.limits.message_bytes);
+        let quota = ConnectionQuota::new(&server.bodies);
         let (slots, deadlines) = (Slots::default(), Deadlines::default());
         let parked = VecDeque::new();
         let (ending, turn) = (None, None);
-        Self { server, id, mailbox, inbox, route, slots, deadlines, wallet, side, parked, ending, turn }
+        Self {
+            server,
+            id,
+            mailbox,
+            inbox,
+            route,
+            slots,
+            deadlines,
+            quota,
+            auxiliary,
+            parked,
+            ending,
+            turn,
+            looked: None,
+            closed: false,
+        }
     }
 
     /// A turn begins. Everything that comes in it has come at its beginning, as far as times are measured: one look at
     /// the clock serves them all, and who waits behind others of its turn has waited.
     pub(super) fn begin_turn(&mut self) {
         self.turn = None;
+        self.looked = None;
+    }
+
+    /// Whether the turn has lasted so long that others should have theirs. Whoever has done much asks this.
+    pub(super) fn is_turn_over(&mut self) -> bool {
+        let now = self.server.engine.clock().nanos();
+        now.saturating_sub(*self.looked.get_or_insert(now)) > TURN_NANOS
+    }
+
+    /// The time since the server began.
+    pub(super) fn uptime(&self) -> Duration {
+        Duration::from_nanos(self.server.engine.clock().nanos())
+    }
+
+    /// The bounds of the wire edge.
+    pub(super) fn limits(&self) -> &Limits {
+        &self.server.limits
+    }
+
+    /// Adds a deadline of the connection itself, so long after now.
+    pub(super) fn watch(&mut self, key: u64, within: Duration) {
+        self.deadlines.add(Instant::now() + within, key);
+    }
+
+    /// Whether requests that were put off can be taken now.
+    pub(super) fn can_unpark(&self, sender: &Sender) -> bool {
+        !self.parked.is_empty() && !self.is_full(sender)
     }
 
     fn turn(&mut self) -> Moment {
@@ -146,6 +226,14 @@ impl Desk {
     /// Closes it, noting how the connection ended.
     pub(super) fn close(&mut self, ending: Ending) {
         self.ending.get_or_insert(ending);
+    }
+
+    /// Closes it and tells the engine at once, before the connection itself is gone.
+    pub(super) fn close_now(&mut self, ending: Ending) {
+        self.close(ending);
+        self.tell_engine();
+        self.slots = Slots::default();
+        self.parked = VecDeque::new();
     }
 
     /// Whether the peer has so many answers to take that no further calls are taken from it.
@@ -174,12 +262,18 @@ impl Desk {
         &mut self,
         sender: &mut Sender,
         stream: StreamId,
-        head: Arc<Heading>,
+        head: Arc<RequestMeta>,
         bytes: &[u8],
         ended: bool,
     ) {
+        sender.count_work(CALL_WORK + bytes.len() / BYTES_A_STEP);
         if self.is_full(sender) || !self.parked.is_empty() {
-            let parked = Parked { head, stream, bytes: bytes.to_vec(), ended };
+            let charged = head.bytes() + bytes.len();
+            if let Err(over) = sender.budget.charge(charged) {
+                sender.release(stream, bytes.len());
+                return self.refuse(sender, stream, &over_budget(over));
+            }
+            let parked = Parked { head, stream, bytes: bytes.to_vec(), ended, charged };
             let slot = self.slots.insert(Entry::Parked(parked));
             sender.assign(stream, slot);
             return self.parked.push_back(slot);
@@ -189,13 +283,15 @@ impl Desk {
 
     /// Looks at what was put off, as long as the peer takes its answers.
     pub(super) fn unpark(&mut self, sender: &mut Sender) {
-        while !self.is_full(sender) {
+        while !self.is_full(sender) && !sender.is_busy() {
             let Some(slot) = self.parked.pop_front() else { return };
             match self.slots.get_mut(slot) {
                 Some(Entry::Parked(_)) => {
-                    if let Some(Entry::Parked(Parked { head, stream, bytes, ended })) =
+                    if let Some(Entry::Parked(Parked { head, stream, bytes, ended, charged })) =
                         self.slots.remove(slot)
                     {
+                        sender.count_work(CALL_WORK + bytes.len() / BYTES_A_STEP);
+                        sender.budget.release(charged);
                         self.begin(sender, stream, &head, &bytes, ended);
                     }
                 }
@@ -208,13 +304,15 @@ impl Desk {
         &mut self,
         sender: &mut Sender,
         stream: StreamId,
-        head: &Arc<Heading>,
+        head: &Arc<RequestMeta>,
         bytes: &[u8],
         ended: bool,
     ) {
         let callee = match &head.target {
             Ok(Target::Call(callee)) => *callee,
-            Ok(Target::Side) => return self.begin_side(sender, stream, head, bytes, ended),
+            Ok(Target::Auxiliary(request)) => {
+                return self.begin_auxiliary(sender, stream, &request.0, &request.1, bytes, ended);
+            }
             Err(refused) => {
                 sender.release(stream, bytes.len());
                 self.server.counts.mine().calls.add();
@@ -226,7 +324,7 @@ impl Desk {
                 };
             }
         };
-        let job = match self.route.job(&self.server.engine, &head.head.authority) {
+        let job = match self.route.job(&self.server.engine, &self.server.lost, &head.authority) {
             Ok(job) => job,
             Err(why) => {
                 sender.release(stream, bytes.len());
@@ -240,10 +338,11 @@ impl Desk {
         };
         let since = self.turn();
         let mut body = Body::new(head.compresses);
-        let pushed = body.push(bytes, ended, &self.wallet, &self.server.sets);
+        let most = self.server.limits.message_bytes;
+        let pushed = body.push(bytes, ended, &mut self.quota, &self.server.sets, most);
         // Nobody is woken for a body that is there.
         let polled = match pushed {
-            Ok(()) => body.poll(&mut Context::from_waker(Waker::noop()), &self.wallet),
+            Ok(()) => body.poll(&mut Context::from_waker(Waker::noop()), &mut self.quota, most),
             Err(why) => Poll::Ready(Err(why)),
         };
         match polled {
@@ -261,22 +360,29 @@ impl Desk {
         }
     }
 
-    fn begin_side(
+    fn begin_auxiliary(
         &mut self,
         sender: &mut Sender,
         stream: StreamId,
-        head: &Heading,
+        path: &str,
+        fields: &HeaderMap,
         bytes: &[u8],
         ended: bool,
     ) {
         self.server.counts.mine().calls.add();
         sender.release(stream, bytes.len());
+        if let Err(over) = sender.budget.charge(AUXILIARY_BYTES) {
+            return respond::failure(sender, stream, &over_budget(over), Dialect::Number);
+        }
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
-        match self.side.begin(&self.server.services, &head.head, stream, waker) {
-            Err(why) => respond::failure(sender, stream, &why, Dialect::Number),
+        match self.auxiliary.begin(&self.server.services, (path, fields), stream, waker) {
+            Err(why) => {
+                sender.budget.release(AUXILIARY_BYTES);
+                respond::failure(sender, stream, &why, Dialect::Number);
+            }
             Ok(mut call) => {
                 call.push(bytes, ended);
-                let slot = self.slots.insert(Entry::Side(Box::new(call)));
+                let slot = self.slots.insert(Entry::Auxiliary(Box::new(call)));
                 sender.assign(stream, slot);
                 self.look_at(sender, slot);
             }
@@ -305,11 +411,29 @@ impl Desk {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.at();
         let stall = Instant::now() + self.server.limits.body_stall;
-        let parked = false;
-        let arriving = Box::new(Arriving { body, callee, job, stream, due, waker, parked, trace, since });
+        let (parked, charged) = (false, body.held());
+        if let Err(over) = sender.budget.charge(charged) {
+            sender.release_connection(charged);
+            return self.refuse(sender, stream, &over_budget(over));
+        }
+        let check = due.map_or(stall, |due| due.min(stall));
+        let arriving = Box::new(Arriving {
+            body,
+            callee,
+            job,
+            stream,
+            due,
+            stall,
+            check,
+            waker,
+            parked,
+            trace,
+            since,
+            charged,
+        });
         let slot = self.slots.insert(Entry::Arriving(arriving));
         sender.assign(stream, slot);
-        self.deadlines.add(due.map_or(stall, |due| due.min(stall)), slot);
+        self.deadlines.add(check, slot);
         self.look_at(sender, slot);
     }
 
@@ -319,21 +443,40 @@ impl Desk {
         let Some((slot, entry)) = slot.and_then(|slot| Some((slot, self.slots.get_mut(slot)?))) else {
             return sender.release(stream, bytes.len());
         };
+        sender.count_work(bytes.len() / BYTES_A_STEP);
         match entry {
             // What follows an ended request does not come through.
             Entry::Waiting(_) => sender.release(stream, bytes.len()),
             Entry::Parked(parked) => {
+                // Room grows by doubling.
+                let charged = 2 * bytes.len();
+                if let Err(over) = sender.budget.charge(charged) {
+                    self.give_up(sender, slot);
+                    sender.release_connection(bytes.len());
+                    return self.refuse(sender, stream, &over_budget(over));
+                }
+                parked.charged += charged;
                 parked.bytes.extend_from_slice(bytes);
                 parked.ended |= ended;
             }
-            Entry::Side(call) => {
+            Entry::Auxiliary(call) => {
                 sender.release(stream, bytes.len());
                 call.push(bytes, ended);
             }
             Entry::Arriving(arriving) => {
                 sender.release(stream, arriving.body.take_used());
                 let held = arriving.body.held();
-                if let Err(why) = arriving.body.push(bytes, ended, &self.wallet, &self.server.sets) {
+                let charged = if held == 0 { 0 } else { 2 * bytes.len() };
+                let most = self.server.limits.message_bytes;
+                let pushed = match sender.budget.charge(charged) {
+                    Ok(()) => {
+                        arriving.charged += charged;
+                        arriving.body.push(bytes, ended, &mut self.quota, &self.server.sets, most)
+                    }
+                    Err(over) => Err(over_budget(over)),
+                };
+                if let Err(why) = pushed {
+                    sender.budget.release(arriving.charged);
                     self.slots.remove(slot);
                     // Whatever of it the body had counted already: every byte is given back once.
                     sender.release_connection(held + bytes.len());
@@ -365,6 +508,7 @@ impl Desk {
     fn drop_body(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<Arriving>> {
         let Some(Entry::Arriving(mut arriving)) = self.slots.remove(slot) else { return None };
         sender.release_connection(arriving.body.held() + arriving.body.take_used());
+        sender.budget.release(arriving.charged);
         Some(arriving)
     }
 
@@ -402,6 +546,11 @@ impl Desk {
             Err(why) => return self.refuse(sender, stream, &why),
         };
         self.server.counts.mine().calls.add();
+        // Of a call that waits, what its answer repeats is kept.
+        let charged = call.form.key.len();
+        if let Err(over) = sender.budget.charge(charged) {
+            return self.refuse(sender, stream, &over_budget(over));
+        }
         let caller = Caller { connection: self.id, claim: call.claim };
         let slot = self.slots.next_key();
         if let Some(trace) = &mut trace {
@@ -409,6 +558,7 @@ impl Desk {
         }
         match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
             Called::Now(outcome) => {
+                sender.budget.release(charged);
                 self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
                 self.send(sender, stream, &outcome, &call.form);
                 let now = self.now();
@@ -416,7 +566,15 @@ impl Desk {
             }
             Called::Waiting(id) => {
                 let form = call.form;
-                self.slots.insert(Entry::Waiting(Waiting { call: id, job, form, stream, trace, since }));
+                self.slots.insert(Entry::Waiting(Waiting {
+                    call: id,
+                    job,
+                    form,
+                    stream,
+                    trace,
+                    since,
+                    charged,
+                }));
                 sender.assign(stream, slot);
                 if let Some(due) = due.at() {
                     self.deadlines.add(due, slot);
@@ -429,9 +587,10 @@ impl Desk {
         respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
     }
 
-    fn begin_trace(&self, head: &Heading) -> Trace {
+    fn begin_trace(&self, head: &RequestMeta) -> Trace {
         let traces = self.server.traces.as_ref()?;
-        let trace = traces.begin(&head.head.fields, self.server.engine.clock().now());
+        let trace = traces
+            .begin(head.trace.as_deref().unwrap_or(&HeaderMap::new()), self.server.engine.clock().now());
         Some(Box::new((trace, None)))
     }
 
@@ -456,7 +615,9 @@ impl Desk {
 
     /// Sends the answer to a call that waited.
     pub(super) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &Outcome) {
+        sender.count_work(ANSWER_WORK);
         if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
+            sender.budget.release(waiting.charged);
             let code = outcome.as_ref().err().map(|failure| failure.code);
             self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
             self.send(sender, waiting.stream, outcome, &waiting.form);
@@ -470,7 +631,7 @@ impl Desk {
         let full = self.is_full(sender);
         match self.slots.get_mut(slot) {
             None | Some(Entry::Waiting(_) | Entry::Parked(_)) => {}
-            Some(Entry::Side(call)) if full => {
+            Some(Entry::Auxiliary(call)) if full => {
                 if !std::mem::replace(&mut call.parked, true) {
                     self.parked.push_back(slot);
                 }
@@ -480,18 +641,31 @@ impl Desk {
                     self.parked.push_back(slot);
                 }
             }
-            Some(Entry::Side(call)) => {
+            Some(Entry::Auxiliary(call)) => {
                 call.parked = false;
+                sender.count_work(ANSWER_WORK);
                 if call.pass_on(sender) {
                     self.slots.remove(slot);
+                    sender.budget.release(AUXILIARY_BYTES);
                 }
             }
             Some(Entry::Arriving(arriving)) => {
                 let Arriving { body, waker, stream, parked, .. } = &mut **arriving;
                 *parked = false;
-                let polled = body.poll(&mut Context::from_waker(waker), &self.wallet);
+                let was_reserved = body.is_reserved();
+                let most = self.server.limits.message_bytes;
+                let polled = body.poll(&mut Context::from_waker(waker), &mut self.quota, most);
                 sender.release(*stream, body.take_used());
-                let Poll::Ready(result) = polled else { return };
+                if body.held() == 0 {
+                    sender.budget.release(std::mem::take(&mut arriving.charged));
+                }
+                let Poll::Ready(result) = polled else {
+                    if !was_reserved && arriving.body.is_reserved() {
+                        arriving.check = arriving.check.min(Instant::now() + body::PACE_PERIOD);
+                        self.deadlines.add(arriving.check, slot);
+                    }
+                    return;
+                };
                 let Some(arriving) = self.drop_body(sender, slot) else { return };
                 let Arriving { callee, job, stream, due, trace, since, .. } = *arriving;
                 match result {
@@ -509,21 +683,36 @@ impl Desk {
         match self.slots.get_mut(slot) {
             None => {}
             Some(Entry::Waiting(_)) => {
-                self.hang_up(slot, Code::Cancelled);
+                self.hang_up(sender, slot, Code::Cancelled);
             }
             Some(Entry::Arriving(_)) => {
                 self.drop_body(sender, slot);
             }
-            Some(Entry::Parked(_) | Entry::Side(_)) => {
+            Some(Entry::Auxiliary(_)) => {
+                self.slots.remove(slot);
+                sender.budget.release(AUXILIARY_BYTES);
+            }
+            Some(Entry::Parked(_)) => {
                 if let Some(Entry::Parked(parked)) = self.slots.remove(slot) {
                     sender.release_connection(parked.bytes.len());
+                    sender.budget.release(parked.charged);
                 }
+                self.forget_parked();
             }
         }
     }
 
-    fn hang_up(&mut self, slot: u64, code: Code) -> Option<(StreamId, Dialect)> {
+    /// Sweeps out what was put off and has gone, if it is much.
+    fn forget_parked(&mut self) {
+        if self.parked.len() > 2 * self.slots.len() + 64 {
+            let Self { parked, slots, .. } = self;
+            parked.retain(|slot| slots.get_mut(*slot).is_some());
+        }
+    }
+
+    fn hang_up(&mut self, sender: &mut Sender, slot: u64, code: Code) -> Option<(StreamId, Dialect)> {
         let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
+        sender.budget.release(waiting.charged);
         self.server.engine.hang_up(waiting.job, waiting.call);
         let now = self.turn();
         self.count(&waiting.form, Some(code), (waiting.since, now));
@@ -531,36 +720,68 @@ impl Desk {
         Some((waiting.stream, waiting.form.dialect))
     }
 
-    /// Ends the calls whose time is up; whether there were any.
-    pub(super) fn keep_time(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> bool {
-        let mut any = false;
+    /// Ends the calls whose time is up.
+    pub(super) fn keep_time(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> Elapsed {
+        let mut elapsed = Elapsed::Nothing;
         let live = self.slots.len();
-        self.deadlines.forget_dead(live, |slot| self.slots.get_mut(slot).is_some());
-        while let Poll::Ready((slot, now)) = self.deadlines.poll(cx) {
-            any = true;
+        self.deadlines.forget_dead(live, |slot| slot >= OUTPUT || self.slots.get_mut(slot).is_some());
+        while !sender.is_busy()
+            && let Poll::Ready((slot, now)) = self.deadlines.poll(cx)
+        {
+            if slot >= OUTPUT {
+                return Elapsed::Connection(slot);
+            }
+            elapsed = Elapsed::Calls;
+            sender.count_work(ANSWER_WORK);
             match self.slots.get_mut(slot) {
-                None | Some(Entry::Parked(_) | Entry::Side(_)) => {}
+                None | Some(Entry::Parked(_) | Entry::Auxiliary(_)) => {}
                 Some(Entry::Waiting(_)) => {
-                    if let Some((stream, dialect)) = self.hang_up(slot, Code::DeadlineExceeded) {
+                    if let Some((stream, dialect)) = self.hang_up(sender, slot, Code::DeadlineExceeded) {
                         respond::failure(sender, stream, &too_late(), dialect);
                     }
                 }
-                Some(Entry::Arriving(arriving)) => {
-                    let stall = self.server.limits.body_stall;
-                    let over = arriving.due.is_some_and(|due| due <= now);
-                    if !over && arriving.body.has_moved() {
-                        let next = arriving.due.map_or(now + stall, |due| due.min(now + stall));
-                        self.deadlines.add(next, slot);
-                        continue;
-                    }
-                    let Some(arriving) = self.drop_body(sender, slot) else { continue };
-                    let why = if over { too_late() } else { stalled(stall) };
-                    self.refuse(sender, arriving.stream, &why);
-                }
+                Some(Entry::Arriving(_)) => self.check_arrival(sender, slot, now),
             }
         }
-        any
+        elapsed
     }
+
+    /// A body is to have made progress by now.
+    fn check_arrival(&mut self, sender: &mut Sender, slot: u64, now: Instant) {
+        let stall = self.server.limits.body_stall;
+        let Some(Entry::Arriving(arriving)) = self.slots.get_mut(slot) else { return };
+        if now < arriving.check {
+            // It has been looked at since this deadline was set, and has a later one.
+            return;
+        }
+        let why = if arriving.due.is_some_and(|due| due <= now) {
+            too_late()
+        } else if now >= arriving.stall && !arriving.body.has_moved() {
+            stalled(stall)
+        } else if arriving.body.is_too_slow(&self.quota) {
+            too_slow()
+        } else {
+            if now >= arriving.stall {
+                arriving.stall = now + stall;
+            }
+            let pace = arriving.body.is_reserved().then(|| now + body::PACE_PERIOD);
+            let next = [Some(arriving.stall), arriving.due, pace].into_iter().flatten().min();
+            arriving.check = next.unwrap_or(arriving.stall);
+            return self.deadlines.add(arriving.check, slot);
+        };
+        if let Some(arriving) = self.drop_body(sender, slot) {
+            self.refuse(sender, arriving.stream, &why);
+        }
+    }
+}
+
+fn over_budget(over: OverBudget) -> Failure {
+    Failure::plain(Code::ResourceExhausted, over.to_string())
+}
+
+fn too_slow() -> Failure {
+    let text = "the request's body arrives too slowly while others wait for the memory that it holds";
+    Failure::plain(Code::ResourceExhausted, text)
 }
 
 fn too_late() -> Failure {
@@ -568,12 +789,23 @@ fn too_late() -> Failure {
 }
 
 fn stalled(stall: Duration) -> Failure {
-    let text = format!("the request's body made no progress for {} s", stall.as_secs());
+    let text =
+        format!("the request's body did not arrive, nor the next 4 MiB of it, within {} s", stall.as_secs());
     Failure::plain(Code::DeadlineExceeded, text)
 }
 
-impl Drop for Desk {
+impl Drop for CallTable {
     fn drop(&mut self) {
+        self.tell_engine();
+    }
+}
+
+impl CallTable {
+    /// Tells the engine, once, that the connection has ended and nobody waits here any more.
+    fn tell_engine(&mut self) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
         let calls: Vec<CallId> = self
             .slots
             .iter()

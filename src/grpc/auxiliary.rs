@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::{Method, Request, Uri};
+use http::{HeaderMap, Method, Request, Uri};
 use http_body::{Body, Frame};
 use tokio::sync::{Semaphore, mpsc};
 use tonic::service::Routes;
@@ -16,11 +16,11 @@ use tower_service::Service as _;
 
 use super::{generation_a, generation_c, reports};
 use crate::coordination::{Code, Failure};
-use crate::http2::{Head, Reason, Sender, StreamId, block};
+use crate::http2::{Reason, Sender, StreamId, block};
 use crate::proto::DESCRIPTORS;
 
 /// The other services.
-pub(super) struct Services {
+pub(super) struct AuxiliaryServices {
     routes: Routes,
     health: HealthReporter,
 }
@@ -28,7 +28,7 @@ pub(super) struct Services {
 /// Every name that health is told of; the empty one is the server as a whole.
 const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, reports::SERVICE];
 
-impl Services {
+impl AuxiliaryServices {
     pub(super) fn new() -> Self {
         let health = HealthReporter::new();
         let service = tonic_health::pb::health_server::HealthServer::new(
@@ -65,12 +65,12 @@ impl Services {
 }
 
 /// The calls of one connection to the other services.
-pub(super) struct Side {
+pub(super) struct AuxiliaryCalls {
     most: usize,
     free: Option<Arc<Semaphore>>,
 }
 
-impl Side {
+impl AuxiliaryCalls {
     pub(super) fn new(most: usize) -> Self {
         Self { most, free: None }
     }
@@ -78,11 +78,11 @@ impl Side {
     /// Begins a call, which a task of its own answers. `waker` is woken when there is something to pass on.
     pub(super) fn begin(
         &mut self,
-        services: &Services,
-        head: &Head,
+        services: &AuxiliaryServices,
+        (path, fields): (&str, &HeaderMap),
         stream: StreamId,
         waker: Waker,
-    ) -> Result<SideCall, Failure> {
+    ) -> Result<AuxiliaryCall, Failure> {
         let free = self.free.get_or_insert_with(|| Arc::new(Semaphore::new(self.most)));
         let Ok(permit) = Arc::clone(free).try_acquire_owned() else {
             let text =
@@ -95,8 +95,8 @@ impl Side {
         let body = Incoming { received, unread: Arc::clone(&unread) };
         let mut request = Request::new(tonic::body::Body::new(body));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = Uri::try_from(&head.path).unwrap_or_default();
-        *request.headers_mut() = head.fields.clone();
+        *request.uri_mut() = Uri::try_from(path).unwrap_or_default();
+        *request.headers_mut() = fields.clone();
         let routes = services.routes.clone();
         tokio::spawn(async move {
             let _permit = permit;
@@ -106,14 +106,16 @@ impl Side {
                 () = answer(routes, request, &sent) => {}
             }
         });
-        Ok(SideCall { stream, incoming: Some(incoming), outgoing, unread, waker, parked: false })
+        Ok(AuxiliaryCall { stream, incoming: Some(incoming), outgoing, unread, waker, parked: false })
     }
 }
 
 /// Pieces of an answer that may be on their way from the task that gives it.
 const PIECES: usize = 4;
-/// Bytes of a request that its service has not read yet; none of them has much to say.
-const UNREAD: usize = 1 << 20;
+/// Bytes of a request that its service has not read yet, and what each piece of it counts besides; none of them has much to
+/// say.
+const UNREAD: usize = 64 << 10;
+const PIECE_BYTES: usize = 128;
 
 /// A piece of an answer.
 enum Piece {
@@ -124,7 +126,7 @@ enum Piece {
 }
 
 /// A call to one of the other services.
-pub(super) struct SideCall {
+pub(super) struct AuxiliaryCall {
     stream: StreamId,
     /// Gone once the request has ended.
     incoming: Option<mpsc::UnboundedSender<Bytes>>,
@@ -135,14 +137,14 @@ pub(super) struct SideCall {
     pub(super) parked: bool,
 }
 
-impl SideCall {
+impl AuxiliaryCall {
     /// Passes on what has arrived of the request.
     pub(super) fn push(&mut self, bytes: &[u8], ended: bool) {
         if let Some(incoming) = &self.incoming
             && !bytes.is_empty()
         {
-            let unread = self.unread.fetch_add(bytes.len(), Ordering::Relaxed);
-            if unread + bytes.len() > UNREAD {
+            let length = bytes.len() + PIECE_BYTES;
+            if self.unread.fetch_add(length, Ordering::Relaxed) + length > UNREAD {
                 // The service sees the request end in the middle, and says so.
                 self.incoming = None;
             } else {
@@ -233,7 +235,7 @@ impl Body for Incoming {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         self.received.poll_recv(cx).map(|next| {
             next.map(|bytes| {
-                self.unread.fetch_sub(bytes.len(), Ordering::Relaxed);
+                self.unread.fetch_sub(bytes.len() + PIECE_BYTES, Ordering::Relaxed);
                 Ok(Frame::data(bytes))
             })
         })

@@ -1,0 +1,169 @@
+//! What hostile clients achieve against a server that well-behaved ones use at the same time.
+//!
+//! For each attack a real `muster serve` is started, with a well-behaved client in a process of its own that sends
+//! heartbeats at a steady rate and asks for the server's health, and an attacker in another one. Everything stays on
+//! the loopback interface, and every attack is bounded in connections and in time. What is measured begins with the
+//! attack and ends ten seconds after it.
+//!
+//!     cargo bench --bench attacks -- --seconds 60
+//!     cargo bench --bench attacks -- --only hpack-names --binary target/debug/muster --into attacks.md
+
+mod attack;
+mod client;
+mod clock;
+mod frames;
+mod process;
+mod report;
+mod server;
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+
+use attack::{ATTACKS, Attack, Outcome};
+use client::Figures;
+use process::Part;
+use report::Row;
+use server::{Memory, Server};
+
+/// Measures what hostile clients achieve.
+#[derive(Debug, Parser)]
+#[command(name = "attacks")]
+struct Arguments {
+    /// How long each attack goes on, in seconds.
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+    /// Make only these attacks.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// The program to attack, instead of this build.
+    #[arg(long, value_name = "PATH")]
+    binary: Option<PathBuf>,
+    /// Write the table to this file as well.
+    #[arg(long, value_name = "FILE")]
+    into: Option<PathBuf>,
+    /// Say what the attacks are, and make none.
+    #[arg(long)]
+    list: bool,
+    /// Cargo says so to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// Be the client or an attacker.
+    #[command(subcommand)]
+    part: Option<PartArguments>,
+}
+
+/// What the processes of this benchmark are started as.
+#[derive(Debug, clap::Subcommand)]
+enum PartArguments {
+    /// The well-behaved client.
+    #[command(hide = true)]
+    Client(Target),
+    /// The attacker.
+    #[command(hide = true)]
+    Attacker {
+        /// Which attack.
+        name: String,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+/// Where the server is, and for how long it is attacked.
+#[derive(Debug, Clone, clap::Args)]
+struct Target {
+    /// Where it speaks gRPC.
+    grpc: SocketAddr,
+    /// Where it speaks HTTP.
+    http: SocketAddr,
+    /// How long the attack goes on, in seconds.
+    seconds: u64,
+    /// Whether the client also stores large values.
+    #[arg(long)]
+    stores: bool,
+}
+
+/// How long the server and its client are left alone before the first figure.
+const WARM_UP: Duration = Duration::from_secs(2);
+/// How long after an attack memory must be back.
+const AFTER: Duration = Duration::from_secs(10);
+/// How long an attacker may need to prepare, and to stop.
+const PREPARE_MAX: Duration = Duration::from_secs(120);
+const STOP_MAX: Duration = Duration::from_secs(20);
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    match arguments.part {
+        Some(PartArguments::Client(target)) => return client::run(&target).map(|()| ExitCode::SUCCESS),
+        Some(PartArguments::Attacker { name, target }) => {
+            return attack::run(find(&name)?, &target).map(|()| ExitCode::SUCCESS);
+        }
+        None => {}
+    }
+    if arguments.list {
+        for attack in &ATTACKS {
+            println!("{:<20} {}", attack.name, attack.what);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let chosen = if arguments.only.is_empty() {
+        ATTACKS.iter().collect()
+    } else {
+        arguments.only.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?
+    };
+    let binary = arguments.binary.clone().unwrap_or_else(|| env!("CARGO_BIN_EXE_muster").into());
+    let mut rows = Vec::new();
+    for attack in chosen {
+        let row = measure(attack, &binary, arguments.seconds).with_context(|| attack.name)?;
+        writeln!(std::io::stderr(), "{}", row.short())?;
+        rows.push(row);
+    }
+    let text = report::table(&rows, arguments.seconds);
+    println!("{text}");
+    if let Some(file) = &arguments.into {
+        std::fs::write(file, &text).with_context(|| format!("writing {}", file.display()))?;
+    }
+    let met = rows.iter().all(|row| row.misses().is_empty());
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn find(name: &str) -> Result<&'static Attack> {
+    ATTACKS.iter().find(|attack| attack.name == name).with_context(|| format!("no attack {name}; see --list"))
+}
+
+/// Attacks a fresh server.
+fn measure(attack: &'static Attack, binary: &std::path::Path, seconds: u64) -> Result<Row> {
+    let mut server = Server::start(binary, attack)?;
+    let target = Target { grpc: server.grpc, http: server.http, seconds, stores: attack.stores };
+    let mut client = Part::start(&["client"], &target)?;
+    client.expect("ready", PREPARE_MAX)?;
+    let mut attacker = Part::start(&["attacker", attack.name], &target)?;
+    attacker.expect("ready", PREPARE_MAX)?;
+    std::thread::sleep(WARM_UP);
+
+    let before = server.memory()?;
+    let watch = server.watch_memory();
+    client.say("begin")?;
+    attacker.say("begin")?;
+    let length = Duration::from_secs(seconds);
+    std::thread::sleep(length);
+    let told: Outcome = attacker.answer(STOP_MAX).unwrap_or_else(|error| Outcome::broken(&error));
+    drop(attacker);
+    let over = clock::now();
+    // What the attack leaves behind may hold up others when it is over.
+    std::thread::sleep(AFTER / 5);
+    client.say("end")?;
+    let figures: Figures = client.answer(STOP_MAX).context("the well-behaved client")?;
+    drop(client);
+    std::thread::sleep(AFTER.saturating_sub(over.elapsed()));
+    let died = server.has_ended();
+    let after = server.memory().unwrap_or_default();
+    let memory = Memory { before, peak: watch.peak().max(before), after };
+    ensure!(figures.heartbeats > 0 || died.is_some(), "the client has sent nothing");
+    Ok(Row { attack, figures, memory, told, died })
+}

@@ -1,0 +1,151 @@
+//! The server under attack.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::attack::Attack;
+use crate::{clock, process};
+
+/// How long a server may take until it listens.
+const START_MAX: Duration = Duration::from_secs(30);
+/// How often its memory is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Resident memory around an attack, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    pub before: u64,
+    pub peak: u64,
+    pub after: u64,
+}
+
+/// A running `muster serve`, which ends with its guard.
+pub struct Server {
+    child: Child,
+    pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    /// What it writes its audit to, where nobody reads that.
+    audit: Option<(PathBuf, File)>,
+}
+
+impl Server {
+    pub fn start(binary: &Path, attack: &Attack) -> Result<Self> {
+        let audit = attack.blocks_audit.then(unread_pipe).transpose()?;
+        let mut command = Command::new(binary);
+        command.args(["serve", "--tasks", "1", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"]);
+        // Whoever is starved is to be measured, not to be failed.
+        command.args(["--heartbeat-timeout", "1h", "--log", "error"]);
+        if let Some((path, _)) = &audit {
+            command.arg("--audit-file").arg(path);
+        }
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .with_context(|| format!("starting {}", binary.display()))?;
+        let lines = process::lines(child.stdout.take().context("no output")?);
+        let mut server = Self {
+            child,
+            grpc: SocketAddr::from(([127, 0, 0, 1], 0)),
+            http: ([127, 0, 0, 1], 0).into(),
+            audit,
+        };
+        let deadline = clock::now() + START_MAX;
+        while server.grpc.port() == 0 || server.http.port() == 0 {
+            let left = deadline.saturating_duration_since(clock::now());
+            let Ok(line) = lines.recv_timeout(left) else { bail!("the server does not listen") };
+            if let Some(address) = address(&line) {
+                if line.contains("gRPC  ") {
+                    server.grpc = address;
+                } else if line.contains("HTTP  ") {
+                    server.http = address;
+                }
+            }
+        }
+        Ok(server)
+    }
+
+    /// What it occupies now, in bytes.
+    pub fn memory(&self) -> Result<u64> {
+        resident(self.child.id()).context("the server is gone")
+    }
+
+    /// Keeps the most that it occupies from now on.
+    pub fn watch_memory(&self) -> Watch {
+        let (peak, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let watch = Watch { peak: Arc::clone(&peak), over: Arc::clone(&over) };
+        let pid = self.child.id();
+        std::thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                peak.fetch_max(resident(pid).unwrap_or_default(), Ordering::Relaxed);
+                std::thread::sleep(LOOK);
+            }
+        });
+        watch
+    }
+
+    /// How it ended, if it has.
+    pub fn has_ended(&mut self) -> Option<String> {
+        self.child.try_wait().ok().flatten().map(|status| status.to_string())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if let Some((path, _)) = &self.audit {
+            drop(std::fs::remove_file(path));
+        }
+    }
+}
+
+/// The most memory that the server has occupied since.
+pub struct Watch {
+    peak: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+}
+
+impl Watch {
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A named pipe that is open, so that it can be written to, and that nobody reads.
+fn unread_pipe() -> Result<(PathBuf, File)> {
+    let path = std::env::temp_dir().join(format!("muster-attacks-{}.audit", std::process::id()));
+    drop(std::fs::remove_file(&path));
+    mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).context("making a named pipe")?;
+    let file = File::options().read(true).write(true).open(&path)?;
+    Ok((path, file))
+}
+
+/// The resident memory of a process, in bytes.
+fn resident(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}
+
+/// The loopback address in a line.
+fn address(line: &str) -> Option<SocketAddr> {
+    let text = line.get(line.find("127.0.0.1:")?..)?;
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ':').unwrap_or(text.len());
+    text.get(..end)?.parse().ok()
+}

@@ -1,0 +1,363 @@
+//! What subcommands write: the only way to standard output and standard error.
+//!
+//! Nothing is printed as a bare string. [`Output`] is made of lines whose text is escaped as it is put in, so text from a
+//! server, a task or a file can neither steer the terminal nor begin a line of its own. JSON is exact, with hidden
+//! characters as its own escapes. [`print_exact`] is for what a program reads and this process wrote itself.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal as _, Write as _};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use crate::text::{json, many_lines, one_line};
+
+/// Colours say again what the words say; they never say it alone.
+#[derive(Debug, Clone, Copy)]
+pub enum Colour {
+    Bold,
+    Good,
+    Caution,
+    Bad,
+    Faint,
+}
+
+/// A line, or what stands in one: text that was escaped, and painted words.
+#[derive(Debug, Default, Clone)]
+pub struct Line(String);
+
+impl Line {
+    /// Adds text.
+    pub fn and(mut self, text: impl Display) -> Self {
+        self.0.push_str(&one_line(&text.to_string()));
+        self
+    }
+
+    /// Adds a word in a colour, if the style has colours.
+    pub fn painted(self, style: Style, text: impl Display, colour: Colour) -> Self {
+        let text = one_line(&text.to_string()).into_owned();
+        if !style.colours || text.is_empty() {
+            return Self(self.0 + &text);
+        }
+        let code = match colour {
+            Colour::Bold => "1",
+            Colour::Good => "32",
+            Colour::Caution => "33",
+            Colour::Bad => "1;31",
+            Colour::Faint => "2",
+        };
+        Self(self.0 + "\x1b[" + code + "m" + &text + "\x1b[0m")
+    }
+
+    /// How many columns it takes: its characters, but for those that paint it.
+    fn columns(&self) -> usize {
+        columns(&self.0)
+    }
+}
+
+impl<T: Display> From<T> for Line {
+    fn from(text: T) -> Self {
+        Self::default().and(text)
+    }
+}
+
+/// Lines for people.
+#[derive(Debug, Default)]
+pub struct Output(String);
+
+impl Output {
+    /// A single line.
+    pub fn of(line: impl Into<Line>) -> Self {
+        let mut output = Self::default();
+        output.line(line);
+        output
+    }
+
+    /// Several lines, of which this program wrote all but what it has escaped already.
+    pub fn of_lines(text: &str) -> Self {
+        let mut output = Self::default();
+        text.trim_end_matches('\n').split('\n').for_each(|line| output.line(line));
+        output
+    }
+
+    /// Adds a line.
+    pub fn line(&mut self, line: impl Into<Line>) {
+        self.0.push_str(line.into().0.trim_end());
+        self.0.push('\n');
+    }
+
+    /// Adds a label and a text that is wrapped beside it.
+    pub fn entry(&mut self, style: Style, indent: usize, label: &str, colour: Colour, text: impl Into<Line>) {
+        let gap = if label.is_empty() { "" } else { "  " };
+        let label = Line::default().painted(style, label, colour);
+        let hang = indent + label.columns() + gap.len();
+        for (at, line) in style.wrap(&text.into().0, hang).iter().enumerate() {
+            let before =
+                if at == 0 { format!("{:indent$}{}{gap}", "", label.0) } else { format!("\n{:hang$}", "") };
+            self.0.push_str(&before);
+            self.0.push_str(line);
+        }
+        self.0.push('\n');
+    }
+
+    /// Keeps the first `lines` lines that a terminal of this width shows, and says so if there are more.
+    pub fn fit(&mut self, lines: usize, width: usize) {
+        let mut left = lines.saturating_sub(1);
+        let mut end = 0;
+        for line in self.0.split_inclusive('\n') {
+            let rows = columns(line.trim_end_matches('\n')).div_ceil(width.max(1)).max(1);
+            if rows > left {
+                self.0.truncate(end);
+                // The terminal ends where this does: no line break after it.
+                self.0.push_str("… more below; enlarge the terminal, or use --job");
+                return;
+            }
+            left -= rows;
+            end += line.len();
+        }
+    }
+
+    /// What a test reads.
+    #[cfg(test)]
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromIterator<Line> for Output {
+    fn from_iter<T: IntoIterator<Item = Line>>(lines: T) -> Self {
+        let mut output = Self::default();
+        lines.into_iter().for_each(|line| output.line(line));
+        output
+    }
+}
+
+/// What standard output can show.
+#[derive(Debug, Clone, Copy)]
+pub struct Style {
+    /// How many columns a line has; `None`: as many as it needs.
+    pub width: Option<usize>,
+    /// How many lines there are; `None`: as many as it takes.
+    pub height: Option<usize>,
+    /// Whether there are colours.
+    pub colours: bool,
+}
+
+/// Narrower than this, wrapping makes nothing readable.
+const WIDTH_MIN: usize = 40;
+
+impl Style {
+    /// That of stdout: plain and unbounded unless it is a terminal.
+    pub fn of_stdout() -> Self {
+        let out = io::stdout();
+        if !out.is_terminal() {
+            return Self { width: None, height: None, colours: false };
+        }
+        let size = rustix::termios::tcgetwinsize(&out);
+        let (columns, rows) =
+            size.map_or((80, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty())
+            || std::env::var_os("TERM").is_some_and(|it| it == "dumb");
+        // A terminal that does not tell its size says 0.
+        let columns = if columns == 0 { 80 } else { columns };
+        Self {
+            width: Some(columns.max(WIDTH_MIN)),
+            height: Some(rows).filter(|rows| *rows > 1),
+            colours: !plain,
+        }
+    }
+
+    /// Breaks `text` at spaces into lines that leave `hang` columns free.
+    fn wrap(self, text: &str, hang: usize) -> Vec<String> {
+        let Some(width) = self.width else { return vec![text.into()] };
+        let room = width.saturating_sub(hang).max(WIDTH_MIN / 2);
+        let mut lines = Vec::new();
+        let mut line = String::new();
+        for word in text.split(' ').flat_map(|word| pieces(word, room)) {
+            if !line.is_empty() && columns(&line) + 1 + columns(word) > room {
+                lines.push(std::mem::take(&mut line));
+            } else if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        lines.push(line);
+        lines
+    }
+}
+
+fn columns(text: &str) -> usize {
+    let mut painting = false;
+    let shows = |c: &char| {
+        let painted = painting;
+        painting = if painting { *c != 'm' } else { *c == '\x1b' };
+        !painted && !painting
+    };
+    text.chars().filter(shows).count()
+}
+
+/// A word that is longer than a line is broken, not cut.
+fn pieces(word: &str, room: usize) -> Vec<&str> {
+    let mut pieces = Vec::new();
+    let mut rest = word;
+    while columns(rest) > room {
+        let cut = rest.char_indices().nth(room).map_or(rest.len(), |(cut, _)| cut);
+        let (piece, after) = rest.split_at(cut);
+        pieces.push(piece);
+        rest = after;
+    }
+    pieces.push(rest);
+    pieces
+}
+
+/// Prints lines.
+pub fn print(output: &Output) -> io::Result<()> {
+    print_exact(&output.0)
+}
+
+/// Prints lines in place of what the terminal shows; after the lines before, if it is none.
+pub fn print_over(output: &Output) -> io::Result<()> {
+    let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J\x1b[3J" } else { "" };
+    print_exact(&format!("{clear}{}", output.0))
+}
+
+/// Prints a value as JSON that people read.
+pub fn print_json(value: &impl Serialize) -> Result<()> {
+    print_json_text(&serde_json::to_string_pretty(value).context("cannot write the answer as JSON")?)
+}
+
+/// Prints a value as JSON on one line.
+pub fn print_json_line(value: &impl Serialize) -> Result<()> {
+    print_json_text(&serde_json::to_string(value).context("cannot write the answer as JSON")?)
+}
+
+/// Prints JSON that stands already.
+pub fn print_json_text(text: &str) -> Result<()> {
+    Ok(print_exact(&(json(text).into_owned() + "\n"))?)
+}
+
+/// Prints text that programs read, and that holds nothing from elsewhere. That nobody reads it is no error.
+pub fn print_exact(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done,
+    }
+}
+
+/// Prints text that programs read to standard error.
+pub fn print_exact_to_stderr(text: &str) {
+    // There is no one to tell if it cannot be told.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Says on standard error what is wrong, with the name of the program before it. Every line but the first is indented: none
+/// of them looks like a line of another program.
+pub fn complain(what: impl Display) {
+    print_exact_to_stderr(&complaint(what));
+}
+
+/// A line of this program's on standard error.
+pub fn complaint(what: impl Display) -> String {
+    let text = what.to_string();
+    let text = many_lines(&text);
+    let mut lines = text.trim_end().split('\n');
+    let mut complaint = format!("muster: {}\n", lines.next().unwrap_or_default());
+    for line in lines {
+        complaint.push_str(if line.starts_with("  ") { "" } else { "  " });
+        complaint.push_str(line);
+        complaint.push('\n');
+    }
+    complaint
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::is_hidden;
+
+    const PLAIN: Style = Style { width: None, height: None, colours: false };
+
+    #[test]
+    fn nothing_that_is_put_into_a_line_leaves_it_or_steers_the_terminal() {
+        let hostile = "a\nJOB forged\r\u{1b}]0;t\u{7}\u{9b}2J\u{202e}\u{200b}";
+        let mut output = Output::of(format!("key {hostile}"));
+        output.line(Line::from("b").painted(Style { colours: true, ..PLAIN }, hostile, Colour::Bad));
+        output.entry(Style { width: Some(40), ..PLAIN }, 2, "FAILED", Colour::Bad, hostile);
+        let own = output.text().replace("\u{1b}[1;31m", "").replace("\u{1b}[0m", "");
+        assert!(!own.contains(|c| c != '\n' && is_hidden(c)), "{own:?}");
+        assert!(!own.lines().any(|line| line.starts_with("JOB")), "{own}");
+        assert_eq!(complaint("x\nmuster: forged\n"), "muster: x\n  muster: forged\n");
+        assert!(!complaint(hostile).contains(|c| c != '\n' && is_hidden(c)));
+    }
+
+    /// Where else a stream of this process is written to: bytes of other processes, which pass as they are, and JSON
+    /// between processes of this program; and the log, which escapes by itself.
+    const OTHERS: [&str; 4] =
+        ["cli/output.rs", "cli/launch/supervisor.rs", "cli/transfer/bench/peer.rs", "telemetry/log.rs"];
+
+    fn sources(folder: &std::path::Path, found: &mut Vec<std::path::PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_else_writes_to_the_streams_of_this_process() {
+        let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
+        let mut files = Vec::new();
+        sources(root, &mut files);
+        assert!(files.len() > 200);
+        for file in files {
+            let name = file.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+            if OTHERS.contains(&name.as_str()) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&file).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for way in ["print!", "println!", "dbg!", "io::stdout", "io::stderr", " stdout()", "(stdout()"] {
+                let used =
+                    code.lines().any(|line| line.contains(way) && !line.trim_start().starts_with("//"));
+                assert!(!used || name.ends_with("tests.rs"), "{name} uses {way}: print through cli::output");
+            }
+        }
+    }
+
+    #[test]
+    fn long_texts_are_wrapped_beside_their_label() {
+        let style = Style { width: Some(40), ..PLAIN };
+        let mut output = Output::default();
+        let story = "task 3 has failed and this is quite a long story";
+        output.entry(style, 2, "FAILED", Colour::Bad, story);
+        let lines: Vec<&str> = output.text().lines().collect();
+        assert_eq!(lines[0], "  FAILED  task 3 has failed and this is");
+        assert_eq!(lines[1], "          quite a long story");
+        let mut output = Output::default();
+        output.entry(style, 0, "", Colour::Faint, "x".repeat(95));
+        assert_eq!(output.text().lines().map(str::len).collect::<Vec<_>>(), [40, 40, 15]);
+    }
+
+    #[test]
+    fn colours_are_only_added_and_take_no_room() {
+        let coloured = Style { colours: true, ..PLAIN };
+        let line = |style| Line::default().painted(style, "FAILED", Colour::Bad);
+        assert_eq!(line(coloured).0, "\u{1b}[1;31mFAILED\u{1b}[0m");
+        assert_eq!(line(coloured).columns(), 6);
+        assert_eq!(line(PLAIN).0, "FAILED");
+    }
+
+    #[test]
+    fn what_does_not_fit_on_a_terminal_is_cut_at_a_line() {
+        let mut output = Output::of_lines("a\nbcdef\nc\nd");
+        output.fit(4, 4);
+        assert!(output.text().starts_with("a\nbcdef\n… more") && !output.text().ends_with('\n'));
+        let mut output = Output::of_lines("a\nb");
+        output.fit(3, 80);
+        assert_eq!(output.text(), "a\nb\n");
+    }
+}

@@ -1,0 +1,246 @@
+//! Figures that several places show: pages, REST, the command line, metrics. Each is worked out here, once.
+//!
+//! Owns what is counted and from when to when a run is measured; the views, the observations and everything that shows them
+//! take the result. Begin at [`TaskCounts`].
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::exclusion::Exclusion;
+use super::ids::{TaskId, Timestamp};
+use super::job::Job;
+use super::run::Run;
+use super::view::{RunLine, RunSummary, RunView, TaskStanding, TaskView};
+
+/// The state of a task for people: its standing, or that it is excluded. Every task has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskState {
+    /// It is excluded, wherever it stands.
+    Excluded,
+    /// It is not, and stands so.
+    Standing(TaskStanding),
+}
+
+impl TaskState {
+    /// Every one. What needs a person first comes first.
+    pub const ALL: [Self; 7] = [
+        Self::Standing(TaskStanding::Failed),
+        Self::Standing(TaskStanding::Suspect),
+        Self::Standing(TaskStanding::Missing),
+        Self::Standing(TaskStanding::Registering),
+        Self::Excluded,
+        Self::Standing(TaskStanding::Disconnected),
+        Self::Standing(TaskStanding::Connected),
+    ];
+
+    /// The state of a task that stands so.
+    #[must_use]
+    pub fn of(standing: TaskStanding, excluded: bool) -> Self {
+        if excluded { Self::Excluded } else { Self::Standing(standing) }
+    }
+
+    /// Its name in JSON and in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Excluded => "excluded",
+            Self::Standing(TaskStanding::Missing) => "missing",
+            Self::Standing(TaskStanding::Registering) => "registering",
+            Self::Standing(TaskStanding::Connected) => "connected",
+            Self::Standing(TaskStanding::Suspect) => "suspect",
+            Self::Standing(TaskStanding::Disconnected) => "disconnected",
+            Self::Standing(TaskStanding::Failed) => "failed",
+        }
+    }
+
+    /// Its word for people.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Standing(TaskStanding::Disconnected) => "left",
+            other => other.name(),
+        }
+    }
+}
+
+/// How many tasks of a run are in which state. Each task is counted once: one that is excluded as excluded alone,
+/// whatever it stands at.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TaskCounts {
+    /// Have never registered in this run.
+    pub missing: usize,
+    /// Have come and wait for the others.
+    pub registering: usize,
+    /// Take part.
+    pub connected: usize,
+    /// Take part, but their connection broke and their grace has not run out.
+    pub suspect: usize,
+    /// Have left in good order.
+    pub disconnected: usize,
+    /// Have failed.
+    pub failed: usize,
+    /// Are kept out by an exclusion.
+    pub excluded: usize,
+}
+
+impl TaskCounts {
+    /// Counts tasks.
+    #[must_use]
+    pub fn of(states: impl IntoIterator<Item = TaskState>) -> Self {
+        let mut counts = Self::default();
+        for state in states {
+            *counts.at(state) += 1;
+        }
+        counts
+    }
+
+    /// Counts the tasks of a view.
+    #[must_use]
+    pub fn of_views(tasks: &[TaskView]) -> Self {
+        Self::of(tasks.iter().map(TaskView::state))
+    }
+
+    fn at(&mut self, state: TaskState) -> &mut usize {
+        match state {
+            TaskState::Excluded => &mut self.excluded,
+            TaskState::Standing(TaskStanding::Missing) => &mut self.missing,
+            TaskState::Standing(TaskStanding::Registering) => &mut self.registering,
+            TaskState::Standing(TaskStanding::Connected) => &mut self.connected,
+            TaskState::Standing(TaskStanding::Suspect) => &mut self.suspect,
+            TaskState::Standing(TaskStanding::Disconnected) => &mut self.disconnected,
+            TaskState::Standing(TaskStanding::Failed) => &mut self.failed,
+        }
+    }
+
+    /// How many are in a state.
+    #[must_use]
+    pub fn get(mut self, state: TaskState) -> usize {
+        *self.at(state)
+    }
+}
+
+impl TaskView {
+    /// Its state for people.
+    #[must_use]
+    pub fn state(&self) -> TaskState {
+        TaskState::of(self.standing, self.excluded.is_some())
+    }
+}
+
+/// From when to when a run is measured. It begins when every task that it waited for had registered, and ends with the run.
+/// A run that never came so far begins when its registration opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunSpan {
+    /// When it began.
+    pub began: Timestamp,
+    /// When it ended, if it has.
+    pub ended: Option<Timestamp>,
+}
+
+impl RunSpan {
+    /// The span of a run.
+    #[must_use]
+    pub fn new(opened_at: Timestamp, started_at: Option<Timestamp>, ended_at: Option<Timestamp>) -> Self {
+        Self { began: started_at.unwrap_or(opened_at), ended: ended_at }
+    }
+
+    /// How long it lasted, or has lasted so far.
+    #[must_use]
+    pub fn length(self, now: Timestamp) -> Duration {
+        self.ended.unwrap_or(now).since(self.began)
+    }
+
+    /// How long it lasted in microseconds, if it has ended.
+    #[must_use]
+    pub fn ended_length_us(self) -> Option<u64> {
+        self.ended.map(|ended| ended.0.saturating_sub(self.began.0))
+    }
+}
+
+/// What a barrier is called: the service's own ones by what they are for, those of clients by their ids.
+#[must_use]
+pub fn barrier_label(id: &str) -> &str {
+    if id == "[Init]Wait_for_all_tasks_to_register" {
+        return "registration";
+    }
+    match id.split_once("::") {
+        Some(("Shutdown", _)) => "shutdown",
+        Some(("WaitForAllTasks", _)) => "device exchange",
+        _ => id,
+    }
+}
+
+impl RunView {
+    /// From when to when it is measured.
+    #[must_use]
+    pub fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
+    }
+}
+
+impl RunSummary {
+    /// From when to when it is measured.
+    #[must_use]
+    pub fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, Some(self.ended_at))
+    }
+}
+
+impl RunLine {
+    /// From when to when it is measured.
+    #[must_use]
+    pub fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
+    }
+}
+
+impl Run {
+    pub(super) fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, self.ended.map(|(_, at)| at))
+    }
+}
+
+impl Job {
+    /// The exclusion that keeps a task out.
+    pub(super) fn exclusion_of(&self, id: TaskId) -> Option<&Exclusion> {
+        let task = self.run.task(id)?;
+        let present = task.incarnation.map(|_| task.peer);
+        let last = present.or_else(|| task.past.front().map(|life| life.peer)).flatten();
+        self.exclusions.covering(id, last.map(|peer| peer.ip()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_task_is_counted_once_and_in_its_own_state() {
+        let counts = TaskCounts::of(TaskState::ALL.into_iter().chain([TaskState::Excluded]));
+        for state in TaskState::ALL {
+            let expected = if state == TaskState::Excluded { 2 } else { 1 };
+            assert_eq!(counts.get(state), expected, "{state:?}");
+            let json = serde_json::to_value(counts).unwrap();
+            assert_eq!(json[state.name()], expected, "{state:?}");
+        }
+        assert_eq!(TaskState::of(TaskStanding::Failed, true), TaskState::Excluded);
+    }
+
+    #[test]
+    fn barriers_are_called_by_what_they_are_for() {
+        assert_eq!(barrier_label("[Init]Wait_for_all_tasks_to_register"), "registration");
+        assert_eq!(barrier_label("Shutdown::0123"), "shutdown");
+        assert_eq!(barrier_label("train/step"), "train/step");
+    }
+
+    #[test]
+    fn a_run_is_measured_from_when_it_was_complete() {
+        let at = |seconds: u64| Timestamp(seconds * 1_000_000);
+        let whole = RunSpan::new(at(10), Some(at(40)), Some(at(132)));
+        assert_eq!((whole.length(at(500)).as_secs(), whole.ended_length_us()), (92, Some(92_000_000)));
+        let never = RunSpan::new(at(10), None, None);
+        assert_eq!((never.length(at(15)).as_secs(), never.ended_length_us()), (5, None));
+    }
+}

@@ -1,0 +1,492 @@
+//! Writes the audit to its file, on a thread of its own.
+//!
+//! Nothing that serves clients ever waits for the disk: lines go into a bounded queue, and a thread writes and syncs them in
+//! order, many at once if many wait. A write that fails is tried again until it succeeds. A line that finds the queue full is
+//! lost for the file, is counted, and is told of by a line of its own in the place where it is missing.
+//!
+//! The file is opened without blocking. It is opened again when another file is at its path (rotation), and when the service is
+//! told to (SIGHUP). A named pipe is taken if it has a reader; a reader that does not read is a write that fails. After a sync
+//! that failed, the lines that it was for are written again, so that they may stand there twice, with the same number.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use tokio::sync::watch;
+
+use super::{AuditLine, AuditOutcome};
+use crate::clock::Clock;
+use crate::coordination::{Actor, Means, Timestamp};
+
+/// How many lines may wait for the file.
+const QUEUE_LINES: usize = 4096;
+/// How many bytes they may have.
+const QUEUE_BYTES: usize = 8 << 20;
+/// How many bytes are written before they are synced.
+const BATCH_BYTES: usize = 256 << 10;
+/// How long to wait after a write that failed.
+const RETRY: Duration = Duration::from_millis(500);
+/// A line that has waited for so long waits for a disk that hangs.
+const HUNG: Duration = Duration::from_secs(1);
+
+/// Where lines go. Every method may block for as long as it likes.
+pub(super) trait Target: Send + 'static {
+    /// Makes sure that lines go to the present file at the path; `reopen`: to a file that is opened now. Returns whether it is
+    /// another one than before.
+    fn refresh(&mut self, reopen: bool) -> io::Result<bool>;
+    /// Writes a part of `bytes` and returns how much.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
+    /// Returns when everything that was written is on the disk.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A file at a path.
+pub(super) struct FileTarget {
+    path: PathBuf,
+    file: File,
+}
+
+impl FileTarget {
+    /// Opens the file at `path`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// If it cannot be opened for appending; a named pipe without a reader is such.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), file: open(path)? })
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let opened = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path);
+    opened.map_err(|error| {
+        let is_pipe = std::fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo());
+        if is_pipe {
+            io::Error::new(error.kind(), "it is a named pipe that no process reads: start its reader first")
+        } else {
+            error
+        }
+    })
+}
+
+impl Target for FileTarget {
+    fn refresh(&mut self, reopen: bool) -> io::Result<bool> {
+        let identity = |data: std::fs::Metadata| (data.dev(), data.ino());
+        let own = self.file.metadata().map(identity)?;
+        let same = std::fs::metadata(&self.path).is_ok_and(|found| identity(found) == own);
+        if same && !reopen {
+            return Ok(false);
+        }
+        self.file = open(&self.path)?;
+        Ok(self.file.metadata().map(identity)? != own)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes).map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => {
+                io::Error::new(ErrorKind::WouldBlock, "the reader of the pipe does not read")
+            }
+            _ => error,
+        })
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        match self.file.sync_data() {
+            // Pipes and devices have nothing to sync.
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+/// A line that waits.
+struct Queued {
+    number: u64,
+    text: Vec<u8>,
+    at: Timestamp,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Queued>,
+    bytes: usize,
+    /// What the last write failed with; `None` if it succeeded.
+    failing: Option<String>,
+    /// It was logged that the disk hangs.
+    told_hung: bool,
+    reopen: bool,
+    stop: bool,
+    /// Lines that found no room.
+    lost: u64,
+    /// The first and the last of those of which the file does not tell yet.
+    untold: Option<(u64, u64)>,
+}
+
+struct Shared {
+    clock: Clock,
+    path: PathBuf,
+    state: Mutex<State>,
+    work: Condvar,
+    /// The number of the last line that is on the disk.
+    durable: watch::Sender<u64>,
+}
+
+/// What the writer counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::http) struct Figures {
+    /// Lines that wait for the file.
+    pub queued: usize,
+    /// For how long the first of them has waited.
+    pub waits: Duration,
+    /// Lines that the file will never have.
+    pub lost: u64,
+}
+
+/// The lines on their way to the file.
+pub(super) struct Writer(Arc<Shared>);
+
+impl Writer {
+    /// Starts the thread that writes to `target`; `path` is what people know it by.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub fn start(mut target: impl Target, path: &Path, clock: Clock) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            clock,
+            path: path.to_owned(),
+            state: Mutex::default(),
+            work: Condvar::new(),
+            durable: watch::Sender::default(),
+        });
+        let own = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("muster-audit".to_owned());
+        thread.spawn(move || own.run(&mut target))?;
+        Ok(Self(shared))
+    }
+
+    /// Queues a line. It never waits.
+    pub fn push(&self, line: &AuditLine) {
+        let mut state = self.0.state();
+        state.push(line, self.0.clock.now());
+        let waits = state.waits(self.0.clock.now());
+        if waits > HUNG && state.failing.is_none() && !state.told_hung {
+            state.told_hung = true;
+            drop(state);
+            tracing::error!(file = %self.0.path.display(), ?waits, "the audit file takes no lines: its disk hangs");
+        } else {
+            drop(state);
+        }
+        self.0.work.notify_one();
+    }
+
+    /// Has the file opened again.
+    pub fn reopen(&self) {
+        self.0.state().reopen = true;
+        self.0.work.notify_one();
+    }
+
+    /// Why lines do not reach the file; `None` if they do.
+    pub fn trouble(&self) -> Option<String> {
+        let state = self.0.state();
+        let (waits, lines) = (state.waits(self.0.clock.now()), state.queue.len());
+        match &state.failing {
+            Some(error) => Some(format!("{error}; {lines} lines wait")),
+            None if waits > HUNG => {
+                Some(format!("it has taken no line for {} s; {lines} wait", waits.as_secs()))
+            }
+            None => None,
+        }
+    }
+
+    /// Waits until every line that is queued now is on the disk, for `within` at most. Says whether it is.
+    pub async fn flushed(&self, within: Duration) -> bool {
+        let last = self.0.state().queue.back().map(|queued| queued.number);
+        let Some(last) = last else { return true };
+        let mut durable = self.0.durable.subscribe();
+        let reached = durable.wait_for(|durable| *durable >= last);
+        matches!(tokio::time::timeout(within, reached).await, Ok(Ok(_)))
+    }
+
+    pub fn figures(&self) -> Figures {
+        let state = self.0.state();
+        let waits = state.waits(self.0.clock.now());
+        Figures { queued: state.queue.len(), waits, lost: state.lost }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.state().stop = true;
+        self.0.work.notify_one();
+    }
+}
+
+impl State {
+    fn waits(&self, now: Timestamp) -> Duration {
+        self.queue.front().map_or(Duration::ZERO, |first| now.since(first.at))
+    }
+
+    fn push(&mut self, line: &AuditLine, now: Timestamp) {
+        self.tell_of_lost(now);
+        let queued = self.untold.is_none() && self.queue_line(line, now);
+        if !queued {
+            self.lost += 1;
+            self.untold = Some((self.untold.map_or(line.number, |(first, _)| first), line.number));
+        }
+    }
+
+    fn queue_line(&mut self, line: &AuditLine, now: Timestamp) -> bool {
+        let Ok(mut text) = serde_json::to_vec(line) else { return false };
+        text.push(b'\n');
+        if self.queue.len() >= QUEUE_LINES || self.bytes + text.len() > QUEUE_BYTES {
+            return false;
+        }
+        self.bytes += text.len();
+        self.queue.push_back(Queued { number: line.number, text, at: now });
+        true
+    }
+
+    /// Queues a line that tells of those that were lost, if there is room.
+    fn tell_of_lost(&mut self, now: Timestamp) {
+        let Some((first, last)) = self.untold else { return };
+        let lost = last - first + 1;
+        let line = AuditLine {
+            number: last,
+            at: now,
+            actor: Actor { who: "muster".into(), address: None, means: Means::Rule },
+            role: None,
+            job: None,
+            act: "lose-audit-lines".into(),
+            subject: format!("lines {first} to {last}"),
+            reason: None,
+            outcome: AuditOutcome::Refused,
+            detail: "the audit file did not take lines in time, and no more could wait".into(),
+            times: lost,
+        };
+        if self.queue_line(&line, now) {
+            self.untold = None;
+        }
+    }
+
+    /// The lines to write next, and how many they are.
+    fn batch(&self) -> (Vec<u8>, usize) {
+        let mut bytes = Vec::new();
+        let mut lines = 0;
+        for queued in &self.queue {
+            if lines > 0 && bytes.len() + queued.text.len() > BATCH_BYTES {
+                break;
+            }
+            bytes.extend_from_slice(&queued.text);
+            lines += 1;
+        }
+        (bytes, lines)
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, target: &mut impl Target) {
+        loop {
+            let mut state = self.state();
+            while state.queue.is_empty() && !state.stop && !state.reopen {
+                state.tell_of_lost(self.clock.now());
+                if state.queue.is_empty() {
+                    state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+            if state.queue.is_empty() && state.stop {
+                return;
+            }
+            let ((bytes, lines), reopen) = (state.batch(), std::mem::take(&mut state.reopen));
+            drop(state);
+            if !self.write_until_done(target, &bytes, reopen) {
+                return;
+            }
+            let mut state = self.state();
+            let state = &mut *state;
+            let waited = state.told_hung;
+            (state.failing, state.told_hung) = (None, false);
+            let mut last = None;
+            for queued in state.queue.drain(..lines) {
+                state.bytes -= queued.text.len();
+                last = Some(queued.number);
+            }
+            if waited {
+                tracing::info!(file = %self.path.display(), lost = state.lost, "the audit file takes lines again");
+            }
+            if let Some(last) = last {
+                self.durable.send_replace(last);
+            }
+        }
+    }
+
+    /// Writes and syncs `bytes`, again and again if need be. Returns whether they are on the disk; if not, the writer is to stop.
+    fn write_until_done(&self, target: &mut impl Target, bytes: &[u8], mut reopen: bool) -> bool {
+        let mut written = 0;
+        loop {
+            let tried = target.refresh(reopen).and_then(|other| {
+                if other {
+                    // Another file gets whole lines.
+                    let before = bytes.get(..written).unwrap_or_default();
+                    written = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+                }
+                write_rest(target, bytes, &mut written)
+            });
+            let error = match tried {
+                Ok(()) => return true,
+                Err(error) => error,
+            };
+            let mut state = self.state();
+            if state.failing.is_none() {
+                tracing::error!(file = %self.path.display(), %error, "lines cannot be written to the audit file");
+            }
+            (state.failing, state.told_hung) = (Some(error.to_string()), true);
+            if !state.stop {
+                let waited = self.work.wait_timeout_while(state, RETRY, |state| !state.stop);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if state.stop {
+                return false;
+            }
+            reopen = std::mem::take(&mut state.reopen);
+        }
+    }
+}
+
+fn write_rest(target: &mut impl Target, bytes: &[u8], written: &mut usize) -> io::Result<()> {
+    while let Some(rest) = bytes.get(*written..).filter(|rest| !rest.is_empty()) {
+        match target.write(rest) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => *written += count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    target.sync().inspect_err(|_| *written = 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// A disk that answers each write only when it is told how.
+    struct Disk {
+        answers: mpsc::Receiver<io::Result<()>>,
+        written: Arc<Mutex<String>>,
+    }
+
+    impl Target for Disk {
+        fn refresh(&mut self, _reopen: bool) -> io::Result<bool> {
+            Ok(false)
+        }
+
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // A test that is over has no more to say.
+            self.answers.recv().unwrap_or_else(|_| Err(ErrorKind::Other.into()))?;
+            self.written.lock().unwrap().push_str(std::str::from_utf8(bytes).unwrap());
+            Ok(bytes.len())
+        }
+
+        fn sync(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn line(number: u64) -> AuditLine {
+        AuditLine {
+            number,
+            at: Timestamp(number),
+            actor: Actor { who: "alice".into(), address: None, means: Means::Api },
+            role: None,
+            job: None,
+            act: "exclude".into(),
+            subject: "task 1".into(),
+            reason: None,
+            outcome: AuditOutcome::Done,
+            detail: String::new(),
+            times: 1,
+        }
+    }
+
+    fn hanging() -> (Writer, mpsc::Sender<io::Result<()>>, Arc<Mutex<String>>) {
+        let (tell, answers) = mpsc::channel();
+        let written = Arc::<Mutex<String>>::default();
+        let disk = Disk { answers, written: Arc::clone(&written) };
+        (Writer::start(disk, Path::new("audit"), Clock::start()).unwrap(), tell, written)
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_holds_up_nobody_and_the_file_tells_what_it_lacks() {
+        let (writer, tell, written) = hanging();
+        let pushed = QUEUE_LINES as u64 + 100;
+        for number in 1..=pushed {
+            writer.push(&line(number));
+        }
+        assert!(!writer.flushed(Duration::from_millis(10)).await);
+        assert_eq!((writer.figures().queued, writer.figures().lost), (QUEUE_LINES, 100));
+        tokio::time::sleep(HUNG).await;
+        assert!(writer.trouble().is_some_and(|why| why.contains("4096 wait")), "{:?}", writer.trouble());
+        tell.send(Err(io::Error::other("no room"))).unwrap();
+        while writer.trouble().is_none_or(|why| !why.contains("no room")) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        for _ in 0..QUEUE_LINES {
+            tell.send(Ok(())).unwrap();
+        }
+        while writer.figures().queued > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        writer.push(&line(pushed + 1));
+        assert!(writer.flushed(Duration::from_secs(10)).await);
+        assert_eq!(writer.trouble(), None);
+        let text = written.lock().unwrap().clone();
+        let lines: Vec<AuditLine> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let numbers: Vec<u64> = lines.iter().map(|line| line.number).collect();
+        assert!(numbers.is_sorted(), "{numbers:?}");
+        let told = lines.iter().find(|line| line.act == "lose-audit-lines").expect("it tells");
+        assert_eq!((told.times, told.number), (100, pushed));
+        assert_eq!(told.subject, format!("lines {} to {pushed}", QUEUE_LINES + 1));
+        assert_eq!(lines.len(), QUEUE_LINES + 2);
+    }
+
+    #[test]
+    fn a_pipe_without_a_reader_is_refused_and_a_file_that_was_moved_is_made_again() {
+        let folder = std::env::temp_dir().join(format!("muster-audit-writer-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir(&folder).unwrap();
+        let pipe = folder.join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        let refused = FileTarget::open(&pipe).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(refused.contains("no process reads"), "{refused}");
+
+        let path = folder.join("audit");
+        let mut target = FileTarget::open(&path).unwrap();
+        let mut written = 0;
+        write_rest(&mut target, b"one\n", &mut written).unwrap();
+        assert!(!target.refresh(false).unwrap());
+        std::fs::rename(&path, folder.join("audit.1")).unwrap();
+        assert!(target.refresh(false).unwrap());
+        written = 0;
+        write_rest(&mut target, b"two\n", &mut written).unwrap();
+        assert_eq!(std::fs::read_to_string(folder.join("audit.1")).unwrap(), "one\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "two\n");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,236 @@
+//! Reads the bodies of requests: the one way in which bytes of a body come into memory.
+//!
+//! The guard calls [`read`] after every check that the head of a request allows, and hands the handlers a body that is already in
+//! memory. So no route can read a body in another way.
+//!
+//! A body is copied into one contiguous buffer. A client that sends one byte a packet makes the connection allocate a buffer for
+//! every packet; each of them is released as soon as its bytes are copied. Memory is paid for before it is allocated, out of a
+//! [`BodyBudget`] that bounds the bodies of one source and those of all sources. The buffer grows with what has come and not with
+//! what was announced, so that an announcement alone takes no room from others.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody as _};
+use axum::http::StatusCode;
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Problem, Source};
+use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
+
+/// A whole body must have come within this time.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// A body may come at any rate for so long.
+const RATE_GRACE: Duration = Duration::from_secs(2);
+/// After that it must have come at this rate at least, counted from the end of the grace.
+const RATE_MIN_BYTES_PER_SECOND: u64 = 1 << 10;
+/// How much memory a body gets at first.
+const FIRST_BYTES: usize = 4 << 10;
+
+#[derive(Default)]
+struct Used {
+    bytes: usize,
+    by_source: HashMap<Source, usize>,
+}
+
+/// The memory that bodies may take, in all and for each source.
+pub struct BodyBudget {
+    limit: usize,
+    limit_per_source: usize,
+    used: Mutex<Used>,
+}
+
+impl Default for BodyBudget {
+    fn default() -> Self {
+        Self::new(Self::DEFAULT)
+    }
+}
+
+impl BodyBudget {
+    /// The budget unless a setting says otherwise.
+    pub const DEFAULT: usize = 32 << 20;
+    /// One source gets one part in so many.
+    const SOURCES: usize = 4;
+
+    /// Creates a budget of so many bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> Self {
+        Self { limit, limit_per_source: limit / Self::SOURCES, used: Mutex::default() }
+    }
+
+    /// Takes `bytes` out of the budget; `None` if they are not there.
+    fn pay(self: &Arc<Self>, source: Source, bytes: usize) -> Option<BodyPermit> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = used.bytes.checked_add(bytes)?;
+        let own = used.by_source.get(&source).copied().unwrap_or_default().checked_add(bytes)?;
+        if all > self.limit || own > self.limit_per_source {
+            return None;
+        }
+        used.bytes = all;
+        used.by_source.insert(source, own);
+        Some(BodyPermit { budget: Arc::clone(self), source, bytes })
+    }
+
+    fn used(&self) -> usize {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
+}
+
+impl Shows for BodyBudget {
+    fn show(&self, page: &mut Page) {
+        page.size(&metric::HTTP_BODIES_BYTES, &[], self.used());
+        page.size(&metric::HTTP_BODIES_BYTES_LIMIT, &[], self.limit);
+    }
+}
+
+/// Bytes of the budget, which return to it when this is dropped.
+pub(super) struct BodyPermit {
+    budget: Arc<BodyBudget>,
+    source: Source,
+    bytes: usize,
+}
+
+impl Drop for BodyPermit {
+    fn drop(&mut self) {
+        let mut used = self.budget.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.bytes = used.bytes.saturating_sub(self.bytes);
+        if let Some(own) = used.by_source.get_mut(&self.source) {
+            *own = own.saturating_sub(self.bytes);
+            if *own == 0 {
+                used.by_source.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// Reads a body of at most `limit` bytes. The permit is to be held for as long as the bytes are in memory.
+///
+/// # Errors
+/// If the body is too long, too slow or breaks off, or there is no memory for it: the problem says which.
+pub(super) async fn read(
+    budget: &Arc<BodyBudget>,
+    source: Source,
+    mut body: Body,
+    limit: usize,
+) -> Result<(Bytes, Option<BodyPermit>), Problem> {
+    let began = Instant::now();
+    let announced = body.size_hint();
+    if announced.lower() > limit as u64 {
+        return Err(Problem::body_too_long(limit));
+    }
+    let expected = announced.upper().and_then(|most| usize::try_from(most).ok()).unwrap_or(limit).min(limit);
+    let mut bytes = Vec::new();
+    let mut permit = None;
+    loop {
+        let frame = match timeout_at(deadline(began, bytes.len()), body.frame()).await {
+            Err(_) => return Err(Problem::slow_body(BODY_TIMEOUT, RATE_MIN_BYTES_PER_SECOND)),
+            Ok(None) => return Ok((bytes.into(), permit)),
+            Ok(Some(Err(error))) => {
+                return Err(Problem::bad_body(
+                    StatusCode::BAD_REQUEST,
+                    format!("the body broke off: {error}"),
+                ));
+            }
+            Ok(Some(Ok(frame))) => frame,
+        };
+        // Trailers are of no use here.
+        let Ok(chunk) = frame.into_data() else { continue };
+        let needed = bytes.len().saturating_add(chunk.len());
+        if needed > limit {
+            return Err(Problem::body_too_long(limit));
+        }
+        if needed > bytes.capacity() {
+            let grown = (bytes.capacity() * 2).max(FIRST_BYTES).min(expected).max(needed);
+            let paid = budget.pay(source, grown).ok_or_else(Problem::too_many_bodies)?;
+            let mut larger = Vec::with_capacity(grown);
+            larger.extend_from_slice(&bytes);
+            bytes = larger;
+            // The former buffer is gone, and what was paid for it returns.
+            permit = Some(paid);
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+}
+
+/// Returns until when the next byte of a body must have come, after so many.
+fn deadline(began: Instant, received: usize) -> Instant {
+    let earned = Duration::from_millis(received as u64 * 1000 / RATE_MIN_BYTES_PER_SECOND);
+    began + (RATE_GRACE + earned).min(BODY_TIMEOUT)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures_util::stream;
+
+    use super::*;
+
+    const LIMIT: usize = 256 << 10;
+
+    fn here() -> Source {
+        Source::of([10, 0, 0, 1].into())
+    }
+
+    /// A body whose chunks come with these pauses before them.
+    fn dribbled(chunks: usize, size: usize, pause: Duration) -> Body {
+        Body::from_stream(stream::unfold(0, move |sent| async move {
+            if sent == chunks {
+                return None;
+            }
+            tokio::time::sleep(pause).await;
+            Some((Ok::<_, Infallible>(Bytes::from(vec![b'x'; size])), sent + 1))
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_becomes_one_buffer_that_is_paid_for_until_the_permit_is_dropped() {
+        let budget = Arc::new(BodyBudget::new(4 << 20));
+        let body = dribbled(10_000, 1, Duration::from_micros(10));
+        let (bytes, permit) = read(&budget, here(), body, LIMIT).await.unwrap();
+        assert_eq!(bytes.len(), 10_000);
+        assert_eq!(budget.used(), 16 << 10, "the buffer has doubled twice");
+        drop(permit);
+        assert_eq!(budget.used(), 0);
+        let (bytes, permit) = read(&budget, here(), Body::from("abc"), LIMIT).await.unwrap();
+        assert_eq!((&*bytes, permit.map(|permit| permit.bytes)), (&b"abc"[..], Some(3)));
+        let (bytes, permit) = read(&budget, here(), Body::empty(), LIMIT).await.unwrap();
+        assert!(bytes.is_empty() && permit.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_has_a_deadline_and_a_minimum_rate() {
+        let budget = Arc::new(BodyBudget::default());
+        let start = Instant::now();
+        let refused = read(&budget, here(), dribbled(usize::MAX, 1, Duration::from_millis(500)), LIMIT).await;
+        assert_eq!(refused.err().map(|problem| problem.status), Some(408));
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        let start = Instant::now();
+        let fast = dribbled(usize::MAX, 2 << 10, Duration::from_millis(500));
+        assert_eq!(read(&budget, here(), fast, LIMIT).await.err().map(|problem| problem.status), Some(408));
+        assert_eq!(start.elapsed(), BODY_TIMEOUT);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn one_source_leaves_room_for_the_others() {
+        let budget = Arc::new(BodyBudget::new(64 << 10));
+        let other = Source::of([10, 0, 0, 2].into());
+        let mut held = Vec::new();
+        while let Some(permit) = budget.pay(here(), 4 << 10) {
+            held.push(permit);
+        }
+        assert_eq!(held.len(), 4, "a quarter");
+        let refused = read(&budget, here(), Body::from("x"), LIMIT).await;
+        assert_eq!(refused.err().map(|problem| problem.status), Some(503));
+        assert!(read(&budget, other, Body::from("x"), LIMIT).await.is_ok());
+        let long = Body::from(vec![0; LIMIT + 1]);
+        assert_eq!(read(&budget, other, long, LIMIT).await.err().map(|problem| problem.status), Some(413));
+        let long = dribbled(usize::MAX, 16 << 10, Duration::ZERO);
+        let refused = read(&budget, other, long, 8 << 10).await;
+        assert_eq!(refused.err().map(|problem| problem.status), Some(413));
+    }
+}

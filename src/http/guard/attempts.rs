@@ -1,0 +1,144 @@
+//! How often wrong tokens may be tried.
+//!
+//! A token is 256 random bits, which nobody finds by trying; the limits bound the work and the noise of those who try. They count
+//! wrong tokens only, and look at a login before its body is read. No limit lets one client lock out another:
+//!
+//! - A right token in the header `authorization` is never limited.
+//! - A browser that has logged in has a cookie that says so, and its own limit wherever it comes from.
+//! - The limit over all sources holds only for sources that have lately tried a wrong token themselves.
+//!
+//! One wrong token that is tried from many sources, such as one that was taken back, has a limit of its own.
+
+use std::fmt::Write as _;
+
+use super::csrf::Csrf;
+use super::rates::{Rate, Rates};
+use super::tokens::{Hash, secret};
+use crate::coordination::Timestamp;
+use crate::http::Source;
+
+/// Wrong tokens of one source, or of one browser that has logged in before.
+const OF_ONE: Rate = Rate { burst: 10.0, per_second: 1.0 / 6.0 };
+/// Wrong tokens of all sources.
+const OF_ALL: Rate = Rate { burst: 100.0, per_second: 10.0 };
+/// Uses of one wrong token, whoever tries it.
+const OF_ONE_TOKEN: Rate = Rate { burst: 10.0, per_second: 1.0 / 6.0 };
+/// The key of what all sources share.
+const ALL: &str = "all";
+
+/// Counts wrong tokens.
+pub(super) struct Attempts {
+    by_source: Rates,
+    by_browser: Rates,
+    by_token: Rates,
+    of_all: Rates,
+    browsers: Csrf,
+}
+
+/// Who tries: a source, and a browser that has logged in before if its cookie holds.
+pub(super) struct Attempt {
+    source: String,
+    browser: Option<String>,
+}
+
+impl Attempts {
+    pub fn new() -> Self {
+        Self {
+            by_source: Rates::new(OF_ONE),
+            by_browser: Rates::new(OF_ONE),
+            by_token: Rates::new(OF_ONE_TOKEN),
+            of_all: Rates::new(OF_ALL),
+            browsers: Csrf::new(),
+        }
+    }
+
+    /// Makes the value of the cookie of a browser that has logged in.
+    pub fn browser_cookie(&self) -> String {
+        let name = secret();
+        format!("{name}.{}", self.browsers.of(&name))
+    }
+
+    /// Returns who tries. A cookie that this process has not made counts for nothing.
+    pub fn by(&self, source: Source, cookie: Option<&str>) -> Attempt {
+        let browser = cookie.and_then(|cookie| cookie.split_once('.'));
+        let browser = browser.filter(|(name, proof)| self.browsers.holds(name, proof));
+        Attempt { source: source.to_string(), browser: browser.map(|(name, _)| name.to_owned()) }
+    }
+
+    /// Whether one more token may be tried.
+    pub fn may_try(&self, now: Timestamp, attempt: &Attempt) -> bool {
+        if let Some(browser) = &attempt.browser {
+            return self.by_browser.might(now, browser);
+        }
+        self.by_source.might(now, &attempt.source)
+            && (!self.by_source.knows(now, &attempt.source) || self.of_all.might(now, ALL))
+    }
+
+    /// Counts a wrong token. Returns whether it is still within the limits.
+    pub fn failed(&self, now: Timestamp, attempt: Attempt, token: &Hash) -> bool {
+        let mut name = String::with_capacity(16);
+        for byte in token.iter().take(8) {
+            // Writing to a string cannot fail.
+            let _ = write!(name, "{byte:02x}");
+        }
+        let of_token = self.by_token.allow(now, name);
+        let of_one = match attempt.browser {
+            Some(browser) => self.by_browser.allow(now, browser),
+            None => {
+                let tried_before = self.by_source.knows(now, &attempt.source);
+                let of_all = self.of_all.allow(now, ALL.to_owned());
+                self.by_source.allow(now, attempt.source) && (of_all || !tried_before)
+            }
+        };
+        of_token && of_one
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(host: u32) -> Source {
+        Source::of(std::net::Ipv4Addr::from(host).into())
+    }
+
+    #[test]
+    fn nobody_locks_out_a_source_that_has_not_tried_a_wrong_token() {
+        let (attempts, now) = (Attempts::new(), Timestamp(1));
+        let mut refused = 0;
+        for host in 0..1_000 {
+            for token in 0..3_u8 {
+                let attempt = attempts.by(from(host), None);
+                let may = attempts.may_try(now, &attempt);
+                refused += u32::from(!may || !attempts.failed(now, attempt, &[token ^ host as u8; 32]));
+            }
+        }
+        assert!(refused > 1_500, "{refused}: the limit over all sources holds");
+        assert!(attempts.may_try(now, &attempts.by(from(5_000), None)));
+    }
+
+    #[test]
+    fn a_browser_that_has_logged_in_is_not_locked_out_by_its_neighbours() {
+        let (attempts, now) = (Attempts::new(), Timestamp(1));
+        for token in 0..50 {
+            attempts.failed(now, attempts.by(from(1), None), &[token; 32]);
+        }
+        assert!(!attempts.may_try(now, &attempts.by(from(1), None)));
+        let cookie = attempts.browser_cookie();
+        assert!(attempts.may_try(now, &attempts.by(from(1), Some(&cookie))));
+        for forged in ["x.y", "", ".", &cookie[1..], &Attempts::new().browser_cookie()] {
+            assert!(!attempts.may_try(now, &attempts.by(from(1), Some(forged))), "{forged}");
+        }
+        for token in 0..11 {
+            attempts.failed(now, attempts.by(from(1), Some(&cookie)), &[token; 32]);
+        }
+        assert!(!attempts.may_try(now, &attempts.by(from(1), Some(&cookie))), "it has its own limit");
+    }
+
+    #[test]
+    fn one_wrong_token_from_many_sources_has_a_limit() {
+        let (attempts, now) = (Attempts::new(), Timestamp(1));
+        let within = (0..20).filter(|host| attempts.failed(now, attempts.by(from(*host), None), &[7; 32]));
+        assert_eq!(within.count(), 10);
+    }
+}

@@ -1,0 +1,73 @@
+//! Where a request comes from, as limits count it.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use axum::extract::FromRequestParts;
+use axum::http::Extensions;
+use axum::http::request::Parts;
+
+use super::actor::Peer;
+
+/// The network that one client has for itself: an IPv4 address, or the first 64 bits of an IPv6 address, since a client that has
+/// one IPv6 address has a whole network of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Source(IpAddr);
+
+impl Source {
+    /// Every request whose origin is not known shares this source: those of tests and of the server itself.
+    pub const UNKNOWN: Self = Self(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+
+    /// Returns the source that `address` belongs to.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        Self(match address.to_canonical() {
+            IpAddr::V4(four) => IpAddr::V4(four),
+            IpAddr::V6(six) => {
+                let [a, b, c, d, ..] = six.segments();
+                IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+            }
+        })
+    }
+
+    /// Returns the source of the request with these extensions.
+    #[must_use]
+    pub fn of_request(extensions: &Extensions) -> Self {
+        extensions.get::<Peer>().map_or(Self::UNKNOWN, |peer| Self::of(peer.0.ip()))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Source {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        Ok(Self::of_request(&parts.extensions))
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V4(four) => write!(f, "{four}"),
+            IpAddr::V6(six) => write!(f, "{six}/64"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_one_ipv6_network_are_one_source() {
+        let of = |text: &str| Source::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_eq!(
+            (of("10.0.0.1").to_string(), of("2001:db8::1").to_string()),
+            ("10.0.0.1".into(), "2001:db8::/64".into())
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! A stream on which a write cannot be stuck for ever, and which tells its connection of every byte.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+use super::connections::Connection;
+
+/// How many bytes a peer must take while a write waits, within each timeout.
+const PROGRESS_MIN: usize = 16 << 10;
+
+/// A write that waits for the peer.
+struct Waiting {
+    until: Pin<Box<Sleep>>,
+    /// How much the peer has taken since it began.
+    taken: usize,
+}
+
+/// `S`, with a bound on how long the peer may leave it full. A peer that takes a few bytes now and then is as stuck as one that
+/// takes none.
+pub(super) struct WriteTimeout<S> {
+    stream: S,
+    connection: Arc<Connection>,
+    timeout: Duration,
+    waiting: Option<Waiting>,
+}
+
+impl<S> WriteTimeout<S> {
+    pub fn new(stream: S, connection: Arc<Connection>, timeout: Duration) -> Self {
+        Self { stream, connection, timeout, waiting: None }
+    }
+
+    /// Passes on what came of a write of `offered` bytes.
+    fn written(
+        &mut self,
+        cx: &mut Context<'_>,
+        offered: usize,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        match written {
+            Poll::Ready(Ok(count)) => {
+                self.connection.sent();
+                if count == offered {
+                    self.waiting = None;
+                } else if let Some(waiting) = &mut self.waiting {
+                    waiting.taken += count;
+                }
+                Poll::Ready(Ok(count))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                let timeout = self.timeout;
+                let waiting = self.waiting.get_or_insert_with(|| Waiting {
+                    until: Box::pin(tokio::time::sleep(timeout)),
+                    taken: 0,
+                });
+                while waiting.until.as_mut().poll(cx).is_ready() {
+                    if waiting.taken < PROGRESS_MIN {
+                        let why = "the peer does not take what is sent to it";
+                        return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+                    }
+                    waiting.taken = 0;
+                    waiting.until.as_mut().reset(Instant::now() + timeout);
+                }
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        room: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = room.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, room);
+        if room.filled().len() > before {
+            self.connection.received();
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(cx, bytes.len(), written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        let offered = slices.iter().map(|slice| slice.len()).sum();
+        self.written(cx, offered, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

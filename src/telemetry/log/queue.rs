@@ -1,0 +1,208 @@
+//! Lines on their way to stderr: a bounded queue, and the thread that writes it.
+//!
+//! A line never waits for the reader of stderr. While nobody reads, lines that find no room are dropped, and a line says how
+//! many once somebody reads again.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::telemetry::metrics::{Page, Shows, catalogue as metric};
+
+/// How many bytes of lines may wait.
+const QUEUE_BYTES: usize = 1 << 20;
+/// How many bytes are written at once.
+const BATCH_BYTES: usize = 64 << 10;
+/// How long to wait where stderr does not block and is full.
+const FULL_PAUSE: Duration = Duration::from_millis(50);
+
+/// The lines of this process.
+static LINES: OnceLock<Arc<Lines>> = OnceLock::new();
+
+/// Starts the thread that writes, unless it runs already. Returns where lines are put.
+///
+/// # Errors
+/// If the thread cannot be started: the reason.
+pub(super) fn start() -> Result<Queued, String> {
+    let lines = Arc::<Lines>::default();
+    if LINES.set(Arc::clone(&lines)).is_ok() {
+        // A file of its own, since std's has a lock that a panicking thread would wait for.
+        let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+        let mut stderr = File::from(stderr);
+        let thread = std::thread::Builder::new().name("muster-log".to_owned());
+        thread.spawn(move || lines.run(&mut stderr)).map_err(|error| error.to_string())?;
+    }
+    Ok(Queued(Arc::clone(LINES.get_or_init(Arc::default))))
+}
+
+/// Waits until the lines so far are written, for `within` at most: the process ends.
+pub fn flush(within: Duration) {
+    if let Some(lines) = LINES.get() {
+        lines.flush(within);
+    }
+}
+
+/// What is measured of the log.
+pub struct LogFigures;
+
+impl Shows for LogFigures {
+    fn show(&self, page: &mut Page) {
+        let dropped = LINES.get().map_or(0, |lines| lines.queue().dropped);
+        page.count(&metric::LOG_DROPPED, &[], dropped);
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Lines are being written that are no longer in the queue.
+    writing: bool,
+    dropped: u64,
+    /// How many of the dropped lines no line has told of yet.
+    untold: u64,
+}
+
+/// The lines that wait.
+#[derive(Default)]
+struct Lines {
+    queue: Mutex<Queue>,
+    work: Condvar,
+    done: Condvar,
+}
+
+impl Lines {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut queue = self.queue();
+        if queue.bytes + line.len() > QUEUE_BYTES {
+            queue.dropped += 1;
+            queue.untold += 1;
+            return;
+        }
+        queue.bytes += line.len();
+        queue.lines.push_back(line.to_vec());
+        drop(queue);
+        self.work.notify_one();
+    }
+
+    fn run(&self, to: &mut impl Write) {
+        loop {
+            let mut queue = self.queue();
+            queue.writing = false;
+            if queue.lines.is_empty() {
+                self.done.notify_all();
+            }
+            while queue.lines.is_empty() {
+                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            queue.writing = true;
+            let mut bytes = Vec::new();
+            while bytes.len() < BATCH_BYTES
+                && let Some(line) = queue.lines.pop_front()
+            {
+                queue.bytes -= line.len();
+                bytes.extend_from_slice(&line);
+            }
+            // They were dropped after all that still waits.
+            let all = queue.lines.is_empty();
+            let untold = if all { std::mem::take(&mut queue.untold) } else { 0 };
+            drop(queue);
+            write_all(to, &bytes);
+            if untold > 0 {
+                tracing::warn!(
+                    lines = untold,
+                    "log lines were dropped: nobody read them from stderr in time"
+                );
+            }
+        }
+    }
+
+    fn flush(&self, within: Duration) {
+        let waits = |queue: &mut Queue| queue.writing || !queue.lines.is_empty();
+        // What is not written by then is lost.
+        drop(self.done.wait_timeout_while(self.queue(), within, waits));
+    }
+}
+
+/// Writes everything, or as much as can be written at all: nobody could be told of the rest.
+fn write_all(to: &mut impl Write, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match to.write(bytes) {
+            Ok(count @ 1..) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Somebody has made stderr one that does not block.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(FULL_PAUSE),
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
+/// Puts lines into the queue: each write is one line.
+#[derive(Clone)]
+pub(super) struct Queued(Arc<Lines>);
+
+impl Write for Queued {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.push(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Takes a write when it is told to.
+    struct Reader {
+        takes: mpsc::Receiver<()>,
+        taken: mpsc::Sender<Vec<u8>>,
+    }
+
+    impl Write for Reader {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            // A test that is over takes no more.
+            let _ = self.takes.recv();
+            let _ = self.taken.send(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_nobody_reads_are_dropped_and_counted_and_hold_up_nobody() {
+        let lines = Arc::<Lines>::default();
+        let ((take, takes), (taken, seen)) = (mpsc::channel(), mpsc::channel());
+        let own = Arc::clone(&lines);
+        std::thread::spawn(move || own.run(&mut Reader { takes, taken }));
+        let line = [b'x'; 1 << 10];
+        for _ in 0..4 * QUEUE_BYTES / line.len() {
+            lines.push(&line);
+        }
+        lines.flush(Duration::from_millis(10));
+        let dropped = lines.queue().dropped;
+        assert!(dropped > 2 * (QUEUE_BYTES / line.len()) as u64, "{dropped}");
+        for _ in 0..2 * QUEUE_BYTES / BATCH_BYTES {
+            take.send(()).unwrap();
+        }
+        lines.flush(Duration::from_secs(60));
+        assert_eq!(lines.queue().bytes, 0);
+        let bytes: usize = seen.try_iter().map(|bytes| bytes.len()).sum();
+        assert_eq!(bytes as u64, 4 * QUEUE_BYTES as u64 - dropped * line.len() as u64);
+    }
+}

@@ -1,0 +1,419 @@
+//! Text from elsewhere that tries to steer whatever shows it: through every subcommand, the log and every page.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use muster::proto::xla;
+use muster::proto::xla::coordination as wire;
+use muster::text::is_hidden;
+use prost::Message as _;
+use tonic::transport::{Channel, Endpoint};
+use wire::coordination_service_client::CoordinationServiceClient;
+
+use crate::process::{Ended, Running, muster, run, wait_until};
+use crate::web::Server;
+
+/// Clears the screen, names the window, turns the direction of writing, and begins lines of its own.
+const HOSTILE: &str = "x\u{1b}[2J\u{1b}]0;owned\u{7}\r\nJOB forged\nmuster: forged\n2026-01-01T00:00:00.000000Z  WARN \
+                       forged\n[0] forged\u{9b}31m\u{7f}\u{8}\u{202e}\u{2066}\u{200f}\u{61c}\u{200b}\u{feff}\u{2028}\u{e0041}<b>";
+/// What of it every place must show: an escape that was spelled out.
+const SPELLED: &str = "\\u{1b}[2J";
+/// The same without colons, slashes and lines: part of a key.
+const HOSTILE_NAME: &str = "cpu\u{1b}[2J\u{9b}1m\u{202e}\u{200b}";
+
+/// Checks what a terminal would be given: no hidden character but the ends of lines, and no line that the text has begun.
+#[track_caller]
+fn check(what: &str, text: &str) {
+    if let Some(found) = text.chars().find(|c| *c != '\n' && is_hidden(*c)) {
+        panic!("{what} shows {found:?}: {text:?}");
+    }
+    for line in text.lines() {
+        let forged = ["JOB forged", "muster: forged", "2026-01-01T00:00:00.000000Z", "[0] forged"];
+        assert!(
+            !forged.iter().any(|start| line.trim_start().starts_with(start)),
+            "{what}: {line:?} in {text}"
+        );
+    }
+}
+
+/// The same of a page, whose values have line breaks and tabs.
+#[track_caller]
+fn check_page(what: &str, text: &str) {
+    let shown = |c: char| !matches!(c, '\n' | '\t') && is_hidden(c);
+    if let Some(found) = text.chars().find(|c| shown(*c)) {
+        let at = text.find(found).unwrap_or_default();
+        let begin = text.floor_char_boundary(at.saturating_sub(120));
+        panic!("{what} has {found:?} after {:?}", &text[begin..at]);
+    }
+    // It is HTML, and the text in it is text.
+    assert!(
+        !text.contains("&#60;div") && !text.contains("forged<b>"),
+        "{what} is escaped as a whole, or not at all"
+    );
+}
+
+/// The clients of a server, which speak for as long as this lives.
+struct Clients {
+    runtime: tokio::runtime::Runtime,
+    channel: Channel,
+    /// That of the run, once they are registered.
+    service: std::cell::Cell<u64>,
+}
+
+impl Clients {
+    fn of(server: &Server) -> Self {
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).expect("an address");
+        let channel = runtime.block_on(endpoint.connect()).expect("it connects");
+        Self { runtime, channel, service: std::cell::Cell::default() }
+    }
+
+    /// Which life of a task speaks.
+    fn claim(&self, task: i32) -> Option<wire::Incarnations> {
+        Some(wire::Incarnations {
+            task_id: 0,
+            task_incarnation: 100 + task as u64,
+            service_incarnation: self.service.get(),
+        })
+    }
+
+    fn client(&self) -> CoordinationServiceClient<Channel> {
+        CoordinationServiceClient::new(self.channel.clone())
+    }
+
+    /// Registers so many tasks.
+    fn register(&self, tasks: i32) {
+        let all: Vec<_> = (0..tasks)
+            .map(|task| {
+                let mut client = self.client();
+                let request =
+                    wire::RegisterTaskRequest { incarnation: 100 + task as u64, source_task_id: task };
+                self.runtime.spawn(async move { client.register_task(request).await })
+            })
+            .collect();
+        for done in all {
+            let answer = self.runtime.block_on(done).expect("it runs").expect("it is registered");
+            self.service.set(answer.into_inner().service_incarnation);
+        }
+    }
+
+    fn insert(&self, key: &str, value: impl Into<bytes::Bytes>) {
+        let kv = Some(wire::KeyValueEntry { key: key.into(), value: value.into() });
+        let request = wire::InsertKeyValueRequest { incarnations: self.claim(0), kv, allow_overwrite: true };
+        self.runtime.block_on(self.client().insert_key_value(request)).expect("it is written");
+    }
+
+    /// Waits for a key that nobody writes.
+    fn wait_for_key(&self, key: &str) {
+        let mut client = self.client();
+        let request = wire::GetKeyValueRequest { incarnations: self.claim(0), key: key.into() };
+        self.runtime.spawn(async move { client.get_key_value(request).await });
+    }
+
+    fn wait_at_barrier(&self, task: i32, id: &str, timeout_ms: i64) {
+        let mut client = self.client();
+        let request = wire::BarrierRequest {
+            incarnations: self.claim(task),
+            barrier_id: id.into(),
+            barrier_timeout_in_ms: timeout_ms,
+            task_ids: Vec::new(),
+            source_task_id: task,
+            counter: 0,
+        };
+        self.runtime.spawn(async move { client.barrier(request).await });
+    }
+
+    fn fail(&self, task: i32) {
+        let request = wire::ReportErrorToServiceRequest {
+            incarnations: self.claim(task),
+            source_task_id: task,
+            error_code: 13,
+            error_message: HOSTILE.into(),
+        };
+        self.runtime.block_on(self.client().report_error_to_service(request)).expect("it is reported");
+    }
+}
+
+/// A server whose job is full of hostile text.
+fn hostile_server() -> (Server, Clients) {
+    let server = Server::start(&["--tasks", "4", "--recoverable", "--log", "debug"]);
+    let clients = Clients::of(&server);
+    clients.register(4);
+    clients.insert(HOSTILE, HOSTILE);
+    clients.insert(&format!("{HOSTILE}/{HOSTILE}"), HOSTILE);
+    let topology = xla::LocalTopologyProto {
+        process_id: 0,
+        boot_id: HOSTILE.into(),
+        devices: vec![xla::DeviceProto { device_kind: HOSTILE.into(), ..Default::default() }],
+        ..Default::default()
+    };
+    let key = format!("{HOSTILE_NAME}:local_topology/{HOSTILE_NAME}/0");
+    clients.insert(&key, topology.encode_to_vec());
+    clients.wait_for_key(&format!("wanted/{HOSTILE}"));
+    clients.wait_at_barrier(0, &format!("first/{HOSTILE}"), 1);
+    wait_until("a barrier has failed", || {
+        server.get("/api/v1/jobs/default/events?kind=barrier-failed").body.contains("\"number\"")
+    });
+    clients.wait_at_barrier(0, HOSTILE, 600_000);
+    clients.fail(2);
+    // Audited: what was asked of a path and of a key, and refused or done.
+    let encoded = percent_encoding::utf8_percent_encode(HOSTILE, percent_encoding::NON_ALPHANUMERIC);
+    for path in [format!("/api/v1/jobs/default/keys/{encoded}"), format!("/api/v1/jobs/{encoded}")] {
+        for (method, body) in [("PUT", r#"{"text": "v", "reason": "r"}"#), ("DELETE", "")] {
+            server.send(method, &path, body);
+        }
+    }
+    server.get(&format!("/jobs/{encoded}"));
+    wait_until("all of it has arrived", || {
+        let job = server.get("/api/v1/jobs/default").body;
+        job.contains("wanted/")
+            && job.contains("INTERNAL") | job.contains("forged")
+            && job.contains("waits_at\":[\"x")
+    });
+    (server, clients)
+}
+
+/// What a subcommand writes, checked.
+fn said(server: &Server, arguments: &[&str]) -> Ended {
+    let ended = run(muster(arguments).args(["--server", &server.url()]));
+    check(&format!("{arguments:?}: stdout"), &ended.out);
+    check(&format!("{arguments:?}: stderr"), &ended.err);
+    ended
+}
+
+#[test]
+fn no_subcommand_gives_a_terminal_what_a_client_wrote() {
+    let (server, clients) = hostile_server();
+    let mut following = Running::start(&mut muster(["events", "--follow", "--server", &server.url()]));
+    for arguments in [
+        &["status"][..],
+        &["events"],
+        &["events", "--kind", "barrier-failed"],
+        &["audit"],
+        &["audit", "--refused"],
+    ] {
+        let ended = said(&server, arguments);
+        assert!(ended.code == Some(0) && ended.out.contains(SPELLED), "{arguments:?}: {ended:?}");
+    }
+    // A reason may hold what nobody sees, and is shown as what it is.
+    let reason = "bad\u{200b}NIC\u{ad}";
+    for arguments in [
+        &["exclude", "1", "--dry-run", "--reason", reason][..],
+        &["exclude", "1", "--reason", reason],
+        &["exclude"],
+        &["status"],
+        &["readmit", "--task", "1", "--reason", reason],
+        &["drain", "--reason", reason],
+        &["job", "create", "other", "--tasks", "2", "--reason", reason],
+        &["job", "list"],
+        &["job", "show", "default"],
+        &["job", "set", "other", "--tasks", "3", "--reason", reason],
+        &["job", "delete", "other", "--reason", reason],
+        &["audit"],
+    ] {
+        let ended = said(&server, arguments);
+        assert_eq!(ended.code, Some(0), "{arguments:?}: {ended:?}");
+    }
+    assert!(said(&server, &["audit"]).out.contains("bad\\u{200b}NIC\\u{ad}"));
+    // JSON says the same as ever, to the letter.
+    let seen: serde_json::Value = {
+        let ended = said(&server, &["status", "--json"]);
+        serde_json::from_str(&ended.out).expect("it is JSON")
+    };
+    let waits = &seen["jobs"][0]["run"]["tasks"][0]["waits_at"];
+    assert!(waits.as_array().is_some_and(|ids| ids.iter().any(|id| id == HOSTILE)), "{waits}");
+    for arguments in [&["events", "--json"][..], &["audit", "--json"], &["exclude", "--json"]] {
+        said(&server, arguments);
+    }
+    clients.wait_at_barrier(0, &format!("later/{HOSTILE}"), 1);
+    let line = following.out_line("later/");
+    check("events --follow", &line);
+    assert!(line.contains(SPELLED), "{line}");
+    server.running.signal("TERM");
+    let ended = server.running.end();
+    check("the log", &ended.err);
+    let stamped = |line: &str| line.len() > 40 && line.as_bytes()[10] == b'T' && line.contains("Z ");
+    assert!(ended.err.lines().count() > 20 && ended.err.lines().all(stamped), "{}", ended.err);
+    assert!(ended.err.contains(SPELLED), "{}", ended.err);
+    check("events --follow", &following.err_line("trying again"));
+}
+
+#[test]
+fn a_log_for_machines_says_what_a_client_wrote_and_shows_none_of_it() {
+    let server = Server::start_json(&["--tasks", "1"]);
+    let clients = Clients::of(&server);
+    clients.register(1);
+    clients.fail(0);
+    wait_until("it has failed", || server.get("/api/v1/jobs").body.contains("\"failed\""));
+    server.running.signal("TERM");
+    let ended = server.running.end();
+    check("the log", &ended.err);
+    let lines = ended.err.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON"));
+    assert!(lines.filter(|line| line.to_string().contains("forged")).count() > 0, "{}", ended.err);
+}
+
+#[test]
+fn no_page_and_no_fragment_shows_what_a_client_hid() {
+    let (server, _clients) = hostile_server();
+    assert_eq!(
+        server
+            .send(
+                "POST",
+                "/api/v1/jobs/default/exclusions",
+                "{\"task\": 3, \"reason\": \"a\u{200b}b\u{ad}\"}"
+            )
+            .status,
+        201
+    );
+    let encoded = percent_encoding::utf8_percent_encode(HOSTILE, percent_encoding::NON_ALPHANUMERIC);
+    let job = "/jobs/default";
+    let mut pages: Vec<String> = ["/", "/audit", "/transfers", "/api", "/login"].map(str::to_owned).to_vec();
+    for page in [
+        "",
+        "/barriers",
+        "/timeline",
+        "/timeline?task=2",
+        "/tasks/0",
+        "/tasks/2",
+        "/devices",
+        "/transfers",
+        "/keys",
+        "/drain",
+        "/exclusions",
+    ] {
+        pages.push(format!("{job}{page}"));
+    }
+    pages.push(format!("{job}/keys?prefix={encoded}"));
+    pages.push(format!("{job}/keys/value?key={encoded}"));
+    pages.push(format!("{job}?find={encoded}"));
+    pages.push(format!("{job}/tasks/{encoded}"));
+    pages.push(format!("/jobs/{encoded}"));
+    let mut spelled = 0;
+    for page in &pages {
+        let answer = server.get_with(page, "accept: text/html");
+        check_page(page, &answer.body);
+        spelled += usize::from(answer.body.contains("\\u{1b}"));
+    }
+    assert!(spelled >= 9, "only {spelled} pages show an escape: the hostile text is not on them");
+    for which in
+        ["job", "barriers", "timeline", "devices", "keys", "exclusions", "drain", "task&task=0", "transfers"]
+    {
+        check_page(which, &first_parts(&server, &format!("{job}/live?page={which}")));
+    }
+    for which in ["overview", "audit"] {
+        check_page(which, &first_parts(&server, &format!("/live?page={which}")));
+    }
+}
+
+/// The parts that a page that is followed is sent first.
+fn first_parts(server: &Server, path: &str) -> String {
+    let mut stream = TcpStream::connect(&server.http).expect("it connects");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout can be set");
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n\r\n")
+        .expect("sent");
+    let lines = BufReader::new(stream).lines().map(|line| line.expect("it can be read"));
+    let data = lines.filter_map(|line| line.strip_prefix("data: ").map(str::to_owned)).next().expect("parts");
+    check(path, &data);
+    let said: serde_json::Value = serde_json::from_str(&data).expect("JSON");
+    let parts = said["parts"].as_array().expect("a list");
+    assert!(!parts.is_empty(), "{path}: {said}");
+    parts.iter().filter_map(|part| part[2].as_str()).collect::<Vec<_>>().join("\n")
+}
+
+/// A server that is none of ours, and says what it likes.
+struct Liar {
+    url: String,
+}
+
+impl Liar {
+    /// Answers the question who it is with `about`, and all others with `rest`.
+    fn start(about: String, rest: (u16, String)) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let mut head = [0; 4096];
+                let read = stream.read(&mut head).unwrap_or(0);
+                let asks = String::from_utf8_lossy(&head[..read]).into_owned();
+                let (status, body) =
+                    if asks.starts_with("GET /api/v1/server ") { (200, &about) } else { (rest.0, &rest.1) };
+                let _ = write!(
+                    stream,
+                    "HTTP/1.1 {status} Fine\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: \
+                     close\r\n\r\n{body}",
+                    body.len()
+                );
+            }
+        });
+        Self { url }
+    }
+}
+
+#[test]
+fn what_a_server_says_instead_of_an_answer_is_shown_safely() {
+    let honest = Server::start(&["--tasks", "1"]);
+    let about = honest.get("/api/v1/server").body;
+    let hostile = serde_json::to_string(HOSTILE).expect("JSON");
+    let named = format!(r#"{{"name": {hostile}, "version": "1", "commit": ""}}"#);
+    let old = format!(r#"{{"name": "muster", "version": {hostile}}}"#);
+    let problem = format!(
+        r#"{{"type": "/problems/x", "title": {hostile}, "status": 403, "detail": {hostile}, "instance": {hostile}}}"#
+    );
+    let unknown = format!(r#"{{"jobs": [{{"name": "a", "tasks": 1, "state": {hostile}}}], {hostile}: 1}}"#);
+    let mut shown = 0;
+    for (about, rest) in [
+        (HOSTILE.to_owned(), (200, String::new())),
+        (named, (200, String::new())),
+        (old, (200, String::new())),
+        (about.clone(), (403, problem)),
+        (about.clone(), (403, HOSTILE.to_owned())),
+        (about.clone(), (200, unknown)),
+        (about, (200, HOSTILE.to_owned())),
+    ] {
+        let liar = Liar::start(about, rest);
+        for arguments in [&["status"][..], &["job", "list"], &["audit"], &["events", "--job", "a"]] {
+            let ended = run(muster(arguments).args(["--server", &liar.url]));
+            assert_eq!(ended.code, Some(1), "{arguments:?}: {ended:?}");
+            check(&format!("{arguments:?}"), &ended.err);
+            check(&format!("{arguments:?}"), &ended.out);
+            shown += usize::from(ended.err.contains(SPELLED));
+        }
+    }
+    assert!(shown >= 8, "only {shown} errors say anything of what the server said");
+}
+
+#[test]
+fn a_launch_and_a_worker_show_what_others_wrote_safely() {
+    // The first cause of the last run, which another process has reported.
+    let server = Server::start(&["--tasks", "2"]);
+    let clients = Clients::of(&server);
+    clients.register(2);
+    clients.fail(1);
+    wait_until("it has failed", || server.get("/api/v1/jobs").body.contains("\"failed\""));
+    let mut launch = muster(["launch", "-n", "2", "--server", &server.url(), "--", "sh", "-c", "exit 3"]);
+    let ended = run(&mut launch);
+    assert!(ended.code == Some(3) && ended.err.contains("first cause"), "{ended:?}");
+    check("launch", &ended.err);
+    assert!(ended.err.contains(SPELLED), "{ended:?}");
+
+    // A notice that any client may leave.
+    let server = Server::start(&["--tasks", "1", "--recoverable"]);
+    let clients = Clients::of(&server);
+    let service = server.grpc.clone();
+    let mut worker =
+        Running::start(&mut muster(["worker", "--service", &service, "--task", "0", "--log", "debug"]));
+    let line = worker.out_line("Registered");
+    let run = line.rsplit(' ').next().and_then(|run| u64::from_str_radix(run, 16).ok());
+    clients.service.set(run.expect("it says its run"));
+    clients.insert("RECEIVED_PREEMPTION_NOTICE", HOSTILE);
+    let line = worker.out_line("preemption notice");
+    check("worker", &line);
+    assert!(line.contains(SPELLED), "{line}");
+    worker.signal("KILL");
+    let ended = worker.end();
+    check("worker", &ended.out);
+    check("worker", &ended.err);
+    assert!(ended.err.contains(SPELLED), "the log of the worker: {}", ended.err);
+}

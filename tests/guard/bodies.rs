@@ -1,0 +1,127 @@
+//! Bodies of requests: no route reads one before it has to, and none waits for one for ever.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::Bytes;
+use futures_util::stream;
+use http::StatusCode;
+use muster::http::{Channel, Role};
+
+use crate::house::{FORM, House, proof};
+use crate::walk::operations;
+
+/// A body that comes a byte a second, for ever, and tells whether anybody has asked for it.
+fn dribbled() -> (Body, Arc<AtomicBool>) {
+    let read = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&read);
+    let bytes = stream::unfold((), move |()| {
+        told.store(true, Ordering::Relaxed);
+        async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Some((Ok::<_, Infallible>(Bytes::from_static(b"{")), ()))
+        }
+    });
+    (Body::from_stream(bytes), read)
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_route_reads_a_body_before_the_head_has_passed_every_check() {
+    let house = House::closed("bodies-unread");
+    let (viewer, admin) = (house.bearer(Role::Viewer), house.bearer(Role::Admin));
+    let json = ("content-type", "application/json");
+    let (mut refused, mut looked) = (0, 0);
+    for operation in operations(&house).await {
+        let place = format!("{} {}", operation.method, operation.path);
+        let mut wrongs = vec![
+            vec![json, ("host", "evil.example"), ("authorization", &*admin)],
+            vec![json, ("host", "localhost:19001@evil"), ("authorization", &*admin)],
+            vec![json, ("origin", "https://evil.example"), ("authorization", &*admin)],
+            vec![json, ("authorization", "Bearer muster_wrong")],
+        ];
+        if operation.changes() && !operation.public {
+            wrongs.push(vec![json]);
+            // Whoever may look may log out.
+            if operation.path != "/logout" {
+                wrongs.push(vec![json, ("authorization", &*viewer)]);
+            }
+        }
+        if !operation.changes() {
+            wrongs.push(vec![("authorization", &*admin)]);
+        }
+        for headers in wrongs {
+            let (body, read) = dribbled();
+            let answer =
+                house.ask_with(Channel::default(), &operation.method, &operation.path, &headers, body).await;
+            assert!(!read.load(Ordering::Relaxed), "{place} reads the body of {headers:?}: {answer:?}");
+            if operation.changes() {
+                assert!(answer.status.is_client_error(), "{place} {headers:?}: {answer:?}");
+                refused += 1;
+            } else {
+                looked += 1;
+            }
+        }
+    }
+    assert!(refused > 50 && looked > 100, "{refused} {looked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_route_that_reads_a_body_gives_it_up_when_it_dribbles() {
+    let house = House::closed("bodies-dribbled");
+    let admin = house.bearer(Role::Admin);
+    let before = house.digest();
+    let mut given_up = 0;
+    for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
+        let place = format!("{} {}", operation.method, operation.path);
+        let page = house.ask("GET", "/login", &[("accept", "text/html")], "").await;
+        let (cookie, proof) = (page.cookie().unwrap(), proof(&page));
+        let login = [("content-type", FORM), ("cookie", &*cookie), ("x-csrf-token", &*proof)];
+        let known = [("content-type", "application/json"), ("authorization", &*admin)];
+        let headers = if operation.public { &login[..] } else { &known[..] };
+        let (body, read) = dribbled();
+        let answer =
+            house.ask_with(Channel::default(), &operation.method, &operation.path, headers, body).await;
+        assert!(read.load(Ordering::Relaxed), "{place}");
+        assert_eq!(
+            (answer.status, &*answer.problem()),
+            (StatusCode::REQUEST_TIMEOUT, "slow-body"),
+            "{place}"
+        );
+        assert_eq!(answer.headers["connection"], "close", "{place}");
+        given_up += 1;
+    }
+    assert!(given_up > 10, "{given_up}");
+    assert_eq!(house.digest(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_asks_too_often_is_refused_before_their_body_is_read() {
+    let house = House::patient("bodies-rates", 1);
+    let operator = house.bearer(Role::Operator);
+    let headers = [("authorization", &*operator), ("content-type", "application/json")];
+    for _ in 0..4 {
+        house.ask("POST", "/api/v1/jobs/a/exclusions", &headers, "{}").await;
+    }
+    let (body, read) = dribbled();
+    let path = "/api/v1/jobs/a/exclusions";
+    let answer = house.ask_with(Channel::default(), "POST", path, &headers, body).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
+    assert!(!read.load(Ordering::Relaxed));
+
+    let page = house.ask("GET", "/login", &[("accept", "text/html")], "").await;
+    let (cookie, proof) = (page.cookie().unwrap(), proof(&page));
+    let form = [("content-type", FORM), ("cookie", &*cookie), ("x-csrf-token", &*proof)];
+    for attempt in 0..12 {
+        house.ask("POST", "/login", &form, &format!("token=wrong{attempt}")).await;
+    }
+    let (body, read) = dribbled();
+    let answer = house.ask_with(Channel::default(), "POST", "/login", &form, body).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
+    assert!(!read.load(Ordering::Relaxed));
+    // An honest token in the header passes all the same.
+    let answer = house.ask("GET", "/api/v1/jobs", &[("authorization", &operator)], "").await;
+    assert_eq!(answer.status, StatusCode::OK);
+}

@@ -1,0 +1,213 @@
+//! HTTP/2 frames, put together and taken apart byte by byte.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::raw::PATIENCE;
+
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+// Frame types and flags.
+pub const DATA: u8 = 0;
+pub const HEADERS: u8 = 1;
+pub const PRIORITY: u8 = 2;
+pub const RST_STREAM: u8 = 3;
+pub const SETTINGS: u8 = 4;
+pub const PUSH_PROMISE: u8 = 5;
+pub const PING: u8 = 6;
+pub const GOAWAY: u8 = 7;
+pub const WINDOW_UPDATE: u8 = 8;
+pub const CONTINUATION: u8 = 9;
+pub const END_STREAM: u8 = 1;
+pub const ACK: u8 = 1;
+pub const END_HEADERS: u8 = 4;
+pub const PADDED: u8 = 8;
+pub const WITH_PRIORITY: u8 = 0x20;
+
+// Error codes.
+pub const NO_ERROR: u32 = 0;
+pub const PROTOCOL_ERROR: u32 = 1;
+pub const FLOW_CONTROL_ERROR: u32 = 3;
+pub const STREAM_CLOSED: u32 = 5;
+pub const FRAME_SIZE_ERROR: u32 = 6;
+pub const REFUSED_STREAM: u32 = 7;
+pub const COMPRESSION_ERROR: u32 = 9;
+pub const ENHANCE_YOUR_CALM: u32 = 11;
+
+// Settings.
+pub const ENABLE_PUSH: u16 = 2;
+pub const INITIAL_WINDOW_SIZE: u16 = 4;
+pub const MAX_FRAME_SIZE: u16 = 5;
+
+pub fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
+    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
+    bytes.extend(stream.to_be_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
+/// Header fields as literals, without Huffman coding and without use of any table.
+pub fn header_block(fields: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in fields {
+        block.push(0);
+        for text in [name, value] {
+            string_length(&mut block, text.len());
+            block.extend(text.as_bytes());
+        }
+    }
+    block
+}
+
+pub fn string_length(block: &mut Vec<u8>, length: usize) {
+    if length < 0x7F {
+        block.push(u8::try_from(length).expect("short"));
+        return;
+    }
+    block.push(0x7F);
+    let mut rest = length - 0x7F;
+    while rest >= 0x80 {
+        block.push(u8::try_from(rest & 0x7F).expect("seven bits") | 0x80);
+        rest >>= 7;
+    }
+    block.push(u8::try_from(rest).expect("seven bits"));
+}
+
+pub fn request_fields() -> Vec<(&'static str, &'static str)> {
+    vec![
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/tensorflow.CoordinationService/TryGetKeyValue"),
+        (":authority", "target.test:1"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ]
+}
+
+/// The fields of a call of this method, by generation A.
+pub fn fields_of(method: &'static str) -> Vec<(&'static str, &'static str)> {
+    let mut fields = request_fields();
+    fields[2].1 = match method {
+        "GetKeyValue" => "/tensorflow.CoordinationService/GetKeyValue",
+        "InsertKeyValue" => "/tensorflow.CoordinationService/InsertKeyValue",
+        _ => "/tensorflow.CoordinationService/TryGetKeyValue",
+    };
+    fields
+}
+
+/// A message that asks for the key `k`, with gRPC's prefix.
+pub const GET_K: [u8; 8] = [0, 0, 0, 0, 3, 0x0A, 1, b'k'];
+
+pub fn settings(pairs: &[(u16, u32)]) -> Vec<u8> {
+    let payload: Vec<u8> =
+        pairs.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect();
+    http2_frame(SETTINGS, 0, 0, &payload)
+}
+
+pub fn window_update(stream: u32, more: u32) -> Vec<u8> {
+    http2_frame(WINDOW_UPDATE, 0, stream, &more.to_be_bytes())
+}
+
+pub fn reset(stream: u32) -> Vec<u8> {
+    http2_frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes())
+}
+
+/// A connection that has begun in order.
+pub fn opening() -> Vec<u8> {
+    [PREFACE, &http2_frame(SETTINGS, 0, 0, &[])].concat()
+}
+
+/// A whole request for a key that nobody has.
+pub fn request(stream: u32) -> Vec<u8> {
+    whole(stream, &request_fields())
+}
+
+/// A whole request with these fields, that asks for the key `k`.
+pub fn whole(stream: u32, fields: &[(&str, &str)]) -> Vec<u8> {
+    [head(stream, 0, fields), http2_frame(DATA, END_STREAM, stream, &GET_K)].concat()
+}
+
+/// The head of a request, with further flags.
+pub fn head(stream: u32, flags: u8, fields: &[(&str, &str)]) -> Vec<u8> {
+    http2_frame(HEADERS, END_HEADERS | flags, stream, &header_block(fields))
+}
+
+/// A frame that was received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    pub kind: u8,
+    pub flags: u8,
+    pub stream: u32,
+    pub payload: Vec<u8>,
+}
+
+impl Frame {
+    pub fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// The four bytes from `place` on, as a number.
+    pub fn number(&self, place: usize) -> u32 {
+        let bytes = self.payload.get(place..place + 4).expect("the frame is long enough");
+        u32::from_be_bytes(bytes.try_into().expect("four bytes"))
+    }
+}
+
+/// A peer that is played frame by frame.
+pub struct Peer {
+    pub socket: TcpStream,
+}
+
+impl Peer {
+    pub async fn connect(server: SocketAddr) -> Self {
+        let socket = TcpStream::connect(server).await.expect("the server listens");
+        socket.set_nodelay(true).expect("a TCP socket");
+        Self { socket }
+    }
+
+    /// Connects and begins in order.
+    pub async fn open(server: SocketAddr) -> Self {
+        let mut peer = Self::connect(server).await;
+        peer.say(&opening()).await;
+        peer
+    }
+
+    /// Sends bytes. The server may have heard enough before the end.
+    pub async fn say(&mut self, bytes: &[u8]) -> bool {
+        self.socket.write_all(bytes).await.is_ok()
+    }
+
+    /// The next frame, or `None` at the end of the connection.
+    pub async fn hear(&mut self) -> Option<Frame> {
+        let read = async {
+            let mut head = [0; 9];
+            self.socket.read_exact(&mut head).await.ok()?;
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            let mut payload = vec![0; length];
+            self.socket.read_exact(&mut payload).await.ok()?;
+            let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+            Some(Frame { kind: head[3], flags: head[4], stream, payload })
+        };
+        tokio::time::timeout(PATIENCE, read).await.expect("the server sends or closes in time")
+    }
+
+    /// Hears until there is such a frame; `None` if the connection ends before.
+    pub async fn hear_until(&mut self, mut is_it: impl FnMut(&Frame) -> bool) -> Option<Frame> {
+        loop {
+            let frame = self.hear().await?;
+            if is_it(&frame) {
+                return Some(frame);
+            }
+        }
+    }
+
+    /// Hears the last frame, which must be a goodbye: its error code and what it says besides.
+    pub async fn hear_goaway(&mut self) -> (u32, String) {
+        let goaway = self.hear_until(|frame| frame.kind == GOAWAY).await.expect("a goodbye");
+        assert!(self.hear().await.is_none(), "the connection is closed after its goodbye");
+        (goaway.number(4), String::from_utf8_lossy(&goaway.payload[8..]).into_owned())
+    }
+}
