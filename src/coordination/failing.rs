@@ -158,7 +158,7 @@ impl Run {
              {silent}. {LOOK_FURTHER}",
             self.describe(id)
         );
-        let why = format!("no heartbeat for {silent}");
+        let why = format!("no heartbeat for {}", short(cx.settings.heartbeat_timeout));
         self.lose(cx, id, [text, told], FailureClass::HeartbeatTimeout, &why, &why);
     }
 
@@ -182,7 +182,7 @@ impl Run {
         self.own_mut(id).suspicion = Some(suspicion);
         self.timers.set(until, Timer::Grace(id));
         let reason = format!(
-            "connection{} {}; a reconnect within {} is expected",
+            "connection{} {}; waiting {} for a reconnect",
             self.from(id),
             ending.word(),
             short(grace)

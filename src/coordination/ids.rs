@@ -144,7 +144,7 @@ impl fmt::Display for JobName {
 /// Why a text is no job name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no job name: use 1 to 63 lower-case letters, digits or hyphens, beginning and ending with a letter or digit"
+    "{0:?} is not a job name: use 1 to 63 lower-case letters, digits or hyphens, beginning and ending with a letter or digit"
 )]
 pub struct InvalidJobName(pub String);
 

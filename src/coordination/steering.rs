@@ -87,7 +87,7 @@ pub enum Done {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The job is gone.
-    #[error("there is no such job any more")]
+    #[error("the job does not exist any more")]
     NoSuchJob,
     /// The job has no such task.
     #[error("there is no task {task}: this job has the tasks 0 to {last}")]
@@ -98,9 +98,7 @@ pub enum Refusal {
         last: u32,
     },
     /// Somebody excluded it before.
-    #[error(
-        "{target} is excluded already, by exclusion {exclusion} of {by}: lift that one first to say it otherwise"
-    )]
+    #[error("{target} is already excluded by exclusion {exclusion} of {by}: lift it first to change it")]
     AlreadyExcluded {
         /// Whom.
         target: Target,
@@ -113,10 +111,10 @@ pub enum Refusal {
     #[error("there is no exclusion {0} in this job")]
     NoSuchExclusion(ExclusionId),
     /// The exclusion is over.
-    #[error("exclusion {0} is over already: whom it was about may register")]
+    #[error("exclusion {0} has already ended: its target may register")]
     AlreadyOver(ExclusionId),
     /// The exclusion would end the run, and it was not said that this is wanted.
-    #[error("excluding {target} would end run {run}: {why}. Ask for that (end_run) if it is what you want")]
+    #[error("excluding {target} would end run {run}: {why}. Set end_run to confirm")]
     EndsRun {
         /// Whom.
         target: Target,
@@ -132,7 +130,7 @@ pub enum Refusal {
     #[error("there is nothing to drain: {0}")]
     NotRunning(String),
     /// A coordinated save is under way.
-    #[error("a drain of this run is under way already, since {0}; a run can be drained once")]
+    #[error("this run has been draining since {0}; a run can be drained once")]
     DrainUnderWay(Timestamp),
     /// A setting cannot change while tasks take part in a run.
     #[error("{setting} cannot change while run {run} is in progress: {why}")]
@@ -151,7 +149,7 @@ pub enum Refusal {
     #[error("{0}")]
     BadSetting(&'static str),
     /// Tasks are connected.
-    #[error("{0} task(s) of the job are connected: end them first, or ask for it by force")]
+    #[error("{0} task(s) of the job are connected: end them first, or force the deletion")]
     TasksConnected(usize),
     /// The store refuses.
     #[error("{0}")]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, count, spoken, usual};
+use super::{Detector, Found, Seen, Severity, count, usual};
 use crate::coordination::{BarrierKind, BarrierObservation, RunState};
 
 /// No barrier is stuck before.
@@ -32,7 +32,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
     let missing = count(barrier.missing, "task is missing", "tasks are missing");
-    let gist = format!("{} for {}; {missing}", who_waits(barrier), spoken(waited));
+    let gist = format!("{}; {missing}", who_waits(barrier));
     let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES).as_secs_f64();
     Some(
         Found::at_barrier(gist, barrier.since, barrier)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Detector, Found, Seen, Severity, spoken};
+use super::{Detector, Found, Seen, Severity};
 use crate::coordination::{BarrierKind, RunState};
 
 /// Tasks of one gang start within a minute of one another, unless something is wrong.
@@ -29,12 +29,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         return None;
     }
     let verb = if barrier.missing == 1 { "has" } else { "have" };
-    let gist = format!(
-        "{} of {} tasks {verb} not registered; the others have waited for {}",
-        barrier.missing,
-        barrier.members,
-        spoken(waited),
-    );
+    let gist = format!("{} of {} tasks {verb} not registered", barrier.missing, barrier.members);
     let left = barrier.deadline.since(seen.seen_at).as_secs_f64();
     Some(
         Found::at_barrier(gist, barrier.since, barrier)

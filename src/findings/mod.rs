@@ -125,7 +125,7 @@ pub struct Evidence {
 pub struct Found {
     /// Its name for people, where it differs from the detector's.
     pub title: Option<String>,
-    /// What it is, in a sentence that names no task.
+    /// What it is, in a sentence that names no task, and does not say for how long: since when it has been so stands beside it.
     pub gist: String,
     /// Since when.
     pub since: Timestamp,
@@ -208,7 +208,7 @@ pub fn look(engine: &Engine, reports: &reports::Board, board: &Board) -> Vec<Rem
             }
             let (title, summary) = (&finding.title, &finding.summary);
             let reason =
-                if open { format!("{title}: {summary}") } else { format!("resolved: {title}: {summary}") };
+                if open { format!("{title}: {summary}") } else { format!("ended: {title}: {summary}") };
             engine.note(job, Note { finding: finding.id.clone(), open, tasks: finding.tasks, reason });
         }
     }

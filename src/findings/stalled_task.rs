@@ -38,12 +38,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         })
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
-    let gist = format!(
-        "{}; the last of them arrived {} ago; {}",
-        who_waits(barrier),
-        spoken(waited),
-        heartbeats(seen, &barrier.missing_tasks)
-    );
+    let gist = format!("{}; {}", who_waits(barrier), heartbeats(seen, &barrier.missing_tasks));
     let heard = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)?.last_heartbeat).min();
     let silent = heard.map_or(0.0, |heard| seen.seen_at.since(heard).as_secs_f64());
     Some(

@@ -104,21 +104,21 @@ impl Outcome {
         match self.name() {
             "completed" => "everything moved",
             "peer_dead" => "the other process or its host is gone",
-            "stale_incarnation" => "it was meant for a life of the task that counts no more",
+            "stale_incarnation" => "it was for an ended life of the task",
             "stalled" => "nothing moved for too long",
-            "deadline" => "it took longer than it was given",
-            "transport" => "a transport failed, and no other could make it good",
+            "deadline" => "its deadline passed",
+            "transport" => "a transport failed and no other could replace it",
             "integrity" => "a chunk arrived damaged twice",
             "layout_mismatch" => "the two sides name different layouts",
             "order_mismatch" => "the two sides launched different transfers",
             "overloaded" => "too many launches were under way",
             "memory" => "its memory could not be used",
-            "refused" => "the request was wrong",
-            "dependency" => "what it was to wait for failed",
-            "cancelled" => "a program gave it up",
+            "refused" => "the request was invalid",
+            "dependency" => "a dependency failed",
+            "cancelled" => "a program cancelled it",
             "dropped" => "it was dropped before it was launched",
             "closed" => "the engine had been shut down",
-            _ => "for a reason that this version does not know",
+            _ => "unknown reason",
         }
     }
 

@@ -32,7 +32,7 @@ fn a_rule_that_a_job_asks_for_takes_the_task_out_for_a_time() {
     let made = exclusions(&server, "all")[0].clone();
     assert_eq!((&made["task"], &made["actor"]["who"]), (&3.into(), &"restart-storm".into()), "{made}");
     assert_eq!(made["actor"]["means"], "rule", "{made}");
-    assert!(made["reason"].as_str().is_some_and(|reason| reason.contains("came back")), "{made}");
+    assert!(made["reason"].as_str().is_some_and(|reason| reason.contains("restarted")), "{made}");
     let audit = server.get("/api/v1/audit").json();
     let line = &audit["lines"][0];
     assert_eq!((&line["act"], &line["outcome"]), (&"exclude".into(), &"done".into()), "{audit}");

@@ -141,7 +141,7 @@ fn the_command_line_excludes_and_readmits() {
     let text = said(&server, &["readmit", "--task", "2", "--reason", "replaced"]);
     assert!(text.contains("Exclusion 1 is lifted: task 2 may register again"), "{text}");
     let gone = cli(&server, &["readmit", "1", "--reason", "x"]);
-    assert!(gone.err.contains("is over already") && gone.err.contains("muster exclude"), "{gone:?}");
+    assert!(gone.err.contains("has already ended") && gone.err.contains("muster exclude"), "{gone:?}");
 
     let text = said(&server, &["audit"]);
     for part in

@@ -40,7 +40,7 @@ fn freeze(scene: &Scene, server: &Server, tasks: &[Process], task: i32) -> Event
     let silent = failure.at.since(last).as_secs_f64();
     let timeout: f64 = TIMEOUT.parse().unwrap();
     assert!((timeout..timeout + LATE).contains(&silent), "given up after {silent:.3} s of silence");
-    assert!(failure.reason.contains("no heartbeat for 3s"), "{}", failure.reason);
+    assert!(failure.reason.contains("no heartbeat for 3 s"), "{}", failure.reason);
     scene.figure(&format!("with a timeout of {TIMEOUT} s given up after"), silent);
     failure
 }

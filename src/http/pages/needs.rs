@@ -202,7 +202,7 @@ fn failed(scene: &Scene) -> Option<Need> {
     let first = lost.iter().filter_map(|task| scene.task(*task)).min_by_key(|task| task.since)?;
     let error = first.error.as_deref().unwrap_or_default();
     let (why, told) = look::told(error, first.why.as_deref().unwrap_or_default());
-    let text = if lost.len() > 1 { format!("First task {}: {why}", first.task) } else { why };
+    let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
     let title = count(lost.len(), "task has failed", "tasks have failed");
     let mut order = lost.clone();
     order.sort_by_key(|task| scene.task(*task).map(|task| task.since));
@@ -230,7 +230,8 @@ fn awaited(scene: &Scene) -> Option<Need> {
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
-    let text = pulses(scene, &alive, times::is_endless(&barrier.deadline, scene.now()));
+    let text =
+        pulses(scene, &alive, alive.len() < missing.len(), times::is_endless(&barrier.deadline, scene.now()));
     let need = Need::plain(scene, "warn", title, text, last_arrival(barrier));
     let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
                   job can continue without it.";
@@ -242,20 +243,33 @@ pub(super) fn last_arrival(barrier: &BarrierView) -> Timestamp {
     barrier.arrivals.last().map_or(barrier.since, |arrival| arrival.at)
 }
 
-/// Whether the heartbeats of these tasks continue, and what follows from that.
-fn pulses(scene: &Scene, tasks: &[TaskId], endless: bool) -> String {
+/// Whether the heartbeats of these tasks continue, and what follows from that. `mixed`: others are missing with them.
+fn pulses(scene: &Scene, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
     let overdue = |id: &TaskId| scene.task(*id).and_then(|task| scene.overdue(task));
     let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
-    let one = tasks.len() == 1;
     let timeout = if endless { "timeout" } else { "heartbeat timeout" };
+    let one = match tasks {
+        [one] if mixed => Some(format!("Task {one}")),
+        [_] => Some("It".to_owned()),
+        _ => None,
+    };
     match silent.iter().max() {
         None => {
-            let whose = if one { "Its" } else { "Their" };
-            format!("{whose} heartbeats continue, so no {timeout} will clear this.")
+            let who = one.map_or_else(
+                || format!("{} tasks still send heartbeats", grouped(tasks.len())),
+                |one| {
+                    if one == "It" {
+                        "Its heartbeats continue".into()
+                    } else {
+                        format!("{one} still sends heartbeats")
+                    }
+                },
+            );
+            format!("{who}, so no {timeout} will clear this.")
         }
         Some(longest) => {
-            let who =
-                if one { "It has".to_owned() } else { count(silent.len(), "of them has", "of them have") };
+            let many = || count(silent.len(), "connected task has", "connected tasks have");
+            let who = one.map_or_else(many, |one| format!("{one} has"));
             let span = times::span(longest);
             let limit = times::span(&scene.view.settings.heartbeat_timeout);
             format!("{who} sent no heartbeat for {span}; a task fails after {limit} without one.")

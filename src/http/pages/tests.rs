@@ -267,7 +267,7 @@ fn a_finding_its_card_and_the_barrier_count_the_same_missing_tasks() {
         has(&needs, "and 104 more (108 in all)");
     }
     has(&rig.says("needs"), "892 of 1000 tasks wait at barrier train/step");
-    has(&rig.says("needs"), "108 tasks are missing");
+    has(&rig.says("needs"), "108 tasks are missing.");
 }
 
 #[test]
