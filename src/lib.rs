@@ -25,6 +25,7 @@ mod contents;
 pub mod coordination;
 pub mod doctor;
 pub mod engine;
+mod file_watch;
 pub mod findings;
 pub mod grpc;
 pub mod http;
