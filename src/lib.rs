@@ -27,6 +27,7 @@ pub mod coordination;
 mod cow;
 pub mod doctor;
 pub mod engine;
+mod file_watch;
 pub mod findings;
 pub mod grpc;
 pub mod http;

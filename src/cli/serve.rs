@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -65,6 +66,9 @@ Examples:
     muster serve --config muster.toml --check-config
     muster serve --config muster.toml";
 
+/// How long to wait for whoever reads stdout.
+const ANNOUNCE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
@@ -95,7 +99,7 @@ async fn serve(config: &Config) -> Result<ExitCode> {
     let mut stops = Stops::listen()?;
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
     let server = Server::start(config).await?;
-    announce(config, server.about())?;
+    announce(config, server.about()).await?;
     let first = loop {
         tokio::select! {
             first = stops.next() => break first,
@@ -141,13 +145,23 @@ impl Stops {
 }
 
 /// Says where the server is and how to use it: a block for people, or a log line for machines.
-fn announce(config: &Config, about: &About) -> Result<()> {
+async fn announce(config: &Config, about: &About) -> Result<()> {
     if config.server.log_format == LogFormat::Json {
         let grpc: Vec<String> = about.grpc.iter().map(|listener| listener.address.to_string()).collect();
         tracing::info!(version = about.version.version, grpc = grpc.join(","), http = %about.http, "serving");
         return Ok(());
     }
-    print(&Output::of_lines(&announcement(config, about))).context("cannot write to stdout")
+    // Whoever reads stdout may be slow; the service is not.
+    let text = Output::of_lines(&announcement(config, about));
+    let written = tokio::task::spawn_blocking(move || print(&text));
+    match tokio::time::timeout(ANNOUNCE_PATIENCE, written).await {
+        Ok(Ok(written)) => written.context("cannot write to stdout"),
+        Ok(Err(error)) => Err(error).context("cannot write to stdout"),
+        Err(_) => {
+            tracing::warn!("nobody reads stdout, where the addresses of the service are told");
+            Ok(())
+        }
+    }
 }
 
 fn announcement(config: &Config, about: &About) -> String {

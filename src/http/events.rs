@@ -80,12 +80,13 @@ impl Default for Streams {
 impl Streams {
     /// How many are served at once unless a setting says otherwise.
     pub const DEFAULT: usize = 256;
+    /// One source leaves half of them to others, if it has as many as this.
+    const FOR_ONE_SOURCE: usize = 128;
 
     /// Room for this many streams at once.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        // One source leaves room for another.
-        let most_per_source = most.div_ceil(2);
+        let most_per_source = (most / 2).max(Self::FOR_ONE_SOURCE);
         Self { most, most_per_source, open: Arc::default(), stop: watch::Sender::new(false) }
     }
 
@@ -403,12 +404,14 @@ mod tests {
 
     #[test]
     fn streams_are_bounded_in_all_and_for_each_source() {
-        let streams = Streams::new(4);
+        let streams = Streams::new(2 * Streams::FOR_ONE_SOURCE);
         let [a, b, c] = [1, 2, 3].map(|host| Source::of([10, 0, 0, host].into()));
-        let mut held: Vec<_> = (0..2).map(|_| streams.enter(a).map_err(|_| ()).unwrap()).collect();
+        let half = 0..Streams::FOR_ONE_SOURCE;
+        let mut held: Vec<_> = half.clone().map(|_| streams.enter(a).map_err(|_| ()).unwrap()).collect();
         assert!(streams.enter(a).is_err(), "half of all is for one source");
-        held.extend((0..2).map(|_| streams.enter(b).map_err(|_| ()).unwrap()));
-        assert!(streams.enter(c).is_err() && streams.open() == (4, 4));
+        held.extend(half.map(|_| streams.enter(b).map_err(|_| ()).unwrap()));
+        assert!(streams.enter(c).is_err());
+        assert_eq!(streams.open(), (2 * Streams::FOR_ONE_SOURCE, 2 * Streams::FOR_ONE_SOURCE));
         held.clear();
         assert!(streams.enter(c).is_ok() && lock(&streams.open).is_empty());
     }

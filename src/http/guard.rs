@@ -83,7 +83,7 @@ impl<S: Sync> FromRequestParts<S> for Visitor {
 /// What is checked, and against what.
 pub struct Guard {
     clock: Clock,
-    tokens: Option<Tokens>,
+    tokens: Option<Arc<Tokens>>,
     hosts: Hosts,
     sessions: Sessions,
     csrf: Csrf,
@@ -114,7 +114,7 @@ impl Guard {
     /// The same for those who have one of these tokens only.
     #[must_use]
     pub fn with_tokens(self, tokens: Option<Tokens>, session_timeout: Duration) -> Self {
-        Self { tokens, sessions: Sessions::new(session_timeout), ..self }
+        Self { tokens: tokens.map(Arc::new), sessions: Sessions::new(session_timeout), ..self }
     }
 
     /// The same for a server that is reached by these names too.
@@ -128,6 +128,13 @@ impl Guard {
     pub fn with_changes(self, per_second: usize) -> Self {
         let per_second = f64::from(u32::try_from(per_second).unwrap_or(u32::MAX));
         Self { changes: Rates::new(Rate { burst: per_second * 2.0, per_second }), ..self }
+    }
+
+    /// Looks whether the tokens have changed, if it is time to.
+    async fn refresh(&self) {
+        if let Some(tokens) = &self.tokens {
+            tokens.refresh().await;
+        }
     }
 
     /// Reads the tokens again.

@@ -84,7 +84,7 @@ impl Problem {
     #[must_use]
     pub(super) fn body_too_long(limit: usize) -> Self {
         let detail = format!("the body has more than {limit} bytes, the most that is read here");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "/problems/body-too-long", "Body too long", detail)
+        Self::bad_body(StatusCode::PAYLOAD_TOO_LARGE, detail)
     }
 
     /// The body does not come in time.

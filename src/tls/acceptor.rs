@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustls::{AlertDescription, CertificateError, Error, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -13,13 +12,10 @@ use tokio_rustls::LazyConfigAcceptor;
 use super::clients::SHOWN;
 use super::{Files, Rewind, TlsError, words};
 use crate::clock::Clock;
-use crate::coordination::Timestamp;
+use crate::file_watch::FileWatch;
 
 /// A connection under TLS.
 pub type Stream<S> = tokio_rustls::server::TlsStream<Rewind<S>>;
-
-/// How often the files are looked at, at most. It happens when a client comes: nothing ticks for it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The kinds of reasons for which handshakes fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,15 +90,19 @@ type Stamp = Option<(i64, i64, u64, u64)>;
 struct Current {
     config: Arc<ServerConfig>,
     stamps: Vec<Stamp>,
-    looked: Timestamp,
+}
+
+/// The certificates of a listener, and the files that they come from.
+struct Certificates {
+    files: Files,
+    protocols: &'static [&'static [u8]],
+    current: Mutex<Current>,
 }
 
 /// Takes TLS connections.
 pub struct Acceptor {
-    files: Files,
-    protocols: &'static [&'static [u8]],
-    clock: Clock,
-    current: Mutex<Current>,
+    certificates: Arc<Certificates>,
+    watch: FileWatch,
 }
 
 impl Acceptor {
@@ -113,33 +113,16 @@ impl Acceptor {
     pub fn new(files: Files, protocols: &'static [&'static [u8]], clock: Clock) -> Result<Self, TlsError> {
         let stamps = stamps(&files);
         let config = Arc::new(files.server(protocols)?);
-        let current = Mutex::new(Current { config, stamps, looked: clock.now() });
-        Ok(Self { files, protocols, clock, current })
+        let current = Mutex::new(Current { config, stamps });
+        let certificates = Arc::new(Certificates { files, protocols, current });
+        Ok(Self { certificates, watch: FileWatch::new(clock) })
     }
 
-    /// The certificates as they are now. Those that cannot be used change nothing: the former ones stay.
-    fn config(&self) -> Arc<ServerConfig> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.clock.now();
-        if now.since(current.looked) >= LOOK_EVERY {
-            current.looked = now;
-            // The stamps are taken first: what changes while it is read is read again.
-            let stamps = stamps(&self.files);
-            if stamps != current.stamps {
-                current.stamps = stamps;
-                match self.files.server(self.protocols) {
-                    Ok(config) => {
-                        current.config = Arc::new(config);
-                        tracing::info!(certificate = %self.files.cert.display(), "certificates were read again");
-                    }
-                    Err(error) => tracing::error!(
-                        %error,
-                        "certificates have changed and cannot be used; the former ones stay in use"
-                    ),
-                }
-            }
-        }
-        Arc::clone(&current.config)
+    /// The certificates as they are now.
+    async fn config(&self) -> Arc<ServerConfig> {
+        let certificates = Arc::clone(&self.certificates);
+        self.watch.refresh(move || certificates.look()).await;
+        Arc::clone(&self.certificates.current().config)
     }
 
     /// Shakes hands. Whoever calls this gives it a time.
@@ -158,11 +141,39 @@ impl Acceptor {
         let started = hello.await.map_err(|error| failed(&error, None, None))?;
         let name = started.client_hello().server_name().map(|name| crate::text::one_line(name).into_owned());
         let shake = async {
-            let shaken = started.into_stream(self.config()).await;
+            let shaken = started.into_stream(self.config().await).await;
             let shown = SHOWN.with(|shown| shown.borrow_mut().take());
             shaken.map_err(|error| failed(&error, name, shown))
         };
         SHOWN.scope(RefCell::new(None), shake).await
+    }
+}
+
+impl Certificates {
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what has changed. Certificates that cannot be used change nothing: the former ones stay.
+    fn look(&self) {
+        // The stamps are taken first: what changes while it is read is read again.
+        let stamps = stamps(&self.files);
+        if stamps == self.current().stamps {
+            return;
+        }
+        let found = self.files.server(self.protocols);
+        let mut current = self.current();
+        current.stamps = stamps;
+        match found {
+            Ok(config) => {
+                current.config = Arc::new(config);
+                tracing::info!(certificate = %self.files.cert.display(), "certificates were read again");
+            }
+            Err(error) => tracing::error!(
+                %error,
+                "certificates have changed and cannot be used; the former ones stay in use"
+            ),
+        }
     }
 }
 

@@ -25,7 +25,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
-    const LENGTH: usize = 100_000;
+    const LENGTH: usize = 20_000;
     let service = Service::start(&[]);
     let heart = Heart::start(&service).await;
     let before = service.peak_resident_bytes();
@@ -43,6 +43,8 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
                 if stream.write_all(b"x").is_err() {
                     break;
                 }
+                // So that each byte is a packet, and read as one.
+                std::thread::sleep(Duration::from_micros(30));
             }
             stream
         })
@@ -53,9 +55,10 @@ async fn a_body_that_comes_byte_by_byte_takes_no_more_memory_than_its_bytes() {
     heart.beats_on().await;
     assert!(service.get(READY).contains("ready"));
     let mut streams: Vec<TcpStream> = all.into_iter().map(|one| one.join().unwrap()).collect();
-    assert_eq!(answer(&mut streams[0]), 400, "the whole body came, and is no JSON");
+    // The whole body came and is no JSON, or this machine is so busy that it did not come in time.
+    assert!(matches!(answer(&mut streams[0]), 400 | 408));
     let grown = service.peak_resident_bytes() - before;
-    assert!(grown < 64 << 20, "{grown} bytes more for {} of bodies", 6 * LENGTH);
+    assert!(grown < 32 << 20, "{grown} bytes more for {} of bodies", 6 * LENGTH);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,6 +102,36 @@ async fn connections_without_a_request_take_nothing_from_anybody() {
     assert!(service.get("/api/v1/jobs").contains("too-many-connections"));
     assert!(service.get(READY).ends_with("ready\n"));
     heart.beats_on().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handshake_has_one_deadline_however_its_bytes_come() {
+    let folder = Folder::new("endurance-handshake");
+    let made = run(&mut crate::process::muster(["tls", "new", &folder.path("certs"), "--name", "localhost"]));
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let [cert, key] = ["certs/server.pem", "certs/server-key.pem"].map(|name| folder.path(name));
+    let service =
+        Service::start(&["--http-tls-cert", &cert, "--http-tls-key", &key, "--http-tls-mode", "optional"]);
+    let heart = Heart::start(&service).await;
+    let mut slow: Vec<TcpStream> = (0..20).map(|_| connect(service.http)).collect();
+    let mut dribbles: Vec<TcpStream> = slow.iter().map(|stream| stream.try_clone().unwrap()).collect();
+    std::thread::spawn(move || {
+        // The beginning of a hello that says that 512 bytes follow.
+        for byte in [0x16, 3, 1, 2, 0, 1].into_iter().chain(std::iter::repeat(0)) {
+            dribbles.retain_mut(|stream| stream.write_all(&[byte]).is_ok());
+            if dribbles.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
+    heart.beats_on().await;
+    assert!(service.get(READY).ends_with("ready\n"));
+    for stream in &mut slow {
+        assert!(is_closed(stream));
+    }
+    let failed = service.get("/api/v1/handshakes");
+    assert!(failed.contains("did not finish the handshake"), "{failed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

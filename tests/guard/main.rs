@@ -6,6 +6,7 @@
 mod audit;
 mod bodies;
 mod endurance;
+mod hosts;
 mod house;
 mod login;
 #[allow(dead_code, unused_imports, reason = "shared with the tests of the command line")]

@@ -46,8 +46,9 @@ impl Service {
         let (mut found, mut said) = ([None, None], String::new());
         while found.contains(&None) {
             let line = lines.next().unwrap_or_else(|| panic!("it did not come up:\n{said}")).unwrap();
-            for (name, address) in ["gRPC  ", "HTTP  http://"].iter().zip(&mut found) {
+            for (name, address) in ["gRPC  ", "HTTP  "].iter().zip(&mut found) {
                 if let Some((_, text)) = line.split_once(name) {
+                    let text = text.rsplit_once("//").map_or(text, |(_, address)| address);
                     *address = Some(text.trim().parse().unwrap());
                 }
             }

@@ -124,6 +124,7 @@ pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Res
         write_down(&site, Attempt::of(&site, &request), &asked, None, &problem.detail);
         return problem.into_response();
     }
+    guard.refresh().await;
     let visitor = match identify(guard, &request, &asked, &channel) {
         Ok(visitor) => visitor,
         Err(refused) => return unknown(&site, &request, &asked, refused),

@@ -9,7 +9,6 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -19,12 +18,10 @@ use subtle::ConstantTimeEq as _;
 
 use super::Role;
 use crate::clock::{Clock, random_bytes};
-use crate::coordination::Timestamp;
+use crate::file_watch::FileWatch;
 
 /// What every token begins with, so that those who find one know what they have found.
 const PREFIX: &str = "muster_";
-/// How often the file is looked at, at most. It happens when somebody comes: nothing ticks for it.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many tokens there may be.
 const TOKENS_MAX: usize = 1024;
 /// How long the file and the names in it may be.
@@ -97,13 +94,12 @@ type Stamp = Option<(i64, i64, u64, u64)>;
 struct Current {
     holders: Arc<[Holder]>,
     stamp: Stamp,
-    looked: Timestamp,
 }
 
 /// The tokens in a file, which is read again when it changes.
 pub struct Tokens {
     path: PathBuf,
-    clock: Clock,
+    watch: FileWatch,
     current: Mutex<Current>,
 }
 
@@ -118,34 +114,40 @@ impl Tokens {
         if holders.is_empty() {
             tracing::warn!(file = %path.display(), "there is no token in the file: nobody gets in over HTTP");
         }
-        let current = Mutex::new(Current { holders: holders.into(), stamp, looked: clock.now() });
-        Ok(Self { path: path.into(), clock, current })
+        let current = Mutex::new(Current { holders: holders.into(), stamp });
+        Ok(Self { path: path.into(), watch: FileWatch::new(clock), current })
     }
 
-    /// The tokens as they are now. A file that makes no sense changes nothing: the former ones stay.
+    fn current(&self) -> std::sync::MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tokens as they were read last.
     fn holders(&self) -> Arc<[Holder]> {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.clock.now();
-        if now.since(current.looked) >= LOOK_EVERY {
-            current.looked = now;
-            let stamp = stamp(&self.path);
-            if stamp != current.stamp {
-                self.read_again(&mut current, stamp);
+        Arc::clone(&self.current().holders)
+    }
+
+    /// Looks whether the file has changed, if it is time to.
+    pub(super) async fn refresh(self: &Arc<Self>) {
+        let own = Arc::clone(self);
+        let look = move || {
+            let stamp = stamp(&own.path);
+            let changed = own.current().stamp != stamp;
+            if changed {
+                own.reload();
             }
-        }
-        Arc::clone(&current.holders)
+        };
+        self.watch.refresh(look).await;
     }
 
-    /// Reads the file now, whether it has changed or not.
+    /// Reads the file now, whether it has changed or not. A file that makes no sense changes nothing: the former tokens stay.
     pub fn reload(&self) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        // The stamp is taken first: what changes while it is read is read again.
         let stamp = stamp(&self.path);
-        self.read_again(&mut current, stamp);
-    }
-
-    fn read_again(&self, current: &mut Current, stamp: Stamp) {
+        let found = read(&self.path);
+        let mut current = self.current();
         current.stamp = stamp;
-        match read(&self.path) {
+        match found {
             Ok(holders) => {
                 tracing::info!(tokens = holders.len(), "the tokens were read again");
                 current.holders = holders.into();
