@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn directories() {
         let entries: Vec<(Bytes, Bytes)> =
-            (0..50).map(|n| (format!("a/{n}").into(), vec![n; usize::from(n) * 400].into())).collect();
+            (0..50).map(|n| (format!("a/{n:02}").into(), vec![n; usize::from(n) * 400].into())).collect();
         let answer: tensorflow::GetKeyValueDirResponse =
             message(&Reply::Directory(entries.iter().cloned().collect()), &form(Dialect::Unnamed));
         assert_eq!(answer.directory_key, "");
