@@ -9,30 +9,117 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::iter::Sum;
 use std::marker::PhantomData;
-use std::ops::{Bound, Index, IndexMut};
+use std::ops::{AddAssign, Bound, Deref, Index, IndexMut, SubAssign};
 use std::sync::Arc;
 
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// An ordered map whose copies are cheap. `N` entries make a chunk at most.
-#[derive(Clone)]
-pub(crate) struct CowMap<K, V, const N: usize = 64> {
+/// An ordered map whose copies are cheap. `N` entries make a chunk at most. Each chunk knows what its entries weigh, by the
+/// measure of `W`.
+pub(crate) struct CowMap<K, V, const N: usize = 64, W = Weightless> {
     chunks: Vec<Arc<Chunk<K, V>>>,
     len: usize,
+    measure: PhantomData<fn() -> W>,
 }
 
-type Chunk<K, V> = Vec<(K, V)>;
+/// What entries weigh: their keys, and their values.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Weight {
+    pub keys: usize,
+    pub values: usize,
+}
 
-impl<K, V, const N: usize> Default for CowMap<K, V, N> {
+impl AddAssign for Weight {
+    fn add_assign(&mut self, more: Self) {
+        self.keys += more.keys;
+        self.values += more.values;
+    }
+}
+
+impl SubAssign for Weight {
+    fn sub_assign(&mut self, less: Self) {
+        self.keys -= less.keys;
+        self.values -= less.values;
+    }
+}
+
+impl Sum for Weight {
+    fn sum<I: Iterator<Item = Self>>(weights: I) -> Self {
+        weights.fold(Self::default(), |mut sum, weight| {
+            sum += weight;
+            sum
+        })
+    }
+}
+
+/// What an entry weighs.
+pub(crate) trait Measure<K, V> {
+    fn weight(key: &K, value: &V) -> Weight;
+}
+
+/// Entries weigh nothing.
+pub(crate) struct Weightless;
+
+impl<K, V> Measure<K, V> for Weightless {
+    fn weight(_: &K, _: &V) -> Weight {
+        Weight::default()
+    }
+}
+
+#[derive(Clone)]
+struct Chunk<K, V> {
+    entries: Vec<(K, V)>,
+    weight: Weight,
+}
+
+impl<K, V> Chunk<K, V> {
+    fn of<W: Measure<K, V>>(entries: Vec<(K, V)>) -> Self {
+        let weight = entries.iter().map(|(key, value)| W::weight(key, value)).sum();
+        Self { entries, weight }
+    }
+
+    fn insert<W: Measure<K, V>>(&mut self, place: usize, key: K, value: V) {
+        self.weight += W::weight(&key, &value);
+        self.entries.insert(place, (key, value));
+    }
+}
+
+impl<K, V> Deref for Chunk<K, V> {
+    type Target = [(K, V)];
+
+    fn deref(&self) -> &[(K, V)] {
+        &self.entries
+    }
+}
+
+impl<K, V, const N: usize, W> Default for CowMap<K, V, N, W> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), len: 0 }
+        Self { chunks: Vec::new(), len: 0, measure: PhantomData }
+    }
+}
+
+impl<K, V, const N: usize, W> Clone for CowMap<K, V, N, W> {
+    fn clone(&self) -> Self {
+        Self { chunks: self.chunks.clone(), len: self.len, measure: PhantomData }
     }
 }
 
 impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
+    pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        let (chunk, place) = self.locate(key);
+        let chunk = Arc::make_mut(self.chunks.get_mut(chunk)?);
+        chunk.entries.get_mut(place.ok()?).map(|(_, value)| value)
+    }
+}
+
+impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N, W> {
     pub fn len(&self) -> usize {
         self.len
     }
@@ -81,45 +168,40 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
         self.locate(key).1.is_ok()
     }
 
-    pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
-    where
-        K: Borrow<Q>,
-    {
-        let (chunk, place) = self.locate(key);
-        let entries = Arc::make_mut(self.chunks.get_mut(chunk)?);
-        entries.get_mut(place.ok()?).map(|(_, value)| value)
-    }
-
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        let (chunk, place) = self.locate(&key);
+        let (at, place) = self.locate(&key);
         let place = match place {
             Ok(place) => {
-                let entries = Arc::make_mut(&mut self.chunks[chunk]);
-                return Some(std::mem::replace(&mut entries[place].1, value));
+                let chunk = Arc::make_mut(&mut self.chunks[at]);
+                let (key, there) = &mut chunk.entries[place];
+                chunk.weight += W::weight(key, &value);
+                chunk.weight -= W::weight(key, there);
+                return Some(std::mem::replace(there, value));
             }
             Err(place) => place,
         };
         self.len += 1;
-        let Some(entries) = self.chunks.get_mut(chunk) else {
-            self.chunks.push(Arc::new(vec![(key, value)]));
+        let Some(chunk) = self.chunks.get_mut(at) else {
+            self.chunks.push(Arc::new(Chunk::of::<W>(vec![(key, value)])));
             return None;
         };
-        if entries.len() < N {
-            Arc::make_mut(entries).insert(place, (key, value));
+        if chunk.len() < N {
+            Arc::make_mut(chunk).insert::<W>(place, key, value);
         } else if place == N {
             // Keys that come in their order fill their chunks: none is halved for them.
-            match self.chunks.get_mut(chunk + 1).filter(|next| next.len() < N) {
-                Some(next) => Arc::make_mut(next).insert(0, (key, value)),
-                None => self.chunks.insert(chunk + 1, Arc::new(vec![(key, value)])),
+            match self.chunks.get_mut(at + 1).filter(|next| next.len() < N) {
+                Some(next) => Arc::make_mut(next).insert::<W>(0, key, value),
+                None => self.chunks.insert(at + 1, Arc::new(Chunk::of::<W>(vec![(key, value)]))),
             }
         } else {
-            let entries = Arc::make_mut(entries);
-            let mut upper = entries.split_off(N / 2);
+            let chunk = Arc::make_mut(chunk);
+            let mut upper = Chunk::of::<W>(chunk.entries.split_off(N / 2));
+            chunk.weight -= upper.weight;
             match place.checked_sub(N / 2) {
-                Some(place) => upper.insert(place, (key, value)),
-                None => entries.insert(place, (key, value)),
+                Some(place) => upper.insert::<W>(place, key, value),
+                None => chunk.insert::<W>(place, key, value),
             }
-            self.chunks.insert(chunk + 1, Arc::new(upper));
+            self.chunks.insert(at + 1, Arc::new(upper));
         }
         None
     }
@@ -132,24 +214,27 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
         self.remove_at(chunk, place.ok()?).map(|(_, value)| value)
     }
 
-    fn remove_at(&mut self, chunk: usize, place: usize) -> Option<(K, V)> {
-        let entries = Arc::make_mut(self.chunks.get_mut(chunk)?);
-        let removed = entries.remove(place);
+    fn remove_at(&mut self, at: usize, place: usize) -> Option<(K, V)> {
+        let chunk = Arc::make_mut(self.chunks.get_mut(at)?);
+        let removed = chunk.entries.remove(place);
+        chunk.weight -= W::weight(&removed.0, &removed.1);
         self.len -= 1;
-        if entries.is_empty() {
-            self.chunks.remove(chunk);
-        } else if entries.len() < N / 4 {
-            self.join(chunk);
+        if chunk.is_empty() {
+            self.chunks.remove(at);
+        } else if chunk.len() < N / 4 {
+            self.join(at);
         }
         Some(removed)
     }
 
     /// Puts a chunk that has become small together with the one behind it, if both are small.
-    fn join(&mut self, chunk: usize) {
-        let small = |chunk: Option<&Arc<Chunk<K, V>>>| chunk.map_or(N, |entries| entries.len());
-        if small(self.chunks.get(chunk)) + small(self.chunks.get(chunk + 1)) <= N / 2 {
-            let next = Arc::unwrap_or_clone(self.chunks.remove(chunk + 1));
-            Arc::make_mut(&mut self.chunks[chunk]).extend(next);
+    fn join(&mut self, at: usize) {
+        let size = |chunk: Option<&Arc<Chunk<K, V>>>| chunk.map_or(N, |chunk| chunk.len());
+        if size(self.chunks.get(at)) + size(self.chunks.get(at + 1)) <= N / 2 {
+            let next = Arc::unwrap_or_clone(self.chunks.remove(at + 1));
+            let chunk = Arc::make_mut(&mut self.chunks[at]);
+            chunk.weight += next.weight;
+            chunk.entries.extend(next.entries);
         }
     }
 
@@ -161,21 +246,11 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
         self.remove_at(0, 0)
     }
 
-    /// Takes out the first chunk, as a table of its own.
-    pub fn pop_chunk(&mut self) -> Option<Self> {
-        if self.chunks.is_empty() {
-            return None;
-        }
-        let chunk = self.chunks.remove(0);
-        self.len -= chunk.len();
-        Some(Self { len: chunk.len(), chunks: vec![chunk] })
-    }
-
     /// The entries from a key on, ascending.
     pub fn range_from<Q: Ord + ?Sized>(
         &self,
         from: Bound<&Q>,
-    ) -> impl Iterator<Item = (&K, &V)> + use<'_, K, V, Q, N>
+    ) -> impl Iterator<Item = (&K, &V)> + use<'_, K, V, Q, N, W>
     where
         K: Borrow<Q>,
     {
@@ -216,37 +291,44 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
         self.iter().map(|(_, value)| value)
     }
 
+    /// What all entries weigh.
+    pub fn weight(&self) -> Weight {
+        self.chunks.iter().map(|chunk| chunk.weight).sum()
+    }
+
     /// Takes out the entries from one key to before another. Costs a look at each chunk between them, and not at their
     /// entries.
     pub fn remove_range<Q: Ord + ?Sized>(&mut self, from: &Q, to: &Q) -> Self
     where
         K: Borrow<Q>,
     {
-        let (chunk, place) = self.start(Bound::Included(from));
+        let (first, place) = self.start(Bound::Included(from));
         let (last, end) = self.start(Bound::Included(to));
-        let mut removed = Self::default();
-        if chunk == last {
+        let mut cut = |at: usize, range: (Bound<usize>, Bound<usize>)| {
+            let chunk = Arc::make_mut(&mut self.chunks[at]);
+            let part = Chunk::of::<W>(chunk.entries.drain(range).collect());
+            chunk.weight -= part.weight;
+            Arc::new(part)
+        };
+        let mut removed = Vec::new();
+        if first == last {
             if place < end {
-                removed
-                    .chunks
-                    .push(Arc::new(Arc::make_mut(&mut self.chunks[chunk]).drain(place..end).collect()));
+                removed.push(cut(first, (Bound::Included(place), Bound::Excluded(end))));
             }
-        } else if chunk < last {
-            let head = Arc::make_mut(&mut self.chunks[chunk]).split_off(place);
-            let tail: Chunk<K, V> = Arc::make_mut(&mut self.chunks[last]).drain(..end).collect();
-            removed.chunks.push(Arc::new(head));
-            removed.chunks.extend(self.chunks.drain(chunk + 1..last));
-            removed.chunks.push(Arc::new(tail));
+        } else if first < last {
+            removed.push(cut(first, (Bound::Included(place), Bound::Unbounded)));
+            let tail = cut(last, (Bound::Unbounded, Bound::Excluded(end)));
+            removed.extend(self.chunks.drain(first + 1..last));
+            removed.push(tail);
         }
-        removed.chunks.retain(|entries| !entries.is_empty());
-        removed.len = removed.chunks.iter().map(|entries| entries.len()).sum();
-        self.len -= removed.len;
         // Only what stood at the ends of the range can have become empty.
-        for at in [chunk + 1, chunk] {
-            if self.chunks.get(at).is_some_and(|entries| entries.is_empty()) {
+        for at in [first + 1, first] {
+            if self.chunks.get(at).is_some_and(|chunk| chunk.is_empty()) {
                 self.chunks.remove(at);
             }
         }
+        let removed = Self::of_chunks(removed);
+        self.len -= removed.len;
         removed
     }
 
@@ -256,44 +338,53 @@ impl<K: Ord + Clone, V: Clone, const N: usize> CowMap<K, V, N> {
     where
         K: Borrow<Q>,
     {
-        let (chunk, place) = self.start(Bound::Included(from));
+        let (first, place) = self.start(Bound::Included(from));
         let (last, end) = self.start(Bound::Included(to));
         let part = |at: usize, from: usize, to: Option<usize>| {
-            let entries = self.chunks.get(at)?;
-            let part = entries.get(from..to.unwrap_or(entries.len()))?;
-            (!part.is_empty()).then(|| Arc::new(part.to_vec()))
+            let chunk = self.chunks.get(at)?;
+            let part = chunk.get(from..to.unwrap_or(chunk.len()))?;
+            Some(Arc::new(Chunk::of::<W>(part.to_vec())))
         };
-        let mut chunks = Vec::with_capacity((last + 1).saturating_sub(chunk));
-        if chunk == last {
-            chunks.extend(part(chunk, place, Some(end)));
-        } else if chunk < last {
-            chunks.extend(part(chunk, place, None));
-            chunks.extend(self.chunks[chunk + 1..last].iter().cloned());
+        let mut chunks = Vec::with_capacity((last + 1).saturating_sub(first));
+        if first == last {
+            chunks.extend(part(first, place, Some(end)));
+        } else if first < last {
+            chunks.extend(part(first, place, None));
+            chunks.extend(self.chunks[first + 1..last].iter().cloned());
             chunks.extend(part(last, 0, Some(end)));
         }
-        let len = chunks.iter().map(|entries| entries.len()).sum();
-        Self { chunks, len }
+        Self::of_chunks(chunks)
+    }
+
+    fn of_chunks(mut chunks: Vec<Arc<Chunk<K, V>>>) -> Self {
+        chunks.retain(|chunk| !chunk.is_empty());
+        let len = chunks.iter().map(|chunk| chunk.len()).sum();
+        Self { chunks, len, measure: PhantomData }
     }
 
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
-        for entries in &mut self.chunks {
-            if entries.iter().any(|(key, value)| !keep(key, value)) {
-                Arc::make_mut(entries).retain(|(key, value)| keep(key, value));
+        for chunk in &mut self.chunks {
+            if chunk.iter().any(|(key, value)| !keep(key, value)) {
+                let chunk = Arc::make_mut(chunk);
+                chunk.entries.retain(|(key, value)| keep(key, value));
+                chunk.weight = chunk.entries.iter().map(|(key, value)| W::weight(key, value)).sum();
             }
         }
-        self.chunks.retain(|entries| !entries.is_empty());
-        self.len = self.chunks.iter().map(|entries| entries.len()).sum();
+        *self = Self::of_chunks(std::mem::take(&mut self.chunks));
     }
 
     /// Whether the invariants of the table hold.
     pub fn is_sound(&self) -> bool {
         let sizes = self.chunks.iter().all(|entries| (1..=N).contains(&entries.len()));
         let counted: usize = self.chunks.iter().map(|entries| entries.len()).sum();
-        sizes && counted == self.len && self.keys().is_sorted_by(|a, b| a < b)
+        let weighed = self.chunks.iter().all(|chunk| {
+            chunk.weight == chunk.iter().map(|(key, value)| W::weight(key, value)).sum::<Weight>()
+        });
+        sizes && weighed && counted == self.len && self.keys().is_sorted_by(|a, b| a < b)
     }
 }
 
-impl<K: Ord + Clone, V: Clone, const N: usize> FromIterator<(K, V)> for CowMap<K, V, N> {
+impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> FromIterator<(K, V)> for CowMap<K, V, N, W> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut map = Self::default();
         for (key, value) in entries {
@@ -303,22 +394,34 @@ impl<K: Ord + Clone, V: Clone, const N: usize> FromIterator<(K, V)> for CowMap<K
     }
 }
 
-impl<K: Ord + Clone + fmt::Debug, V: Clone + fmt::Debug, const N: usize> fmt::Debug for CowMap<K, V, N> {
+impl<K, V, const N: usize, W> fmt::Debug for CowMap<K, V, N, W>
+where
+    K: Ord + Clone + fmt::Debug,
+    V: Clone + fmt::Debug,
+    W: Measure<K, V>,
+{
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter()).finish()
     }
 }
 
-impl<K: Ord + Clone, V: Clone + PartialEq, const N: usize> PartialEq for CowMap<K, V, N> {
+impl<K: Ord + Clone, V: Clone + PartialEq, const N: usize, W: Measure<K, V>> PartialEq
+    for CowMap<K, V, N, W>
+{
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && self.iter().eq(other.iter())
     }
 }
 
-impl<K: Ord + Clone, V: Clone + Eq, const N: usize> Eq for CowMap<K, V, N> {}
+impl<K: Ord + Clone, V: Clone + Eq, const N: usize, W: Measure<K, V>> Eq for CowMap<K, V, N, W> {}
 
 // As a map: the same entries are the same bytes, however they lie in chunks.
-impl<K: Ord + Clone + Serialize, V: Clone + Serialize, const N: usize> Serialize for CowMap<K, V, N> {
+impl<K, V, const N: usize, W> Serialize for CowMap<K, V, N, W>
+where
+    K: Ord + Clone + Serialize,
+    V: Clone + Serialize,
+    W: Measure<K, V>,
+{
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.len))?;
         for (key, value) in self.iter() {
@@ -328,19 +431,21 @@ impl<K: Ord + Clone + Serialize, V: Clone + Serialize, const N: usize> Serialize
     }
 }
 
-impl<'de, K, V, const N: usize> Deserialize<'de> for CowMap<K, V, N>
+impl<'de, K, V, const N: usize, W> Deserialize<'de> for CowMap<K, V, N, W>
 where
     K: Ord + Clone + Deserialize<'de>,
     V: Clone + Deserialize<'de>,
+    W: Measure<K, V>,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<K, V, const N: usize>(PhantomData<(K, V)>);
-        impl<'de, K, V, const N: usize> Visitor<'de> for Entries<K, V, N>
+        struct Entries<K, V, const N: usize, W>(PhantomData<(K, V, W)>);
+        impl<'de, K, V, const N: usize, W> Visitor<'de> for Entries<K, V, N, W>
         where
             K: Ord + Clone + Deserialize<'de>,
             V: Clone + Deserialize<'de>,
+            W: Measure<K, V>,
         {
-            type Value = CowMap<K, V, N>;
+            type Value = CowMap<K, V, N, W>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a map")
@@ -354,7 +459,7 @@ where
                 Ok(map)
             }
         }
-        deserializer.deserialize_map(Entries(PhantomData))
+        deserializer.deserialize_map(Entries::<K, V, N, W>(PhantomData))
     }
 }
 
@@ -369,9 +474,14 @@ pub(crate) struct CowVec<T> {
 }
 
 impl<T: Clone> CowVec<T> {
-    /// So many equal elements.
+    /// So many equal elements: their chunks are one until they change.
     pub fn of(element: &T, len: usize) -> Self {
-        std::iter::repeat_n(element, len).cloned().collect()
+        let whole = Arc::new(vec![element.clone(); TOGETHER.min(len)]);
+        let mut chunks = vec![whole; len / TOGETHER];
+        if !len.is_multiple_of(TOGETHER) {
+            chunks.push(Arc::new(vec![element.clone(); len % TOGETHER]));
+        }
+        Self { chunks, len }
     }
 
     pub fn len(&self) -> usize {
@@ -461,6 +571,35 @@ mod tests {
 
     use super::*;
 
+    struct Values;
+
+    impl Measure<u32, u32> for Values {
+        fn weight(_: &u32, value: &u32) -> Weight {
+            Weight { keys: 1, values: *value as usize }
+        }
+    }
+
+    #[test]
+    fn a_table_knows_what_its_entries_weigh() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut table: CowMap<u32, u32, 8, Values> = CowMap::default();
+        for _ in 0..2_000 {
+            let (key, value) = (rng.u32(0..300), rng.u32(0..1_000));
+            match rng.u8(0..8) {
+                0..5 => drop(table.insert(key, value)),
+                5 => drop(table.remove(&key)),
+                6 => drop(table.remove_range(&key, &(key + value % 30))),
+                _ => table.retain(|key, _| key % 50 != value % 50),
+            }
+            assert!(table.is_sound());
+            let part = table.copy_range(&key, &(key + 40));
+            let all = table.iter().filter(|(k, _)| (key..key + 40).contains(*k));
+            assert_eq!(part.weight().values, all.map(|(_, value)| *value as usize).sum::<usize>());
+        }
+        assert_eq!(table.weight().keys, table.len());
+        assert_eq!(table.weight().values, table.values().map(|value| *value as usize).sum::<usize>());
+    }
+
     /// Random operations on a table of small chunks and on the standard library's map, and copies that must stay as they
     /// were when they were made.
     #[test]
@@ -541,6 +680,14 @@ mod tests {
         numbers[50] = 7;
         assert_eq!((numbers[50], copy[50], numbers.len()), (7, 50, 100));
         assert!(numbers.get(100).is_none());
+        for len in [0, 1, 15, 16, 17, 48, 50] {
+            let mut equal = CowVec::of(&3, len);
+            assert!(equal.len() == len && equal.iter().copied().eq(std::iter::repeat_n(3, len)));
+            if len > 20 {
+                equal[20] = 4;
+                assert_eq!(equal.iter().filter(|number| **number == 4).count(), 1);
+            }
+        }
         assert!(copy.iter().copied().eq(0..100));
         let bytes = postcard::to_stdvec(&numbers).expect("it can be serialised");
         assert_eq!(postcard::from_bytes::<CowVec<u32>>(&bytes).expect("and restored"), numbers);

@@ -24,8 +24,8 @@ use crate::coordination::{
 };
 use crate::meter;
 
-use kept::Kept;
 pub use kept::Past;
+use kept::{Kept, OfJob};
 
 /// Where the answers to waiting calls go: one for each connection.
 pub trait Inbox: Send + Sync {
@@ -124,6 +124,7 @@ struct Applied {
     deliveries: Vec<(Waiting, Outcome)>,
     /// What is to be freed.
     discarded: Vec<Discarded>,
+    forgotten: Vec<OfJob>,
 }
 
 /// An event with its place in the order of all events of this server, from 1.
@@ -528,7 +529,7 @@ impl Engine {
                         state.next_event += 1;
                         // Nobody following is no error.
                         let _ = self.followers.send(numbered.clone());
-                        state.kept.push(numbered);
+                        applied.forgotten.extend(state.kept.push(numbered));
                     }
                     Effect::BarrierEnded(ending) => {
                         observers.iter().for_each(|observer| observer.barrier_ended(&ending));

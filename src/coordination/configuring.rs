@@ -71,7 +71,7 @@ impl Job {
             if exclusions > next.bounds.exclusions {
                 return Err(Refusal::BoundsTooLow(format!("{exclusions} exclusions are in force")));
             }
-            self.run.audit(next).map_err(Refusal::BoundsTooLow)?;
+            self.run.check_bounds(next).map_err(Refusal::BoundsTooLow)?;
         }
         Ok(())
     }
@@ -89,6 +89,23 @@ impl Job {
 }
 
 impl Run {
+    /// What the run holds more of than other bounds would allow, if it does.
+    fn check_bounds(&self, settings: &JobSettings) -> Result<(), String> {
+        let bounds = &settings.bounds;
+        let table = [
+            ("bytes in the store", self.store.bytes(), bounds.store_bytes),
+            ("keys", self.store.len(), bounds.keys),
+            ("waiting calls", self.waiters.len(), bounds.waiters),
+            ("bytes of keys that are waited for", self.store.waited_bytes(), bounds.waited_key_bytes),
+            ("bytes of ended barriers", self.barriers.weight(), bounds.barrier_memory_bytes),
+            ("live-set questions", self.questions.len(), bounds.live_sets_in_progress),
+        ];
+        match table.into_iter().find(|(_, there, bound)| there > bound) {
+            Some((what, there, bound)) => Err(format!("{there} {what}; {bound} would be allowed")),
+            None => Ok(()),
+        }
+    }
+
     /// Every heartbeat timer stands where the timeout that holds now puts it.
     fn rearm_heartbeats(&mut self, cx: &mut Cx<'_>) {
         self.timers.clear_heartbeats();

@@ -14,7 +14,7 @@ use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskI
 use super::settings::JobSettings;
 use super::steering::{Act, Done, Refusal};
 use super::straggling::BarrierEnding;
-use crate::cow::CowMap;
+use crate::cow::{CowMap, Measure};
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,10 +186,11 @@ impl Discarded {
     const SMALL: usize = 64 << 10;
 
     /// A table.
-    pub(super) fn of<K, V, const N: usize>(table: CowMap<K, V, N>) -> Self
+    pub(super) fn of<K, V, const N: usize, W>(table: CowMap<K, V, N, W>) -> Self
     where
         K: Ord + Clone + Send + Sync + 'static,
         V: Clone + Send + Sync + 'static,
+        W: Measure<K, V> + 'static,
     {
         let weight = 2 * table.len();
         Self { parts: vec![Box::new(table)], weight }

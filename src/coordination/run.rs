@@ -259,7 +259,7 @@ impl Run {
             },
             Request::List { directory } => Ok(Reply::Directory(self.store.list(&directory))),
             Request::Delete { key } => {
-                self.store.delete(&key);
+                cx.discard(self.store.delete(&key));
                 Ok(Reply::Done)
             }
             _ => Err(Failure::service(Code::Internal, "Not a call upon the store.")),
@@ -336,11 +336,10 @@ impl Run {
 
     /// Whether there is work that is decided and not done.
     pub fn has_work(&self) -> bool {
-        self.store.has_to_wake() || self.waiters.has_to_tell() || self.store.has_deleted()
+        self.store.has_to_wake() || self.waiters.has_to_tell()
     }
 
-    /// Does work that is decided, as much as `budget` allows: answers calls whose wait is over, and counts deleted entries
-    /// no more.
+    /// Does work that is decided, as much as `budget` allows: answers calls whose wait is over.
     pub fn work(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
         while *budget > 0 {
             if let Some((call, value)) = self.store.wake() {
@@ -350,10 +349,6 @@ impl Run {
             } else if let Some(call) = self.waiters.pop_to_tell() {
                 *budget -= 1;
                 cx.reply(call, Ok(Reply::States(self.states())));
-            } else if let Some((discarded, entries)) = self.store.account_deleted() {
-                // To count an entry costs a fraction of an answer.
-                *budget = budget.saturating_sub(1 + entries / 8);
-                cx.discard(discarded);
             } else {
                 return;
             }

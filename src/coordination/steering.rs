@@ -242,7 +242,7 @@ impl Job {
                 })
             }),
             Act::DeleteKey { key } => within!(self, now, effects, |run, cx| {
-                run.store.delete(&key);
+                cx.discard(run.store.delete(&key));
                 let key = shown(normalise(&key).as_ref()).into_owned();
                 let text = format!("{key} was removed by {actor}: {reason}");
                 cx.event(Change::KeyDeleted { key, actor }, text);

@@ -16,7 +16,7 @@ use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::input::Discarded;
 use super::settings::Bounds;
-use crate::cow::CowMap;
+use crate::cow::{CowMap, Measure, Weight};
 
 /// How many bytes that do not count the spelling of a key that is waited for may have.
 const SLASHES: usize = 64;
@@ -60,7 +60,16 @@ impl Entry {
 }
 
 /// Entries by their keys.
-type Entries = CowMap<Bytes, Entry, 256>;
+type Entries = CowMap<Bytes, Entry, 256, InBytes>;
+
+/// An entry weighs as much as its key and its value are long.
+struct InBytes;
+
+impl Measure<Bytes, Entry> for InBytes {
+    fn weight(key: &Bytes, entry: &Entry) -> Weight {
+        Weight { keys: key.len(), values: entry.value.len() }
+    }
+}
 
 /// The topology values by their keys.
 pub(super) type Topology = CowMap<Bytes, (TopologyKey, Bytes)>;
@@ -76,10 +85,8 @@ struct Waking {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Store {
     entries: Entries,
-    /// Keys and values together, and those in `deleted`.
+    /// Keys and values together.
     bytes: usize,
-    /// Entries that are deleted and still count, since their memory is still taken.
-    deleted: VecDeque<Entries>,
     /// Calls that wait for a key. Their numbers are in the order in which they came.
     waiting: CowMap<Bytes, CowMap<CallId, ()>>,
     waking: VecDeque<Waking>,
@@ -201,41 +208,29 @@ impl Store {
         Directory(self.entries.copy_range(from.as_slice(), to.as_slice()))
     }
 
-    /// Removes a key and everything below it, at once for readers; what it took counts until it is accounted for
-    /// ([`Store::account_deleted`]).
-    pub fn delete(&mut self, key: &[u8]) {
+    /// Removes a key and everything below it; returns what is to be freed.
+    pub fn delete(&mut self, key: &[u8]) -> Discarded {
         let normal = normalise(key);
         let (from, to) = below(&normal);
-        let gone = self.entries.remove_range(from.as_slice(), to.as_slice());
+        let mut gone = self.entries.remove_range(from.as_slice(), to.as_slice());
         self.topology.remove_range(from.as_slice(), to.as_slice());
-        if !gone.is_empty() {
-            self.deleted.push_back(gone);
-        }
         if let Some((key, _)) = self.entries.get_key_value(normal.as_ref()) {
             let key = key.clone();
             self.topology.remove(&key);
             if let Some(entry) = self.entries.remove(&key) {
-                self.deleted.push_back(std::iter::once((key, entry)).collect());
+                gone.insert(key, entry);
             }
         }
+        let Weight { keys, values } = gone.weight();
+        self.bytes -= keys + values;
+        if gone.is_empty() { Discarded::default() } else { Discarded::of(gone) }
     }
 
-    /// Whether deleted entries still count.
-    pub fn has_deleted(&self) -> bool {
-        !self.deleted.is_empty()
-    }
-
-    /// Counts some deleted entries no more; returns them, to be freed, and how many they are.
-    pub fn account_deleted(&mut self) -> Option<(Discarded, usize)> {
-        let deleted = self.deleted.front_mut()?;
-        let part = deleted.pop_chunk();
-        if deleted.is_empty() {
-            self.deleted.pop_front();
-        }
-        let entries = part?;
-        self.bytes -= entries.iter().map(|(key, entry)| key.len() + entry.value.len()).sum::<usize>();
-        let count = entries.len();
-        Some((Discarded::of(entries), count))
+    /// How many entries lie below a directory, and how many bytes their values have.
+    pub fn sizes_below(&self, directory: &[u8]) -> (usize, usize) {
+        let (from, to) = below(directory);
+        let all = self.entries.copy_range(from.as_slice(), to.as_slice());
+        (all.len(), all.weight().values)
     }
 
     /// Puts a call into the queue of a key; returns the key as stored.
@@ -334,16 +329,9 @@ impl Store {
         self.waited_bytes
     }
 
-    /// The lengths of every key and its value, also of those that are deleted and still count.
+    /// The lengths of every key and its value.
     pub fn sizes(&self) -> impl Iterator<Item = (usize, usize)> {
-        let counted = std::iter::once(&self.entries).chain(&self.deleted);
-        counted.flat_map(|entries| entries.iter()).map(|(key, entry)| (key.len(), entry.value.len()))
-    }
-
-    /// Every entry from there on, in byte order.
-    pub fn entries_from(&self, from: Bound<Vec<u8>>) -> impl Iterator<Item = (&Bytes, &Entry)> {
-        let from = from.as_ref().map(Vec::as_slice);
-        self.entries.range_from::<[u8]>(from)
+        self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
     fn put(&mut self, key: &[u8], entry: Entry) -> Discarded {
@@ -356,10 +344,11 @@ impl Store {
         if let Some(topology) = self.topology.get_mut(key) {
             topology.1 = entry.value.clone();
         }
-        if let Some(old) = self.entries.get_mut(key) {
+        if let Some((key, old)) = self.entries.get_key_value(key) {
+            let (key, overwrites) = (key.clone(), old.overwrites + 1);
             self.bytes -= old.value.len();
-            let overwrites = old.overwrites + 1;
-            return Discarded::of_bytes(std::mem::replace(old, Entry { overwrites, ..entry }).value);
+            let old = self.entries.insert(key, Entry { overwrites, ..entry });
+            return old.map_or_else(Discarded::default, |old| Discarded::of_bytes(old.value));
         }
         let key = Bytes::copy_from_slice(key);
         self.bytes += key.len();
@@ -446,8 +435,8 @@ mod tests {
     #[test]
     fn deleting_a_key_takes_everything_below_it_and_nothing_beside_it() {
         let mut store = filled(&["d/b", "d", "d/a/x", "da"]);
-        store.delete(b"d/");
-        while store.account_deleted().is_some() {}
+        assert!(!store.delete(b"d/").is_empty());
+        assert!(store.delete(b"d/").is_empty(), "there is nothing left");
         assert_eq!(store.len(), 1);
         assert_eq!(store.bytes(), "da".len() + 1);
         assert!(store.get(b"da").is_some());

@@ -22,28 +22,29 @@ impl Store {
             None => Bound::Excluded(after.to_vec()),
         };
         let mut lines: Vec<KeyLine> = Vec::new();
-        for (key, entry) in self.entries_from(from) {
-            let Some(rest) = key.strip_prefix(prefix.as_slice()) else { break };
+        let mut from = from;
+        while lines.len() < limit
+            && let Some((key, entry)) = self.first_from(&from)
+            && let Some(rest) = key.strip_prefix(prefix.as_slice())
+        {
             let end = rest.iter().position(|byte| *byte == b'/').filter(|_| !whole_tree);
             let shown = end.map_or(key.as_ref(), |end| &key[..=prefix.len() + end]);
-            if lines.last().is_none_or(|line| line.key != shown) {
-                if lines.len() == limit {
-                    break;
-                }
-                let value = end.is_none().then_some(entry);
-                lines.push(KeyLine {
-                    key: Bytes::copy_from_slice(shown),
-                    value_bytes: value.map(|entry| entry.value.len()),
-                    written_at: value.map(|entry| entry.at),
-                    written_by: value.and_then(|entry| entry.by),
-                    keys_below: 0,
-                    bytes_below: 0,
-                });
-            }
-            if let (Some(line), Some(_)) = (lines.last_mut(), end) {
-                line.keys_below += 1;
-                line.bytes_below += entry.value.len();
-            }
+            let value = end.is_none().then_some(entry);
+            // A directory is passed over whole: what is below it is known without a look at it.
+            let path = end.map(|end| &key[..prefix.len() + end]);
+            let (keys_below, bytes_below) = path.map(|path| self.sizes_below(path)).unwrap_or_default();
+            lines.push(KeyLine {
+                key: Bytes::copy_from_slice(shown),
+                value_bytes: value.map(|entry| entry.value.len()),
+                written_at: value.map(|entry| entry.at),
+                written_by: value.and_then(|entry| entry.by),
+                keys_below,
+                bytes_below,
+            });
+            from = match path {
+                Some(path) => Bound::Included([path, b"0"].concat()),
+                None => Bound::Excluded(key.to_vec()),
+            };
         }
         lines
     }

@@ -22,7 +22,7 @@ const ROUTINE: usize = 1 << 13;
 
 /// What is kept of one job.
 #[derive(Debug, Default, Clone)]
-struct OfJob {
+pub(super) struct OfJob {
     /// Those that are not routine, by their numbers.
     telling: Ring,
     /// The number of the last event of this job that is kept no more.
@@ -95,14 +95,15 @@ impl Kept {
         (TELLING / self.jobs.len().max(1)).max(TELLING_MIN)
     }
 
-    /// Keeps one more; those that make room for it are lost.
-    pub fn push(&mut self, numbered: Numbered) {
+    /// Keeps one more; those that make room for it are lost. Returns those of a job that is gone, which are to be freed.
+    pub fn push(&mut self, numbered: Numbered) -> Option<OfJob> {
         let job = numbered.event.job;
         if matches!(numbered.event.what, Change::JobDeleted { .. }) {
             // Nobody can ask for the events of a job that is gone; whoever follows all jobs hears that it is.
             self.routine.retain(|_, of| of.job != job);
-            self.jobs.remove(&job);
-            return self.push_routine(numbered);
+            let gone = self.jobs.remove(&job);
+            self.push_routine(numbered);
+            return gone;
         }
         if let Entry::Vacant(vacant) = self.jobs.entry(job) {
             // What is shared out is shared with one more from now on.
@@ -111,13 +112,15 @@ impl Kept {
             self.lost = self.jobs.values_mut().map(|of| of.trim(share)).fold(self.lost, u64::max);
         }
         if is_routine(&numbered.event.what) {
-            return self.push_routine(numbered);
+            self.push_routine(numbered);
+            return None;
         }
         let share = self.share();
         if let Some(of_job) = self.jobs.get_mut(&job) {
             of_job.telling.insert(numbered.number, numbered.event);
             self.lost = self.lost.max(of_job.trim(share));
         }
+        None
     }
 
     fn push_routine(&mut self, numbered: Numbered) {

@@ -1,11 +1,12 @@
 //! Schedules without sense: any call, with any argument, at any time, from clients that come, go, restart and fall silent.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
     Act, ActingRule, Bounds, CallId, Claim, Code, ConnectionId, Done, Ending, ErrorDelivery, ExclusionId,
-    Input, JobSettings, Refusal, Request, ServiceIncarnation, SettingsChange, Target, TaskId,
+    Input, JobSettings, Outcome, Refusal, Request, ServiceIncarnation, SettingsChange, Target, TaskId,
     TaskIncarnation, TaskSet,
 };
 
@@ -318,6 +319,30 @@ impl Chaos {
             },
         }
     }
+}
+
+/// The state after a schedule, and every answer.
+fn outcome_of(seed: u64, work_at_once: usize) -> (Vec<u8>, BTreeMap<CallId, Outcome>) {
+    let mut chaos = Chaos::new(seed);
+    chaos.world.core.set_work_at_once(work_at_once);
+    chaos.world.finishes = true;
+    for _ in 0..if chaos.tasks > 100 { 40 } else { 200 } {
+        chaos.step();
+    }
+    chaos.world.core.set_work_at_once(1);
+    (postcard::to_stdvec(&chaos.world.core).expect("the state can be serialised"), chaos.world.answers)
+}
+
+#[test]
+fn what_is_done_bit_by_bit_comes_to_the_same_as_what_is_done_at_once() {
+    for_every_seed("what_is_done_bit_by_bit", 8, |seed| {
+        let whole = outcome_of(seed, usize::MAX);
+        for work_at_once in [1, 3] {
+            let parts = outcome_of(seed, work_at_once);
+            assert_eq!(whole.1, parts.1, "the answers are the same");
+            assert_eq!(whole.0, parts.0, "the states are the same");
+        }
+    });
 }
 
 #[test]

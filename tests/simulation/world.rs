@@ -59,6 +59,8 @@ pub struct World {
     deleted: bool,
     /// Calls whose connections are gone: while they are taken out, one after the other, some may still be answered.
     gone: BTreeSet<CallId>,
+    /// All that an input has decided is done before the next one comes.
+    pub finishes: bool,
 }
 
 /// Somebody who acts.
@@ -114,6 +116,7 @@ impl World {
             acted: None,
             deleted: false,
             gone: BTreeSet::new(),
+            finishes: false,
         };
         let incarnation = world.fresh_service();
         world.input(Input::DeclareJob {
@@ -270,6 +273,9 @@ impl World {
             "who asked and is not answered waits, after {:?}",
             self.inputs.last()
         );
+        if self.finishes {
+            self.finish_work();
+        }
     }
 
     fn take(&mut self, effects: Vec<Effect>) {

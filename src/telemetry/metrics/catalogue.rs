@@ -256,11 +256,13 @@ catalogue! {
 
     /// Inputs that were applied to the state machine.
     INPUTS: Counter "muster_engine_inputs_total" [];
-    /// How long the state machine was waited for: by inputs, of which one in 64 is timed, and by looks (pages, scrapes,
-    /// detectors), of which all are.
+    /// How long the lock of the state machine was waited for: by inputs about one task or one key, of which one in 64 is
+    /// timed, by all other inputs (bulk) and by looks (pages, scrapes, detectors), of which all are.
     LOCK_WAIT: Histogram "muster_engine_lock_wait_seconds" ["use"];
-    /// How long the state machine was held, timed as the waiting is.
+    /// How long the lock was held, timed as the waiting is.
     LOCK_HELD: Histogram "muster_engine_lock_held_seconds" ["use"];
+    /// The longest that the lock was held since the start, of all holds that were timed.
+    LOCK_LONGEST: Gauge "muster_engine_lock_longest_hold_seconds" ["use"];
     /// Times that the server found that it could not run for a while, and forgave everybody's silence.
     LAGS: Counter "muster_engine_lags_total" [];
     /// How much later than asked for a timer woke up. Sampled twice a second.

@@ -142,9 +142,11 @@ impl Metrics {
         page.count(&metric::EVENTS_MISSED, &[], figures.events_missed);
         page.size(&metric::FOLLOWERS, &[], figures.followers);
         let locks = self.sources.engine.locks();
-        for (user, lock) in [("input", &locks.inputs), ("look", &locks.looks)] {
+        for (user, lock) in [("input", &locks.inputs), ("bulk", &locks.bulk), ("look", &locks.looks)] {
             page.timed(&metric::LOCK_WAIT, &[user], &lock.waited.read());
             page.timed(&metric::LOCK_HELD, &[user], &lock.held.read());
+            #[expect(clippy::cast_precision_loss, reason = "a time, to the nanosecond for a hundred days")]
+            page.put(&metric::LOCK_LONGEST, &[user], lock.held.longest_ns() as f64 / 1e9);
         }
         for (listener, fault, count) in self.sources.handshakes.faults() {
             page.count(&metric::HANDSHAKES_FAILED, &[listener, fault.name()], count);
