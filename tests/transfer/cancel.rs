@@ -35,7 +35,12 @@ fn what_is_received_of_a_sender_that_cancels_is_whole_or_an_error() {
         for round in 0..60 {
             let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
             let (sent, received) = cluster.send(0, &source, 1, &target, round);
-            std::thread::sleep(Duration::from_micros(random.u64(0..2500)));
+            // Some at once, some too late, and the others in the middle.
+            match round % 10 {
+                0 => {}
+                9 => drop(done(&received)),
+                _ => std::thread::sleep(Duration::from_micros(random.u64(0..2500))),
+            }
             let proof = sent.cancel("enough");
             // As soon as it is told that the buffer is free, it is used for something else.
             while source.fill(0).is_err() {
@@ -59,6 +64,7 @@ fn what_is_received_of_a_sender_that_cancels_is_whole_or_an_error() {
             }
         }
         println!("{choice:?}: {whole} whole, {cancelled} cancelled");
+        assert!(whole > 0 && cancelled > 0, "{choice:?}: {whole} whole, {cancelled} cancelled");
     }
 }
 
@@ -75,7 +81,11 @@ fn what_is_received_while_either_engine_shuts_down_is_whole_or_an_error() {
             source.write(|bytes| bytes.copy_from_slice(&wanted)).unwrap();
             let target = cluster.empty(1, len);
             let (sent, received) = cluster.send(0, &source, 1, &target, round);
-            std::thread::sleep(Duration::from_micros(random.u64(0..3000)));
+            match round % 10 {
+                0 => {}
+                9 => drop(done(&received)),
+                _ => std::thread::sleep(Duration::from_micros(random.u64(0..3000))),
+            }
             let who = usize::from(round % 2 == 0);
             std::thread::scope(|scope| {
                 scope.spawn(|| cluster.engines[who].shutdown());
@@ -101,6 +111,7 @@ fn what_is_received_while_either_engine_shuts_down_is_whole_or_an_error() {
             cluster.announce();
         }
         println!("{choice:?}: {whole} whole, {failed} failed");
+        assert!(whole > 0 && failed > 0, "{choice:?}: {whole} whole, {failed} failed");
     }
 }
 
@@ -111,20 +122,25 @@ fn after_the_proof_no_byte_changes_however_often_it_is_asked_for() {
         let mut random = fastrand::Rng::with_seed(6);
         let len = 2 << 20;
         let source = cluster.filled(0, len, 1);
+        let mut cancelled = 0;
         for round in 0..60u64 {
             let target = cluster.empty(1, len);
             let (sent, received) = cluster.send(0, &source, 1, &target, round);
-            std::thread::sleep(Duration::from_micros(random.u64(0..1500)));
+            if round % 10 > 1 {
+                std::thread::sleep(Duration::from_micros(random.u64(0..1500)));
+            }
             // The sender's proof counts for the receiver's memory too. Asked twice, it is proven both times.
             let who = if round % 2 == 0 { &sent } else { &received };
             let _first = who.cancel("first");
             let second = who.cancel("second");
             assert!(second.wait_for(PATIENCE), "{choice:?} {round}");
-            let _over = (done(&received), done(&sent));
+            let outcomes = (done(&received), done(&sent));
+            cancelled += usize::from(outcomes.0.is_err());
             target.fill(round as u8).unwrap();
             std::thread::sleep(Duration::from_micros(500));
             target.read(|bytes| assert!(bytes.iter().all(|byte| *byte == round as u8))).unwrap();
         }
+        assert!(cancelled > 0, "{choice:?}: nothing was in the middle of anything");
     }
 }
 
@@ -177,6 +193,7 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
             cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], Options::default()).wait().unwrap();
         let mut receiving =
             cluster.engines[1].prepare(vec![incoming(&target, 0, 1, 1)], Options::default()).wait().unwrap();
+        let mut cancelled = 0;
         for round in 0..3000 {
             target.fill(1).unwrap();
             let next = sending.next();
@@ -194,12 +211,13 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
             });
             match done(&received) {
                 Ok(_) => assert_contents(&target, 1),
-                Err(TransferError::Cancelled { .. }) => {}
+                Err(TransferError::Cancelled { .. }) => cancelled += 1,
                 Err(error) => panic!("{choice:?} {round}: {error}"),
             }
             let _over = done(&sent);
             eventually("both buffers are free", || source.write(|_| ()).is_ok());
         }
+        assert!(cancelled > 0, "{choice:?}: no cancel was in time");
     }
 }
 
@@ -207,19 +225,23 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
 fn thousands_of_random_cancels_under_fire() {
     for choice in CHOICES {
         let cluster = bare(choice);
-        std::thread::scope(|scope| {
-            for channel in 0..4u32 {
-                let cluster = &cluster;
-                scope.spawn(move || fire(cluster, choice, channel));
-            }
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let cluster = &cluster;
+            let firing: Vec<_> =
+                (0..4u32).map(|channel| scope.spawn(move || fire(cluster, choice, channel))).collect();
+            firing.into_iter().map(|firing| firing.join().unwrap()).collect()
         });
+        let (whole, cancelled) = outcomes.iter().fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+        assert!(whole > 0 && cancelled > 0, "{choice:?}: {whole} whole, {cancelled} cancelled");
         eventually("all groups are forgotten", || {
             cluster.engines.iter().all(|engine| engine.links().iter().all(|link| link.launched == 0))
         });
     }
 }
 
-fn fire(cluster: &Cluster, choice: Choice, channel: u32) {
+/// How many were whole, and how many cancelled.
+fn fire(cluster: &Cluster, choice: Choice, channel: u32) -> (usize, usize) {
+    let (mut whole, mut cancelled) = (0, 0);
     let mut random = fastrand::Rng::with_seed(u64::from(channel));
     let options = Options { channel, ..Options::default() };
     let sizes = [1, 5000, 40_000, 700_000];
@@ -244,8 +266,11 @@ fn fire(cluster: &Cluster, choice: Choice, channel: u32) {
             assert!(proof.wait_for(PATIENCE), "{choice:?} {round}");
         }
         match done(&received) {
-            Ok(_) => assert_contents(&target, seed),
-            Err(TransferError::Cancelled { .. }) if !proofs.is_empty() => {}
+            Ok(_) => {
+                whole += 1;
+                assert_contents(&target, seed);
+            }
+            Err(TransferError::Cancelled { .. }) if !proofs.is_empty() => cancelled += 1,
             Err(error) => panic!("{choice:?} {round}: {error}"),
         }
         if !proofs.is_empty() {
@@ -257,6 +282,7 @@ fn fire(cluster: &Cluster, choice: Choice, channel: u32) {
         }
         let _over = done(&sent);
     }
+    (whole, cancelled)
 }
 
 /// What this process holds: descriptors, threads, mappings.

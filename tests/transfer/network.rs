@@ -296,6 +296,8 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
             }
         }
         println!("{choice:?}: {whole} whole, failed {failed:?}");
+        let lost: u64 = cluster.engines.iter().map(|e| e.counts().lanes_lost.load(Ordering::Relaxed)).sum();
+        assert!(whole > 0 && (lost > 0 || !failed.is_empty()), "{choice:?}: nothing was harmed");
         faults.iter().for_each(Faults::heal);
         eventually("the network is well, and so are transfers", || {
             key += 1;
