@@ -1,4 +1,4 @@
-//! Clients that others have written, each of which does real work: gRPC's own for Python, nghttp and h2load, curl, and node.
+//! Clients that others have written, each of which does real work: gRPC's own for Python and for Go, nghttp and h2load, curl, and node.
 //!
 //! `tests/run` installs them.
 
@@ -227,5 +227,25 @@ const ask = [0, 0, 0, 0, 3, 10, 1, 107];
     let path = message_file("peer.cjs", script.as_bytes());
     let output = run("node", &[&path.display().to_string(), &server.grpc().to_string()], "");
     assert!(output.status.success() && text(&output).contains("done"), "{}", text(&output));
+    witness.works().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn grpc_for_go_checks_health_and_watches_it() {
+    let (server, witness) = start().await;
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grpc-go-peer");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wire/peer.go");
+    // Debian's packages of Go libraries are source trees in this place.
+    let built = Command::new("go")
+        .args(["build", "-o"])
+        .args([&program, &source])
+        .env("GO111MODULE", "off")
+        .env("GOPATH", "/usr/share/gocode")
+        .output()
+        .unwrap_or_else(|error| panic!("go cannot be started ({error}); tests/run installs it"));
+    assert!(built.status.success(), "tests/run installs grpc-go: {}", text(&built));
+    let output = run(&program, &[&server.grpc().to_string()], "");
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output).lines().filter(|line| line.starts_with("ok: ")).count(), 5, "{}", text(&output));
     witness.works().await;
 }
