@@ -143,7 +143,10 @@ impl Rig {
     fn wait(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now = self.now.after(SECOND);
-            self.apply(Input::Tick);
+            // Much work is done bit by bit.
+            while self.core.next_wake().is_some_and(|due| due <= self.now) {
+                self.apply(Input::Tick);
+            }
             if self.now.since(BEGIN).as_secs().is_multiple_of(self.beat) {
                 for id in self.beating.clone() {
                     let number = usize::try_from(id.0).unwrap();
