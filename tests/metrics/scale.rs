@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::clock::Clock;
-use muster::coordination::{
-    Caller, JobName, JobSettings, Outcome, Request, TaskId, TaskIncarnation, TaskStanding,
-};
+use muster::coordination::{Caller, JobName, JobSettings, Outcome, Request, TaskId, TaskIncarnation};
 use muster::engine::{Called, Engine, Inbox, Observer};
 use muster::findings::{self, Board};
 use muster::grpc;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use muster::coordination::{
     BarrierKind, BarrierOutcome, Change, Ending, Input, KeyNode, Note, Request, RunState, TaskId, TaskSet,
-    TaskStanding, Timestamp,
+    Timestamp,
 };
 
 use muster::findings::{Seen, detect};
