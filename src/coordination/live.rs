@@ -3,6 +3,7 @@
 //! A question counts down: it holds how many live members have not asked yet, so that an arrival costs no look at the
 //! others.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ pub(super) struct Question {
     pub first: TaskId,
     pub last: (TaskId, Timestamp),
     /// Who has asked, with the calls to answer (one task may have asked more than once).
-    pub asked: CowMap<TaskId, Vec<CallId>>,
+    pub asked: CowMap<TaskId, BTreeSet<CallId>>,
     /// How many live members have not asked.
     pub awaited: usize,
 }
@@ -66,9 +67,9 @@ impl Run {
         }
         let Some(question) = self.questions.get_mut(&set) else { return };
         match question.asked.get_mut(&id) {
-            Some(calls) => calls.push(call),
+            Some(calls) => drop(calls.insert(call)),
             None => {
-                question.asked.insert(id, vec![call]);
+                question.asked.insert(id, BTreeSet::from([call]));
                 question.awaited -= usize::from(live);
                 question.last = (id, cx.now);
             }
@@ -137,7 +138,7 @@ impl Run {
         let asked = |(set, question): (&TaskSet, &Question)| {
             question.asked.get(&id).map(|calls| (set.clone(), calls.clone()))
         };
-        let stale: Vec<(TaskSet, Vec<CallId>)> = self.questions.iter().filter_map(asked).collect();
+        let stale: Vec<(TaskSet, BTreeSet<CallId>)> = self.questions.iter().filter_map(asked).collect();
         for (set, calls) in stale {
             for call in calls {
                 self.waiters.remove(call);
@@ -152,7 +153,7 @@ impl Run {
         let live = self.task(id).is_some_and(|task| task.is_connected());
         let Some(question) = self.questions.get_mut(set) else { return };
         let Some(calls) = question.asked.get_mut(&id) else { return };
-        calls.retain(|waiting| *waiting != call);
+        calls.remove(&call);
         if calls.is_empty() {
             question.asked.remove(&id);
             question.awaited += usize::from(live);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::barrier::{Arrival, BarrierKey, Instance, Members, Purpose, Slot};
-use super::call::{Reply, Shared, TaskSet};
+use super::call::{Reply, TaskSet};
 use super::context::Cx;
 use super::event::Change;
 use super::failure::{Code, Failure};
@@ -311,10 +311,9 @@ impl Run {
             return cx.reply(call, Err(Arc::new(failure)));
         }
         let key = BarrierKey::Devices;
-        if let Some(ended) = self.barriers.ended(&key) {
-            let devices = self.exchanged.values().flatten().cloned().collect();
-            let reply = Reply::Devices(self.incarnation, Shared::new(devices));
-            return cx.reply(call, ended.result.clone().map(|()| reply));
+        if let Some(result) = self.barriers.ended(&key).map(|ended| ended.result.clone()) {
+            let reply = Reply::Devices(self.incarnation, self.gathered());
+            return cx.reply(call, result.map(|()| reply));
         }
         // Each task has its share, so that the first to come cannot take it all.
         let bytes: usize = devices.iter().map(|device| device.len() + size_of::<bytes::Bytes>()).sum();

@@ -14,7 +14,7 @@ use super::context::Cx;
 use super::event::{Change, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::TaskId;
-use super::run::Run;
+use super::run::{Remembered, Run};
 use super::timers::Timer;
 
 impl Run {
@@ -264,13 +264,21 @@ impl Run {
     }
 
     fn take_exchanged(
-        &self,
+        &mut self,
         key: &BarrierKey,
         result: &Result<(), Arc<Failure>>,
     ) -> Arc<Shared<Vec<bytes::Bytes>>> {
-        let wanted = *key == BarrierKey::Devices && result.is_ok();
-        let devices = self.exchanged.values().filter(|_| wanted).flatten().cloned();
-        Shared::new(devices.collect())
+        if *key == BarrierKey::Devices && result.is_ok() { self.gathered() } else { Shared::new(Vec::new()) }
+    }
+
+    /// The devices of all tasks, once the exchange is over; shared by all who ask.
+    pub(super) fn gathered(&mut self) -> Arc<Shared<Vec<bytes::Bytes>>> {
+        if let Some(devices) = &self.gathered.0 {
+            return Arc::clone(devices);
+        }
+        let devices = Shared::new(self.exchanged.values().flatten().cloned().collect());
+        self.gathered = Remembered(Some(Arc::clone(&devices)));
+        devices
     }
 }
 

@@ -67,12 +67,14 @@ pub(super) struct Run {
     pub waiters: Waiters,
     pub timers: Timers,
     #[serde(skip)]
+    pub gathered: Remembered<Arc<Shared<Vec<Bytes>>>>,
+    #[serde(skip)]
     states: Remembered<(i64, Arc<Shared<TaskStates>>)>,
 }
 
 /// Something that was worked out of the state and is kept beside it: to have it or not makes no difference.
 #[derive(Clone)]
-struct Remembered<T>(Option<T>);
+pub(super) struct Remembered<T>(pub Option<T>);
 
 impl<T> Default for Remembered<T> {
     fn default() -> Self {
@@ -126,6 +128,7 @@ impl Run {
             sticky: None,
             waiters: Waiters::default(),
             timers: Timers::default(),
+            gathered: Remembered::default(),
             states: Remembered::default(),
         }
     }

@@ -98,7 +98,9 @@ pub(super) struct KeysQuery {
 /// The keys of the present run's store, by directory, with sizes
 #[utoipa::path(get, path = "/api/v1/jobs/{job}/keys", operation_id = "keys_list", tag = "keys",
     params(("job" = String, Path, description = "The job's name"), KeysQuery),
-    responses((status = 200, body = KeysPage, description = "A page of keys and directories, in byte order")))]
+    responses((status = 200, body = KeysPage, description = "A page of keys and directories, in byte order, as they were at one \
+        moment, with the sizes of that moment. The pages of a listing are of several moments: a key that is there all the while \
+        is listed once, and one that is written or deleted meanwhile may be listed or not.")))]
 pub(super) async fn list(
     State(site): State<Site>,
     job: Job,

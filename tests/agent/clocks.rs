@@ -23,7 +23,7 @@ fn a_worker_whose_clock_is_off_is_found_and_shown_everywhere_and_works_all_the_s
     let ahead = found["evidence"][0]["is"].as_f64().expect("a number");
     assert!((-91.0..-89.0).contains(&ahead), "{found}");
     let summary = found["summary"].as_str().expect("a text").to_owned();
-    assert!(summary.contains("task 1 at 127.0.0.1") && summary.contains("behind the service's"), "{summary}");
+    assert!(summary.contains("task 1 at 127.0.0.1") && summary.contains("behind the server's"), "{summary}");
 
     let of = |task: usize| server.get("/api/v1/jobs/default/transfers/tasks").json()["tasks"][task].clone();
     let apart = |task: usize| of(task)["clock"]["ahead_us"].as_i64().map(i64::unsigned_abs);
@@ -32,7 +32,7 @@ fn a_worker_whose_clock_is_off_is_found_and_shown_everywhere_and_works_all_the_s
         assert!(apart(task) < Some(500_000), "{}", of(task));
     }
     let page = server.get("/jobs/default/tasks/1").body;
-    assert!(page.contains("behind the service’s") && page.contains("A clock is off"), "{page}");
+    assert!(page.contains("behind the server’s") && page.contains("A clock is off"), "{page}");
     assert!(server.get("/").body.contains("A clock is off"), "the overview says so");
     let metrics = server.get("/metrics").body;
     let line = "muster_findings{muster_job=\"default\",finding=\"worker-clock-off\"} 1";
