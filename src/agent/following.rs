@@ -127,8 +127,11 @@ fn meet(
 async fn fetch(inner: Arc<Inner>, member: Member) -> Fetched {
     let mut pause = Duration::from_millis(50);
     loop {
-        match inner.service.get(&entry::key(member), None).await {
+        match inner.service.get_at_most(&entry::key(member), entry::BYTES_MAX).await {
             Ok(value) => return (member, entry::read(member, &value).map_err(|error| error.to_string())),
+            Err(error) if error.code() == Some(tonic::Code::OutOfRange) => {
+                return (member, Err(entry::EntryError::TooLong.to_string()));
+            }
             Err(error) => tracing::debug!(%member, %error, "its engine is asked for again"),
         }
         // Whether the service is gone for good, the watch finds out.

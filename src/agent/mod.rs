@@ -407,11 +407,26 @@ impl Agent {
         let _told =
             tokio::time::timeout(LAST_REPORT, reporting::once(&self.inner, self.channel.clone())).await;
         self.inner.leaving.store(true, Ordering::Release);
-        let left = self.inner.service.shutdown(limit).await;
+        let left = match self.inner.service.shutdown(limit).await {
+            // The service may have let it go all the same, and only its answer came too late.
+            Err(late @ AgentError::TimedOut { .. }) => match self.is_connected().await {
+                Ok(false) => Ok(()),
+                _ => Err(late),
+            },
+            left => left,
+        };
         if left.is_err() {
             self.inner.leaving.store(false, Ordering::Release);
         }
         left
+    }
+
+    /// Whether the service counts this life as connected, by its answer to a question that it takes after all calls before.
+    async fn is_connected(&self) -> Result<bool, AgentError> {
+        let (here, limit) = (self.here(), self.inner.config.call_limit);
+        let (states, _) = self.inner.patiently(|| self.inner.service.watch(-1, Some(limit))).await?;
+        let own = states.iter().find(|state| state.task == here.task.0);
+        Ok(own.is_some_and(|own| own.connected && own.incarnation == here.incarnation.get()))
     }
 
     /// Leaves in good order, waiting for the others where the job asks for that; then everything of it ends.

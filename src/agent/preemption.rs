@@ -1,23 +1,38 @@
 //! Preemption notices, and the step that all tasks agree to save at: what JAX programs do, for workers.
 //!
-//! Whoever learns of a notice writes down the step that it is at and meets the others at a barrier; the step after the
+//! A task that learns of a notice writes down the step that it is at and meets the others at a barrier; the step after the
 //! highest one written is the one. Between the notice and the agreement nobody begins another step.
+//!
+//! If all tasks live, the barrier is JAX's. The service keeps such a barrier waiting for a lost task that may come back, so
+//! if a task is lost, those who live call the barrier off and meet at one that names their lives.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tonic::Code;
 
 use super::Inner;
 use super::error::AgentError;
+use super::exercise::lives_number;
+use super::following::Roster;
 use crate::clock::Clock;
+use crate::transfer::Member;
 
 /// The key that holds the notice.
 const NOTICE: &str = "RECEIVED_PREEMPTION_NOTICE";
+/// The longest notice that is read, and how much of it is shown.
+const NOTICE_MAX: usize = 4 << 10;
+const NOTICE_SHOWN: usize = 200;
 const STEPS: &str = "PREEMPTION_CURRENT_COUNTER";
 const BARRIER: &str = "PREEMPTION_SYNC_BARRIER";
 /// How long the tasks wait for one another, as in JAX.
 const AGREEMENT: Duration = Duration::from_secs(180);
+/// How long it may take to hear of what another task knows already: a loss, or that a barrier has passed.
+const NEWS: Duration = Duration::from_secs(5);
 
 /// How far the agreement has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,15 +53,20 @@ enum Phase {
 /// Waits for a notice, then agrees on a step.
 pub(super) async fn watch(inner: Arc<Inner>) {
     let notice = loop {
-        match inner.service.get(NOTICE, None).await {
+        match inner.service.get_at_most(NOTICE, NOTICE_MAX).await {
             Ok(notice) => break String::from_utf8_lossy(&notice).into_owned(),
+            // It is there, whatever it says.
+            Err(error) if error.code() == Some(Code::OutOfRange) => {
+                break format!("a text of more than {NOTICE_MAX} bytes");
+            }
             Err(error) => {
                 tracing::debug!(%error, "the preemption notice is asked for again");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         }
     };
-    let notice = crate::text::one_line(&notice).into_owned();
+    // It is the time of death; whatever else somebody has written there is not said at length.
+    let notice = crate::text::one_line(&notice).chars().take(NOTICE_SHOWN).collect::<String>();
     tracing::info!(notice, "a preemption notice");
     let mut step = 0;
     inner.sync.send_modify(|sync| {
@@ -68,11 +88,80 @@ async fn agree(inner: &Inner, step: u64) -> Result<u64, AgentError> {
     let limit = inner.config.call_limit;
     let key = format!("{STEPS}/{}", inner.config.task);
     inner.service.insert(&key, step.to_string(), true, limit).await?;
-    inner.service.barrier(BARRIER, &[], &mut -1, AGREEMENT, AGREEMENT + inner.config.patience).await?;
+    let until = Instant::now() + AGREEMENT;
+    let mut counters = HashMap::new();
+    let members = loop {
+        if let Some(members) = meet(inner, until, &mut counters).await? {
+            break members;
+        }
+    };
     let steps = inner.service.list(STEPS, limit).await?;
-    let read = |value: &[u8]| std::str::from_utf8(value).ok()?.trim().parse::<u64>().ok();
-    let highest = steps.iter().filter_map(|(_, value)| read(value)).max().unwrap_or(step);
-    Ok(highest.saturating_add(1))
+    Ok(highest(&steps, &members, inner.tasks).unwrap_or(step).saturating_add(1))
+}
+
+/// The highest step that those who met have written down. What a task wrote that is lost counts for nothing.
+fn highest(steps: &[(String, Bytes)], members: &[Member], tasks: u32) -> Option<u64> {
+    let all = members.len() == tasks as usize;
+    let read = |(key, value): &(String, Bytes)| {
+        // As the service reads them: `…/1`, or `…/task:1` of older JAX.
+        let task: Option<u32> = key.rsplit(['/', ':']).next().and_then(|task| task.parse().ok());
+        let counts = all || task.is_none_or(|task| members.iter().any(|member| member.task.0 == task));
+        let step = std::str::from_utf8(value).ok()?.trim().parse::<u64>().ok()?;
+        counts.then_some(step)
+    };
+    steps.iter().filter_map(read).max()
+}
+
+/// Meets all who live: who they were. None if one of them was lost meanwhile.
+async fn meet(
+    inner: &Inner,
+    until: Instant,
+    counters: &mut HashMap<String, i64>,
+) -> Result<Option<Vec<Member>>, AgentError> {
+    let here = inner.here();
+    let mut roster = inner.roster.subscribe();
+    let members = {
+        let known = timeout(NEWS, roster.wait_for(|roster| roster.lives.contains_key(&here.task))).await;
+        let lives = |roster: &Roster| {
+            let lives = roster.lives.iter();
+            lives.map(|(task, incarnation)| Member { task: *task, incarnation: *incarnation }).collect()
+        };
+        known.ok().and_then(Result::ok).map_or_else(|| vec![here], |roster| lives(&roster))
+    };
+    let (id, tasks) = if members.len() == inner.tasks as usize {
+        (BARRIER.to_owned(), Vec::new())
+    } else {
+        let id = format!("{BARRIER}/{:016x}", lives_number(&members));
+        (id, members.iter().map(|member| member.task.0).collect())
+    };
+    let counter = counters.entry(id.clone()).or_insert(-1);
+    let (used, left) = (*counter + 1, until.saturating_duration_since(Instant::now()));
+    let waiting = inner.service.barrier(&id, &tasks, counter, left, left + inner.config.patience);
+    tokio::pin!(waiting);
+    let mut news = roster.clone();
+    let lost = async { news.wait_for(|roster| roster.lost(&members).is_some()).await.is_ok() };
+    let answer = tokio::select! {
+        biased;
+        answer = &mut waiting => answer,
+        true = lost => {
+            // The service says whether that was in time, to all who wait the same.
+            let _in_time = inner.service.cancel_barrier(&id, used, inner.config.call_limit).await?;
+            match timeout(NEWS, waiting).await {
+                Ok(answer) => answer,
+                // It was a later use of the barrier, which those have made who went on: they come to no other.
+                Err(_) => return Ok(None),
+            }
+        }
+    };
+    match answer {
+        Ok(()) => Ok(Some(members)),
+        Err(AgentError::Refused { code: Code::Cancelled, .. }) => {
+            // Another task knows who is lost; this one hears of it in a moment.
+            let _told = timeout(NEWS, roster.wait_for(|roster| roster.lost(&members).is_some())).await;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether everybody stops before `step`. Waits while an agreement is being made.
@@ -101,7 +190,29 @@ pub(super) async fn raise(inner: &Inner) -> Result<(), AgentError> {
     // The form in which JAX reads a time: RFC 3339 with an offset in figures.
     let now = Clock::start().now().to_string().replace('Z', "+00:00");
     match inner.service.insert(NOTICE, now, false, inner.config.call_limit).await {
-        Err(error) if error.code() == Some(tonic::Code::AlreadyExists) => Ok(()),
+        Err(error) if error.code() == Some(Code::AlreadyExists) => Ok(()),
         done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::{Incarnation, TaskId};
+
+    #[test]
+    fn steps_of_those_who_met_count_and_no_others() {
+        let steps =
+            [("P/0", "4"), ("P/1", "7"), ("P/job:jax_worker/replica:0/task:2", "9"), ("P/3", "no step")];
+        let steps = steps.map(|(key, value)| (key.to_owned(), Bytes::from(value)));
+        let members = |tasks: &[u32]| -> Vec<Member> {
+            let member =
+                |task: &u32| Member { task: TaskId(*task), incarnation: Incarnation::new(1).unwrap() };
+            tasks.iter().map(member).collect()
+        };
+        assert_eq!(highest(&steps, &members(&[0, 1, 2, 3]), 4), Some(9));
+        assert_eq!(highest(&steps, &members(&[0, 1, 3]), 4), Some(7));
+        assert_eq!(highest(&steps, &members(&[0]), 4), Some(4));
+        assert_eq!(highest(&steps, &members(&[3]), 4), None);
     }
 }

@@ -16,6 +16,8 @@ use crate::proto::xla::coordination::{self as pb};
 
 /// The largest answer that is taken: the states of a million tasks.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// What an answer has besides a key and its value.
+const ANSWER_OVERHEAD: usize = 64;
 
 /// The service, as one life of one task sees it.
 #[derive(Debug, Clone)]
@@ -279,6 +281,18 @@ impl Service {
     pub async fn get(&self, key: &str, limit: Option<Duration>) -> Result<Bytes, AgentError> {
         let request = pb::GetKeyValueRequest { incarnations: self.claim(), key: key.to_owned() };
         let answer = self.ask("get", limit, self.client.clone().get_key_value(request)).await;
+        Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
+    }
+
+    /// The same of a key that other processes write: nothing is taken that is longer than `most`.
+    ///
+    /// # Errors
+    /// `OutOfRange`, if it is longer.
+    pub async fn get_at_most(&self, key: &str, most: usize) -> Result<Bytes, AgentError> {
+        let request = pb::GetKeyValueRequest { incarnations: self.claim(), key: key.to_owned() };
+        // The key comes back with its value.
+        let mut client = self.client.clone().max_decoding_message_size(most + key.len() + ANSWER_OVERHEAD);
+        let answer = self.ask("get", None, client.get_key_value(request)).await;
         Ok(answer.map_err(|failure| failure.error)?.kv.unwrap_or_default().value)
     }
 

@@ -144,7 +144,12 @@ async fn show(arguments: &Arguments) -> Result<ExitCode> {
         let task = TaskId(task as i32);
         view.is_some_and(|view| view.run.tasks.iter().any(|of| of.task == task && of.excluded.is_some()))
     };
-    let mut demo = Demo::new(service, arguments, Box::new(excluded))?;
+    let engine = Arc::clone(server.engine());
+    let drained = move || {
+        let view = engine.look(|core, now| core.job_view(core.job_named(JobName::DEFAULT)?, now));
+        view.filter(|view| view.run.preemption.is_some()).map(|view| view.run.number.0)
+    };
+    let mut demo = Demo::new(service, arguments, Box::new(excluded), Box::new(drained))?;
     let ended = tokio::select! {
         played = demo.play(arguments.length) => played.map(|()| None),
         _ = interrupt.recv() => Ok(Some(128 + 2)),
@@ -178,13 +183,27 @@ enum News {
     Ended(ExitStatus),
 }
 
+/// How a round of loss and return ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Round {
+    /// All work together.
+    Whole,
+    /// The run is drained.
+    Drained,
+}
+
 struct Worker {
     pid: Pid,
     /// Tells the lives of a task apart.
     life: u64,
     /// It was killed, or told to end.
     expected: bool,
+    /// It has taken part in a step.
+    stepped: bool,
 }
+
+/// Says which run is drained.
+type Drained = Box<dyn Fn() -> Option<u64>>;
 
 struct Demo {
     service: String,
@@ -193,8 +212,16 @@ struct Demo {
     workers: BTreeMap<u32, Worker>,
     /// Whether somebody who looks on keeps a worker out.
     excluded: Box<dyn Fn(u32) -> bool>,
+    /// The service's present run, if somebody who looks on drains it: all workers are to end, at one step.
+    drained: Drained,
+    /// The last run that has ended so.
+    drained_last: Option<u64>,
+    /// Workers have ended because of a drain, and the others follow.
+    leaving: bool,
     /// The workers that are kept out.
     out: BTreeSet<u32>,
+    /// How many runs have begun after the first.
+    runs: u64,
     ending: bool,
     coming: mpsc::Receiver<(u32, u64, News)>,
     tell: mpsc::Sender<(u32, u64, News)>,
@@ -205,7 +232,12 @@ struct Demo {
 }
 
 impl Demo {
-    fn new(service: String, arguments: &Arguments, excluded: Box<dyn Fn(u32) -> bool>) -> Result<Self> {
+    fn new(
+        service: String,
+        arguments: &Arguments,
+        excluded: Box<dyn Fn(u32) -> bool>,
+        drained: Drained,
+    ) -> Result<Self> {
         let (tell, coming) = mpsc::channel(256);
         let guard = Guard::start().context("cannot start the guard of the workers")?;
         Ok(Self {
@@ -214,7 +246,11 @@ impl Demo {
             guard,
             workers: BTreeMap::new(),
             excluded,
+            drained,
+            drained_last: None,
+            leaving: false,
             out: BTreeSet::new(),
+            runs: 0,
             ending: false,
             coming,
             tell,
@@ -231,31 +267,82 @@ impl Demo {
             self.start(task)?;
         }
         let all: Vec<u32> = (0..WORKERS).collect();
-        self.until_step_of(&all).await?;
-        say(&format!("all {WORKERS} workers step together"))?;
+        let mut together = false;
         for victim in (0..WORKERS).cycle().skip(2) {
+            let run = self.runs;
+            if !together && !self.is_drained(run) {
+                together = self.until_step_of(&all).await?.is_some();
+                if together {
+                    say(&format!("all {WORKERS} workers step together"))?;
+                }
+            }
             if self.is_over() {
                 break;
             }
-            self.watch(TOGETHER).await?;
-            if !self.kill(victim)? {
-                continue;
+            let lost = self.lose(victim, &all).await?;
+            if lost == Round::Drained {
+                self.until_run_after(run).await?;
             }
-            let others: Vec<u32> = all.iter().copied().filter(|task| *task != victim).collect();
-            self.until_step_of(&others).await?;
-            say(&format!("the others step on without worker {victim}"))?;
-            self.watch(WITHOUT).await?;
-            say(&format!("worker {victim} comes back"))?;
-            self.start(victim)?;
-            if let Some(step) = self.until_step_of(&all).await? {
-                self.story.is_back(step);
-                say(&format!("worker {victim} takes part again"))?;
-            }
+            together = lost == Round::Whole;
         }
         match self.end {
             Some(end) => self.watch(end.saturating_duration_since(Instant::now())).await,
             None => Ok(()),
         }
+    }
+
+    /// All work together, one of them is lost, and it comes back. A drain may end the round at any moment: then nobody is
+    /// started who was taken away, since all workers end, and the next run has all of them again.
+    async fn lose(&mut self, victim: u32, all: &[u32]) -> Result<Round> {
+        let run = self.runs;
+        self.watch(TOGETHER).await?;
+        if self.is_drained(run) {
+            return Ok(Round::Drained);
+        }
+        if !self.kill(victim)? {
+            return Ok(Round::Whole);
+        }
+        let others: Vec<u32> = all.iter().copied().filter(|task| *task != victim).collect();
+        self.until_step_of(&others).await?;
+        if self.is_drained(run) {
+            return Ok(Round::Drained);
+        }
+        say(&format!("the others step on without worker {victim}"))?;
+        self.watch(WITHOUT).await?;
+        if self.is_drained(run) {
+            return Ok(Round::Drained);
+        }
+        say(&format!("worker {victim} comes back"))?;
+        self.start(victim)?;
+        let step = self.until_step_of(all).await?;
+        if self.is_drained(run) {
+            return Ok(Round::Drained);
+        }
+        if let Some(step) = step {
+            self.story.is_back(step);
+            say(&format!("worker {victim} takes part again"))?;
+        }
+        Ok(Round::Whole)
+    }
+
+    /// Whether this run is to end, or has ended.
+    fn is_drained(&self, run: u64) -> bool {
+        self.runs != run || (self.drained)().is_some_and(|drained| self.drained_last != Some(drained))
+    }
+
+    /// Watches until another run has begun.
+    async fn until_run_after(&mut self, run: u64) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        while self.runs == run {
+            if Instant::now() > until {
+                bail!("within {PATIENCE:?} the drained workers did not end");
+            }
+            if let Ok(news) = timeout_at(Instant::now() + LOOK, self.coming.recv()).await {
+                self.hear(news)?;
+            }
+            self.take_back()?;
+        }
+        Ok(())
     }
 
     /// Whether there is no time left for another loss and return.
@@ -285,7 +372,7 @@ impl Demo {
         self.guard.add(pid);
         self.lives += 1;
         let life = self.lives;
-        self.workers.insert(task, Worker { pid, life, expected: false });
+        self.workers.insert(task, Worker { pid, life, expected: false, stepped: false });
         tokio::spawn(follow(child, task, life, self.tell.clone()));
         Ok(())
     }
@@ -312,9 +399,10 @@ impl Demo {
     }
 
     /// Watches until exactly these tasks, but for those that are kept out, have made a whole step: its number. None if it is
-    /// time to end while all are kept out.
+    /// time to end while all are kept out, or the run is drained.
     async fn until_step_of(&mut self, tasks: &[u32]) -> Result<Option<u64>> {
         let mut until = Instant::now() + PATIENCE;
+        let run = self.runs;
         loop {
             let out = self.out.clone();
             let news = timeout_at(Instant::now() + LOOK, self.coming.recv()).await;
@@ -326,6 +414,9 @@ impl Demo {
             let wanted: Vec<u32> = tasks.iter().copied().filter(|task| !self.out.contains(task)).collect();
             if let Some(seen) = seen.filter(|seen| seen.whole && seen.tasks == wanted) {
                 return Ok(Some(seen.number));
+            }
+            if self.is_drained(run) {
+                return Ok(None);
             }
             // Nobody is there to make a step: that may be so for as long as whoever looks on wants.
             if wanted.is_empty() && self.end.is_some_and(|end| Instant::now() > end) {
@@ -366,6 +457,9 @@ impl Demo {
                     say(&format!("[{task}] {line}"))?;
                     return Ok(None);
                 };
+                if let Some(worker) = self.workers.get_mut(&task).filter(|worker| worker.life == life) {
+                    worker.stepped = true;
+                }
                 // All who take part say the same; it is told once, unless something failed.
                 if self.story.step(task, &seen) || !seen.whole {
                     say(&format!("[{task}] {line}"))?;
@@ -378,10 +472,10 @@ impl Demo {
                 let expected = worker.expected;
                 self.workers.remove(&task);
                 if expected || self.ending {
-                    return match status.success() || expected {
-                        true => Ok(None),
-                        false => bail!("worker {task} found something wrong: {status}"),
-                    };
+                    if !status.success() && !expected {
+                        bail!("worker {task} found something wrong: {status}");
+                    }
+                    return self.begin_next_run().map(|()| None);
                 }
                 self.left(task, status).map(|()| None)
             }
@@ -397,9 +491,26 @@ impl Demo {
         if !status.success() {
             bail!("worker {task} ended by itself: {status}");
         }
-        if self.workers.is_empty() {
+        self.leaving = true;
+        // One that came when the others had agreed is not of their run any more, or is all that is left of it.
+        if self.workers.values().all(|worker| !worker.stepped) {
+            for worker in self.workers.values_mut() {
+                worker.expected = true;
+                // One that is gone already is just as well.
+                let _ = kill_process(worker.pid, Signal::KILL);
+            }
+        }
+        self.begin_next_run()
+    }
+
+    /// Starts all workers again, once all of them have ended because of a drain.
+    fn begin_next_run(&mut self) -> Result<()> {
+        if self.leaving && self.workers.is_empty() && !self.ending {
+            self.leaving = false;
+            self.drained_last = (self.drained)().or(self.drained_last);
             say("the job was drained: all workers ended at one step. Its next run begins")?;
             self.story.new_run();
+            self.runs += 1;
             for task in (0..WORKERS).filter(|task| !self.out.contains(task)).collect::<Vec<_>>() {
                 self.start(task)?;
             }

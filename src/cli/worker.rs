@@ -5,6 +5,8 @@ mod scraped;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -96,7 +98,8 @@ pub struct Arguments {
     #[arg(long, value_name = "IP:PORT", help_heading = "Transfers")]
     advertise: Vec<SocketAddr>,
 
-    /// A file with a secret that all workers of the job share; others cannot connect to them
+    /// A file with a secret that all workers of the job share; others cannot connect to them. At least 128 random bits:
+    /// head -c 32 /dev/urandom | base64
     #[arg(
         long,
         value_name = "FILE",
@@ -226,6 +229,23 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     code
 }
 
+/// The longest secret that is read.
+const SECRET_BYTES_MAX: u64 = 64 << 10;
+/// What a secret should hold at least.
+const SECRET_BITS: usize = 128;
+
+/// The most bits that a text of its length and alphabet can hold.
+fn bits_at_most(secret: &[u8]) -> usize {
+    let each = if secret.iter().all(u8::is_ascii_hexdigit) {
+        4
+    } else if secret.iter().all(u8::is_ascii_graphic) {
+        6
+    } else {
+        8
+    };
+    secret.len() * each
+}
+
 impl Arguments {
     fn config(&self, place: &Place) -> Result<Config> {
         let listen = match self.listen.as_str() {
@@ -235,11 +255,25 @@ impl Arguments {
             })?),
         };
         let token = self.token_file.as_ref().map(|path| {
-            let text = std::fs::read(path)
-                .with_context(|| format!("cannot read the secret in {}", path.display()))?;
+            let mut text = Vec::new();
+            let read = File::open(path).and_then(|file| file.take(SECRET_BYTES_MAX + 1).read_to_end(&mut text));
+            read.with_context(|| format!("cannot read the secret in {}", path.display()))?;
+            if text.len() as u64 > SECRET_BYTES_MAX {
+                bail!("{} holds more than {SECRET_BYTES_MAX} bytes: is it the secret?", path.display());
+            }
             match text.trim_ascii() {
                 [] => bail!("{} holds no secret: put at least 16 random bytes into it", path.display()),
-                secret => Ok(secret.to_vec()),
+                secret => {
+                    let bits = bits_at_most(secret);
+                    if bits < SECRET_BITS {
+                        tracing::warn!(
+                            "the secret in {} holds {bits} bits at most: a process that a worker takes for its peer can \
+                             find it by guessing, without asking anybody. Make one with: head -c 32 /dev/urandom | base64",
+                            path.display()
+                        );
+                    }
+                    Ok(secret.to_vec())
+                }
             }
         });
         let token = token.transpose()?;
@@ -318,4 +352,19 @@ fn say(line: &str) -> Result<()> {
 /// Prints several lines that this program made.
 fn say_all(lines: &str) -> Result<()> {
     Ok(print(&Output::of_lines(lines))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_holds_as_much_as_its_alphabet_allows() {
+        for (secret, bits) in
+            [("0123456789abcdef0123456789abcdef", 128), ("hunter2", 42), ("AAECAwQF+/8=", 72)]
+        {
+            assert_eq!(bits_at_most(secret.as_bytes()), bits, "{secret}");
+        }
+        assert_eq!(bits_at_most(&[0xff; 16]), 128);
+    }
 }

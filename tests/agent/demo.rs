@@ -21,6 +21,26 @@ fn the_demo_loses_a_worker_takes_it_back_and_finds_every_content_right() {
 }
 
 #[test]
+fn a_drain_at_any_moment_around_a_loss_ends_the_run_and_the_demo_goes_on() {
+    let mut running = Running::start(&mut muster(["demo", "--for", "40", "--pause", "200ms"]));
+    let http = running.out_line("look at  http://");
+    let http = http.split_once("http://").expect("it names it").1.trim_end_matches('/').to_owned();
+    let mut demo = Server { running, grpc: String::new(), http };
+    // At once, when the service counts the lost worker as lost, and when the others step without it.
+    for (moment, pause_ms) in [("kill -9", 0), ("kill -9", 250), ("step on without", 0)] {
+        demo.running.out_line(moment);
+        std::thread::sleep(std::time::Duration::from_millis(pause_ms));
+        let asked = demo.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
+        assert_eq!(asked.status, 202, "{moment}, {pause_ms} ms later: {asked:?}");
+        demo.running.out_line("Its next run begins");
+        demo.running.out_line("all 4 workers step together");
+    }
+    let ended = demo.running.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.out.contains("every content was right"), "{ended:?}");
+}
+
+#[test]
 fn whoever_ends_the_demo_ends_all_of_it() {
     for signal in ["INT", "KILL"] {
         let mut demo = Running::start(&mut muster(["demo"]));

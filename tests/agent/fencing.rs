@@ -180,7 +180,7 @@ async fn noise_in_the_place_of_an_engine_is_refused_by_name_and_hurts_nobody() {
     let mut roster = agent.roster();
     let refused = roster.wait_for(|roster| roster.unusable.contains_key(&TaskId(1)));
     let refused = tokio::time::timeout(PATIENCE, refused).await.expect("it is looked at").unwrap().clone();
-    assert!(refused.unusable[&TaskId(1)].contains("100000 bytes"), "{refused:?}");
+    assert!(refused.unusable[&TaskId(1)].contains("more than 65536 bytes"), "{refused:?}");
     assert!(refused.lives.contains_key(&TaskId(1)) && !refused.membership.peers.contains_key(&TaskId(1)));
     agent.leave().await.unwrap();
 }

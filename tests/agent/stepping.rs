@@ -97,6 +97,41 @@ fn idle_workers_end_together_at_a_drain() {
 }
 
 #[test]
+fn a_drain_after_a_loss_is_agreed_on_by_those_who_live() {
+    let server = Server::start(&["--tasks", "3", "--recoverable"]);
+    let mut workers: Vec<_> = (0..3).map(|task| stepping(&server, task)).collect();
+    workers[0].out_line(": tasks 0 1 2;");
+    workers[2].signal("KILL");
+    let drained = server.send("POST", "/api/v1/jobs/default/drain", r#"{"reason": "kernel update"}"#);
+    assert!(drained.status < 300, "{drained:?}");
+    workers.truncate(2);
+    for worker in workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(ended.out.contains("as they agreed"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_leave_whose_answer_comes_late_is_a_leave_and_no_drain() {
+    let server = Server::start(&["--tasks", "2", "--recoverable"]);
+    let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
+    workers[1].out_line(": tasks 0 1;");
+    let leaving = workers.pop().expect("there are two");
+    // Longer than a worker waits for its leave, and shorter than it takes to be lost.
+    server.running.signal("STOP");
+    leaving.signal("TERM");
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    server.running.signal("CONT");
+    end(leaving);
+    workers[0].out_line(": tasks 0;");
+    workers[0].signal("TERM");
+    let ended = workers.remove(0).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(!ended.out.contains("preemption notice"), "{ended:?}");
+}
+
+#[test]
 fn so_many_steps_are_made_and_then_all_leave_together() {
     let server = Server::start(&["--tasks", "2"]);
     for transport in ["auto", "shm", "pvm", "unix", "tcp"] {

@@ -24,6 +24,7 @@ use tonic::Code;
 use super::{Agent, AgentError};
 use crate::transfer::{Arena, DeviceId, Member, MemoryError, ReshardError, TransferError, plan::PlanError};
 use moving::{Buffers, Prepared};
+pub(super) use plan::number as lives_number;
 pub use resharding::Resharded;
 use resharding::Resharding;
 
