@@ -105,6 +105,9 @@ impl Default for Decoder {
     }
 }
 
+/// A name or a value, in the block or in the table if it stands there as it is.
+type Bytestring<'a> = Cow<'a, [u8]>;
+
 impl Decoder {
     /// Whether what a block means does not depend on those before it, and will not.
     pub(super) fn is_stateless(&self) -> bool {
@@ -186,7 +189,7 @@ impl Decoder {
         block: &mut &'b [u8],
         prefix: u32,
         most: usize,
-    ) -> Result<(Cow<'a, [u8]>, Cow<'a, [u8]>), Fault> {
+    ) -> Result<(Bytestring<'a>, Bytestring<'a>), Fault> {
         let name = match integer(block, prefix)? {
             0 => string(block, most)?,
             index => self.entry(index)?.0.into(),

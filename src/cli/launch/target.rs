@@ -25,7 +25,7 @@ pub struct Target {
 }
 
 enum Place {
-    Here(Server),
+    Here(Box<Server>),
     There(Client),
 }
 
@@ -40,7 +40,7 @@ impl Target {
             coordinator: coordinator.context("the server does not serve the job")?,
             http: format!("http://{}", server.about().http),
             recoverable: job.settings.recoverable,
-            server: Place::Here(server),
+            server: Place::Here(Box::new(server)),
         })
     }
 
