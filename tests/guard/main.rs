@@ -14,7 +14,6 @@ mod login;
 mod process;
 mod service;
 mod starting;
-#[allow(dead_code, unused_imports, reason = "every target uses its own part of it")]
 #[path = "../support/mod.rs"]
 mod support;
 mod tls;

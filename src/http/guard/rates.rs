@@ -37,11 +37,10 @@ impl Rates {
         (bucket.left + now.since(bucket.at).as_secs_f64() * per_second).min(burst)
     }
 
-    /// Whether `who` might do it once more now. Nothing is counted.
+    /// Whether `who` might do it once more now, for all that is known of them alone. Nothing is counted.
     pub fn might(&self, now: Timestamp, who: &str) -> bool {
         let buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = buckets.get(who).or_else(|| buckets.get("").filter(|_| buckets.len() >= BUCKETS_MAX));
-        bucket.is_none_or(|bucket| self.refilled(now, bucket) >= 1.0)
+        buckets.get(who).is_none_or(|bucket| self.refilled(now, bucket) >= 1.0)
     }
 
     /// Whether `who` has done it lately.
