@@ -135,6 +135,8 @@ pub(super) enum Elapsed {
 
 /// A turn ends so long after it was found to be long.
 const TURN_NANOS: u64 = 1_000_000;
+/// So many deadlines are looked at before answers are sent. The caller comes back while there were any.
+const DEADLINES: usize = 1 << 10;
 /// The work of taking a call, and of its answer; so many bytes of a body are as much as a step.
 const CALL_WORK: usize = 32;
 const ANSWER_WORK: usize = 8;
@@ -726,9 +728,8 @@ impl CallTable {
         let mut elapsed = Elapsed::Nothing;
         let live = self.slots.len();
         self.deadlines.forget_dead(live, |slot| slot >= OUTPUT || self.slots.get_mut(slot).is_some());
-        while !sender.is_busy()
-            && let Poll::Ready((slot, now)) = self.deadlines.poll(cx)
-        {
+        for _ in 0..DEADLINES {
+            let Poll::Ready((slot, now)) = self.deadlines.poll(cx) else { break };
             if slot >= OUTPUT {
                 return Elapsed::Connection(slot);
             }

@@ -209,11 +209,8 @@ pub(super) struct Connection<T> {
     notes: std::vec::IntoIter<Note>,
     /// The peer may take its time to acknowledge.
     patient: bool,
-    /// What the peer had left unfinished when the deadline for it was set: what must be there as a whole, and what is passed on.
-    watched_input: Option<(Unfinished, u64)>,
-    watched_passing: Option<(Unfinished, u64)>,
-    /// What the peer had not taken then, of data that waits for windows and of bytes that wait for its host.
-    watched_output: Option<Box<Untaken>>,
+    /// What the deadlines are for that were set for the peer.
+    watched: Option<Box<Watched>>,
     /// The bytes that have left.
     sent: u64,
     /// The bytes of buffers that are charged to the budget.
@@ -221,6 +218,16 @@ pub(super) struct Connection<T> {
     /// The connection is over, and the peer is told why.
     lingering: Option<Box<LingeringClose>>,
     _place: ConnectionGuard,
+}
+
+/// How far a peer was when the deadlines for it were set.
+#[derive(Default)]
+struct Watched {
+    /// What it had begun that must be there as a whole, and that is passed on.
+    input: Option<(Unfinished, u64)>,
+    passing: Option<(Unfinished, u64)>,
+    /// What it had not taken.
+    output: Option<Untaken>,
 }
 
 /// What a peer had not taken at some moment: how much waits, and how much has gone, of data and of bytes.
@@ -343,9 +350,7 @@ impl<T: Transport> Connection<T> {
             mailbox,
             notes: Vec::new().into_iter(),
             patient: false,
-            watched_input: None,
-            watched_passing: None,
-            watched_output: None,
+            watched: None,
             sent: 0,
             charged: 0,
             lingering: None,
@@ -433,7 +438,8 @@ impl<T: Transport> Connection<T> {
             Elapsed::Nothing => return Ok(false),
             Elapsed::Calls => {}
             Elapsed::Connection(key @ (INPUT | PASSING)) => {
-                let watched = if key == INPUT { &mut self.watched_input } else { &mut self.watched_passing };
+                let watched = self.watched.get_or_insert_default();
+                let watched = if key == INPUT { &mut watched.input } else { &mut watched.passing };
                 if let Some(was) = watched.take()
                     && self.receiver.unfinished() == Some(was)
                 {
@@ -441,7 +447,7 @@ impl<T: Transport> Connection<T> {
                 }
             }
             Elapsed::Connection(_) => {
-                if let Some(was) = self.watched_output.take()
+                if let Some(was) = self.watched.get_or_insert_default().output.take()
                     && was.is_stuck(&self.untaken())
                 {
                     return Err(Fault::new(Reason::EnhanceYourCalm, "answers were not taken in time"));
@@ -455,19 +461,19 @@ impl<T: Transport> Connection<T> {
     fn set_deadlines(&mut self) {
         if let Some(unfinished) = self.receiver.unfinished() {
             let limits = self.calls.limits();
+            let watched = self.watched.get_or_insert_default();
             let (key, watched, within) = match unfinished.0 {
-                Unfinished::Settings | Unfinished::Frame => {
-                    (INPUT, &mut self.watched_input, limits.handshake)
-                }
-                Unfinished::Passing => (PASSING, &mut self.watched_passing, limits.unread),
+                Unfinished::Settings | Unfinished::Frame => (INPUT, &mut watched.input, limits.handshake),
+                Unfinished::Passing => (PASSING, &mut watched.passing, limits.unread),
             };
             if watched.is_none() {
                 *watched = Some(unfinished);
                 self.calls.watch(key, within);
             }
         }
-        if self.watched_output.is_none() && self.sender.unsent() > 0 {
-            self.watched_output = Some(Box::new(self.untaken()));
+        if self.sender.unsent() > 0 && self.watched.as_ref().is_none_or(|watched| watched.output.is_none()) {
+            let untaken = self.untaken();
+            self.watched.get_or_insert_default().output = Some(untaken);
             let within = self.calls.limits().unread;
             self.calls.watch(OUTPUT, within);
         }

@@ -97,9 +97,11 @@ impl Hasher for StreamHasher {
     }
 
     fn write_u32(&mut self, number: u32) {
-        // Both halves of the product together depend on every bit of the number and of the key.
+        // Both halves of the product together depend on every bit of the number and of the key; the second multiplication
+        // spreads them, since numbers in equal steps would still give hashes in equal steps.
         let product = u128::from(self.hash ^ self.key[0] ^ u64::from(number)) * u128::from(self.key[1]);
-        self.hash = product as u64 ^ (product >> 64) as u64;
+        let folded = (product as u64 ^ (product >> 64) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.hash = folded ^ folded >> 32;
     }
 }
 
@@ -138,11 +140,18 @@ pub(crate) struct Sender {
     pub(super) last: StreamId,
     /// The last stream that was taken: those that come after the last goodbye are not.
     last_taken: StreamId,
+    /// Most connections have none.
+    strays: Option<Box<Strays>>,
+    leaving: Leaving,
+}
+
+/// What is remembered of streams that are not there, to tell what a peer may still send on them.
+#[derive(Debug, Default)]
+struct Strays {
     /// Streams that ended here while the peer was still sending on them, the latest last: what was on its way is no offence.
     cut_short: VecDeque<StreamId>,
     /// Numbers that the peer passed over, the latest last: each from the first to the one before the last.
     skipped: VecDeque<(StreamId, StreamId)>,
-    leaving: Leaving,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,8 +203,7 @@ impl Sender {
             abuse: AbuseScore::default(),
             last: 0,
             last_taken: 0,
-            cut_short: VecDeque::new(),
-            skipped: VecDeque::new(),
+            strays: None,
             leaving: Leaving::No,
         };
         sender.send_settings();
@@ -325,10 +333,11 @@ impl Sender {
         if id > self.last + 2 {
             let first = if self.last == 0 { 1 } else { self.last + 2 };
             if first < id {
-                if self.skipped.len() == SKIPPED {
-                    self.skipped.pop_front();
+                let skipped = &mut self.strays.get_or_insert_default().skipped;
+                if skipped.len() == SKIPPED {
+                    skipped.pop_front();
                 }
-                self.skipped.push_back((first, id));
+                skipped.push_back((first, id));
             }
         }
         self.last = id;
@@ -339,23 +348,26 @@ impl Sender {
 
     /// Whether a stream of this number was passed over, so that it never existed.
     pub(super) fn was_skipped(&self, id: StreamId) -> bool {
-        self.skipped.iter().any(|(first, end)| (*first..*end).contains(&id))
+        let Some(strays) = &self.strays else { return false };
+        strays.skipped.iter().any(|(first, end)| (*first..*end).contains(&id))
     }
 
     /// Whether a stream ended here while the peer was sending on it. When the peer has `ended` it too, that is forgotten.
     pub(super) fn was_cut_short(&mut self, id: StreamId, ended: bool) -> bool {
-        let Some(place) = self.cut_short.iter().rposition(|cut| *cut == id) else { return false };
+        let Some(strays) = &mut self.strays else { return false };
+        let Some(place) = strays.cut_short.iter().rposition(|cut| *cut == id) else { return false };
         if ended {
-            self.cut_short.remove(place);
+            strays.cut_short.remove(place);
         }
         true
     }
 
     pub(super) fn note_cut_short(&mut self, id: StreamId) {
-        if self.cut_short.len() == CUT_SHORT {
-            self.cut_short.pop_front();
+        let cut_short = &mut self.strays.get_or_insert_default().cut_short;
+        if cut_short.len() == CUT_SHORT {
+            cut_short.pop_front();
         }
-        self.cut_short.push_back(id);
+        cut_short.push_back(id);
     }
 
     /// Opens a stream, for which [`STREAM_BYTES`] have been charged.
@@ -797,5 +809,33 @@ impl Sender {
             to.extend_from_slice(&(reason as u32).to_be_bytes());
             to.extend_from_slice(what.as_bytes());
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_numbers_of_streams_collide_by_design() {
+        let numbers = |step: u32| (0..16_384_u32).map(move |n| 1 + n.wrapping_mul(step) % (1 << 31));
+        for step in [2, 1 << 16, 1 << 17, 3 << 20] {
+            let hash = StreamHash::new();
+            let distinct: HashSet<u32> = numbers(step).collect();
+            // Tables find their place by the lowest bits.
+            let places: HashSet<u64> = distinct.iter().map(|id| hash.hash_one(id) & 0x7fff).collect();
+            // The places that as many numbers take when they are thrown at random.
+            let fair = (1 << 15) as f64 * (1.0 - (-(distinct.len() as f64) / f64::from(1 << 15)).exp());
+            assert!(
+                places.len() as f64 > 0.9 * fair,
+                "{} places for {} numbers",
+                places.len(),
+                distinct.len()
+            );
+        }
+        let [one, other] = [StreamHash::new(), StreamHash::new()].map(|hash| hash.hash_one(1_u32));
+        assert_ne!(one, other, "each connection has its own key");
     }
 }

@@ -315,3 +315,33 @@ async fn listings_that_nobody_reads_are_bounded() {
         assert_eq!(back.decode::<a::GetKeyValueDirResponse>().kv.len(), 3_000);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_registrations_writes_few_lines() {
+    let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "info"]);
+    let witness = Witness::register(&server, "witness").await;
+    let mut raw = Raw::connect(server.grpc(), "target").await;
+    let path = format!("{GENERATION_A}/RegisterTask");
+    let mut asked = Vec::new();
+    for incarnation in 1..=5_000 {
+        let source_task = Some(muster::proto::CoordinatedTask { named: true, ..Default::default() });
+        let message = a::RegisterTaskRequest { incarnation, source_task };
+        let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("a stream");
+        let body = frame(&prost::Message::encode_to_vec(&message));
+        stream.send_data(Bytes::from(body), true).expect("an open stream");
+        asked.push(response);
+    }
+    witness.works().await;
+    // Each that came before the last one has been told that it is superseded.
+    let told = tokio::time::timeout(PATIENCE, asked.swap_remove(0)).await.expect("an answer in time");
+    assert!(told.expect("an answer").headers().contains_key("grpc-status"));
+    let said = async {
+        while !server.said().contains("further events of this kind were not logged one by one") {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, said).await.expect("they are counted");
+    let lines = server.said().lines().count();
+    assert!(lines < 1_000, "{lines} lines for 5,000 registrations");
+    witness.works().await;
+}
