@@ -7,7 +7,7 @@
 mod queue;
 
 use std::fmt;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::{self, Write};
 
 use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
@@ -36,7 +36,7 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
 /// If the filter is none, or no thread can be started.
 pub fn start(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| error.to_string())?;
-    let colours = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
+    let colours = queue::is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|it| it.is_empty());
     let queued = queue::start()?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
     let started = match format {

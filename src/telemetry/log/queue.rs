@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -21,6 +21,11 @@ const FULL_PAUSE: Duration = Duration::from_millis(50);
 
 /// The lines of this process.
 static LINES: OnceLock<Arc<Lines>> = OnceLock::new();
+
+/// Returns whether a person reads the lines on a terminal.
+pub(super) fn is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
 
 /// Starts the thread that writes, unless it runs already. Returns where lines are put.
 ///
