@@ -85,6 +85,8 @@ const TABLE: usize = 4096;
 const EXCESS: usize = 8;
 
 type Text = Box<[u8]>;
+/// The name and the value of a field, copied only where they had to be decoded.
+type Field<'a> = (Cow<'a, [u8]>, Cow<'a, [u8]>);
 
 /// Reads the header blocks of one connection.
 #[derive(Debug)]
@@ -104,9 +106,6 @@ impl Default for Decoder {
         Self { entries: VecDeque::new(), size: 0, limit: TABLE, allowed: TABLE, must_shrink: false }
     }
 }
-
-/// A name or a value, in the block or in the table if it stands there as it is.
-type Bytestring<'a> = Cow<'a, [u8]>;
 
 impl Decoder {
     /// Whether what a block means does not depend on those before it, and will not.
@@ -189,7 +188,7 @@ impl Decoder {
         block: &mut &'b [u8],
         prefix: u32,
         most: usize,
-    ) -> Result<(Bytestring<'a>, Bytestring<'a>), Fault> {
+    ) -> Result<Field<'a>, Fault> {
         let name = match integer(block, prefix)? {
             0 => string(block, most)?,
             index => self.entry(index)?.0.into(),
