@@ -101,8 +101,8 @@ const AUTHORITY: &[u8] = b"localhost:8476";
 
 /// The header block of a gRPC call.
 pub fn call_block(path: &str) -> Vec<u8> {
-    // `:method: POST` and `:scheme: http`, then `:path`, `:authority` and `content-type` by the names of the table.
-    let mut out = vec![0x83, 0x86, 4];
+    // First that no table is used, as the server asks (RFC 7541, 4.2), `:method: POST` and `:scheme: http`, then `:path`, `:authority` and `content-type` by the names of the table.
+    let mut out = vec![0x20, 0x83, 0x86, 4];
     string(&mut out, path.as_bytes());
     out.push(1);
     string(&mut out, AUTHORITY);

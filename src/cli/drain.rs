@@ -108,7 +108,7 @@ async fn ended(arguments: &Arguments, client: &Client, job: &str, view: &DrainVi
     if agreed {
         return Ok(ExitCode::SUCCESS);
     }
-    bail!("run {run} ended before its tasks had agreed on a step: nothing says that they have saved");
+    bail!("run {run} ended before its tasks agreed on a step: they may not have saved");
 }
 
 fn how_it_ended(run: RunNumber, agreed: bool) -> Output {

@@ -158,7 +158,7 @@ async fn announce(config: &Config, about: &About) -> Result<()> {
         Ok(Ok(written)) => written.context("cannot write to stdout"),
         Ok(Err(error)) => Err(error).context("cannot write to stdout"),
         Err(_) => {
-            tracing::warn!("nobody reads stdout, where the addresses of the service are told");
+            tracing::warn!("stdout is not being read: the addresses of the service were not printed");
             Ok(())
         }
     }

@@ -177,7 +177,7 @@ impl Server {
             server.http.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));
         }
         if let (Some((listener, address)), Some(traffic)) = (health_listener, health_traffic) {
-            tracing::info!(%address, "health has a listener of its own");
+            tracing::info!(%address, "serving health on a separate listener");
             let entrance = Arc::new(Entrance::plain("http", Arc::clone(&site.handshakes)));
             let (router, stop) = (http::health_router(site.clone()), server.health.stop.subscribe());
             server.health.tasks.spawn(http::serve(listener, entrance, router, traffic, stop));

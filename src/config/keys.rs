@@ -157,7 +157,7 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
         name: "grpc-state-bytes",
         placeholder: "BYTES",
         rare: true,
-        help: "The same over all gRPC connections, beyond 16 KiB of each",
+        help: "Memory for the requests in progress on all gRPC connections, beyond the first 16 KiB of each",
         show: |server| Shown::Number(server.grpc_limits.state_bytes as u64),
         set: |server, text| {
             parse_count(text, 64 << 10, 1 << 40).map(|value| server.grpc_limits.state_bytes = value)
@@ -212,8 +212,8 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
         name: "health",
         placeholder: "ADDR|none",
         rare: false,
-        help: "Where /healthz/live and /healthz/ready are served as well as on the HTTP port, in plaintext and to everybody, on a \
-               listener of its own; port 0 picks a free one",
+        help: "A separate plaintext listener, without authentication, for /healthz/live and /healthz/ready, which the HTTP port \
+               serves too; port 0 picks a free one",
         show: |server| server.health.map_or_else(|| text("none"), text),
         set: |server, text| {
             server.health = match text {
@@ -342,8 +342,8 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
         name: "audit-failure",
         placeholder: "continue|refuse",
         rare: true,
-        help: "What happens to changes while --audit-file cannot be written: continue (they are made, and their lines wait) or \
-               refuse (with 503, before they are made)",
+        help: "While --audit-file cannot be written: continue (changes are made, and their lines wait) or refuse (changes are \
+               answered with 503)",
         show: |server| text(server.audit_failure),
         set: |server, text| OnAuditFailure::parse(text).map(|value| server.audit_failure = value),
     },

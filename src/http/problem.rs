@@ -91,7 +91,7 @@ impl Problem {
     #[must_use]
     pub(super) fn slow_body(within: Duration, per_second: u64) -> Self {
         let detail = format!(
-            "the body did not come in time: it must be complete within {within:?}, and come at {per_second} bytes a second at least"
+            "the body did not arrive within {within:?}, or at less than {per_second} bytes a second"
         );
         Self::new(StatusCode::REQUEST_TIMEOUT, "/problems/slow-body", "Slow body", detail)
     }
@@ -99,16 +99,16 @@ impl Problem {
     /// The memory for bodies is taken.
     #[must_use]
     pub(super) fn too_many_bodies() -> Self {
-        let detail = "the memory for the bodies of requests is taken (setting http-bodies-bytes; one source gets a quarter): send \
-                      fewer at once";
+        let detail = "the memory for request bodies is exhausted (setting http-bodies-bytes; one source may use a quarter): send \
+                      fewer requests at once";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/too-many-bodies", "Too many bodies", detail)
     }
 
     /// Every slot for connections is busy.
     #[must_use]
     pub(super) fn too_many_connections() -> Self {
-        let detail = "every connection that may be served at once is busy (settings http-connections and \
-                      http-connections-per-source); health is still answered";
+        let detail = "all HTTP connections are busy (settings http-connections and http-connections-per-source), and only health \
+                      is answered: try again";
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "/problems/too-many-connections",
@@ -121,8 +121,8 @@ impl Problem {
     #[must_use]
     pub(super) fn audit_unwritable(why: &str) -> Self {
         let detail = format!(
-            "no change is made while the audit file cannot be written ({why}): see --audit-file; --audit-failure continue would \
-             make changes all the same"
+            "the audit file cannot be written ({why}), so changes are refused: repair it, or start the server with \
+             --audit-failure continue"
         );
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "/problems/audit-unwritable", "Audit unwritable", detail)
     }

@@ -123,7 +123,7 @@ impl Lines {
             if untold > 0 {
                 tracing::warn!(
                     lines = untold,
-                    "log lines were dropped: nobody read them from stderr in time"
+                    "log lines were dropped: stderr was not read in time"
                 );
             }
         }

@@ -231,11 +231,11 @@ catalogue! {
     SENT_BYTES: Counter "muster_sent_bytes_total" [];
     /// Memory taken by requests that arrive in pieces.
     BODIES_BYTES: Gauge "muster_bodies_in_flight_bytes" [];
-    /// How much they may take.
+    /// The limit of muster_bodies_in_flight_bytes.
     BODIES_BYTES_LIMIT: Gauge "muster_bodies_in_flight_limit_bytes" [];
     /// Memory taken by requests in progress over gRPC, beyond the allowances of their connections.
     STATE_BYTES: Gauge "muster_grpc_state_bytes" [];
-    /// How much they may take.
+    /// The limit of muster_grpc_state_bytes.
     STATE_BYTES_LIMIT: Gauge "muster_grpc_state_limit_bytes" [];
 
     /// Requests that were answered over HTTP, by the first digit of the status. A stream of events counts when it begins.
@@ -244,14 +244,15 @@ catalogue! {
     HTTP_DURATION: Histogram "muster_http_request_duration_seconds" ["listener"];
     /// HTTP connections now.
     HTTP_CONNECTIONS: Gauge "muster_http_connections" ["listener"];
-    /// How many there may be. Those without a request make room for more; while all are busy, only health is answered.
+    /// The limit of muster_http_connections. Connections without a request are closed to make room; while all are busy, only
+    /// health is answered.
     HTTP_CONNECTIONS_LIMIT: Gauge "muster_http_connections_limit" ["listener"];
-    /// HTTP connections that the server closed, by why: evicted (another one needed the slot), head-timeout (the head of a request
-    /// did not come in time), idle-timeout.
+    /// HTTP connections that the server closed, by reason: evicted (another one needed the slot), head-timeout (the head of a
+    /// request did not come in time), idle-timeout.
     HTTP_CONNECTIONS_CLOSED: Counter "muster_http_connections_closed_total" ["listener", "reason"];
     /// Memory taken by bodies of requests over HTTP.
     HTTP_BODIES_BYTES: Gauge "muster_http_bodies_bytes" [];
-    /// How much they may take; one source gets a quarter of it.
+    /// The limit of muster_http_bodies_bytes; one source may use a quarter.
     HTTP_BODIES_BYTES_LIMIT: Gauge "muster_http_bodies_limit_bytes" [];
 
     /// Inputs that were applied to the state machine.
@@ -259,7 +260,7 @@ catalogue! {
     /// How long the lock of the state machine was waited for: by inputs about one task or one key, of which one in 64 is
     /// timed, by all other inputs (bulk) and by looks (pages, scrapes, detectors), of which all are.
     LOCK_WAIT: Histogram "muster_engine_lock_wait_seconds" ["use"];
-    /// How long the lock was held, timed as the waiting is.
+    /// How long the lock of the state machine was held. Sampled like muster_engine_lock_wait_seconds.
     LOCK_HELD: Histogram "muster_engine_lock_held_seconds" ["use"];
     /// The longest that the lock was held since the start, of all holds that were timed.
     LOCK_LONGEST: Gauge "muster_engine_lock_longest_hold_seconds" ["use"];
@@ -271,7 +272,7 @@ catalogue! {
     EVENTS: Counter "muster_events_total" [];
     /// Events that are kept for those who ask later.
     EVENTS_KEPT: Gauge "muster_events_kept" [];
-    /// How many are kept at most.
+    /// The limit of muster_events_kept.
     EVENTS_LIMIT: Gauge "muster_events_limit" [];
     /// Events that a follower never saw, since it was too slow.
     EVENTS_MISSED: Counter "muster_events_missed_total" [];
@@ -279,7 +280,7 @@ catalogue! {
     FOLLOWERS: Gauge "muster_event_followers" [];
     /// Streams of events that are open.
     STREAMS: Gauge "muster_event_streams" [];
-    /// How many there may be.
+    /// The limit of muster_event_streams.
     STREAMS_LIMIT: Gauge "muster_event_streams_limit" [];
     /// Spans that were left out of the traces, since too many were on their way. Absent where no traces are sent.
     SPANS_LEFT_OUT: Counter "muster_trace_spans_left_out_total" [];
@@ -289,17 +290,17 @@ catalogue! {
     AUDIT_LINES: Counter "muster_audit_lines_total" ["outcome"];
     /// Lines of the audit that are kept in memory.
     AUDIT_KEPT: Gauge "muster_audit_lines_kept" [];
-    /// How many are kept at most.
+    /// The limit of muster_audit_lines_kept.
     AUDIT_LIMIT: Gauge "muster_audit_lines_limit" [];
     /// Lines that are kept no more, since newer ones came. Those of an audit file stay there.
     AUDIT_DROPPED: Counter "muster_audit_lines_dropped_total" [];
-    /// Lines that the audit file will never have, since it took none for so long that no more could wait.
+    /// Lines that the audit file will never have: its queue was full.
     AUDIT_LOST: Counter "muster_audit_write_failures_total" [];
     /// Lines that wait to be written to the audit file.
     AUDIT_QUEUED: Gauge "muster_audit_lines_queued" [];
-    /// For how long the first of them has waited. More than a second: the file cannot be written, or its disk hangs.
+    /// Age of the oldest audit line that is not on disk. More than a second: the file cannot be written, or its disk hangs.
     AUDIT_WAITS: Gauge "muster_audit_unwritten_seconds" [];
-    /// Log lines that were dropped, since stderr did not take them in time.
+    /// Log lines that were dropped: stderr was not read in time.
     LOG_DROPPED: Counter "muster_log_lines_dropped_total" [];
     /// Refusals of strangers that are in no line of their own, but in the count of one.
     AUDIT_GATHERED: Counter "muster_audit_refusals_gathered_total" [];
