@@ -142,6 +142,9 @@ impl Coordinator {
                 });
             }
             Input::CallGone { job, call } => self.with(job, |job| job.call_gone(now, effects, call)),
+            // A job that was deleted takes no further part, though calls of it may still be worked off.
+            Input::Noted { job, .. } | Input::TransferFailed { job, .. } if !self.jobs.contains_key(&job) => {
+            }
             Input::Noted { job, note } => self.with(job, |job| job.note(now, effects, note)),
             Input::TransferFailed { job, note } => {
                 self.with(job, |job| job.note_transfer(now, effects, note));
@@ -316,7 +319,9 @@ impl Coordinator {
         let mut answer = Err(Refusal::NoSuchJob);
         let by = actor.clone();
         let why = reason.clone();
-        self.with(id, |job| answer = job.act(now, effects, actor, reason, act));
+        if self.jobs.contains_key(&id) {
+            self.with(id, |job| answer = job.act(now, effects, actor, reason, act));
+        }
         if answer == Ok(Done::JobDeleted) {
             self.delete(now, effects, id, by, &why);
         }
@@ -375,8 +380,9 @@ impl Coordinator {
 
     fn connection_closed(&mut self, connection: ConnectionId, ending: &Ending) {
         let Some(known) = self.connections.remove(&connection) else { return };
-        let blame = Some(ending).filter(|_| !self.stopping);
         for id in known.jobs {
+            // A job that was deleted has no more events.
+            let blame = Some(ending).filter(|_| !self.stopping && self.jobs.contains_key(&id));
             self.with(id, |job| job.connection_closed(connection, blame));
         }
     }

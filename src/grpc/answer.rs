@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use prost::encoding::{encode_varint, encoded_len_varint};
 
 use super::call::{Dialect, Form, Kind};
-use super::frame::{Answer, PREFIX, Parts, framed};
+use super::frame::{Answer, COPIED, PREFIX, Parts, framed};
 use super::status::task_named;
 use crate::coordination::{Directory, LiveSet, Reply, ServiceIncarnation, TaskInfo, TaskStates, WireState};
 use crate::proto::{tensorflow, xla::coordination};
@@ -69,13 +69,17 @@ fn key_value(key: &Bytes, value: &Bytes) -> Parts {
     answer.finish()
 }
 
-/// Returns the length of the answer with these entries. Its small parts are copied.
-pub(super) fn directory_length(entries: &Directory) -> usize {
-    entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum()
+/// Returns how many bytes the answer with these entries takes of its own: large values are shared with the store.
+pub(super) fn directory_copied(entries: &Directory) -> usize {
+    let copied = |key: &Bytes, value: &Bytes| {
+        let shared = if value.len() > COPIED { value.len() } else { 0 };
+        field_length(entry_length(key, value)) - shared
+    };
+    entries.iter().map(|(key, value)| copied(key, value)).sum()
 }
 
 fn directory(entries: &Directory, most: usize) -> Result<Parts, usize> {
-    let length = directory_length(entries);
+    let length = entries.iter().map(|(key, value)| field_length(entry_length(key, value))).sum();
     if length > most {
         return Err(length);
     }

@@ -291,7 +291,11 @@ impl<T: Transport> Future for Connection<T> {
                     Ok(true) => continue,
                     Ok(false) => {}
                 },
-                Driven::More => return yield_turn(cx),
+                // A connection that is never idle has deadlines, too.
+                Driven::More => match this.keep_time(cx) {
+                    Err(fault) => return this.break_off(fault, cx),
+                    Ok(_) => return yield_turn(cx),
+                },
                 Driven::Over(ending) => return this.end(ending, cx),
                 Driven::Broken(fault) => return this.break_off(fault, cx),
             }
@@ -525,6 +529,12 @@ impl<T: Transport> Connection<T> {
             if blocked && (self.calls.is_full(&self.sender) || !self.early.is_empty()) {
                 return Driven::Idle;
             }
+            if self.early.is_empty() && self.receiver.owes_event() && !self.sender.is_busy() {
+                match self.take_owed() {
+                    Ok(()) => continue,
+                    Err(fault) => return Driven::Broken(fault),
+                }
+            }
             match self.read(cx) {
                 Poll::Pending => return Driven::Idle,
                 Poll::Ready(Ok(Ok(0))) => return Driven::Over(Ending::Closed),
@@ -547,6 +557,7 @@ impl<T: Transport> Connection<T> {
         if let Poll::Ready(Err(error)) = blocked {
             return Err(error);
         }
+        self.sender.release_sent_answers();
         self.calls.unpark(&mut self.sender);
         self.sender.resume();
         Ok(blocked.is_pending())
@@ -555,6 +566,14 @@ impl<T: Transport> Connection<T> {
     /// Whether there is something that was put off and can be taken up.
     fn has_put_off(&self) -> bool {
         self.sender.can_resume() || self.calls.can_unpark(&self.sender)
+    }
+
+    /// Takes the event that needs no further input.
+    fn take_owed(&mut self) -> Result<(), Fault> {
+        let mut tools = TOOLS.take();
+        let taken = self.take(&[], &mut tools.headers);
+        TOOLS.set(tools);
+        taken
     }
 
     /// Reads once, and takes what has come: how many bytes, or how the connection ended.
@@ -569,10 +588,7 @@ impl<T: Transport> Connection<T> {
             self.received += bytes as u64;
             self.receiver.took(bytes, &mut self.sender);
             self.calls.filled(&mut self.sender, stream, bytes);
-            let mut tools = TOOLS.take();
-            let taken = self.take(&[], &mut tools.headers);
-            TOOLS.set(tools);
-            return Poll::Ready(Ok(taken.map(|()| bytes)));
+            return Poll::Ready(Ok(self.take_owed().map(|()| bytes)));
         }
         let mut tools = TOOLS.take();
         tools.room.resize(ROOM, 0);

@@ -75,7 +75,7 @@ pub(super) struct Answer {
 }
 
 /// Parts longer than this are not copied.
-const COPIED: usize = 8 << 10;
+pub(super) const COPIED: usize = 8 << 10;
 
 impl Answer {
     /// An answer that is a message of `length` bytes.

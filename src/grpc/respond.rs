@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::answer::{directory_length, encode};
+use super::answer::{directory_copied, encode};
 use super::call::{Dialect, Form, Kind};
 use super::frame::{Parts, framed, too_long};
 use super::status;
@@ -30,9 +30,9 @@ const CHARGED: usize = 1 << 20;
 
 fn success(sender: &mut Sender, stream: StreamId, reply: &Reply, form: &Form, most: usize) {
     if let Reply::Directory(entries) = reply {
-        let length = directory_length(entries);
-        if (CHARGED..=most).contains(&length)
-            && let Err(over) = sender.charge_answer(stream, length)
+        let copied = directory_copied(entries);
+        if copied >= CHARGED
+            && let Err(over) = sender.charge_answer(stream, copied)
         {
             let why = Failure::plain(Code::ResourceExhausted, over.to_string());
             return failure(sender, stream, &why, form.dialect);

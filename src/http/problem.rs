@@ -90,9 +90,8 @@ impl Problem {
     /// The body does not come in time.
     #[must_use]
     pub(super) fn slow_body(within: Duration, per_second: u64) -> Self {
-        let detail = format!(
-            "the body did not arrive within {within:?}, or at less than {per_second} bytes a second"
-        );
+        let detail =
+            format!("the body did not arrive within {within:?}, or at less than {per_second} bytes a second");
         Self::new(StatusCode::REQUEST_TIMEOUT, "/problems/slow-body", "Slow body", detail)
     }
 

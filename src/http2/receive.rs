@@ -134,6 +134,12 @@ impl Receiver {
         Some((what, self.block.as_ref().map_or(self.frames, |block| block.since)))
     }
 
+    /// Whether the next event needs no further input: all of a frame that is passed on has come, and its end was not told of,
+    /// since something else was to be done first.
+    pub(crate) fn owes_event(&self) -> bool {
+        self.passing.as_ref().is_some_and(|passing| passing.data == 0 && passing.skipped == 0)
+    }
+
     /// The next event in `input`, which is cut to what is left of it. `None` once nothing is left, or when the peer has
     /// caused so much that something else should be done before the rest is looked at.
     ///

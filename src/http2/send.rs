@@ -270,6 +270,11 @@ impl Sender {
     /// What was caused so far is done with.
     pub(crate) fn rest(&mut self) {
         self.work_of_turn += std::mem::take(&mut self.work);
+        self.release_sent_answers();
+    }
+
+    /// Gives back what was charged for answers, once all that was put together is sent.
+    pub(crate) fn release_sent_answers(&mut self) {
         if self.charged > 0 && self.output.is_empty() {
             self.budget.release_answer(std::mem::take(&mut self.charged));
         }

@@ -382,3 +382,31 @@ fn a_peer_that_causes_much_is_heard_in_turns() {
         assert!(turns > 2, "{turns}");
     }
 }
+
+#[test]
+fn the_end_of_a_request_is_told_though_nothing_more_comes() {
+    let mut owed = 0;
+    // The last frame of the input is the one with which a turn has done enough.
+    for done in 1..64 {
+        let mut rig = Rig::new();
+        let open = frame(kind::HEADERS, flag::END_HEADERS, 1, &head(b'a'));
+        rig.hear(&[settings(&[]), open].concat()).expect("it is in order");
+        rig.sender.rest();
+        let mut steps = 0;
+        while !rig.sender.is_busy() {
+            rig.sender.count_work(1);
+            steps += 1;
+        }
+        rig.sender.rest();
+        rig.sender.count_work(steps - done);
+        rig.hear(&frame(kind::DATA, flag::END_STREAM, 1, &[])).expect("it is in order");
+        while rig.receiver.owes_event() {
+            assert!(rig.sender.is_busy());
+            owed += 1;
+            rig.sender.rest();
+            rig.hear(&[]).expect("it is in order");
+        }
+        assert_eq!(rig.told, ["1: POST /a false ."], "{done} steps before the end of a turn");
+    }
+    assert!(owed > 0, "the end of a turn came between a frame and its event");
+}

@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::cliques::CliqueKey;
 use super::connection::{Connection, Making};
 use super::dialling::make;
@@ -97,6 +99,13 @@ fn begin_handshake(core: &Arc<Core>, wire: Box<dyn Wire>) {
     }
 }
 
+/// Waits [`UNPROVEN_PAUSE`], or until the connection is ended for another one.
+fn pause(wire: &dyn Wire) {
+    // No event is asked for: the end of a connection is told of all the same.
+    let mut ended = [PollFd::from_borrowed_fd(wire.descriptor(), PollFlags::empty())];
+    let _ended_or_over = poll(&mut ended, Timespec::try_from(UNPROVEN_PAUSE).ok().as_ref());
+}
+
 fn handshake(core: &Arc<Core>, wire: Box<dyn Wire>, guard: &mut HandshakeGuard) -> Result<(), HelloError> {
     let until = clock::monotonic() + HELLO_TIMEOUT;
     let exposed = wire.nature().exposed;
@@ -104,7 +113,7 @@ fn handshake(core: &Arc<Core>, wire: Box<dyn Wire>, guard: &mut HandshakeGuard) 
     let mut spoken = Spoken::new(&*wire, until);
     let dialler = match hello::accept(&mut spoken, core.key.as_ref(), &clock::random_bytes()) {
         Err(HelloError::Unproven) => {
-            thread::sleep(UNPROVEN_PAUSE);
+            pause(&*wire);
             hello::refuse(&mut spoken)?;
             return Err(HelloError::Unproven);
         }

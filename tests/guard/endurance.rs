@@ -203,9 +203,7 @@ async fn a_full_disk_stops_changes_only_where_that_is_asked_for() {
     assert_eq!(service.put_keys(3), [503; 3]);
     let keys = service.get("/api/v1/jobs/default/keys");
     assert!(keys.contains("\"k0\"") && !keys.contains("\"k1\""), "{keys}");
-    assert!(
-        service.get("/api/v1/audit").contains("so changes are refused")
-    );
+    assert!(service.get("/api/v1/audit").contains("so changes are refused"));
     heart.beats_on().await;
 }
 

@@ -29,6 +29,8 @@ const ALL: &str = "all";
 /// Counts wrong tokens.
 pub(super) struct Attempts {
     by_source: Rates,
+    /// Wrong tokens in the header `authorization`: a tool with an old token is not to keep its neighbours from logging in.
+    by_source_of_tools: Rates,
     by_browser: Rates,
     by_token: Rates,
     of_all: Rates,
@@ -45,6 +47,7 @@ impl Attempts {
     pub fn new() -> Self {
         Self {
             by_source: Rates::new(OF_ONE),
+            by_source_of_tools: Rates::new(OF_ONE),
             by_browser: Rates::new(OF_ONE),
             by_token: Rates::new(OF_ONE_TOKEN),
             of_all: Rates::new(OF_ALL),
@@ -74,14 +77,15 @@ impl Attempts {
             && (!self.by_source.knows(now, &attempt.source) || self.of_all.might(now, ALL))
     }
 
-    /// Counts a wrong token. Returns whether it is still within the limits.
+    /// Counts a wrong token in the header `authorization`. Returns whether it is still within the limits.
+    pub fn failed_in_header(&self, now: Timestamp, source: Source, token: &Hash) -> bool {
+        let of_token = self.by_token.allow(now, key_of(token));
+        self.by_source_of_tools.allow(now, source.to_string()) && of_token
+    }
+
+    /// Counts a wrong token of a login. Returns whether it is still within the limits.
     pub fn failed(&self, now: Timestamp, attempt: Attempt, token: &Hash) -> bool {
-        let mut name = String::with_capacity(16);
-        for byte in token.iter().take(8) {
-            // Writing to a string cannot fail.
-            let _ = write!(name, "{byte:02x}");
-        }
-        let of_token = self.by_token.allow(now, name);
+        let of_token = self.by_token.allow(now, key_of(token));
         let of_one = match attempt.browser {
             Some(browser) => self.by_browser.allow(now, browser),
             None => {
@@ -92,6 +96,16 @@ impl Attempts {
         };
         of_token && of_one
     }
+}
+
+/// Returns the name under which the uses of a token are counted.
+fn key_of(token: &Hash) -> String {
+    let mut name = String::with_capacity(16);
+    for byte in token.iter().take(8) {
+        // Writing to a string cannot fail.
+        let _ = write!(name, "{byte:02x}");
+    }
+    name
 }
 
 #[cfg(test)]
@@ -116,6 +130,14 @@ mod tests {
         }
         assert!(refused > 7_500, "{refused}: the limit over all sources holds");
         assert!(attempts.may_try(now, &attempts.by(from(50_000), None)));
+    }
+
+    #[test]
+    fn a_tool_with_an_old_token_keeps_nobody_from_logging_in() {
+        let (attempts, now) = (Attempts::new(), Timestamp(1));
+        let allowed = (0..50).filter(|token| attempts.failed_in_header(now, from(1), &[*token; 32])).count();
+        assert_eq!(allowed, 10);
+        assert!(attempts.may_try(now, &attempts.by(from(1), None)));
     }
 
     #[test]

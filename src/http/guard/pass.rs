@@ -437,9 +437,9 @@ fn prove(
 fn unknown(site: &Site, request: &Request, asked: &Asked, problem: Problem) -> Response {
     let guard = &site.guard;
     write_down(site, Attempt::of(site, request), asked, None, &problem.detail);
-    let attempt = guard.attempts.by(asked.source, cookie(request.headers(), asked.cookies.browser()));
     let shown = request.headers().get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
-    if !guard.attempts.failed(guard.clock.now(), attempt, &tokens::hash(&String::from_utf8_lossy(shown))) {
+    let token = tokens::hash(&String::from_utf8_lossy(shown));
+    if !guard.attempts.failed_in_header(guard.clock.now(), asked.source, &token) {
         return late(Problem::too_many_logins());
     }
     challenge(problem)

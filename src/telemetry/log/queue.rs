@@ -121,10 +121,7 @@ impl Lines {
             drop(queue);
             write_all(to, &bytes);
             if untold > 0 {
-                tracing::warn!(
-                    lines = untold,
-                    "log lines were dropped: stderr was not read in time"
-                );
+                tracing::warn!(lines = untold, "log lines were dropped: stderr was not read in time");
             }
         }
     }
