@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    CallId, Change, Claim, Code, ConnectionId, Ending, ErrorDelivery, Failure, Input, JobSettings, Reply,
-    Request, RunOutcome, RunState, TaskId, TaskIncarnation, TaskSet, TaskStanding,
+    Act, CallId, Change, Claim, Code, ConnectionId, Done, Effect, Ending, ErrorDelivery, Failure, Input,
+    JobSettings, Refusal, Reply, Request, RunOutcome, RunState, TaskId, TaskIncarnation, TaskSet,
+    TaskStanding,
 };
 
-use crate::world::World;
+use crate::world::{JOB, World, operator, reason};
 
 /// A job whose tasks have all registered, each on its own connection.
 pub struct Job {
@@ -550,4 +551,31 @@ fn save_that_all_agree_on(prefix: &str) {
     let preemption = job.world.view().run.preemption.expect("a notice");
     assert_eq!(preemption.acknowledged, [(TaskId(0), 7), (TaskId(1), 9)]);
     assert_eq!(preemption.agreed_step, Some(10));
+}
+
+#[test]
+fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
+    let mut job = Job::recoverable(2);
+    for _ in 0..10 {
+        job.world.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
+    }
+    let (core, now) = (&mut job.world.core, job.world.now);
+    core.set_work_at_once(1);
+    let delete =
+        || Input::Act { job: JOB, actor: operator(), reason: reason(), act: Act::DeleteJob { force: true } };
+    let mut effects = Vec::new();
+    core.apply(now, delete(), &mut effects);
+    assert!(effects.contains(&Effect::Acted(Ok(Done::JobDeleted))));
+    assert!(core.has_work(), "calls of it wait for their answers");
+
+    effects.clear();
+    core.apply(now, delete(), &mut effects);
+    let [connection, _] = job.connections[..] else { panic!("two tasks") };
+    core.apply(now, Input::ConnectionClosed { connection, ending: Ending::Reset }, &mut effects);
+    while core.has_work() {
+        core.apply(now, Input::Tick, &mut effects);
+    }
+    assert!(effects.contains(&Effect::Acted(Err(Refusal::NoSuchJob))));
+    let events = effects.iter().filter(|effect| matches!(effect, Effect::Event(_)));
+    assert_eq!(events.count(), 0, "{effects:?}");
 }
