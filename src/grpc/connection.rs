@@ -286,7 +286,7 @@ impl<T: Transport> Future for Connection<T> {
             this.sent += sent;
             this.calls.moved(std::mem::take(&mut this.received), sent);
             match driven {
-                Driven::Idle => match this.keep_time(cx) {
+                Driven::Idle => match this.charge_buffers().and_then(|()| this.keep_time(cx)) {
                     Err(fault) => return this.break_off(fault, cx),
                     Ok(true) => continue,
                     Ok(false) => {}
@@ -436,7 +436,6 @@ impl<T: Transport> Connection<T> {
     /// Looks at what has come to its time, and sets deadlines for what the peer has left unfinished; whether there is
     /// more to do.
     fn keep_time(&mut self, cx: &mut Context<'_>) -> Result<bool, Fault> {
-        self.charge_buffers()?;
         self.set_deadlines();
         match self.calls.keep_time(cx, &mut self.sender) {
             Elapsed::Nothing => return Ok(false),

@@ -123,7 +123,8 @@ fn a_leave_whose_answer_comes_late_is_a_leave_and_no_drain() {
     leaving.signal("TERM");
     std::thread::sleep(std::time::Duration::from_secs(6));
     server.running.signal("CONT");
-    end(leaving);
+    let left = leaving.end();
+    assert_eq!(left.code, Some(0), "{left:?}");
     workers[0].out_line(": tasks 0;");
     workers[0].signal("TERM");
     let ended = workers.remove(0).end();

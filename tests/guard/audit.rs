@@ -13,7 +13,7 @@ async fn lines(house: &House) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_stranger_who_tries_a_hundred_times_fills_one_line() {
+async fn a_stranger_who_tries_a_hundred_times_fills_one_line_a_kind() {
     let house = House::closed("audit-strangers");
     for attempt in 0..100 {
         let wrong = format!("Bearer muster_{attempt}");
@@ -27,7 +27,12 @@ async fn a_stranger_who_tries_a_hundred_times_fills_one_line() {
     let form = format!("csrf={}&token=x", proof(&page));
     assert_ne!(house.ask("POST", "/login", &headers, &form).await.status, StatusCode::SEE_OTHER);
     let lines = lines(&house).await;
-    let [line] = &lines[..] else { panic!("{lines:?}") };
+    // A login is another kind of attempt, with a line of its own.
+    let [line, login] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!(
+        [&login["act"], &login["subject"], &login["times"]],
+        [&json!("login"), &json!("/login"), &json!(1)]
+    );
     assert_eq!(
         [&line["actor"]["who"], &line["role"], &line["act"], &line["subject"], &line["outcome"]],
         [&json!("anonymous"), &Value::Null, &json!("change"), &json!("/api/v1/jobs"), &json!("refused")]

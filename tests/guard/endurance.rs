@@ -140,7 +140,7 @@ async fn health_has_a_listener_of_its_own_if_asked_for() {
     let command = command.args(["--http", "127.0.0.1:0", "--health", "127.0.0.1:0", "--log-format", "json"]);
     let mut running = crate::process::Running::start(command);
     let line: serde_json::Value =
-        serde_json::from_str(&running.err_line("health has a listener of its own")).unwrap();
+        serde_json::from_str(&running.err_line("serving health on a separate listener")).unwrap();
     let health: SocketAddr = line["address"].as_str().unwrap().parse().unwrap();
     running.err_line("serving");
     assert!(get(health, READY).ends_with("ready\n"));
