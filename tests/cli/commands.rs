@@ -34,7 +34,7 @@ fn a_drain_whose_run_ends_before_its_tasks_agree_has_failed() {
     wait_for(&server, 2, "running");
     let ended = waiting.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.err.contains("run 1 ended before its tasks had agreed on a step"), "{ended:?}");
+    assert!(ended.err.contains("run 1 ended before its tasks agreed on a step"), "{ended:?}");
     assert!(!ended.out.contains("Run 2"), "{ended:?}");
 
     // It ends at once, too, where nobody comes back.
