@@ -204,7 +204,9 @@ fn http_health(server: SocketAddr) -> Result<()> {
     write!(socket, "GET /healthz/ready HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     let mut piece = [0; 512];
-    while !answer.ends_with(b"ready\n") {
+    // What the server has to say besides follows in the body.
+    const READY: &[u8] = b"\r\n\r\nready\n";
+    while !answer.windows(READY.len()).any(|part| part == READY) {
         let left = until.saturating_duration_since(clock::now());
         ensure!(!left.is_zero(), "no answer");
         socket.set_read_timeout(Some(left))?;
