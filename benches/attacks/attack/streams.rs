@@ -76,6 +76,22 @@ fn ordinary_ids() -> impl Iterator<Item = u32> {
     (0..STREAMS).map(|n| 2 * n + 1)
 }
 
+/// Opens two connections, sends `calls` on each, and then `frames` again and again.
+fn repeat_beside(attacker: &mut Attacker, calls: &[u8], frames: &[u8]) {
+    drive(
+        attacker,
+        &Plan::new(2),
+        |attacker, peer| {
+            if peer.step == 0 {
+                attacker.grant(calls.len());
+                return peer.out().extend_from_slice(calls);
+            }
+            peer.out().extend_from_slice(frames);
+        },
+        |_| false,
+    );
+}
+
 pub fn settings_churn(attacker: &mut Attacker) -> Result<()> {
     const RATE: u64 = 11 << 20;
     let calls = waiting_calls(ordinary_ids());
@@ -86,18 +102,7 @@ pub fn settings_churn(attacker: &mut Attacker) -> Result<()> {
     let mut churn = Vec::new();
     frames::settings(&mut churn, &entries);
     attacker.limit(RATE / 10);
-    drive(
-        attacker,
-        &Plan::new(2),
-        |attacker, peer| {
-            if peer.step == 0 {
-                attacker.grant(calls.len());
-                return peer.out().extend_from_slice(&calls);
-            }
-            peer.out().extend_from_slice(&churn);
-        },
-        |_| false,
-    );
+    repeat_beside(attacker, &calls, &churn);
     Ok(())
 }
 
@@ -184,18 +189,7 @@ pub fn colliding_streams(attacker: &mut Attacker) -> Result<()> {
         frames::number(&mut updates, frames::WINDOW_UPDATE, stream, 1);
     }
     attacker.limit(8_000_000);
-    drive(
-        attacker,
-        &Plan::new(2),
-        |attacker, peer| {
-            if peer.step == 0 {
-                attacker.grant(calls.len());
-                return peer.out().extend_from_slice(&calls);
-            }
-            peer.out().extend_from_slice(&updates);
-        },
-        |_| false,
-    );
+    repeat_beside(attacker, &calls, &updates);
     Ok(())
 }
 
