@@ -442,14 +442,15 @@ impl Engine {
             let rearmed = self.rearm.notified();
             match armed {
                 None => rearmed.await,
+                // Work that is decided and not done: at once. A timer would sleep for the rest of a millisecond.
+                Some(at) if at <= self.clock.now() => {
+                    self.tick(at);
+                    tokio::task::yield_now().await;
+                }
                 Some(at) => {
                     let due = tokio::time::Instant::from_std(self.clock.instant(at));
                     tokio::select! {
-                        () = tokio::time::sleep_until(due) => {
-                            self.tick(at);
-                            // There may be more to do at once.
-                            tokio::task::yield_now().await;
-                        }
+                        () = tokio::time::sleep_until(due) => {}
                         () = rearmed => {}
                     }
                 }

@@ -53,18 +53,23 @@ impl Job {
 
     /// Who is excluded takes no part, and stops nobody.
     fn audit_excluded(&self) -> Finding {
+        let decided = self.run.waiters.decided();
         for exclusion in self.exclusions.in_force() {
             for id in self.taken_out_by(exclusion.target) {
                 let task = self.run.own(id);
+                if self.is_being_expelled(id) {
+                    continue;
+                }
                 ensure!(!task.is_connected(), "task {id} is excluded and connected");
                 ensure!(task.poll.is_none(), "task {id} is excluded and its poll waits");
             }
             let Some(id) = exclusion.task().filter(|id| self.run.task(*id).is_some()) else { continue };
-            let waits = |place: &Place| match place {
-                Place::Barrier(_, task) | Place::Poll(task) | Place::LiveSet(_, task) => *task == id,
-                Place::Key(..) | Place::Watch => false,
-            };
-            ensure!(!self.run.waiters.all().any(|(_, p)| waits(p)), "task {id} is excluded and waits");
+            if self.is_being_expelled(id) {
+                continue;
+            }
+            let waits =
+                |(call, place): (CallId, &Place)| place.task() == Some(id) && !decided.contains(&call);
+            ensure!(!self.run.waiters.all().any(waits), "task {id} is excluded and waits");
             let may_miss = self.settings.recoverable;
             ensure!(!may_miss || self.run.own(id).excused, "task {id} is excluded and waited for");
         }
@@ -120,6 +125,7 @@ impl Run {
             found.insert(call);
         }
         found.extend(self.waiters.watching());
+        found.extend(self.waiters.decided());
         let (all, most) = (self.waiters.len(), settings.bounds.waiters);
         ensure!(found.len() == all, "{all} calls wait, {} of them somewhere", found.len());
         ensure!(all <= most, "{all} calls wait, {most} are allowed");
@@ -141,9 +147,9 @@ impl Run {
             let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
             let here = named.filter(|(_, i)| matches!(i.slot(id), Some(Slot::Arrived(_)))).count();
             ensure!(
-                here == task.meetings as usize,
+                here == self.waits_at(id) as usize,
                 "task {id} waits at {here} barriers, {} counted",
-                task.meetings
+                self.waits_at(id)
             );
             task.straggling.audit().map_err(|found| format!("task {id} {found}"))?;
             if let Some(suspicion) = &task.suspicion {
@@ -204,7 +210,7 @@ impl Run {
     fn blocks_for_ever(&self, key: &BarrierKey) -> bool {
         let stuck = |id: TaskId| {
             let task = self.own(id);
-            task.unsynced && task.is_connected() && task.meetings > 0
+            task.unsynced && task.is_connected() && self.waits_at(id) > 0
         };
         key.is_named() && self.barriers.instance(key).is_some_and(|i| i.missing_tasks().all(stuck))
     }

@@ -171,10 +171,24 @@ impl Instance {
 
     /// The members that are here, with their calls.
     pub fn arrivals(&self) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
-        self.slots.iter().enumerate().filter_map(|(position, slot)| match slot {
+        self.arrivals_from(0, self.slots.len())
+    }
+
+    /// Those of [`Self::arrivals`] whose positions among the members are `from` to `to`.
+    pub fn arrivals_from(&self, from: usize, to: usize) -> impl Iterator<Item = (TaskId, Arrival)> + '_ {
+        self.slots[from..to].iter().zip(from..).filter_map(|(slot, position)| match slot {
             Slot::Arrived(arrival) => Some((self.members.at(position), *arrival)),
             _ => None,
         })
+    }
+
+    /// The members among `tasks`, which are ascending.
+    pub fn members_among(&self, tasks: &[TaskId]) -> Vec<TaskId> {
+        if tasks.len() <= self.members.len() {
+            return tasks.iter().copied().filter(|id| self.members.position(*id).is_some()).collect();
+        }
+        let members = (0..self.members.len()).map(|position| self.members.at(position));
+        members.filter(|id| tasks.binary_search(id).is_ok()).collect()
     }
 
     fn tasks(&self, wanted: impl Fn(Slot) -> bool + 'static) -> impl Iterator<Item = TaskId> + '_ {
@@ -191,11 +205,21 @@ pub(super) struct Ended {
     pub result: Result<(), Arc<Failure>>,
     /// Members that it has passed without and that have not come to a later use since: they count behind.
     pub behind: BTreeSet<TaskId>,
+    at: Timestamp,
     /// Grows with every ending, so that the one that ended longest ago is found.
     order: u64,
 }
 
 impl Ended {
+    /// Whether this is use 0, it has passed, and the task was in it with an incarnation that registered at `since`.
+    pub fn has_passed_with(&self, task: TaskId, since: Timestamp) -> bool {
+        self.counter == 0
+            && self.result.is_ok()
+            && since < self.at
+            && self.members.position(task).is_some()
+            && !self.behind.contains(&task)
+    }
+
     fn weight(&self, key: &BarrierKey) -> usize {
         let id = if let BarrierKey::Named(id) = key { 2 * id.len() } else { 0 };
         let text = |e: &Failure| e.message.len() + e.cause.as_ref().map_or(0, |cause| cause.len());
@@ -263,9 +287,10 @@ impl Barriers {
         self.members_in_progress
     }
 
-    /// Keeps the result of a use that has ended, and forgets old ones beyond `bound` bytes.
+    /// Keeps the result of a use that has ended `at` this moment, and forgets old ones beyond `bound` bytes.
     pub fn end(
         &mut self,
+        at: Timestamp,
         key: BarrierKey,
         instance: &Instance,
         result: Result<(), Arc<Failure>>,
@@ -278,7 +303,7 @@ impl Barriers {
         }
         self.endings += 1;
         let (counter, members) = (instance.counter, instance.members.clone());
-        let ended = Ended { counter, members, result, behind, order: self.endings };
+        let ended = Ended { counter, members, result, behind, at, order: self.endings };
         self.weight += ended.weight(&key);
         if key.is_named() {
             self.forgettable.insert((counter > 0, ended.order, key.clone()), ());

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::failure::Failure;
 use super::ids::{ConnectionId, ServiceIncarnation, TaskId, TaskIncarnation};
@@ -319,7 +319,11 @@ impl<T> Shared<T> {
     /// Shares `value`.
     #[must_use]
     pub fn new(value: T) -> Arc<Self> {
-        Arc::new(Self { value, encoded: [const { OnceLock::new() }; FORMS] })
+        Arc::new(Self::of(value))
+    }
+
+    fn of(value: T) -> Self {
+        Self { value, encoded: [const { OnceLock::new() }; FORMS] }
     }
 
     /// The encoded form number `form`, made by `encode` the first time.
@@ -346,3 +350,15 @@ impl<T: PartialEq> PartialEq for Shared<T> {
 }
 
 impl<T: Eq> Eq for Shared<T> {}
+
+impl<T: Serialize> Serialize for Shared<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.value.serialize(serializer)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Shared<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        T::deserialize(deserializer).map(Self::of)
+    }
+}

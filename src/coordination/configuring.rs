@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::actor::{Actor, Reason};
-use super::context::Cx;
 use super::event::Change;
 use super::failure::{Code, Failure};
 use super::ids::Timestamp;
@@ -12,7 +11,6 @@ use super::job::{Job, within};
 use super::run::Run;
 use super::settings::{JobSettings, SettingsChange};
 use super::steering::{Done, Refusal};
-use super::timers::Timer;
 
 impl Job {
     /// Gives the job other settings. Timeouts hold for what begins from now on, and the heartbeat timeout at once.
@@ -36,10 +34,10 @@ impl Job {
             let text = format!("{} changed by {actor}: {reason}", changed.join(", "));
             cx.event(Change::SettingsChanged { settings: changed, actor }, text);
             if beats {
-                run.rearm_heartbeats(cx);
+                run.rearm_heartbeats();
             }
             if silenced {
-                run.answer_polls(cx);
+                run.answer_polls();
             }
         });
         if reshaped {
@@ -107,24 +105,22 @@ impl Run {
     }
 
     /// Every heartbeat timer stands where the timeout that holds now puts it.
-    fn rearm_heartbeats(&mut self, cx: &mut Cx<'_>) {
+    fn rearm_heartbeats(&mut self) {
         self.timers.clear_heartbeats();
+        self.unwatched.clear();
         for id in self.ids() {
             let task = self.own_mut(id);
             task.watched = task.is_connected();
             if task.watched {
-                let due = task.last_heartbeat.unwrap_or_default().after(cx.settings.heartbeat_timeout);
-                self.timers.set(due.max(cx.now), Timer::Heartbeat(id));
+                self.unwatched.push_back(id);
             }
         }
     }
 
     /// Polls are not held any more.
-    fn answer_polls(&mut self, cx: &mut Cx<'_>) {
+    fn answer_polls(&mut self) {
         let text = "Errors of this job are delivered with heartbeats from now on; no need to poll.";
         let failure = Arc::new(Failure::plain(Code::Cancelled, text));
-        for id in self.ids() {
-            self.answer_poll(cx, id, &failure);
-        }
+        self.answer_all_polls(failure);
     }
 }

@@ -1,9 +1,12 @@
 //! What a transition works with: the time, the settings, and where its effects go.
 
+use std::collections::VecDeque;
+
 use super::call::Outcome;
 use super::event::{Change, Event};
-use super::ids::{CallId, JobId, RunNumber, Timestamp};
+use super::ids::{CallId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::input::{Discarded, Effect};
+use super::outbox::{Outbox, TaskChange};
 use super::settings::JobSettings;
 
 /// The surroundings of one transition of one run.
@@ -13,6 +16,7 @@ pub(super) struct Cx<'a> {
     pub run: RunNumber,
     pub settings: &'a JobSettings,
     pub effects: &'a mut Vec<Effect>,
+    pub outbox: &'a mut Outbox,
 }
 
 impl Cx<'_> {
@@ -35,6 +39,30 @@ impl Cx<'_> {
             reason.push('…');
         }
         let (at, job, run) = (self.now, self.job, self.run);
-        self.effects.push(Effect::Event(Event { at, job, run, what, reason }));
+        let event = Event { at, job, run, what, reason };
+        if self.outbox.is_empty() {
+            self.effects.push(Effect::Event(event));
+        } else {
+            self.outbox.push(event);
+        }
+    }
+
+    /// An event for each of `tasks`, given with their present incarnations. They are published a few at a time.
+    pub fn task_events(
+        &mut self,
+        change: TaskChange,
+        reason: &str,
+        tasks: VecDeque<(TaskId, TaskIncarnation)>,
+    ) {
+        if !tasks.is_empty() {
+            self.outbox.push_for_tasks(self.now, self.run, change, reason, tasks);
+        }
+    }
+
+    /// Publishes the oldest event that waits for it, if there is one.
+    pub fn publish_next(&mut self) -> bool {
+        let Some(event) = self.outbox.pop(self.job) else { return false };
+        self.effects.push(Effect::Event(event));
+        true
     }
 }

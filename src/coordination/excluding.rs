@@ -10,10 +10,12 @@
 //! - In a run that still forms, a task that is excluded by number is excused, and waited for again if the exclusion ends
 //!   before the run has started. One whose host is excluded may come from another host, and is waited for.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
 use super::barrier::Slot;
@@ -21,18 +23,26 @@ use super::context::Cx;
 use super::event::{Change, FailureClass, RunOutcome};
 use super::exclusion::{Exclusion, ExclusionEnd, ExclusionEnded, Target};
 use super::failure::{Code, Failure};
-use super::ids::{CallId, ConnectionId, ExclusionId, TaskId, Timestamp};
+use super::ids::{ConnectionId, ExclusionId, TaskId, Timestamp};
 use super::input::Effect;
 use super::job::{Job, within};
 use super::run::Run;
 use super::steering::{BarrierPreview, ExclusionPreview, Refusal};
-use super::waiters::Place;
+use super::waiters::{Answer, Calls};
 
 impl Failure {
     /// The task was taken out by an exclusion: it may come back once that is over.
     pub(super) fn is_exclusion(&self) -> bool {
         self.code == Code::PermissionDenied && self.service_error.is_some_and(|e| !e.reported)
     }
+}
+
+/// An exclusion that is in force, and the tasks that it has still to take out of the run, each with the connections on which
+/// only it has spoken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Expulsion {
+    exclusion: ExclusionId,
+    tasks: BTreeMap<TaskId, Vec<ConnectionId>>,
 }
 
 impl Job {
@@ -49,10 +59,7 @@ impl Job {
         end_run: bool,
     ) -> Result<ExclusionId, Refusal> {
         self.check_exclusion(target)?;
-        if !end_run
-            && let Some((outcome, _)) = self.tried(now, &actor, &reason, target).0.run.ended
-            && self.run.ended.is_none()
-        {
+        if !end_run && let Some(outcome) = self.run.outcome_without(&self.taken_out_by(target)) {
             let why = match outcome {
                 RunOutcome::Failed => "its tasks share their fate, and it needs all of them",
                 _ => "nobody would be left in it",
@@ -145,37 +152,68 @@ impl Job {
     /// The tasks of the present run that an exclusion is about: the task itself, or those whose present or last life
     /// registered from the host.
     pub(super) fn taken_out_by(&self, target: Target) -> Vec<TaskId> {
-        let concerns = |id: &TaskId| match target {
-            Target::Task(task) => task == *id,
-            host @ Target::Host(_) => {
-                self.run.own(*id).peer.is_some_and(|peer| Target::host(peer.ip()) == host)
-            }
-        };
-        self.run.ids().filter(concerns).collect()
+        match target {
+            Target::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
+            Target::Host(_) => self.run.ids().filter(|id| self.is_target(target, *id)).collect(),
+        }
     }
 
-    /// Performs an exclusion that stands in the table upon the present run.
+    /// Begins to perform an exclusion that stands in the table upon the present run: [`Self::expel_next`] goes on with it.
     fn take_out(&mut self, now: Timestamp, effects: &mut Vec<Effect>, id: ExclusionId) {
         let Some(exclusion) = self.exclusions.get(id).cloned() else { return };
         let Exclusion { target, actor, reason, .. } = &exclusion;
         let tasks = self.taken_out_by(*target);
-        let own = self.connections_of(&tasks);
-        let name = self.name.clone();
-        let why = format!("excluded by {actor}: {reason}");
-        within!(self, now, effects, |run, cx| {
-            let change = Change::Excluded {
-                exclusion: id,
-                target: *target,
-                tasks: tasks.clone(),
-                actor: actor.clone(),
-            };
-            cx.event(change, format!("{target} is {why}"));
-            for (task, own) in own {
-                let failure = Arc::new(exclusion.refusal(name.as_str(), task).because(&why));
-                run.expel(cx, task, &failure, &why, &own);
-                run.excuse(cx, task, matches!(target, Target::Task(_)));
-            }
+        let expulsion = Expulsion { exclusion: id, tasks: self.connections_of(&tasks) };
+        within!(self, now, effects, |_run, cx| {
+            let change = Change::Excluded { exclusion: id, target: *target, tasks, actor: actor.clone() };
+            cx.event(change, format!("{target} is excluded by {actor}: {reason}"));
         });
+        self.expulsions.push_back(expulsion);
+        if self.expulsions.len() == 1 {
+            // A single task is out at once.
+            self.expel_next(now, effects, &mut 1);
+        }
+    }
+
+    /// Takes the next task out of the run of which an exclusion that is in force says so.
+    pub(super) fn expel_next(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+        // To take a task out costs as much as to answer so many calls.
+        const COST: usize = 16;
+        *budget = budget.saturating_sub(COST);
+        let Some(expulsion) = self.expulsions.front_mut() else { return };
+        let exclusion = self.exclusions.get(expulsion.exclusion).cloned();
+        let (Some(exclusion), Some((task, own))) = (exclusion, expulsion.tasks.pop_first()) else {
+            // It is performed, or over before it was.
+            self.expulsions.pop_front();
+            return;
+        };
+        if expulsion.tasks.is_empty() {
+            self.expulsions.pop_front();
+        }
+        let Exclusion { target, actor, reason, .. } = &exclusion;
+        if !self.is_target(*target, task) {
+            return;
+        }
+        let why = format!("excluded by {actor}: {reason}");
+        let failure = Arc::new(exclusion.refusal(self.name.as_str(), task).because(&why));
+        within!(self, now, effects, |run, cx| {
+            run.expel(cx, task, &failure, &why, &own);
+            run.excuse(cx, task, matches!(target, Target::Task(_)));
+        });
+    }
+
+    fn is_target(&self, target: Target, id: TaskId) -> bool {
+        match target {
+            Target::Task(task) => task == id,
+            host @ Target::Host(_) => {
+                self.run.own(id).peer.is_some_and(|peer| Target::host(peer.ip()) == host)
+            }
+        }
+    }
+
+    /// Whether an exclusion is in force that will take the task out of the run.
+    pub(super) fn is_being_expelled(&self, id: TaskId) -> bool {
+        self.expulsions.iter().any(|expulsion| expulsion.tasks.contains_key(&id))
     }
 
     /// Ends an exclusion before its time.
@@ -328,39 +366,42 @@ impl Run {
         self.propagate(cx, Some(id), &told);
     }
 
-    /// Every call that waits in the name of a task, and all that waits on connections that are its alone, in their order.
-    fn calls_of(&self, id: TaskId, own: &[ConnectionId]) -> BTreeSet<CallId> {
-        let at_barriers = self.barriers.in_progress().filter_map(|(_, instance)| match instance.slot(id) {
-            Some(Slot::Arrived(arrival)) => Some(arrival.call),
-            _ => None,
-        });
-        let asked = self.questions.values().filter_map(|question| question.asked.get(&id)).flatten().copied();
-        let of_nobody =
-            |call: &CallId| matches!(self.waiters.place(*call), Some(Place::Key(..) | Place::Watch));
-        let on_own =
-            own.iter().flat_map(|connection| self.waiters.on(*connection, usize::MAX)).filter(of_nobody);
-        at_barriers.chain(asked).chain(self.own(id).poll).chain(on_own).collect()
-    }
-
     /// Answers every call that waits in the name of a task, and all that waits on connections that are its alone.
     fn answer_all_of(&mut self, cx: &mut Cx<'_>, id: TaskId, failure: &Arc<Failure>, own: &[ConnectionId]) {
-        for call in self.calls_of(id, own) {
-            let barrier = match self.waiters.place(call) {
-                Some(Place::Barrier(key, _)) => {
-                    self.barriers.instance(key).map(|i| (key.wire_id(self.incarnation.0), i.counter))
-                }
-                _ => None,
-            };
-            self.withdraw(cx, call);
-            cx.reply(
-                call,
-                Err(match barrier {
-                    Some((barrier, counter)) => {
-                        Arc::new(failure.as_ref().clone().of_barrier(&barrier, counter))
-                    }
-                    None => Arc::clone(failure),
-                }),
-            );
+        let at_barriers = self.barriers.in_progress().filter_map(|(key, instance)| match instance.slot(id) {
+            Some(Slot::Arrived(arrival)) => Some((key.clone(), instance.counter, arrival.call)),
+            _ => None,
+        });
+        for (key, counter, call) in at_barriers.collect::<Vec<_>>() {
+            let failure = failure.as_ref().clone().of_barrier(&self.wire_id(&key), counter);
+            self.withdraw(call);
+            cx.reply(call, Err(Arc::new(failure)));
+        }
+        self.drop_questions_of(id, failure);
+        self.answer_poll(cx, id, failure);
+        for connection in own.iter().copied() {
+            // Later calls are refused, for as long as the exclusion is in force.
+            if let Some(last) = self.waiters.last().filter(|_| self.waiters.count_on(connection) > 0) {
+                let calls = Calls::OnConnection(connection, last);
+                self.waiters.decide(calls, Answer::Failed(Arc::clone(failure)));
+            }
+        }
+    }
+
+    /// How the run would end if these tasks were lost to it; `None` if it would go on, or has ended.
+    fn outcome_without(&self, tasks: &[TaskId]) -> Option<RunOutcome> {
+        let connected = tasks.iter().map(|id| self.own(*id)).filter(|task| task.is_connected());
+        let (mut lost, mut needed) = (0, false);
+        for task in connected {
+            lost += 1;
+            needed |= !task.recoverable;
+        }
+        if self.ended.is_some() || lost == 0 {
+            None
+        } else if needed {
+            Some(RunOutcome::Failed)
+        } else {
+            Some(RunOutcome::Abandoned).filter(|_| lost == self.connected)
         }
     }
 

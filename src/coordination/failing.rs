@@ -1,5 +1,6 @@
 //! Failure and its consequences: signs of life, lost connections, the first cause, and who is told.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,13 @@ use super::event::{Change, FailureClass, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
 use super::input::Ending;
+use super::outbox::TaskChange;
 use super::run::Run;
 use super::settings::{ErrorDelivery, JobSettings};
 use super::task::{Standing, Suspicion, Task};
 use super::timers::Timer;
 use super::view::FirstCause;
-use super::waiters::Place;
+use super::waiters::{Answer, Calls, Place};
 
 /// What a person should do about a lost task; the words are those that people search for.
 const LOOK_FURTHER: &str = "Check the task logs for an earlier error or scheduler events (e.g. preemption, eviction) to \
@@ -133,6 +135,12 @@ impl Run {
         }
     }
 
+    /// Sets the first heartbeat timer of a task that has become connected.
+    pub(super) fn set_heartbeat_timer(&mut self, cx: &Cx<'_>, id: TaskId) {
+        let heard = self.own(id).last_heartbeat.unwrap_or(cx.now);
+        self.timers.set(heard.after(cx.settings.heartbeat_timeout), Timer::Heartbeat(id));
+    }
+
     /// The heartbeat timer of a task has fired: it is dead, or the timer stands again where it belongs.
     pub(super) fn check_heartbeat(&mut self, cx: &mut Cx<'_>, id: TaskId) {
         let task = self.own_mut(id);
@@ -245,22 +253,38 @@ impl Run {
         class: FailureClass,
         why: &str,
     ) {
-        let task = self.own_mut(id);
-        if task.failure().is_some() {
-            return;
+        if self.own(id).failure().is_none() {
+            self.fail_tasks(cx, &[id], failure, class, why);
         }
-        let was_connected = task.is_connected();
-        task.standing = Standing::Failed(Arc::clone(failure));
-        task.since = cx.now;
-        self.connected -= usize::from(was_connected);
-        self.clear_suspicion(id);
+    }
+
+    /// Puts tasks, ascending and none of them in error, into error.
+    fn fail_tasks(
+        &mut self,
+        cx: &mut Cx<'_>,
+        tasks: &[TaskId],
+        failure: &Arc<Failure>,
+        class: FailureClass,
+        why: &str,
+    ) {
+        let (mut failed, mut were_live, mut recoverable) = (VecDeque::new(), Vec::new(), false);
+        for id in tasks.iter().copied() {
+            self.clear_suspicion(id);
+            let task = self.own_mut(id);
+            if task.is_connected() {
+                were_live.push(id);
+            }
+            task.standing = Standing::Failed(Arc::clone(failure));
+            task.since = cx.now;
+            recoverable |= task.recoverable;
+            failed.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
+        }
+        self.connected -= were_live.len();
         self.touch();
-        cx.event(Change::TaskFailed { task: id, class }, why);
-        self.leave_all_barriers(cx, id, &format!("task is set to ERROR: {failure}"), failure.why());
-        if was_connected {
-            self.leave_questions(cx, id);
-        }
-        if self.is_deserted() && self.ended.is_none() && self.own(id).recoverable {
+        cx.task_events(TaskChange::Failed(class), why, failed);
+        self.leave_all_barriers(cx, tasks, &format!("task is set to ERROR: {failure}"), failure.why());
+        self.leave_questions(&were_live);
+        if self.is_deserted() && self.ended.is_none() && recoverable {
             self.end(cx, RunOutcome::Abandoned, format!("its last live task was lost: {why}"));
         }
     }
@@ -286,9 +310,13 @@ impl Run {
             return;
         }
         self.sticky = Some(Arc::clone(failure));
-        for id in self.ids() {
-            self.answer_poll(cx, id, failure);
-        }
+        self.answer_all_polls(Arc::clone(failure));
+    }
+
+    /// Ends every held poll with `failure`.
+    pub(super) fn answer_all_polls(&mut self, failure: Arc<Failure>) {
+        let polls: VecDeque<CallId> = self.ids().filter_map(|id| self.take_poll(id)).collect();
+        self.waiters.decide(Calls::List(polls), Answer::Failed(failure));
     }
 
     pub(super) fn note_first_cause(&mut self, cx: &mut Cx<'_>, source: Option<TaskId>, failure: &Failure) {
@@ -302,13 +330,19 @@ impl Run {
     pub(super) fn fail_all(&mut self, cx: &mut Cx<'_>, failure: Failure) {
         let why = "the run has failed";
         let failure = Arc::new(failure.because(why));
-        for id in self.ids() {
-            self.fail_task(cx, id, &failure, FailureClass::Consequence, why);
-        }
+        let sound: Vec<TaskId> = self.ids().filter(|id| self.own(*id).failure().is_none()).collect();
+        self.fail_tasks(cx, &sound, &failure, FailureClass::Consequence, why);
     }
 
+    /// The held poll of a task, which is to be answered.
+    fn take_poll(&mut self, id: TaskId) -> Option<CallId> {
+        self.own(id).poll?;
+        self.own_mut(id).poll.take()
+    }
+
+    /// Answers the held poll of a task, if there is one.
     pub(super) fn answer_poll(&mut self, cx: &mut Cx<'_>, id: TaskId, failure: &Arc<Failure>) {
-        if let Some(call) = self.own_mut(id).poll.take() {
+        if let Some(call) = self.take_poll(id) {
             self.waiters.remove(call);
             cx.reply(call, Err(Arc::clone(failure)));
         }

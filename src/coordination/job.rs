@@ -11,12 +11,14 @@ use super::call::{Caller, Claim, Request};
 use super::coordinator::no_such_job;
 use super::devices;
 use super::event::{Change, RunOutcome};
+use super::excluding::Expulsion;
 use super::exclusion::Exclusions;
 use super::failure::{Code, Failure};
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
 use super::input::{Discarded, Effect, Ending, Note, TransferNote};
+use super::outbox::Outbox;
 use super::run::Run;
 use super::settings::JobSettings;
 use super::store::Topology;
@@ -91,18 +93,22 @@ pub(super) struct Job {
     pub exclusions: Arc<Exclusions>,
     closing: VecDeque<Closing>,
     stale: VecDeque<Stale>,
+    /// Exclusions that are in force and whose tasks are being taken out of the run.
+    pub expulsions: VecDeque<Expulsion>,
+    pub outbox: Outbox,
 }
 
 /// Runs `body` with the present run and its surroundings, then tells watchers of what it changed.
 macro_rules! within {
     ($job:expr, $now:expr, $effects:expr, |$run:ident, $cx:ident| $body:expr) => {{
-        let Job { id, settings, run: $run, .. } = &mut *$job;
+        let Job { id, settings, run: $run, outbox, .. } = &mut *$job;
         let $cx = &mut $crate::coordination::context::Cx {
             now: $now,
             job: *id,
             run: $run.number,
             settings,
             effects: $effects,
+            outbox,
         };
         let value = $body;
         $run.tell_watchers();
@@ -133,6 +139,8 @@ impl Job {
             exclusions: Arc::default(),
             closing: VecDeque::new(),
             stale: VecDeque::new(),
+            expulsions: VecDeque::new(),
+            outbox: Outbox::default(),
         };
         within!(&mut job, now, effects, |_run, cx| {
             let by = actor.as_ref().map_or_else(String::new, |actor| format!(", made by {actor}"));
@@ -228,7 +236,7 @@ impl Job {
 
     pub fn call_gone(&mut self, now: Timestamp, effects: &mut Vec<Effect>, call: CallId) {
         if !self.stale.iter_mut().any(|stale| stale.waiters.remove(call).is_some()) {
-            within!(self, now, effects, |run, cx| run.withdraw(cx, call));
+            within!(self, now, effects, |run, _cx| run.withdraw(call));
         }
     }
 
@@ -249,7 +257,11 @@ impl Job {
 
     /// Whether there is work that is decided and not done.
     pub fn has_work(&self) -> bool {
-        !self.closing.is_empty() || self.run.has_work() || !self.stale.is_empty()
+        !self.closing.is_empty()
+            || !self.expulsions.is_empty()
+            || !self.outbox.is_empty()
+            || self.run.has_work()
+            || !self.stale.is_empty()
     }
 
     /// Does work that is decided, as much as `budget` allows.
@@ -258,10 +270,27 @@ impl Job {
         while *budget > 0 && !self.closing.is_empty() {
             self.close(now, effects, budget);
         }
-        within!(self, now, effects, |run, cx| run.work(cx, budget));
+        while *budget > 0 && !self.expulsions.is_empty() {
+            self.expel_next(now, effects, budget);
+        }
+        within!(self, now, effects, |run, cx| {
+            // Who is answered has been told of by then.
+            while *budget > 0 && cx.publish_next() {
+                *budget -= 1;
+            }
+            run.work(cx, budget);
+        });
         while *budget > 0
             && let Some(stale) = self.stale.front_mut()
         {
+            while *budget > 0
+                && let Some((call, answer)) = stale.waiters.next_decided()
+            {
+                *budget -= 1;
+                if stale.waiters.remove(call).is_some() {
+                    effects.push(Effect::Reply(call, answer.into()));
+                }
+            }
             for (call, is_poll) in stale.waiters.first(*budget) {
                 *budget -= 1;
                 stale.waiters.remove(call);
@@ -286,25 +315,30 @@ impl Job {
         }
         self.stale.retain(|stale| stale.waiters.len() > 0);
         let polling = &mut closing.polling;
-        within!(self, now, effects, |run, cx| {
+        within!(self, now, effects, |run, _cx| {
             for call in run.waiters.on(connection, *budget) {
                 *budget -= 1;
-                if let Some(Place::Poll(task)) = run.waiters.place(call) {
+                if let Some(Place::Poll(task)) = run.waiters.place(call)
+                    && run.own(*task).poll == Some(call)
+                {
                     polling.insert(*task);
                 }
-                run.withdraw(cx, call);
+                run.withdraw(call);
             }
         });
         let left = self.stale.iter().any(|stale| stale.waiters.count_on(connection) > 0);
         if left || self.run.waiters.count_on(connection) > 0 {
             return self.closing.push_front(closing);
         }
-        // One more for the tasks.
-        *budget = budget.saturating_sub(1);
-        let Closing { presence, blame, polling, .. } = closing;
+        // To judge a task costs as much as to answer so many calls.
+        const COST: usize = 8;
+        let Closing { presence, blame, polling, .. } = &mut closing;
         within!(self, now, effects, |run, cx| {
-            for (task, (number, incarnation)) in presence.lives {
-                let (Some(ending), Some(known)) = (&blame, run.task(task)) else { continue };
+            while *budget > 0
+                && let Some((task, (number, incarnation))) = presence.lives.pop_first()
+            {
+                *budget = budget.saturating_sub(COST);
+                let (Some(ending), Some(known)) = (&*blame, run.task(task)) else { continue };
                 let concerns = number == run.number
                     && known.incarnation == Some(incarnation)
                     && known.is_connected()
@@ -314,6 +348,9 @@ impl Job {
                 }
             }
         });
+        if !closing.presence.lives.is_empty() {
+            self.closing.push_front(closing);
+        }
     }
 
     /// A connection is gone. Without a `blame`, that says nothing about the tasks that spoke on it.
@@ -359,9 +396,10 @@ impl Job {
         self.connections = CowMap::default();
         self.closing.clear();
         self.stale.clear();
-        within!(self, now, effects, |run, cx| {
+        self.expulsions.clear();
+        within!(self, now, effects, |run, _cx| {
             for (call, _) in run.waiters.first(usize::MAX) {
-                run.withdraw(cx, call);
+                run.withdraw(call);
             }
             for id in run.ids() {
                 run.clear_suspicion(id);
@@ -396,7 +434,11 @@ impl Job {
         let stopping = Arc::new(Failure::plain(Code::Unavailable, "The coordination service is stopping."));
         let text = "The coordination service is stopping. Cancelling PollForError.";
         let poll = Arc::new(Failure::plain(Code::Cancelled, text));
-        within!(self, now, effects, |run, cx| run.dismiss(cx, &stopping, &poll, budget));
+        within!(self, now, effects, |run, cx| {
+            // What is decided is answered as it was decided.
+            run.work(cx, budget);
+            run.dismiss(cx, &stopping, &poll, budget);
+        });
     }
 
     /// The life has spoken in the present run on this connection.
@@ -457,6 +499,8 @@ impl Job {
             self.first_cause_text(),
         );
         let over = Arc::new(Failure::service(Code::Aborted, text));
+        within!(self, now, effects, |run, cx| run.measure_all(cx));
+        self.expulsions.clear();
         self.dismiss_all(&over);
         let next = Run::new(number, incarnation, &self.settings, now);
         let ended = std::mem::replace(&mut self.run, next);

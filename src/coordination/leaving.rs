@@ -1,15 +1,18 @@
 //! Leaving in good order: the shutdown barrier, and leaving alone.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::barrier::{Arrival, BarrierKey, Members, Purpose};
 use super::call::{Reply, TaskSet};
 use super::context::Cx;
-use super::event::{Change, RunOutcome};
+use super::event::RunOutcome;
 use super::failure::{Code, Failure};
-use super::ids::{CallId, ConnectionId, TaskId};
+use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::outbox::TaskChange;
 use super::run::Run;
 use super::task::Standing;
+use super::waiters::{Answer, Calls};
 
 /// What callers of a failed shutdown, and everybody who polls, are told.
 pub(super) fn shutdown_failure(cause: &Failure) -> Failure {
@@ -61,21 +64,7 @@ impl Run {
         Members::Some(TaskSet::new(ids))
     }
 
-    /// Concludes a caller of the shutdown barrier.
-    pub(super) fn conclude_shutdown(
-        &mut self,
-        cx: &mut Cx<'_>,
-        call: CallId,
-        result: &Result<(), Arc<Failure>>,
-    ) {
-        let outcome = match result {
-            Ok(()) => Ok(Reply::Done),
-            Err(failure) => Err(Arc::new(shutdown_failure(failure))),
-        };
-        cx.reply(call, outcome);
-    }
-
-    /// What follows once every caller of the shutdown barrier has been answered.
+    /// What follows once it is decided how the shutdown barrier ends.
     pub(super) fn after_shutdown(
         &mut self,
         cx: &mut Cx<'_>,
@@ -84,10 +73,10 @@ impl Run {
     ) {
         match result {
             Ok(()) => {
-                for position in 0..members.len() {
-                    // One that has left already is no error here.
-                    let _ = self.disconnect(cx, members.at(position));
-                }
+                // One that has left already is no error here.
+                let members = (0..members.len()).map(|position| members.at(position));
+                let here = members.filter(|id| !matches!(self.own(*id).standing, Standing::Disconnected(_)));
+                self.disconnect_all(cx, &here.collect::<Vec<_>>());
             }
             Err(failure) => {
                 let failure = shutdown_failure(failure);
@@ -109,24 +98,37 @@ impl Run {
             let text = format!("The task is already disconnected: {id}");
             return Err(Failure::service(Code::FailedPrecondition, text));
         }
-        let was_connected = task.is_connected();
+        self.disconnect_all(cx, &[id]);
+        Ok(())
+    }
+
+    /// Takes tasks, ascending, out of the run in good order.
+    fn disconnect_all(&mut self, cx: &mut Cx<'_>, tasks: &[TaskId]) {
         let until = cx.now.after(cx.settings.heartbeat_timeout);
-        let task = self.own_mut(id);
-        task.standing = Standing::Disconnected(until);
-        task.since = cx.now;
-        self.connected -= usize::from(was_connected);
-        self.clear_suspicion(id);
-        self.touch();
-        cx.event(Change::TaskDisconnected { task: id }, "shut down");
-        self.leave_all_barriers(cx, id, "task disconnected", "it shut down");
-        if was_connected {
-            self.leave_questions(cx, id);
+        let (mut polls, mut left, mut were_live) = (VecDeque::new(), VecDeque::new(), Vec::new());
+        for id in tasks.iter().copied() {
+            self.clear_suspicion(id);
+            let task = self.own_mut(id);
+            if task.is_connected() {
+                were_live.push(id);
+            }
+            task.standing = Standing::Disconnected(until);
+            task.since = cx.now;
+            polls.extend(task.poll.take());
+            left.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
         }
-        let text = "Cancelled error polling because: task has disconnected.";
-        self.answer_poll(cx, id, &Arc::new(Failure::service(Code::Cancelled, text)));
+        self.connected -= were_live.len();
+        self.touch();
+        cx.task_events(TaskChange::Disconnected, "shut down", left);
+        self.leave_all_barriers(cx, tasks, "task disconnected", "it shut down");
+        self.leave_questions(&were_live);
+        if !polls.is_empty() {
+            let text = "Cancelled error polling because: task has disconnected.";
+            let failure = Arc::new(Failure::service(Code::Cancelled, text));
+            self.waiters.decide(Calls::List(polls), Answer::Failed(failure));
+        }
         if self.is_deserted() && self.ended.is_none() {
             self.end(cx, RunOutcome::Completed, "all remaining tasks have shut down");
         }
-        Ok(())
     }
 }

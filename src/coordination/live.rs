@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::call::{LiveSet, Reply, Shared, TaskSet};
+use super::call::{LiveSet, Shared, TaskSet};
 use super::context::Cx;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation, Timestamp};
-use super::registration::taken_over;
 use super::run::Run;
-use super::waiters::Place;
+use super::task::Task;
+use super::waiters::{Answer, Calls, Place};
 use crate::cow::CowMap;
 
 /// One question in progress, about one set of tasks.
@@ -75,7 +75,7 @@ impl Run {
             }
         }
         self.waiters.insert(call, connection, Place::LiveSet(set.clone(), id));
-        self.answer_if_agreed(cx, &set);
+        self.answer_if_agreed(&set);
     }
 
     /// The ids of a set that the job has.
@@ -90,7 +90,7 @@ impl Run {
         TaskSet::new(set.ids()[from..to].to_vec())
     }
 
-    fn answer_if_agreed(&mut self, cx: &mut Cx<'_>, set: &TaskSet) {
+    fn answer_if_agreed(&mut self, set: &TaskSet) {
         if self.questions.get(set).is_none_or(|question| question.awaited > 0) {
             return;
         }
@@ -101,11 +101,7 @@ impl Run {
             .filter(|id| self.own(**id).is_connected())
             .map(|id| (*id, self.own(*id).incarnation.unwrap_or(TaskIncarnation(0))))
             .collect();
-        let live = Shared::new(live);
-        for call in question.asked.values().flatten().copied() {
-            self.waiters.remove(call);
-            cx.reply(call, Ok(Reply::LiveSet(Arc::clone(&live))));
-        }
+        self.waiters.decide(Calls::OfTasks(question.asked), Answer::LiveSet(Shared::new(live)));
     }
 
     /// A task has become live: questions about it wait for it too, unless it has asked.
@@ -117,51 +113,67 @@ impl Run {
         }
     }
 
-    /// A task is live no more: questions do not wait for it.
-    pub(super) fn leave_questions(&mut self, cx: &mut Cx<'_>, id: TaskId) {
-        let mut agreed = Vec::new();
+    /// These tasks were live and are live no more: questions do not wait for them.
+    pub(super) fn leave_questions(&mut self, tasks: &[TaskId]) {
+        let &[id] = tasks else { return self.recount_questions() };
         for (set, question) in &mut self.questions {
             if set.contains(id) && !question.asked.contains_key(&id) {
                 question.awaited -= 1;
-                if question.awaited == 0 {
-                    agreed.push(set.clone());
-                }
             }
         }
+        self.answer_agreed();
+    }
+
+    /// Many tasks have become live or are live no more: questions wait for those that are live and have not asked.
+    pub(super) fn recount_questions(&mut self) {
+        let tasks = &self.tasks;
+        for (set, question) in &mut self.questions {
+            let is_live = |id: TaskId| {
+                usize::try_from(id.0).ok().and_then(|place| tasks.get(place)).is_some_and(Task::is_connected)
+            };
+            let awaits = |id: &&TaskId| is_live(**id) && !question.asked.contains_key(*id);
+            question.awaited = set.ids().iter().filter(awaits).count();
+        }
+        self.answer_agreed();
+    }
+
+    /// Answers the questions that wait for nobody any more.
+    fn answer_agreed(&mut self) {
+        let agreed = self.questions.iter().filter(|(_, question)| question.awaited == 0);
+        let agreed: Vec<TaskSet> = agreed.map(|(set, _)| set.clone()).collect();
         for set in agreed {
-            self.answer_if_agreed(cx, &set);
+            self.answer_if_agreed(&set);
         }
     }
 
-    /// A new life of the task takes over: what the old one asked does not count for it.
-    pub(super) fn drop_questions_of(&mut self, cx: &mut Cx<'_>, id: TaskId, incarnation: TaskIncarnation) {
-        let asked = |(set, question): (&TaskSet, &Question)| {
-            question.asked.get(&id).map(|calls| (set.clone(), calls.clone()))
-        };
-        let stale: Vec<(TaskSet, BTreeSet<CallId>)> = self.questions.iter().filter_map(asked).collect();
-        for (set, calls) in stale {
-            for call in calls {
-                self.waiters.remove(call);
-                self.leave_question(cx, &set, id, call);
-                cx.reply(call, Err(taken_over(id, incarnation)));
+    /// The calls of a task about live sets are answered with `failure`: it has not asked.
+    pub(super) fn drop_questions_of(&mut self, id: TaskId, failure: &Arc<Failure>) {
+        let live = self.task(id).is_some_and(Task::is_connected);
+        let waiters = &mut self.waiters;
+        self.questions.retain(|_, question| {
+            if let Some(calls) = question.asked.remove(&id) {
+                question.awaited += usize::from(live);
+                waiters.decide(Calls::Set(calls), Answer::Failed(Arc::clone(failure)));
             }
-        }
+            !question.asked.is_empty()
+        });
+        self.answer_agreed();
     }
 
     /// A caller does not wait for its answer any more: it has not asked.
-    pub(super) fn leave_question(&mut self, cx: &mut Cx<'_>, set: &TaskSet, id: TaskId, call: CallId) {
+    pub(super) fn leave_question(&mut self, set: &TaskSet, id: TaskId, call: CallId) {
         let live = self.task(id).is_some_and(|task| task.is_connected());
         let Some(question) = self.questions.get_mut(set) else { return };
         let Some(calls) = question.asked.get_mut(&id) else { return };
-        calls.remove(&call);
-        if calls.is_empty() {
+        // A call whose answer is decided is in no question; this one may be the next about the same set.
+        if calls.remove(&call) && calls.is_empty() {
             question.asked.remove(&id);
             question.awaited += usize::from(live);
         }
         if question.asked.is_empty() {
             self.questions.remove(set);
         } else {
-            self.answer_if_agreed(cx, set);
+            self.answer_if_agreed(set);
         }
     }
 }

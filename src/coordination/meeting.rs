@@ -162,6 +162,14 @@ impl Run {
         let ended = self.barriers.ended(key);
         let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.behind.contains(&id));
         let recoverable = self.own(id).recoverable;
+        // An answer may be lost with its connection: the process that took part asks again and gets the same. A process that
+        // has come since has to take part in the next use.
+        if recoverable
+            && counter == 0
+            && ended.is_some_and(|ended| ended.has_passed_with(id, self.own(id).incarnation_since))
+        {
+            return Use::Repeat;
+        }
         if let Some(instance) = self.barriers.instance(key) {
             // A task that came back counts from 0 again, and one that was not waited for counts behind: both join
             // whatever is in progress.
@@ -221,7 +229,7 @@ impl Run {
             let result = Err(Arc::clone(&failure));
             let bound = cx.settings.bounds.barrier_memory_bytes;
             let instance = Instance::new(counter, members, cx.now, cx.now, first);
-            self.barriers.end(key.clone(), &instance, result.clone(), bound);
+            self.barriers.end(cx.now, key.clone(), &instance, result.clone(), bound);
             if *key == BarrierKey::Shutdown {
                 self.after_shutdown(cx, &instance.members, &result);
             }
@@ -261,7 +269,7 @@ impl Run {
             // A task that is no member; callers have seen to it that there is none.
             None => return,
             Some(Slot::Arrived(old)) => self.displace(cx, key, counter, id, old),
-            Some(_) if key.is_named() => self.own_mut(id).meetings += 1,
+            Some(_) if key.is_named() => self.count_wait(id, 1),
             Some(_) => {}
         }
         self.waiters.insert(arrival.call, connection, Place::Barrier(key.clone(), id));
@@ -293,7 +301,7 @@ impl Run {
         let counter = instance.counter;
         instance.put(id, Slot::Missing);
         if key.is_named() {
-            self.own_mut(id).meetings -= 1;
+            self.count_wait(id, -1);
         }
         self.displace(cx, key, counter, id, old);
     }

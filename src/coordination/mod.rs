@@ -54,6 +54,7 @@ mod live;
 mod looking;
 mod meeting;
 mod observation;
+mod outbox;
 mod parting;
 mod pulse;
 mod registration;

@@ -269,7 +269,7 @@ impl Run {
                 since: task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
                 peer: task.peer,
                 last_heartbeat: task.last_heartbeat,
-                meets: task.meetings > 0 || asking.contains(&id),
+                meets: self.waits_at(id) > 0 || asking.contains(&id),
                 past_lives: task.past.len(),
                 registered_at: task.registered_at,
                 interval_us,

@@ -8,14 +8,17 @@
 
 use std::sync::Arc;
 
-use super::barrier::{BarrierKey, Purpose, Slot};
-use super::call::{Reply, Shared};
+use super::barrier::{BarrierKey, Instance, Slot};
+use super::call::Shared;
 use super::context::Cx;
 use super::event::{Change, RunOutcome};
 use super::failure::{Code, Failure};
-use super::ids::TaskId;
+use super::ids::{CallId, TaskId};
+use super::leaving::shutdown_failure;
 use super::run::{Remembered, Run};
+use super::straggling::Measure;
 use super::timers::Timer;
+use super::waiters::{Answer, Calls};
 
 impl Run {
     pub(super) fn pass_if_complete(&mut self, cx: &mut Cx<'_>, key: &BarrierKey) {
@@ -48,7 +51,7 @@ impl Run {
             }
             let waits_elsewhere = |id: TaskId| {
                 let task = self.own(id);
-                task.unsynced && task.is_connected() && task.meetings > 0
+                task.unsynced && task.is_connected() && self.waits_at(id) > 0
             };
             if instance.missing_tasks().all(waits_elsewhere) {
                 let reason = "the missing members restarted in this run and wait at another barrier: this one would never be \
@@ -88,7 +91,7 @@ impl Run {
         self.timers.clear(instance.deadline, Timer::Barrier(key.clone()));
         let counter = instance.counter;
         let bound = cx.settings.bounds.barrier_memory_bytes;
-        self.barriers.end(key.clone(), &instance, result.clone(), bound);
+        self.barriers.end(cx.now, key.clone(), &instance, result.clone(), bound);
         let barrier = self.wire_id(key);
         let id = Arc::clone(&barrier);
         let change = match &result {
@@ -96,39 +99,49 @@ impl Run {
             Err(_) => Change::BarrierFailed { barrier, counter },
         };
         cx.event(change, reason);
-        self.measure(cx, key, id, &instance, &result);
-        if *key == BarrierKey::Registration && result.is_ok() {
-            self.started_at = Some(cx.now);
-        }
-        let all_came = instance.arrived() == instance.members.len();
-        let devices = self.take_exchanged(key, &result);
-        for (id, arrival) in instance.arrivals() {
-            self.waiters.remove(arrival.call);
-            if key.is_named() {
-                let task = self.own_mut(id);
-                task.meetings -= 1;
-                if all_came && result.is_ok() && std::mem::take(&mut task.unsynced) {
-                    self.unsynced -= 1;
-                }
+        let passed = result.is_ok();
+        self.measures.push_back(Measure::new(cx, key, id, &instance, passed));
+        let calls = || Calls::List(instance.arrivals().map(|(_, arrival)| arrival.call).collect());
+        match key {
+            BarrierKey::Named(_) => {
+                self.leave_named(&instance, passed);
+                self.waiters.decide(calls(), Answer::to(&result, Answer::BarrierPassed(counter)));
             }
-            match arrival.purpose {
-                Purpose::Meet => {
-                    cx.reply(arrival.call, result.clone().map(|()| Reply::BarrierPassed(counter)));
+            BarrierKey::Devices => {
+                let devices = if passed { self.gathered() } else { Shared::new(Vec::new()) };
+                let answer = Answer::to(&result, Answer::Devices(self.incarnation, devices));
+                self.waiters.decide(calls(), answer);
+            }
+            BarrierKey::Registration => match &result {
+                Ok(()) => self.start(cx, &instance),
+                Err(failure) => {
+                    self.waiters.decide(calls(), Answer::Failed(Arc::clone(failure)));
+                    self.registration_failed(cx, failure);
                 }
-                Purpose::Register(incarnation) => {
-                    self.conclude_registration(cx, arrival.call, id, incarnation, &result);
-                }
-                Purpose::ShutDown => self.conclude_shutdown(cx, arrival.call, &result),
-                Purpose::ExchangeDevices => {
-                    let reply = Reply::Devices(self.incarnation, Arc::clone(&devices));
-                    cx.reply(arrival.call, result.clone().map(|()| reply));
-                }
+            },
+            BarrierKey::Shutdown => {
+                let told =
+                    result.as_ref().map(|()| ()).map_err(|failure| Arc::new(shutdown_failure(failure)));
+                self.waiters.decide(calls(), Answer::to(&told, Answer::Done));
+                self.after_shutdown(cx, &instance.members, &result);
             }
         }
-        match (key, &result) {
-            (BarrierKey::Shutdown, _) => self.after_shutdown(cx, &instance.members, &result),
-            (BarrierKey::Registration, Err(failure)) => self.registration_failed(cx, failure),
-            _ => {}
+    }
+
+    /// The members that had come to a barrier that clients named wait there no more. If it passed with all its members,
+    /// they are in step with one another.
+    fn leave_named(&mut self, instance: &Instance, passed: bool) {
+        for (id, _) in instance.arrivals() {
+            self.count_wait(id, -1);
+        }
+        if self.unsynced == 0 || !passed || instance.arrived() != instance.members.len() {
+            return;
+        }
+        for (id, _) in instance.arrivals() {
+            if self.own(id).unsynced {
+                self.own_mut(id).unsynced = false;
+                self.unsynced -= 1;
+            }
         }
     }
 
@@ -171,18 +184,16 @@ impl Run {
         self.fail_instance(cx, key, Code::DeadlineExceeded, text, &why);
     }
 
-    /// Takes part no more in anything that is in progress: a recoverable task is waited for again, without
+    /// These tasks, ascending, take part no more in any barrier in progress: recoverable ones are waited for again, without
     /// another one nothing can complete. `reason` is for those who wait, `why` for people.
-    pub(super) fn leave_all_barriers(&mut self, cx: &mut Cx<'_>, id: TaskId, reason: &str, why: &str) {
-        let keys: Vec<BarrierKey> = self
-            .barriers
-            .in_progress()
-            .filter(|(_, instance)| instance.members.position(id).is_some())
-            .map(|(key, _)| key.clone())
-            .collect();
+    pub(super) fn leave_all_barriers(&mut self, cx: &mut Cx<'_>, tasks: &[TaskId], reason: &str, why: &str) {
+        let keys: Vec<BarrierKey> = self.barriers.in_progress().map(|(key, _)| key.clone()).collect();
         for key in keys {
+            let Some(instance) = self.barriers.instance(&key) else { continue };
+            let counter = instance.counter;
+            let leaving = instance.members_among(tasks);
             let barrier = self.wire_id(&key);
-            if !self.own(id).recoverable {
+            if let Some(id) = leaving.iter().copied().find(|id| !self.own(*id).recoverable) {
                 let text = format!(
                     "Barrier failed because: {reason}. Barrier Id: {barrier}, Task: {}",
                     self.describe(id)
@@ -191,10 +202,10 @@ impl Run {
                 self.fail_instance(cx, &key, Code::Internal, text, &why);
                 continue;
             }
-            let Some(instance) = self.barriers.instance(&key) else { continue };
-            let counter = instance.counter;
-            if let Some(Slot::Arrived(arrival)) = instance.slot(id) {
-                self.leave_barrier(cx, &key, id);
+            for id in leaving {
+                let Some(instance) = self.barriers.instance(&key) else { break };
+                let Some(Slot::Arrived(arrival)) = instance.slot(id) else { continue };
+                self.leave_barrier(&key, id, arrival.call);
                 self.waiters.remove(arrival.call);
                 let text = format!(
                     "Stale barrier invocation is cancelled because: {reason}. Barrier: {barrier}::{counter} Task {id}"
@@ -205,14 +216,17 @@ impl Run {
         }
     }
 
-    /// The task's arrival does not count any more; its call has been dealt with by the caller.
-    pub(super) fn leave_barrier(&mut self, _cx: &mut Cx<'_>, key: &BarrierKey, id: TaskId) {
+    /// The task's arrival with this call does not count any more; the caller deals with the call itself.
+    pub(super) fn leave_barrier(&mut self, key: &BarrierKey, id: TaskId, call: CallId) {
         let left = if self.own(id).excused { Slot::Released } else { Slot::Missing };
         let Some(instance) = self.barriers.instance_mut(key) else { return };
-        if let Some(Slot::Arrived(_)) = instance.put(id, left)
-            && key.is_named()
-        {
-            self.own_mut(id).meetings -= 1;
+        // A call whose answer is decided stands in no slot; the slot may be that of the next use.
+        if !matches!(instance.slot(id), Some(Slot::Arrived(arrival)) if arrival.call == call) {
+            return;
+        }
+        instance.put(id, left);
+        if key.is_named() {
+            self.count_wait(id, -1);
         }
         self.dissolve_if_empty(key);
     }
@@ -261,14 +275,6 @@ impl Run {
                 counter,
             ),
         }
-    }
-
-    fn take_exchanged(
-        &mut self,
-        key: &BarrierKey,
-        result: &Result<(), Arc<Failure>>,
-    ) -> Arc<Shared<Vec<bytes::Bytes>>> {
-        if *key == BarrierKey::Devices && result.is_ok() { self.gathered() } else { Shared::new(Vec::new()) }
     }
 
     /// The devices of all tasks, once the exchange is over; shared by all who ask.

@@ -1,17 +1,19 @@
 //! Registration: no task takes part before all have come; the newest life of a task wins.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::barrier::{Arrival, BarrierKey, Purpose};
+use super::barrier::{Arrival, BarrierKey, Instance, Purpose};
 use super::call::Reply;
 use super::context::Cx;
 use super::event::{Change, FailureClass};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::outbox::TaskChange;
 use super::run::Run;
 use super::task::Standing;
-use super::timers::Timer;
+use super::waiters::{Answer, Calls};
 
 /// What the waiting calls of a life end with when a newer one takes its place.
 pub(super) fn taken_over(id: TaskId, incarnation: TaskIncarnation) -> Arc<Failure> {
@@ -56,7 +58,7 @@ impl Run {
                 self.take_up(cx, connection, peer, id, incarnation, recoverable);
                 if recoverable {
                     let why = "the task registered again";
-                    self.leave_all_barriers(cx, id, why, why);
+                    self.leave_all_barriers(cx, &[id], why, why);
                 }
                 self.connect(cx, id, again);
                 cx.reply(call, Ok(Reply::Service(self.incarnation)));
@@ -138,7 +140,7 @@ impl Run {
         task.recoverable = recoverable;
         self.clear_suspicion(id);
         if old.is_some() {
-            self.drop_questions_of(cx, id, incarnation);
+            self.drop_questions_of(id, &taken_over(id, incarnation));
         }
         if let Some(call) = old_poll {
             self.waiters.remove(call);
@@ -194,54 +196,39 @@ impl Run {
         );
     }
 
-    /// Concludes a registration that waited for the others.
-    pub(super) fn conclude_registration(
-        &mut self,
-        cx: &mut Cx<'_>,
-        call: CallId,
-        id: TaskId,
-        incarnation: TaskIncarnation,
-        result: &Result<(), Arc<Failure>>,
-    ) {
-        let outcome = match result {
-            Err(failure) => Err(Arc::clone(failure)),
-            Ok(()) if self.own(id).incarnation == Some(incarnation) => {
-                self.connect(cx, id, false);
-                Ok(Reply::Service(self.incarnation))
+    /// All tasks have registered: those that wait at the registration barrier take part from now on.
+    pub(super) fn start(&mut self, cx: &mut Cx<'_>, registration: &Instance) {
+        self.started_at = Some(cx.now);
+        let (mut calls, mut connected) = (VecDeque::new(), VecDeque::new());
+        for (id, arrival) in registration.arrivals() {
+            match arrival.purpose {
+                Purpose::Register(incarnation) if self.own(id).incarnation == Some(incarnation) => {
+                    calls.push_back(arrival.call);
+                    if self.mark_connected(cx, id, false) {
+                        connected.push_back((id, incarnation));
+                    }
+                }
+                Purpose::Register(incarnation) => {
+                    self.waiters.remove(arrival.call);
+                    cx.reply(arrival.call, Err(self.superseded(id, incarnation, None)));
+                }
+                _ => {}
             }
-            Ok(()) => Err(self.superseded(id, incarnation, None)),
-        };
-        cx.reply(call, outcome);
+        }
+        self.recount_questions();
+        cx.task_events(TaskChange::Connected, "all tasks have registered", connected);
+        self.waiters.decide(Calls::List(calls), Answer::Registered(self.incarnation));
     }
 
-    /// The task takes part from now on. `again`: it is another time in this run.
+    /// The task takes part from now on. `again`: others have begun before.
     pub(super) fn connect(&mut self, cx: &mut Cx<'_>, id: TaskId, again: bool) {
-        let timeout = cx.settings.heartbeat_timeout;
-        let now = cx.now;
-        // One that was excluded when the others began comes late, for the first time.
         let late = again;
+        // One that was excluded when the others began comes late, for the first time.
         let again = again && self.own(id).was_connected;
-        let task = self.own_mut(id);
-        let entered = !task.is_connected();
-        let unsynced = late && !task.unsynced;
-        let watch = !task.watched;
-        task.standing = Standing::Connected;
-        task.last_heartbeat = Some(now);
-        task.pulse.pause();
-        task.watched = true;
-        task.was_connected = true;
-        task.unsynced |= late;
-        task.excused = false;
-        if entered || again {
-            task.since = now;
+        let entered = self.mark_connected(cx, id, late);
+        if again {
+            self.own_mut(id).since = cx.now;
         }
-        let incarnation = task.incarnation.unwrap_or(TaskIncarnation(0));
-        self.connected += usize::from(entered);
-        self.unsynced += usize::from(unsynced);
-        if watch {
-            self.timers.set(now.after(timeout), Timer::Heartbeat(id));
-        }
-        self.touch();
         if entered {
             self.enter_questions(id);
         }
@@ -251,10 +238,36 @@ impl Run {
                 (false, true) => "registered after the run had started without it",
                 (false, false) => "all tasks have registered",
             };
+            let incarnation = self.own(id).incarnation.unwrap_or(TaskIncarnation(0));
             cx.event(Change::TaskConnected { task: id, incarnation, again }, reason);
         }
         if late {
             self.release_from_barriers(cx, id);
         }
+    }
+
+    /// Makes a task connected; returns whether it was not. `late`: others have begun before.
+    fn mark_connected(&mut self, cx: &Cx<'_>, id: TaskId, late: bool) -> bool {
+        let task = self.own_mut(id);
+        let entered = !task.is_connected();
+        let unsynced = late && !task.unsynced;
+        let watch = !task.watched;
+        task.standing = Standing::Connected;
+        task.last_heartbeat = Some(cx.now);
+        task.pulse.pause();
+        task.watched = true;
+        task.was_connected = true;
+        task.unsynced |= late;
+        task.excused = false;
+        if entered {
+            task.since = cx.now;
+        }
+        self.connected += usize::from(entered);
+        self.unsynced += usize::from(unsynced);
+        if watch {
+            self.unwatched.push_back(id);
+        }
+        self.touch();
+        entered
     }
 }

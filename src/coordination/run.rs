@@ -21,11 +21,11 @@ use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, Ta
 use super::live::Question;
 use super::settings::JobSettings;
 use super::store::{Entry, Store, shown};
-use super::straggling::BarrierRecord;
+use super::straggling::{BarrierRecord, Measure};
 use super::task::Task;
 use super::timers::{Timer, Timers};
 use super::view::FirstCause;
-use super::waiters::{Place, Waiters};
+use super::waiters::{Answer, Place, Waiters};
 use crate::cow::{CowMap, CowVec};
 
 /// The key under which a preemption notice is left for all tasks.
@@ -66,6 +66,12 @@ pub(super) struct Run {
     pub sticky: Option<Arc<Failure>>,
     pub waiters: Waiters,
     pub timers: Timers,
+    /// Connected tasks whose first heartbeat timer is not set yet.
+    pub unwatched: VecDeque<TaskId>,
+    /// Barriers that have ended and are not measured yet.
+    pub measures: VecDeque<Measure>,
+    /// At how many barriers that clients named each task waits.
+    pub waits_at: CowVec<u32>,
     #[serde(skip)]
     pub gathered: Remembered<Arc<Shared<Vec<Bytes>>>>,
     #[serde(skip)]
@@ -128,6 +134,9 @@ impl Run {
             sticky: None,
             waiters: Waiters::default(),
             timers: Timers::default(),
+            unwatched: VecDeque::new(),
+            measures: VecDeque::new(),
+            waits_at: CowVec::of(&0, settings.tasks as usize),
             gathered: Remembered::default(),
             states: Remembered::default(),
         }
@@ -144,6 +153,17 @@ impl Run {
 
     pub fn own_mut(&mut self, task: TaskId) -> &mut Task {
         &mut self.tasks[usize::try_from(task.0).unwrap_or(usize::MAX)]
+    }
+
+    /// Notes that the task has come to a barrier that clients named (`by` is 1) or waits there no more (-1).
+    pub fn count_wait(&mut self, task: TaskId, by: i32) {
+        let waits = &mut self.waits_at[usize::try_from(task.0).unwrap_or(usize::MAX)];
+        *waits = waits.saturating_add_signed(by);
+    }
+
+    /// At how many barriers that clients named the task waits.
+    pub fn waits_at(&self, task: TaskId) -> u32 {
+        usize::try_from(task.0).ok().and_then(|place| self.waits_at.get(place)).copied().unwrap_or_default()
     }
 
     pub fn ids(&self) -> impl Iterator<Item = TaskId> + use<> {
@@ -339,23 +359,44 @@ impl Run {
 
     /// Whether there is work that is decided and not done.
     pub fn has_work(&self) -> bool {
-        self.store.has_to_wake() || self.waiters.has_to_tell()
+        self.store.has_to_wake()
+            || self.waiters.has_decided()
+            || self.waiters.has_to_tell()
+            || !self.unwatched.is_empty()
+            || !self.measures.is_empty()
     }
 
     /// Does work that is decided, as much as `budget` allows: answers calls whose wait is over.
     pub fn work(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
         while *budget > 0 {
-            if let Some((call, value)) = self.store.wake() {
+            if let Some((call, answer)) = self.waiters.next_decided() {
+                *budget -= 1;
+                self.give(cx, call, answer);
+            } else if let Some((call, value)) = self.store.wake() {
                 *budget -= 1;
                 self.waiters.remove(call);
                 cx.reply(call, Ok(Reply::Value(value)));
             } else if let Some(call) = self.waiters.pop_to_tell() {
                 *budget -= 1;
                 cx.reply(call, Ok(Reply::States(self.states())));
+            } else if let Some(task) = self.unwatched.pop_front() {
+                *budget -= 1;
+                self.set_heartbeat_timer(cx, task);
+            } else if !self.measures.is_empty() {
+                self.measure_next(cx, budget);
             } else {
                 return;
             }
         }
+    }
+
+    /// Gives a call the answer that was decided, unless the call is gone or its task has been excluded since.
+    fn give(&mut self, cx: &mut Cx<'_>, call: CallId, answer: Answer) {
+        let Some(place) = self.waiters.place(call) else { return };
+        let excluded =
+            place.task().and_then(|id| self.task(id)?.failure()).filter(|e| e.is_exclusion()).cloned();
+        self.withdraw(call);
+        cx.reply(call, excluded.map_or_else(|| answer.into(), Err));
     }
 
     /// The states of all tasks, shared by all who ask while they stay as they are.
@@ -447,7 +488,7 @@ impl Run {
     }
 
     /// Takes a call out of wherever it waits; its caller is gone.
-    pub fn withdraw(&mut self, cx: &mut Cx<'_>, call: CallId) {
+    pub fn withdraw(&mut self, call: CallId) {
         match self.waiters.remove(call) {
             None | Some(Place::Watch) => {}
             Some(Place::Key(key, _)) => self.store.leave(&key, call),
@@ -457,8 +498,8 @@ impl Run {
                     task.poll = None;
                 }
             }
-            Some(Place::LiveSet(set, task)) => self.leave_question(cx, &set, task, call),
-            Some(Place::Barrier(key, task)) => self.leave_barrier(cx, &key, task),
+            Some(Place::LiveSet(set, task)) => self.leave_question(&set, task, call),
+            Some(Place::Barrier(key, task)) => self.leave_barrier(&key, task, call),
         }
     }
 
@@ -486,7 +527,7 @@ impl Run {
     ) {
         for (call, is_poll) in self.waiters.first(*budget) {
             *budget -= 1;
-            self.withdraw(cx, call);
+            self.withdraw(call);
             cx.reply(call, Err(Arc::clone(if is_poll { poll } else { failure })));
         }
     }

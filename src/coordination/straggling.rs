@@ -21,7 +21,6 @@ use utoipa::ToSchema;
 
 use super::barrier::{BarrierKey, Instance};
 use super::context::Cx;
-use super::failure::Failure;
 use super::ids::{JobId, RunNumber, TaskId, Timestamp};
 use super::input::Effect;
 use super::run::Run;
@@ -293,16 +292,38 @@ impl StragglingView {
     }
 }
 
-impl Run {
-    /// Measures an instance that has ended: keeps its record and tells of it.
-    pub(super) fn measure(
-        &mut self,
-        cx: &mut Cx<'_>,
-        key: &BarrierKey,
-        id: Arc<str>,
-        instance: &Instance,
-        result: &Result<(), Arc<Failure>>,
-    ) {
+/// An instance that has ended and is to be measured: first as a whole, then for its members a few at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Measure {
+    kind: BarrierKind,
+    id: Arc<str>,
+    instance: Arc<Instance>,
+    ended: Timestamp,
+    passed: bool,
+    /// Once the whole is measured: what the shares of its members are made of.
+    spread: Option<Spread>,
+}
+
+/// How the arrivals at an instance lie in time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Spread {
+    first: Timestamp,
+    median: Timestamp,
+    skew_us: u64,
+    last: TaskId,
+    held_up: u64,
+    /// Members before this position have their shares.
+    position: usize,
+}
+
+impl Measure {
+    pub fn new(cx: &Cx<'_>, key: &BarrierKey, id: Arc<str>, instance: &Arc<Instance>, passed: bool) -> Self {
+        Self { kind: key.kind(), id, instance: Arc::clone(instance), ended: cx.now, passed, spread: None }
+    }
+
+    /// The record of the instance, everybody who came, and the spread that the shares are made of, if there are any.
+    fn whole(&self) -> (BarrierRecord, Vec<ArrivalView>, Option<Spread>) {
+        let instance = &self.instance;
         let arrivals: Vec<ArrivalView> =
             instance.arrivals().map(|(task, arrival)| ArrivalView { task, at: arrival.at }).collect();
         // Who came at the same moment is in the order of the numbers.
@@ -313,57 +334,92 @@ impl Run {
             (Some((first, _)), Some(last)) => last.at.0.saturating_sub(first.0),
             _ => 0,
         };
-        if key.is_named() && result.is_ok() && arrivals.len() > 1 {
-            self.note_stragglers(&arrivals, &latest, &mut order, skew_us);
-        }
+        let counts = self.kind == BarrierKind::Client && self.passed && arrivals.len() > 1;
+        let spread = latest.first().filter(|_| counts).map(|last| {
+            let middle = (order.len() - 1) / 2;
+            let (_, &mut (median, _), _) = order.select_nth_unstable(middle);
+            Spread {
+                first: Timestamp(last.at.0.saturating_sub(skew_us)),
+                median,
+                skew_us,
+                last: last.task,
+                held_up: last.at.0 - latest.get(1).map_or(last.at.0, |other| other.at.0),
+                position: 0,
+            }
+        });
         let record = BarrierRecord {
-            id,
+            id: Arc::clone(&self.id),
             counter: instance.counter,
-            kind: key.kind(),
+            kind: self.kind,
             began: instance.began,
-            ended: cx.now,
+            ended: self.ended,
             members: instance.members.len(),
             arrived: arrivals.len(),
             first: first.map(|(_, task)| task),
             last: latest.first().map(|last| last.task),
             skew_us,
-            waited_us: arrivals.iter().map(|a| cx.now.0.saturating_sub(a.at.0)).sum(),
-            outcome: if result.is_ok() { BarrierOutcome::Passed } else { BarrierOutcome::Failed },
+            waited_us: arrivals.iter().map(|a| self.ended.0.saturating_sub(a.at.0)).sum(),
+            outcome: if self.passed { BarrierOutcome::Passed } else { BarrierOutcome::Failed },
             without: instance.absent_tasks().take(NAMED).collect(),
             latest,
         };
-        self.recent.push_back(record.clone());
-        self.forget_records(cx.settings.bounds.barriers_recent);
-        let (job, run) = (cx.job, cx.run);
-        cx.effects.push(Effect::BarrierEnded(Box::new(BarrierEnding { job, run, record, arrivals })));
+        (record, arrivals, spread)
+    }
+}
+
+impl Spread {
+    fn part(&self, task: TaskId, at: Timestamp) -> Part {
+        let behind = at.0.saturating_sub(self.median.0);
+        Part {
+            lateness: at.0 - self.first.0,
+            share: behind.saturating_mul(ONE).checked_div(self.skew_us).unwrap_or_default(),
+            held_up: (task == self.last).then_some(self.held_up),
+        }
+    }
+}
+
+impl Run {
+    /// Measures the first instance that is to be measured, or goes on with it: keeps its record, tells of it, and counts the
+    /// shares of as many members as `budget` allows.
+    pub(super) fn measure_next(&mut self, cx: &mut Cx<'_>, budget: &mut usize) {
+        let Some(mut measure) = self.measures.pop_front() else { return };
+        let spread = match measure.spread.take() {
+            Some(spread) => Some(spread),
+            None => {
+                // To put a thousand arrivals in order costs as much as to answer some hundred calls.
+                *budget = budget.saturating_sub(1 + measure.instance.arrived() / 16);
+                let (record, arrivals, spread) = measure.whole();
+                self.recent.push_back(record.clone());
+                self.forget_records(cx.settings.bounds.barriers_recent);
+                let (job, run) = (cx.job, cx.run);
+                cx.effects.push(Effect::BarrierEnded(Box::new(BarrierEnding { job, run, record, arrivals })));
+                spread
+            }
+        };
+        let Some(mut spread) = spread else { return };
+        let to = measure.instance.members.len().min(spread.position.saturating_add(*budget));
+        *budget -= to - spread.position;
+        for (task, arrival) in measure.instance.arrivals_from(spread.position, to) {
+            let part = spread.part(task, arrival.at);
+            self.own_mut(task).straggling.take_part(&part);
+        }
+        spread.position = to;
+        if to < measure.instance.members.len() {
+            measure.spread = Some(spread);
+            self.measures.push_front(measure);
+        }
+    }
+
+    /// Measures everything that is to be measured.
+    pub(super) fn measure_all(&mut self, cx: &mut Cx<'_>) {
+        while !self.measures.is_empty() {
+            self.measure_next(cx, &mut { usize::MAX });
+        }
     }
 
     /// Keeps so many records, the latest.
     pub(super) fn forget_records(&mut self, most: usize) {
         self.recent.drain(..self.recent.len().saturating_sub(most));
-    }
-
-    fn note_stragglers(
-        &mut self,
-        arrivals: &[ArrivalView],
-        latest: &[ArrivalView],
-        order: &mut [(Timestamp, TaskId)],
-        skew_us: u64,
-    ) {
-        let middle = (order.len() - 1) / 2;
-        let (_, &mut (median, _), _) = order.select_nth_unstable(middle);
-        let Some(last) = latest.first() else { return };
-        let first = last.at.0.saturating_sub(skew_us);
-        let held_up = last.at.0 - latest.get(1).map_or(last.at.0, |other| other.at.0);
-        for ArrivalView { task, at } in arrivals {
-            let behind = at.0.saturating_sub(median.0);
-            let part = Part {
-                lateness: at.0 - first,
-                share: behind.saturating_mul(ONE).checked_div(skew_us).unwrap_or_default(),
-                held_up: (*task == last.task).then_some(held_up),
-            };
-            self.own_mut(*task).straggling.take_part(&part);
-        }
     }
 }
 

@@ -50,6 +50,8 @@ pub(super) struct Task {
     /// Where that life registered from.
     pub peer: Option<SocketAddr>,
     pub registered_at: Timestamp,
+    /// When that incarnation registered first.
+    pub incarnation_since: Timestamp,
     /// The connection that it was last heard on.
     pub connection: Option<ConnectionId>,
     pub recoverable: bool,
@@ -59,8 +61,6 @@ pub(super) struct Task {
     pub unsynced: bool,
     /// It was excluded in this run, or before it, and has not registered since: nothing waits for it.
     pub excused: bool,
-    /// At how many barriers that clients named it waits.
-    pub meetings: u32,
     pub last_heartbeat: Option<Timestamp>,
     pub pulse: Pulse,
     pub straggling: Straggling,
@@ -80,12 +80,12 @@ impl Task {
             incarnation: None,
             peer: None,
             registered_at: now,
+            incarnation_since: now,
             connection: None,
             recoverable,
             was_connected: false,
             unsynced: false,
             excused: false,
-            meetings: 0,
             last_heartbeat: None,
             pulse: Pulse::default(),
             straggling: Straggling::default(),
@@ -140,6 +140,9 @@ impl Task {
             let (peer, registered_at) = (self.peer, self.registered_at);
             self.past.push_front(PastLife { incarnation: old, peer, registered_at, ended: ended.to_owned() });
             self.past.truncate(kept);
+        }
+        if self.incarnation != Some(incarnation) {
+            self.incarnation_since = now;
         }
         self.incarnation = Some(incarnation);
         self.peer = peer;

@@ -1,17 +1,22 @@
-//! Who waits: every unanswered call, by its number and by its connection.
+//! Every unanswered call of a run, by its number and by its connection.
 //!
-//! Invariant: a call is in here exactly as long as it stands somewhere (in a barrier's slot, a task's poll, a
-//! key's queue, a live-set question or among the watchers), so that whoever goes away is found there.
+//! A call waits at one place (a barrier's slot, a task's poll, a key's queue, a live-set question, the watchers) until its
+//! answer is decided. Decided answers are queued: one transition may decide as many as the job has tasks, and the run hands
+//! them out a few at a time (`Run::work`).
+//!
+//! Invariant: a call is in these tables exactly as long as it stands at its place or its answer is decided and not given.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::barrier::BarrierKey;
-use super::call::TaskSet;
-use super::ids::{CallId, ConnectionId, TaskId, Timestamp};
+use super::call::{LiveSet, Outcome, Reply, Shared, TaskSet};
+use super::failure::Failure;
+use super::ids::{CallId, ConnectionId, ServiceIncarnation, TaskId, Timestamp};
 use crate::cow::CowMap;
 
 /// Where a call waits.
@@ -25,6 +30,68 @@ pub(super) enum Place {
     Watch,
 }
 
+impl Place {
+    /// The task in whose name the call waits, if the call names one.
+    pub fn task(&self) -> Option<TaskId> {
+        match self {
+            Self::Barrier(_, task) | Self::Poll(task) | Self::LiveSet(_, task) => Some(*task),
+            Self::Key(..) | Self::Watch => None,
+        }
+    }
+}
+
+/// What many calls are answered alike.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Done,
+    Registered(ServiceIncarnation),
+    BarrierPassed(i64),
+    LiveSet(Arc<Shared<LiveSet>>),
+    Devices(ServiceIncarnation, Arc<Shared<Vec<Bytes>>>),
+    Failed(Arc<Failure>),
+}
+
+impl Answer {
+    /// `done` if `result` is a success, else its failure.
+    pub fn to(result: &Result<(), Arc<Failure>>, done: Self) -> Self {
+        result.as_ref().err().map_or(done, |failure| Self::Failed(Arc::clone(failure)))
+    }
+}
+
+impl From<Answer> for Outcome {
+    fn from(answer: Answer) -> Self {
+        Ok(match answer {
+            Answer::Done => Reply::Done,
+            Answer::Registered(service) => Reply::Service(service),
+            Answer::BarrierPassed(counter) => Reply::BarrierPassed(counter),
+            Answer::LiveSet(live) => Reply::LiveSet(live),
+            Answer::Devices(service, devices) => Reply::Devices(service, devices),
+            Answer::Failed(failure) => return Err(failure),
+        })
+    }
+}
+
+/// Calls that get the same answer. They are taken one at a time: none of these forms costs time or memory for each call when
+/// the answer is decided.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Calls {
+    /// These, in this order.
+    List(VecDeque<CallId>),
+    /// These, ascending.
+    Set(BTreeSet<CallId>),
+    /// Those of these tasks.
+    OfTasks(CowMap<TaskId, BTreeSet<CallId>>),
+    /// All that wait on a connection, to the call with this number.
+    OnConnection(ConnectionId, CallId),
+}
+
+/// The answer of some calls that is decided and not given to all of them yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Decided {
+    calls: Calls,
+    answer: Answer,
+}
+
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Waiters {
     by_call: CowMap<CallId, (ConnectionId, Place)>,
@@ -35,6 +102,8 @@ pub(super) struct Waiters {
     watching: CowMap<CallId, ()>,
     /// Those among them who have waited for a change that has come, and are told of it one after the other.
     to_tell: VecDeque<CowMap<CallId, ()>>,
+    /// Answers in the order in which they were decided.
+    decided: VecDeque<Decided>,
 }
 
 impl Waiters {
@@ -98,6 +167,11 @@ impl Waiters {
         own.map(|(_, call)| call).take(most).collect()
     }
 
+    /// The latest call of all that wait.
+    pub fn last(&self) -> Option<CallId> {
+        self.by_call.keys().next_back().copied()
+    }
+
     /// The first `most` of all calls that wait, in their order, each with whether it is a poll.
     pub fn first(&self, most: usize) -> Vec<(CallId, bool)> {
         let all = self.by_call.iter().take(most);
@@ -128,6 +202,66 @@ impl Waiters {
         let call = *call;
         self.remove(call);
         Some(call)
+    }
+
+    /// The answer of these calls is decided. The caller has taken them from their places.
+    pub fn decide(&mut self, calls: Calls, answer: Answer) {
+        self.decided.push_back(Decided { calls, answer });
+    }
+
+    /// Whether an answer is decided and not given to all its calls yet.
+    pub fn has_decided(&self) -> bool {
+        !self.decided.is_empty()
+    }
+
+    /// The next call whose answer is decided, and that answer. The call may be gone.
+    pub fn next_decided(&mut self) -> Option<(CallId, Answer)> {
+        loop {
+            let decided = self.decided.front_mut()?;
+            let next = match &mut decided.calls {
+                Calls::List(calls) => calls.pop_front(),
+                Calls::Set(calls) => calls.pop_first(),
+                Calls::OfTasks(tasks) => {
+                    let first = tasks.first_key_value().map(|(task, _)| *task);
+                    let next = first.and_then(|task| tasks.get_mut(&task)?.pop_first());
+                    if let Some(task) = first
+                        && tasks.get(&task).is_some_and(BTreeSet::is_empty)
+                    {
+                        tasks.remove(&task);
+                    }
+                    next
+                }
+                Calls::OnConnection(connection, last) => {
+                    let from = (*connection, CallId(0));
+                    let first = self.by_connection.range_from(Bound::Included(&from)).next();
+                    first
+                        .map(|(place, ())| *place)
+                        .filter(|(on, call)| on == connection && call <= last)
+                        .map(|(_, call)| call)
+                }
+            };
+            match next {
+                Some(call) => return Some((call, decided.answer.clone())),
+                None => drop(self.decided.pop_front()),
+            }
+        }
+    }
+
+    /// Every waiting call whose answer is decided.
+    pub fn decided(&self) -> BTreeSet<CallId> {
+        let mut all = BTreeSet::new();
+        for Decided { calls, .. } in &self.decided {
+            match calls {
+                Calls::List(calls) => all.extend(calls),
+                Calls::Set(calls) => all.extend(calls),
+                Calls::OfTasks(tasks) => all.extend(tasks.values().flatten()),
+                Calls::OnConnection(connection, last) => {
+                    all.extend(self.on(*connection, usize::MAX).into_iter().filter(|call| call <= last));
+                }
+            }
+        }
+        all.retain(|call| self.by_call.contains_key(call));
+        all
     }
 
     /// Every call that waits for a key: its connection, the key, and since when.

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster::coordination::{
     Act, Actor, BarrierEnding, BarrierOutcome, CallId, Caller, Change, Claim, ConnectionId, Coordinator,
-    Done, Effect, Ending, Event, ExclusionPreview, Input, JobId, JobName, JobSettings, JobView, Means,
-    Outcome, Reason, Refusal, Reply, Request, ServiceIncarnation, Target, TaskId, TaskIncarnation, Timestamp,
+    Done, Effect, Ending, Event, ExclusionPreview, Input, JobId, JobName, JobSettings, JobView, LiveSet,
+    Means, Outcome, Reason, Refusal, Reply, Request, ServiceIncarnation, Shared, Target, TaskId,
+    TaskIncarnation, TaskSet, Timestamp,
 };
 
 /// The only job of the simulated world.
@@ -48,8 +50,16 @@ pub struct World {
     /// The model: registrations in the present run, and when barriers began.
     members: BTreeMap<TaskId, Membership>,
     began: BTreeMap<String, u64>,
-    /// Who has passed which use of which barrier together with the others.
+    /// Who has passed which use of which barrier together with the others; the same of the run before, and the first call
+    /// that is asked in the present one for sure.
     took_part: BTreeSet<(String, i64, TaskId)>,
+    took_part_before: BTreeSet<(String, i64, TaskId)>,
+    first_call_of_run: CallId,
+    /// The live set that was answered last, and who was answered so.
+    live_set: Option<(Arc<Shared<LiveSet>>, BTreeSet<TaskId>)>,
+    /// Barriers that have ended, by their events and by their measurements, and are not compared yet.
+    ended: Vec<(String, i64, BarrierOutcome)>,
+    measured: Vec<(String, i64, BarrierOutcome)>,
     order: u64,
     tasks: u32,
     /// The model: who is excluded by number.
@@ -57,9 +67,9 @@ pub struct World {
     acted: Option<Result<Done, Refusal>>,
     /// The job has been deleted.
     deleted: bool,
-    /// Calls whose connections are gone: while they are taken out, one after the other, some may still be answered.
-    gone: BTreeSet<CallId>,
-    /// All that an input has decided is done before the next one comes.
+    /// Calls whose callers are gone: while they are taken out, one after the other, some may still be answered.
+    gone: BTreeMap<CallId, Asked>,
+    /// All that an input has decided is done, and all that is due by then, before the next one comes.
     pub finishes: bool,
 }
 
@@ -110,12 +120,17 @@ impl World {
             members: BTreeMap::new(),
             began: BTreeMap::new(),
             took_part: BTreeSet::new(),
+            took_part_before: BTreeSet::new(),
+            first_call_of_run: CallId(0),
+            live_set: None,
+            ended: Vec::new(),
+            measured: Vec::new(),
             order: 0,
             tasks: settings.tasks,
             excluded: BTreeSet::new(),
             acted: None,
             deleted: false,
-            gone: BTreeSet::new(),
+            gone: BTreeMap::new(),
             finishes: false,
         };
         let incarnation = world.fresh_service();
@@ -162,9 +177,12 @@ impl World {
     }
 
     pub fn close(&mut self, connection: ConnectionId, ending: Ending) {
-        let gone = self.asked.iter().filter(|(_, asked)| asked.connection == connection);
-        self.gone.extend(gone.map(|(call, _)| *call));
-        self.asked.retain(|_, asked| asked.connection != connection);
+        let (gone, asked) = std::mem::take(&mut self.asked)
+            .into_iter()
+            .partition(|(_, asked)| asked.connection == connection);
+        self.asked = asked;
+        let mut gone: BTreeMap<CallId, Asked> = gone;
+        self.gone.append(&mut gone);
         self.input(Input::ConnectionClosed { connection, ending });
     }
 
@@ -235,7 +253,8 @@ impl World {
     }
 
     pub fn hang_up(&mut self, call: CallId) {
-        if self.asked.remove(&call).is_some() {
+        if let Some(asked) = self.asked.remove(&call) {
+            self.gone.insert(call, asked);
             self.input(Input::CallGone { job: JOB, call });
         }
     }
@@ -250,12 +269,12 @@ impl World {
         self.now = until;
     }
 
-    /// Lets the coordinator do all that it has decided.
+    /// Lets the coordinator do all that it has decided, and all that is due.
     pub fn finish_work(&mut self) {
-        while self.core.has_work() {
-            assert!(self.core.next_wake().is_some_and(|at| at <= self.now), "work is asked for at once");
+        while self.core.next_wake().is_some_and(|at| at <= self.now) {
             self.input(Input::Tick);
         }
+        assert!(!self.core.has_work(), "work is asked for at once");
     }
 
     pub fn input(&mut self, input: Input) {
@@ -283,28 +302,26 @@ impl World {
             self.effects_seen.push(format!("{effects:?}"));
         }
         let mut wanted = false;
-        let mut answered = Vec::new();
-        let mut passed = Vec::new();
-        let (mut ended, mut measured) = (Vec::new(), Vec::new());
         for effect in effects {
             match effect {
                 Effect::Reply(call, outcome) => {
-                    if self.gone.contains(&call) {
+                    if self.gone.contains_key(&call) {
                         continue;
                     }
                     let asked = self.asked.remove(&call);
                     let asked =
                         asked.unwrap_or_else(|| panic!("{call:?} is answered but nobody waits for it"));
-                    answered.push((call, asked, outcome));
+                    self.check_answer(call, &asked, &outcome);
+                    self.answers.insert(call, outcome);
                 }
                 Effect::Event(event) => {
                     match &event.what {
                         Change::BarrierPassed { barrier, counter, without } => {
-                            passed.push((event.what.clone(), without.clone()));
-                            ended.push((barrier.to_string(), *counter, BarrierOutcome::Passed));
+                            self.check_passed(barrier, *counter, without);
+                            self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Passed));
                         }
                         Change::BarrierFailed { barrier, counter } => {
-                            ended.push((barrier.to_string(), *counter, BarrierOutcome::Failed));
+                            self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Failed));
                         }
                         _ => {}
                     }
@@ -313,7 +330,7 @@ impl World {
                 }
                 Effect::BarrierEnded(ending) => {
                     let record = &ending.record;
-                    measured.push((record.id.to_string(), record.counter, record.outcome));
+                    self.measured.push((record.id.to_string(), record.counter, record.outcome));
                     check_measured(&ending);
                 }
                 Effect::WantIncarnation(job) => wanted |= job == JOB,
@@ -321,15 +338,9 @@ impl World {
                 Effect::Discard(_) => {}
             }
         }
-        assert_eq!(ended, measured, "every instance that ends is measured once");
-        self.check_live_sets(&answered);
-        self.check_excluded(&answered);
-        for (change, without) in passed {
-            self.check_passed(&change, &without, &answered);
-        }
-        self.check_repeats(&answered);
-        for (call, _, outcome) in answered {
-            self.answers.insert(call, outcome);
+        if !self.core.has_work() {
+            let [ended, measured] = [&mut self.ended, &mut self.measured].map(std::mem::take);
+            assert_eq!(ended, measured, "every instance that ends is measured once");
         }
         if wanted {
             let incarnation = self.fresh_service();
@@ -363,7 +374,8 @@ impl World {
                     self.members.entry(*task).or_default().excused = true;
                 }
                 self.began.clear();
-                self.took_part.clear();
+                self.took_part_before = std::mem::take(&mut self.took_part);
+                self.first_call_of_run = CallId(self.next_call);
             }
             Change::TaskConnected { task, again, .. } => {
                 let member = self.members.entry(*task).or_default();
@@ -380,81 +392,81 @@ impl World {
         }
     }
 
-    /// Nobody who is excluded is told of a success, of a barrier least of all.
-    fn check_excluded(&self, answered: &[(CallId, Asked, Outcome)]) {
-        for (call, asked, outcome) in answered {
-            let excluded = asked.request.task().filter(|task| self.excluded.contains(task));
-            if let (Some(task), Ok(_)) = (excluded, outcome) {
-                panic!("task {task} is excluded, and {call:?} is answered {outcome:?}: {:?}", asked.request);
+    fn check_answer(&mut self, call: CallId, asked: &Asked, outcome: &Outcome) {
+        let Ok(reply) = outcome else { return };
+        let excluded = asked.request.task().filter(|task| self.excluded.contains(task));
+        assert!(
+            excluded.is_none(),
+            "an excluded task is told of a success: {call:?} is answered {reply:?}: {:?}",
+            asked.request
+        );
+        match (&asked.request, reply) {
+            (Request::LiveSet { task, tasks }, Reply::LiveSet(live)) => {
+                self.check_live_set(*task, tasks, live)
             }
+            (Request::Barrier { id, task, .. }, Reply::BarrierPassed(counter)) => {
+                // Whoever is told that a barrier has passed has passed it together with the others, now or before.
+                let use_of_it = (id.clone(), *counter, *task);
+                let took_part = self.took_part.contains(&use_of_it)
+                    || (call < self.first_call_of_run && self.took_part_before.contains(&use_of_it));
+                assert!(took_part, "task {task} passes {id}::{counter} alone");
+            }
+            _ => {}
         }
     }
 
     /// All who asked about a set get the same answer, and every live member is among those who asked.
-    fn check_live_sets(&self, answered: &[(CallId, Asked, Outcome)]) {
-        let mut groups: BTreeMap<Vec<TaskId>, Vec<(TaskId, &Outcome)>> = BTreeMap::new();
-        for (_, asked, outcome) in answered {
-            if let (Request::LiveSet { task, tasks }, Ok(_)) = (&asked.request, outcome) {
-                let known = |t: &&TaskId| (0..i64::from(self.tasks)).contains(&i64::from(t.0));
-                let set: Vec<TaskId> = tasks.ids().iter().filter(known).copied().collect();
-                groups.entry(set).or_default().push((*task, outcome));
-            }
+    fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<Shared<LiveSet>>) {
+        let known = |task: &TaskId| (0..i64::from(self.tasks)).contains(&i64::from(task.0));
+        let set: Vec<TaskId> = tasks.ids().iter().copied().filter(known).collect();
+        let mut answered = match self.live_set.take() {
+            Some((last, answered)) if Arc::ptr_eq(&last, live) => answered,
+            _ => BTreeSet::new(),
+        };
+        answered.insert(task);
+        assert!(live.is_sorted(), "live sets are ascending");
+        for (live, _) in live.iter() {
+            let asks = |asked: &Asked| match &asked.request {
+                Request::LiveSet { task, tasks } => {
+                    task == live && tasks.ids().iter().copied().filter(known).eq(set.iter().copied())
+                }
+                _ => false,
+            };
+            let asked = answered.contains(live) || self.asked.values().chain(self.gone.values()).any(asks);
+            assert!(set.contains(live) && asked, "live task {live} has not asked");
         }
-        for (set, group) in groups {
-            let Ok(Reply::LiveSet(live)) = group[0].1 else { panic!("a live set answers {:?}", group[0].1) };
-            let askers: BTreeSet<TaskId> = group.iter().map(|(task, _)| *task).collect();
-            assert!(group.iter().all(|(_, outcome)| *outcome == group[0].1), "all get the same live set");
-            assert!(live.is_sorted(), "live sets are ascending");
-            for (task, _) in live.iter() {
-                assert!(set.contains(task) && askers.contains(task), "live task {task} has not asked");
-            }
-        }
+        self.live_set = Some((Arc::clone(live), answered));
     }
 
-    /// A barrier passed: those who are absent were not required.
-    fn check_passed(&mut self, change: &Change, without: &[TaskId], answered: &[(CallId, Asked, Outcome)]) {
-        let Change::BarrierPassed { barrier, counter, .. } = change else { return };
-        let began = self.began.get(barrier.as_ref()).copied().unwrap_or_default();
-        let mut came = BTreeSet::new();
-        for (_, asked, outcome) in answered {
-            if let Request::Barrier { id, task, .. } = &asked.request
-                && id.as_str() == barrier.as_ref()
-                && matches!(outcome, Ok(Reply::BarrierPassed(_)))
-            {
-                came.insert(*task);
-                self.took_part.insert((barrier.to_string(), *counter, *task));
-            }
-        }
+    /// A barrier passed: those who are absent were not required. Its callers are answered after this.
+    fn check_passed(&mut self, barrier: &str, counter: i64, without: &[TaskId]) {
+        let began = self.began.get(barrier).copied().unwrap_or_default();
+        let calls = self.asked.values().chain(self.gone.values()).filter_map(|asked| match &asked.request {
+            Request::Barrier { id, task, .. } => Some((id.as_str(), *task)),
+            _ => None,
+        });
+        let calls: BTreeSet<(&str, TaskId)> = calls.collect();
+        let came: BTreeSet<TaskId> = calls
+            .iter()
+            .filter(|(id, task)| *id == barrier && !without.contains(task))
+            .map(|(_, task)| *task)
+            .collect();
         for task in without {
-            assert!(!came.contains(task), "task {task} is absent from {barrier} and answered");
             let member = self.members.get(task).cloned().unwrap_or_default();
             let missed_it = member.again && member.registered > began;
-            let waits_elsewhere = self.asked.values().chain(answered.iter().map(|(_, asked, _)| asked)).any(|asked| {
-                matches!(&asked.request, Request::Barrier { id, task: t, .. } if t == task && id.as_str() != barrier.as_ref())
-            });
+            let waits_elsewhere = calls.iter().any(|(id, caller)| caller == task && *id != barrier);
             let unsynced = member.again && !member.synced;
             assert!(
                 member.excused || missed_it || (unsynced && waits_elsewhere),
                 "{barrier} passed without task {task}, which it had to wait for: {member:?}, began {began}"
             );
         }
-        if without.is_empty() {
-            for task in came {
-                if let Some(member) = self.members.get_mut(&task) {
-                    member.synced = true;
-                }
-            }
-        }
-    }
-
-    /// Whoever is told that a barrier has passed has passed it together with the others, now or before.
-    fn check_repeats(&self, answered: &[(CallId, Asked, Outcome)]) {
-        for (_, asked, outcome) in answered {
-            if let (Request::Barrier { id, task, .. }, Ok(Reply::BarrierPassed(counter))) =
-                (&asked.request, outcome)
+        for task in came {
+            self.took_part.insert((barrier.to_owned(), counter, task));
+            if without.is_empty()
+                && let Some(member) = self.members.get_mut(&task)
             {
-                let took_part = self.took_part.contains(&(id.clone(), *counter, *task));
-                assert!(took_part, "task {task} passes {id}::{counter} alone");
+                member.synced = true;
             }
         }
     }
