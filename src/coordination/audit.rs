@@ -46,9 +46,21 @@ impl Job {
             let known = connection.is_some_and(|c| self.knows(c) || self.is_closing(c));
             ensure!(known, "{call:?} waits on a connection that is gone");
         }
+        self.audit_spoken_on()?;
         self.exclusions.audit(&self.settings.bounds)?;
         self.audit_excluded()?;
         run.audit(&self.settings)
+    }
+
+    /// Every task that has spoken on a connection is found by both.
+    fn audit_spoken_on(&self) -> Finding {
+        for (connection, task) in self.spoken() {
+            ensure!(
+                self.has_spoken_on(task, connection),
+                "task {task} is not known to speak on {connection:?}"
+            );
+        }
+        Ok(())
     }
 
     /// Who is excluded takes no part, and stops nobody.

@@ -10,7 +10,7 @@
 //! - In a run that still forms, a task that is excluded by number is excused, and waited for again if the exclusion ends
 //!   before the run has started. One whose host is excluded may come from another host, and is waited for.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,12 +37,11 @@ impl Failure {
     }
 }
 
-/// An exclusion that is in force, and the tasks that it has still to take out of the run, each with the connections on which
-/// only it has spoken.
+/// An exclusion that is in force, and the tasks, ascending, that it has still to take out of the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Expulsion {
     exclusion: ExclusionId,
-    tasks: BTreeMap<TaskId, Vec<ConnectionId>>,
+    tasks: VecDeque<TaskId>,
 }
 
 impl Job {
@@ -59,7 +58,8 @@ impl Job {
         end_run: bool,
     ) -> Result<ExclusionId, Refusal> {
         self.check_exclusion(target)?;
-        if !end_run && let Some(outcome) = self.run.outcome_without(&self.taken_out_by(target)) {
+        let tasks = self.taken_out_by(target);
+        if !end_run && let Some(outcome) = self.run.outcome_without(&tasks) {
             let why = match outcome {
                 RunOutcome::Failed => "its tasks share their fate, and it needs all of them",
                 _ => "nobody would be left in it",
@@ -68,7 +68,7 @@ impl Job {
         }
         let expires_at = expires_in.map(|by| now.after(by));
         let id = Arc::make_mut(&mut self.exclusions).add(target, actor, reason, now, expires_at);
-        self.take_out(now, effects, id);
+        self.take_out(now, effects, id, tasks);
         Ok(id)
     }
 
@@ -109,7 +109,7 @@ impl Job {
         let mut trial = self.clone();
         let mut effects = Vec::new();
         let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
-        trial.take_out(now, &mut effects, id);
+        trial.take_out(now, &mut effects, id, self.taken_out_by(target));
         (trial, effects)
     }
 
@@ -159,11 +159,10 @@ impl Job {
     }
 
     /// Begins to perform an exclusion that stands in the table upon the present run: [`Self::expel_next`] goes on with it.
-    fn take_out(&mut self, now: Timestamp, effects: &mut Vec<Effect>, id: ExclusionId) {
+    fn take_out(&mut self, now: Timestamp, effects: &mut Vec<Effect>, id: ExclusionId, tasks: Vec<TaskId>) {
         let Some(exclusion) = self.exclusions.get(id).cloned() else { return };
         let Exclusion { target, actor, reason, .. } = &exclusion;
-        let tasks = self.taken_out_by(*target);
-        let expulsion = Expulsion { exclusion: id, tasks: self.connections_of(&tasks) };
+        let expulsion = Expulsion { exclusion: id, tasks: tasks.iter().copied().collect() };
         within!(self, now, effects, |_run, cx| {
             let change = Change::Excluded { exclusion: id, target: *target, tasks, actor: actor.clone() };
             cx.event(change, format!("{target} is excluded by {actor}: {reason}"));
@@ -182,7 +181,7 @@ impl Job {
         *budget = budget.saturating_sub(COST);
         let Some(expulsion) = self.expulsions.front_mut() else { return };
         let exclusion = self.exclusions.get(expulsion.exclusion).cloned();
-        let (Some(exclusion), Some((task, own))) = (exclusion, expulsion.tasks.pop_first()) else {
+        let (Some(exclusion), Some(task)) = (exclusion, expulsion.tasks.pop_front()) else {
             // It is performed, or over before it was.
             self.expulsions.pop_front();
             return;
@@ -196,6 +195,7 @@ impl Job {
         }
         let why = format!("excluded by {actor}: {reason}");
         let failure = Arc::new(exclusion.refusal(self.name.as_str(), task).because(&why));
+        let own = self.connections_of(task);
         within!(self, now, effects, |run, cx| {
             run.expel(cx, task, &failure, &why, &own);
             run.excuse(cx, task, matches!(target, Target::Task(_)));
@@ -213,7 +213,7 @@ impl Job {
 
     /// Whether an exclusion is in force that will take the task out of the run.
     pub(super) fn is_being_expelled(&self, id: TaskId) -> bool {
-        self.expulsions.iter().any(|expulsion| expulsion.tasks.contains_key(&id))
+        self.expulsions.iter().any(|expulsion| expulsion.tasks.binary_search(&id).is_ok())
     }
 
     /// Ends an exclusion before its time.

@@ -130,7 +130,13 @@ impl Run {
     }
 
     pub(super) fn clear_suspicion(&mut self, id: TaskId) {
-        if let Some(suspicion) = self.own_mut(id).suspicion.take() {
+        let suspicion = self.own_mut(id).suspicion.take();
+        self.clear_grace(id, suspicion);
+    }
+
+    /// The task is suspected no more: its grace does not run out.
+    pub(super) fn clear_grace(&mut self, id: TaskId, suspicion: Option<Suspicion>) {
+        if let Some(suspicion) = suspicion {
             self.timers.clear(suspicion.until, Timer::Grace(id));
         }
     }
@@ -269,15 +275,16 @@ impl Run {
     ) {
         let (mut failed, mut were_live, mut recoverable) = (VecDeque::new(), Vec::new(), false);
         for id in tasks.iter().copied() {
-            self.clear_suspicion(id);
             let task = self.own_mut(id);
             if task.is_connected() {
                 were_live.push(id);
             }
+            let suspicion = task.suspicion.take();
             task.standing = Standing::Failed(Arc::clone(failure));
             task.since = cx.now;
             recoverable |= task.recoverable;
             failed.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
+            self.clear_grace(id, suspicion);
         }
         self.connected -= were_live.len();
         self.touch();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -90,6 +91,8 @@ pub(super) struct Job {
     /// The identity of the next run.
     spare: Option<ServiceIncarnation>,
     connections: CowMap<ConnectionId, Presence>,
+    /// On which connections each task has spoken, whatever has become of it since.
+    spoken_on: CowMap<(TaskId, ConnectionId), ()>,
     pub exclusions: Arc<Exclusions>,
     closing: VecDeque<Closing>,
     stale: VecDeque<Stale>,
@@ -136,6 +139,7 @@ impl Job {
             past: VecDeque::new(),
             spare: None,
             connections: CowMap::default(),
+            spoken_on: CowMap::default(),
             exclusions: Arc::default(),
             closing: VecDeque::new(),
             stale: VecDeque::new(),
@@ -160,21 +164,35 @@ impl Job {
         ends.into_iter().flatten().min()
     }
 
-    /// Of each of these tasks, the connections on which only its present life has spoken.
-    pub fn connections_of(&self, tasks: &[TaskId]) -> BTreeMap<TaskId, Vec<ConnectionId>> {
-        let mut own: BTreeMap<TaskId, Vec<ConnectionId>> =
-            tasks.iter().map(|task| (*task, Vec::new())).collect();
-        for (connection, presence) in self.connections.iter() {
-            let mut lives = presence.lives.iter();
-            if let (Some((id, (run, incarnation))), None) = (lives.next(), lives.next())
-                && let Some(own) = own.get_mut(id)
-                && *run == self.run.number
-                && self.run.task(*id).is_some_and(|task| task.incarnation == Some(*incarnation))
-            {
-                own.push(*connection);
-            }
-        }
-        own
+    /// The connections on which only the present life of this task has spoken.
+    pub fn connections_of(&self, id: TaskId) -> Vec<ConnectionId> {
+        let life = self.run.task(id).and_then(|task| Some((self.run.number, task.incarnation?)));
+        let spoken = self.spoken_on.range_from(Bound::Included(&(id, ConnectionId(0))));
+        let of_task = spoken.map(|(place, ())| *place).take_while(|(task, _)| *task == id);
+        let is_own = |connection: &ConnectionId| {
+            let lives = self.connections.get(connection).map(|presence| &presence.lives);
+            lives.is_some_and(|lives| lives.len() == 1 && lives.get(&id).copied() == life)
+        };
+        of_task.map(|(_, connection)| connection).filter(is_own).collect()
+    }
+
+    /// Every connection that is there, with each task that has spoken on it.
+    pub fn spoken(&self) -> impl Iterator<Item = (ConnectionId, TaskId)> + '_ {
+        let tasks = |(connection, presence): (&ConnectionId, &'_ Presence)| {
+            let connection = *connection;
+            presence.lives.keys().map(move |task| (connection, *task)).collect::<Vec<_>>()
+        };
+        self.connections.iter().flat_map(tasks)
+    }
+
+    pub fn has_spoken_on(&self, task: TaskId, connection: ConnectionId) -> bool {
+        self.spoken_on.contains_key(&(task, connection))
+    }
+
+    /// How many entries say where a task has spoken, and how many there must be.
+    pub fn count_spoken(&self) -> (usize, usize) {
+        let closing: usize = self.closing.iter().map(|closing| closing.presence.lives.len()).sum();
+        (self.spoken_on.len(), self.spoken().count() + closing)
     }
 
     /// Forgets what is remembered beyond the bounds.
@@ -333,21 +351,21 @@ impl Job {
         // To judge a task costs as much as to answer so many calls.
         const COST: usize = 8;
         let Closing { presence, blame, polling, .. } = &mut closing;
-        within!(self, now, effects, |run, cx| {
-            while *budget > 0
-                && let Some((task, (number, incarnation))) = presence.lives.pop_first()
-            {
-                *budget = budget.saturating_sub(COST);
-                let (Some(ending), Some(known)) = (&*blame, run.task(task)) else { continue };
-                let concerns = number == run.number
-                    && known.incarnation == Some(incarnation)
-                    && known.is_connected()
-                    && (known.connection == Some(connection) || polling.contains(&task));
-                if concerns {
-                    run.connection_lost(cx, task, polling.contains(&task), ending);
-                }
+        while *budget > 0
+            && let Some((task, (number, incarnation))) = presence.lives.pop_first()
+        {
+            *budget = budget.saturating_sub(COST);
+            self.spoken_on.remove(&(task, connection));
+            let (Some(ending), Some(known)) = (&*blame, self.run.task(task)) else { continue };
+            let concerns = number == self.run.number
+                && known.incarnation == Some(incarnation)
+                && known.is_connected()
+                && (known.connection == Some(connection) || polling.contains(&task));
+            if concerns {
+                let polled = polling.contains(&task);
+                within!(self, now, effects, |run, cx| run.connection_lost(cx, task, polled, ending));
             }
-        });
+        }
         if !closing.presence.lives.is_empty() {
             self.closing.push_front(closing);
         }
@@ -394,6 +412,7 @@ impl Job {
     /// Every connection and every waiting call is gone with the service's former life.
     pub fn resume(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.connections = CowMap::default();
+        self.spoken_on = CowMap::default();
         self.closing.clear();
         self.stale.clear();
         self.expulsions.clear();
@@ -451,6 +470,7 @@ impl Job {
             && let Some(presence) = self.connections.get_mut(&connection)
         {
             presence.lives.insert(task, life);
+            self.spoken_on.insert((task, connection), ());
         }
     }
 

@@ -105,17 +105,19 @@ impl Run {
     /// Takes tasks, ascending, out of the run in good order.
     fn disconnect_all(&mut self, cx: &mut Cx<'_>, tasks: &[TaskId]) {
         let until = cx.now.after(cx.settings.heartbeat_timeout);
-        let (mut polls, mut left, mut were_live) = (VecDeque::new(), VecDeque::new(), Vec::new());
+        let (mut polls, mut left) = (VecDeque::new(), VecDeque::with_capacity(tasks.len()));
+        let mut were_live = Vec::with_capacity(tasks.len());
         for id in tasks.iter().copied() {
-            self.clear_suspicion(id);
             let task = self.own_mut(id);
             if task.is_connected() {
                 were_live.push(id);
             }
+            let suspicion = task.suspicion.take();
             task.standing = Standing::Disconnected(until);
             task.since = cx.now;
             polls.extend(task.poll.take());
             left.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
+            self.clear_grace(id, suspicion);
         }
         self.connected -= were_live.len();
         self.touch();

@@ -199,7 +199,9 @@ impl Run {
     /// All tasks have registered: those that wait at the registration barrier take part from now on.
     pub(super) fn start(&mut self, cx: &mut Cx<'_>, registration: &Instance) {
         self.started_at = Some(cx.now);
-        let (mut calls, mut connected) = (VecDeque::new(), VecDeque::new());
+        let tasks = registration.arrived();
+        let (mut calls, mut connected) = (VecDeque::with_capacity(tasks), VecDeque::with_capacity(tasks));
+        self.unwatched.reserve(tasks);
         for (id, arrival) in registration.arrivals() {
             match arrival.purpose {
                 Purpose::Register(incarnation) if self.own(id).incarnation == Some(incarnation) => {
