@@ -4,7 +4,8 @@
 //! writer copies the chunk that it changes, once for each copy that is still held. [`CowMap`] is an ordered map, [`CowVec`]
 //! a vector of fixed length.
 //!
-//! Invariants of a [`CowMap`]: no chunk is empty or has more than `N` entries; keys ascend within a chunk and from chunk to
+//! Invariants of a [`CowMap`]: no chunk is empty or has more than `N` entries; two neighbouring chunks together have more than
+//! `N / 2` entries, so that `len` entries make at most `4 * len / N + 1` chunks; keys ascend within a chunk and from chunk to
 //! chunk; `len` is the number of all entries.
 
 use std::borrow::Borrow;
@@ -86,6 +87,14 @@ impl<K, V> Chunk<K, V> {
         self.weight += W::weight(&key, &value);
         self.entries.insert(place, (key, value));
     }
+}
+
+/// Adds the entries of a chunk to those of the chunk before it.
+fn append<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chunk<K, V>>) {
+    let next = Arc::unwrap_or_clone(next);
+    let chunk = Arc::make_mut(chunk);
+    chunk.weight += next.weight;
+    chunk.entries.extend(next.entries);
 }
 
 impl<K, V> Deref for Chunk<K, V> {
@@ -219,22 +228,25 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
         let removed = chunk.entries.remove(place);
         chunk.weight -= W::weight(&removed.0, &removed.1);
         self.len -= 1;
-        if chunk.is_empty() {
+        let left = chunk.len();
+        if left == 0 {
             self.chunks.remove(at);
-        } else if chunk.len() < N / 4 {
-            self.join(at);
+        }
+        if left < N / 2 {
+            self.join_around(at);
         }
         Some(removed)
     }
 
-    /// Puts a chunk that has become small together with the one behind it, if both are small.
-    fn join(&mut self, at: usize) {
-        let size = |chunk: Option<&Arc<Chunk<K, V>>>| chunk.map_or(N, |chunk| chunk.len());
-        if size(self.chunks.get(at)) + size(self.chunks.get(at + 1)) <= N / 2 {
-            let next = Arc::unwrap_or_clone(self.chunks.remove(at + 1));
-            let chunk = Arc::make_mut(&mut self.chunks[at]);
-            chunk.weight += next.weight;
-            chunk.entries.extend(next.entries);
+    /// Restores the bound on neighbouring chunks after the chunks at `at` and `at + 1` have become smaller or are gone.
+    fn join_around(&mut self, at: usize) {
+        for at in (at.saturating_sub(1)..=at + 1).rev() {
+            if let Some([chunk, next]) = self.chunks.get_mut(at..).and_then(<[_]>::first_chunk_mut)
+                && chunk.len() + next.len() <= N / 2
+            {
+                let next = self.chunks.remove(at + 1);
+                append(&mut self.chunks[at], next);
+            }
         }
     }
 
@@ -327,6 +339,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
                 self.chunks.remove(at);
             }
         }
+        self.join_around(first);
         let removed = Self::of_chunks(removed);
         self.len -= removed.len;
         removed
@@ -356,9 +369,17 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
         Self::of_chunks(chunks)
     }
 
-    fn of_chunks(mut chunks: Vec<Arc<Chunk<K, V>>>) -> Self {
-        chunks.retain(|chunk| !chunk.is_empty());
-        let len = chunks.iter().map(|chunk| chunk.len()).sum();
+    /// A table of these chunks, of which those that are small are joined with their neighbours.
+    fn of_chunks(all: Vec<Arc<Chunk<K, V>>>) -> Self {
+        let len = all.iter().map(|chunk| chunk.len()).sum();
+        let mut chunks: Vec<Arc<Chunk<K, V>>> = Vec::with_capacity(all.len());
+        for chunk in all {
+            match chunks.last_mut() {
+                _ if chunk.is_empty() => {}
+                Some(last) if last.len() + chunk.len() <= N / 2 => append(last, chunk),
+                _ => chunks.push(chunk),
+            }
+        }
         Self { chunks, len, measure: PhantomData }
     }
 
@@ -376,11 +397,13 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
     /// Whether the invariants of the table hold.
     pub fn is_sound(&self) -> bool {
         let sizes = self.chunks.iter().all(|entries| (1..=N).contains(&entries.len()));
+        let joined =
+            self.chunks.windows(2).all(|pair| pair.iter().map(|chunk| chunk.len()).sum::<usize>() > N / 2);
         let counted: usize = self.chunks.iter().map(|entries| entries.len()).sum();
         let weighed = self.chunks.iter().all(|chunk| {
             chunk.weight == chunk.iter().map(|(key, value)| W::weight(key, value)).sum::<Weight>()
         });
-        sizes && weighed && counted == self.len && self.keys().is_sorted_by(|a, b| a < b)
+        sizes && joined && weighed && counted == self.len && self.keys().is_sorted_by(|a, b| a < b)
     }
 }
 
@@ -642,6 +665,7 @@ mod tests {
                     _ => drop(copies.pop()),
                 }
                 assert!(table.is_sound(), "seed {seed}, step {step}");
+                assert!(table.chunks.len() <= 4 * table.len() / 8 + 1, "seed {seed}, step {step}");
                 assert!(table.iter().eq(model.iter()), "seed {seed}, step {step}");
                 assert_eq!(
                     (table.get(&key), table.first_key_value()),
@@ -671,6 +695,19 @@ mod tests {
             between.insert(key, ());
         }
         assert!(between.is_sound() && between.chunks.len() <= 40, "{} chunks", between.chunks.len());
+    }
+
+    #[test]
+    fn removed_ranges_leave_no_chunks_that_are_almost_empty() {
+        let mut table: CowMap<u32, u32, 64, Values> = (0..64_000).map(|key| (key, key)).collect();
+        // Each range ends within a chunk and begins within another one.
+        for from in (1..64_000).step_by(64) {
+            assert_eq!(table.remove_range(&from, &(from + 63)).len(), 63);
+        }
+        assert!(table.is_sound() && table.len() == 1_000);
+        assert!(table.chunks.len() <= 4 * 1_000 / 64 + 1, "{} chunks", table.chunks.len());
+        let keys: Vec<u32> = (0..64_000).step_by(64).collect();
+        assert!(table.keys().eq(&keys));
     }
 
     #[test]

@@ -101,13 +101,19 @@ impl Body {
         if prefix.compressed && !self.compresses {
             return Err(bad("the message is compressed, but no grpc-encoding says how"));
         }
-        if bytes.len() < prefix.length {
-            self.stage = Stage::Assembling(prefix, Vec::new(), quota.permit());
-            return self.add(bytes, quota);
+        if bytes.len() > prefix.length {
+            return Err(too_much());
         }
-        let (message, more) = bytes.split_at(prefix.length);
+        if bytes.len() < prefix.length || !ended {
+            // It may be held for long: its memory is that of the pool.
+            self.stage = Stage::Assembling(prefix, Vec::new(), quota.permit());
+            self.add(bytes, quota)?;
+            self.complete();
+            return Ok(());
+        }
+        let message = bytes;
         self.used += bytes.len();
-        let file = if prefix.compressed && ended { Some(Gzip::open(message)?) } else { None };
+        let file = if prefix.compressed { Some(Gzip::open(message)?) } else { None };
         self.stage = match file {
             Some(file) if file.length <= INFLATED_INLINE.min(message_bytes) => {
                 Stage::Inflated(match sets.recall(&file) {
@@ -121,7 +127,7 @@ impl Body {
                 Stage::Whole(prefix, Message::new(whole), None)
             }
         };
-        if more.is_empty() { Ok(()) } else { Err(too_much()) }
+        Ok(())
     }
 
     fn add(&mut self, bytes: &[u8], quota: &mut ConnectionQuota) -> Result<(), Broken> {
@@ -202,7 +208,7 @@ impl Body {
         self.complete();
     }
 
-    /// How much was used since this was last asked: the peer may send as much more.
+    /// How much was used since this was last asked: the peer may send as much more on this stream.
     pub(super) fn take_used(&mut self) -> usize {
         std::mem::take(&mut self.used)
     }
@@ -283,16 +289,25 @@ impl Body {
             Stage::Working(_) => 0,
             Stage::Assembling(prefix, ..) => (PREFIX + prefix.length).saturating_sub(self.seen).min(PROGRESS),
             Stage::Prefix(..) => PREFIX,
-            _ => 1,
+            // Nothing but the end is missing.
+            Stage::Whole(..) | Stage::Inflated(_) | Stage::Done => usize::MAX,
         };
         let moved = self.received - self.seen >= step;
         self.seen = self.received;
         moved
     }
 
+    /// Whether the message is there and the peer has not ended the request, as it should do at once.
+    pub(super) fn awaits_end(&self) -> bool {
+        !self.ended && matches!(self.stage, Stage::Whole(..) | Stage::Inflated(_))
+    }
+
     /// Whether it holds memory of the reserve.
     pub(super) fn is_reserved(&self) -> bool {
-        matches!(&self.stage, Stage::Assembling(_, _, permit) if permit.is_reserved())
+        match &self.stage {
+            Stage::Assembling(_, _, permit) | Stage::Whole(_, _, Some(permit)) => permit.is_reserved(),
+            _ => false,
+        }
     }
 
     /// Whether it holds memory that others wait for, and arrives too slowly for that.

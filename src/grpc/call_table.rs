@@ -55,6 +55,8 @@ struct Arriving {
     check: Instant,
     waker: Waker,
     parked: bool,
+    /// The message is there, and the end of the request is awaited.
+    is_whole: bool,
     trace: Trace,
     since: Moment,
     /// The bytes that were charged for what it holds back.
@@ -357,7 +359,10 @@ impl CallTable {
                 }
             }
             Poll::Pending => {
-                sender.release(stream, body.take_used());
+                // What waits for memory stays charged to the budget, and does not keep other bodies of the connection out of its
+                // window: the one whose turn it is could not go on.
+                sender.release_connection(bytes.len());
+                sender.release_stream(stream, body.take_used());
                 self.wait_for_body(sender, body, callee, job, stream, due, trace, since);
             }
         }
@@ -416,7 +421,6 @@ impl CallTable {
         let stall = Instant::now() + self.server.limits.body_stall;
         let (parked, charged) = (false, body.held());
         if let Err(over) = sender.budget.charge(charged) {
-            sender.release_connection(charged);
             return self.refuse(sender, stream, &over_budget(over));
         }
         let check = due.map_or(stall, |due| due.min(stall));
@@ -430,6 +434,7 @@ impl CallTable {
             check,
             waker,
             parked,
+            is_whole: false,
             trace,
             since,
             charged,
@@ -467,9 +472,9 @@ impl CallTable {
                 call.push(bytes, ended);
             }
             Entry::Arriving(arriving) => {
-                sender.release(stream, arriving.body.take_used());
-                let held = arriving.body.held();
-                let charged = if held == 0 { 0 } else { 2 * bytes.len() };
+                sender.release_connection(bytes.len());
+                sender.release_stream(stream, arriving.body.take_used());
+                let charged = if arriving.body.held() == 0 { 0 } else { 2 * bytes.len() };
                 let most = self.server.limits.message_bytes;
                 let pushed = match sender.budget.charge(charged) {
                     Ok(()) => {
@@ -481,8 +486,6 @@ impl CallTable {
                 if let Err(why) = pushed {
                     sender.budget.release(arriving.charged);
                     self.slots.remove(slot);
-                    // Whatever of it the body had counted already: every byte is given back once.
-                    sender.release_connection(held + bytes.len());
                     return self.refuse(sender, stream, &why);
                 }
                 self.look_at(sender, slot);
@@ -503,14 +506,30 @@ impl CallTable {
         let slot = sender.slot(stream);
         if let Some(Entry::Arriving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
             arriving.body.filled(bytes);
-            sender.release(stream, arriving.body.take_used());
+            sender.release_connection(bytes);
+            sender.release_stream(stream, arriving.body.take_used());
+        }
+        if let Some(slot) = slot {
+            self.expect_end(slot);
         }
     }
 
-    /// Removes an arriving request; what it held counts as used.
+    /// A message that is there must be followed by the end of its request in time.
+    fn expect_end(&mut self, slot: u64) {
+        let Some(Entry::Arriving(arriving)) = self.slots.get_mut(slot) else { return };
+        if !arriving.body.awaits_end() || std::mem::replace(&mut arriving.is_whole, true) {
+            return;
+        }
+        arriving.stall = arriving.stall.min(Instant::now() + self.server.limits.handshake);
+        if arriving.stall < arriving.check {
+            arriving.check = arriving.stall;
+            self.deadlines.add(arriving.check, slot);
+        }
+    }
+
+    /// Removes an arriving request.
     fn drop_body(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<Arriving>> {
-        let Some(Entry::Arriving(mut arriving)) = self.slots.remove(slot) else { return None };
-        sender.release_connection(arriving.body.held() + arriving.body.take_used());
+        let Some(Entry::Arriving(arriving)) = self.slots.remove(slot) else { return None };
         sender.budget.release(arriving.charged);
         Some(arriving)
     }
@@ -658,7 +677,7 @@ impl CallTable {
                 let was_reserved = body.is_reserved();
                 let most = self.server.limits.message_bytes;
                 let polled = body.poll(&mut Context::from_waker(waker), &mut self.quota, most);
-                sender.release(*stream, body.take_used());
+                sender.release_stream(*stream, body.take_used());
                 if body.held() == 0 {
                     sender.budget.release(std::mem::take(&mut arriving.charged));
                 }
@@ -667,7 +686,7 @@ impl CallTable {
                         arriving.check = arriving.check.min(Instant::now() + body::PACE_PERIOD);
                         self.deadlines.add(arriving.check, slot);
                     }
-                    return;
+                    return self.expect_end(slot);
                 };
                 let Some(arriving) = self.drop_body(sender, slot) else { return };
                 let Arriving { callee, job, stream, due, trace, since, .. } = *arriving;
@@ -710,6 +729,7 @@ impl CallTable {
         if self.parked.len() > 2 * self.slots.len() + 64 {
             let Self { parked, slots, .. } = self;
             parked.retain(|slot| slots.get_mut(*slot).is_some());
+            parked.shrink_to(2 * parked.len() + 64);
         }
     }
 
@@ -758,6 +778,8 @@ impl CallTable {
         }
         let why = if arriving.due.is_some_and(|due| due <= now) {
             too_late()
+        } else if now >= arriving.stall && arriving.body.awaits_end() {
+            not_ended(self.server.limits.handshake)
         } else if now >= arriving.stall && !arriving.body.has_moved() {
             stalled(stall)
         } else if arriving.body.is_too_slow(&self.quota) {
@@ -788,6 +810,11 @@ fn too_slow() -> Failure {
 
 fn too_late() -> Failure {
     Failure::plain(Code::DeadlineExceeded, "the call's own deadline has passed")
+}
+
+fn not_ended(within: Duration) -> Failure {
+    let text = format!("the request did not end within {} s after its message", within.as_secs());
+    Failure::plain(Code::DeadlineExceeded, text)
 }
 
 fn stalled(stall: Duration) -> Failure {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::BufMut as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::call_table::{CallTable, Elapsed, INPUT, OUTPUT, PASSING};
 use super::head::RequestMeta;
@@ -215,6 +215,8 @@ pub(super) struct Connection<T> {
     sent: u64,
     /// The bytes of buffers that are charged to the budget.
     charged: usize,
+    /// The peer is not read from before it has taken its answers.
+    declines: bool,
     /// The connection is over, and the peer is told why.
     lingering: Option<Box<LingeringClose>>,
     _place: ConnectionGuard,
@@ -224,10 +226,36 @@ pub(super) struct Connection<T> {
 #[derive(Default)]
 struct Watched {
     /// What it had begun that must be there as a whole, and that is passed on.
-    input: Option<(Unfinished, u64)>,
-    passing: Option<(Unfinished, u64)>,
+    input: Option<UnfinishedInput>,
+    passing: Option<UnfinishedInput>,
     /// What it had not taken.
     output: Option<Untaken>,
+    /// Since when this server has not read from the peer, who has to take its answers first.
+    declines_since: Option<Instant>,
+}
+
+impl Watched {
+    /// Notes whether this server reads from the peer now. Time during which it does not is no time that the peer has taken.
+    fn note_declining(&mut self, declines: bool) {
+        match self.declines_since {
+            None if declines => self.declines_since = Some(Instant::now()),
+            Some(since) => {
+                let now = Instant::now();
+                self.declines_since = Some(now).filter(|_| declines);
+                for input in [&mut self.input, &mut self.passing].into_iter().flatten() {
+                    input.declined += now - since;
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+/// What a peer had begun when the deadline for it was set.
+struct UnfinishedInput {
+    what: (Unfinished, u64),
+    /// For how long this server has not read since the deadline was set.
+    declined: Duration,
 }
 
 /// What a peer had not taken at some moment: how much waits, and how much has gone, of data and of bytes.
@@ -357,6 +385,7 @@ impl<T: Transport> Connection<T> {
             watched: None,
             sent: 0,
             charged: 0,
+            declines: false,
             lingering: None,
             _place: place,
         }
@@ -442,11 +471,17 @@ impl<T: Transport> Connection<T> {
             Elapsed::Calls => {}
             Elapsed::Connection(key @ (INPUT | PASSING)) => {
                 let watched = self.watched.get_or_insert_default();
+                watched.note_declining(self.declines);
                 let watched = if key == INPUT { &mut watched.input } else { &mut watched.passing };
                 if let Some(was) = watched.take()
-                    && self.receiver.unfinished() == Some(was)
+                    && self.receiver.unfinished() == Some(was.what)
                 {
-                    return Err(Fault::new(Reason::EnhanceYourCalm, was.0.fault()));
+                    if was.declined.is_zero() {
+                        return Err(Fault::new(Reason::EnhanceYourCalm, was.what.0.fault()));
+                    }
+                    // The peer has as much time left as this server did not read.
+                    *watched = Some(UnfinishedInput { declined: Duration::ZERO, ..was });
+                    self.calls.watch(key, was.declined);
                 }
             }
             Elapsed::Connection(_) => {
@@ -470,9 +505,12 @@ impl<T: Transport> Connection<T> {
                 Unfinished::Passing => (PASSING, &mut watched.passing, limits.unread),
             };
             if watched.is_none() {
-                *watched = Some(unfinished);
+                *watched = Some(UnfinishedInput { what: unfinished, declined: Duration::ZERO });
                 self.calls.watch(key, within);
             }
+        }
+        if let Some(watched) = &mut self.watched {
+            watched.note_declining(self.declines);
         }
         if self.sender.unsent() > 0 && self.watched.as_ref().is_none_or(|watched| watched.output.is_none()) {
             let untaken = self.untaken();
@@ -508,6 +546,7 @@ impl<T: Transport> Connection<T> {
     /// Takes what has come in, sends what is to be sent.
     fn drive(&mut self, cx: &mut Context<'_>) -> Driven {
         let mut read = 0;
+        self.declines = false;
         loop {
             let blocked = match self.send(cx) {
                 Ok(blocked) => blocked,
@@ -525,7 +564,8 @@ impl<T: Transport> Connection<T> {
                 continue;
             }
             // Who does not take what was asked for asks no further.
-            if blocked && (self.calls.is_full(&self.sender) || !self.early.is_empty()) {
+            self.declines = blocked && (self.calls.is_full(&self.sender) || !self.early.is_empty());
+            if self.declines {
                 return Driven::Idle;
             }
             if self.early.is_empty() && self.receiver.owes_event() && !self.sender.is_busy() {

@@ -117,6 +117,24 @@ struct Taken {
     growth: AtomicUsize,
     /// What of it has not arrived, of bodies that got their memory at once.
     ahead: AtomicUsize,
+    /// Bodies that wait for the connection's turn at the reserve.
+    waiting: AtomicUsize,
+}
+
+/// A body that waits for its connection's turn, while this lives.
+struct TurnWait(Arc<Taken>);
+
+impl TurnWait {
+    fn new(taken: &Arc<Taken>) -> Self {
+        taken.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(taken))
+    }
+}
+
+impl Drop for TurnWait {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The part of a pool that one connection may use.
@@ -132,9 +150,9 @@ impl ConnectionQuota {
         Self { pool: Arc::clone(pool), taken: Arc::default(), turn: None }
     }
 
-    /// Whether somebody waits for the reserve.
+    /// Whether a body waits for the reserve, or another one of this connection for the connection's turn at it.
     pub(super) fn is_contended(&self) -> bool {
-        self.pool.is_contended()
+        self.taken.waiting.load(Ordering::Relaxed) > 0 || self.pool.is_contended()
     }
 
     /// A permit for nothing, which grows.
@@ -151,8 +169,10 @@ impl ConnectionQuota {
     ) -> impl Future<Output = Option<MemoryPermit>> + Send + use<> {
         let turn = Arc::clone(self.turn.get_or_insert_with(|| Arc::new(Semaphore::new(1))));
         let pool = Arc::clone(&self.pool);
+        let wait = TurnWait::new(&self.taken);
         async move {
             let turn = turn.acquire_owned().await.ok()?;
+            drop(wait);
             let reserved = pool.wait(bytes.saturating_sub(permit.growth)).await.ok()?;
             permit.reserved = Some((bytes, reserved, turn));
             Some(permit)
