@@ -1,4 +1,7 @@
-//! Receiving the one message of a request.
+//! The body of a request: from bytes as they arrive to the one message that a call has.
+//!
+//! A [`Body`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and says how they progress. It sets no
+//! deadlines and opens no windows: the [`CallTable`](super::call_table::CallTable) does. Begin at [`Body::push`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -38,11 +41,11 @@ enum Stage {
 }
 
 /// In each period of [`Limits::body_stall`](super::Limits::body_stall) so many bytes of a body must arrive, or all that is missing.
-const PROGRESS: usize = 4 << 20;
+const PROGRESS_MIN: usize = 4 << 20;
 /// For so many of these periods a body waits for memory.
-const STARVED: u32 = 10;
+const STARVED_PERIODS_MAX: u32 = 10;
 /// In each [`PACE_PERIOD`] so many bytes of a body must arrive that holds memory which others wait for.
-const PACE: usize = 1 << 20;
+const PACE_MIN: usize = 1 << 20;
 /// How often that is looked at.
 pub(super) const PACE_PERIOD: Duration = Duration::from_secs(2);
 
@@ -277,17 +280,19 @@ impl Body {
         }
     }
 
-    /// Whether there has been progress worth the name since this was last asked: [`PROGRESS`] bytes, or all that was missing. While
+    /// Whether there has been progress worth the name since this was last asked: [`PROGRESS_MIN`] bytes, or all that was missing. While
     /// the server itself is what the request waits for, that counts as progress.
     pub(super) fn has_moved(&mut self) -> bool {
         let step = match &self.stage {
-            Stage::Starved(..) if self.starved >= STARVED => usize::MAX,
+            Stage::Starved(..) if self.starved >= STARVED_PERIODS_MAX => usize::MAX,
             Stage::Starved(..) => {
                 self.starved += 1;
                 0
             }
             Stage::Working(_) => 0,
-            Stage::Assembling(prefix, ..) => (PREFIX + prefix.length).saturating_sub(self.seen).min(PROGRESS),
+            Stage::Assembling(prefix, ..) => {
+                (PREFIX + prefix.length).saturating_sub(self.seen).min(PROGRESS_MIN)
+            }
             Stage::Prefix(..) => PREFIX,
             // Nothing but the end is missing.
             Stage::Whole(..) | Stage::Inflated(_) | Stage::Done => usize::MAX,
@@ -312,7 +317,7 @@ impl Body {
 
     /// Whether it holds memory that others wait for, and arrives too slowly for that.
     pub(super) fn is_too_slow(&mut self, quota: &ConnectionQuota) -> bool {
-        let moved = self.received - self.paced >= PACE;
+        let moved = self.received - self.paced >= PACE_MIN;
         self.paced = self.received;
         !moved && self.is_reserved() && quota.is_contended()
     }
