@@ -4,19 +4,21 @@
 //! writer copies the chunk that it changes, once for each copy that is still held. [`CowMap`] is an ordered map, [`CowVec`]
 //! a vector of fixed length.
 //!
-//! Invariants of a [`CowMap`]: no chunk is empty or has more than `N` entries; keys ascend within a chunk and from chunk to
+//! Invariants of a [`CowMap`]: no chunk is empty or has more than `N` entries; two neighbouring chunks together have more than
+//! `N / 2` entries, so that `len` entries make at most `4 * len / N + 1` chunks; keys ascend within a chunk and from chunk to
 //! chunk; `len` is the number of all entries.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::iter::Sum;
 use std::marker::PhantomData;
-use std::ops::{AddAssign, Bound, Deref, Index, IndexMut, SubAssign};
+use std::ops::{AddAssign, Bound, Deref, SubAssign};
 use std::sync::Arc;
 
-use serde::de::{MapAccess, SeqAccess, Visitor};
-use serde::ser::{SerializeMap, SerializeSeq};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+mod serial;
+mod vec;
+
+pub(crate) use vec::CowVec;
 
 /// An ordered map whose copies are cheap. `N` entries make a chunk at most. Each chunk knows what its entries weigh, by the
 /// measure of `W`.
@@ -86,6 +88,14 @@ impl<K, V> Chunk<K, V> {
         self.weight += W::weight(&key, &value);
         self.entries.insert(place, (key, value));
     }
+}
+
+/// Adds the entries of a chunk to those of the chunk before it.
+fn append<K: Clone, V: Clone>(chunk: &mut Arc<Chunk<K, V>>, next: Arc<Chunk<K, V>>) {
+    let next = Arc::unwrap_or_clone(next);
+    let chunk = Arc::make_mut(chunk);
+    chunk.weight += next.weight;
+    chunk.entries.extend(next.entries);
 }
 
 impl<K, V> Deref for Chunk<K, V> {
@@ -219,22 +229,25 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
         let removed = chunk.entries.remove(place);
         chunk.weight -= W::weight(&removed.0, &removed.1);
         self.len -= 1;
-        if chunk.is_empty() {
+        let left = chunk.len();
+        if left == 0 {
             self.chunks.remove(at);
-        } else if chunk.len() < N / 4 {
-            self.join(at);
+        }
+        if left < N / 2 {
+            self.join_around(at);
         }
         Some(removed)
     }
 
-    /// Puts a chunk that has become small together with the one behind it, if both are small.
-    fn join(&mut self, at: usize) {
-        let size = |chunk: Option<&Arc<Chunk<K, V>>>| chunk.map_or(N, |chunk| chunk.len());
-        if size(self.chunks.get(at)) + size(self.chunks.get(at + 1)) <= N / 2 {
-            let next = Arc::unwrap_or_clone(self.chunks.remove(at + 1));
-            let chunk = Arc::make_mut(&mut self.chunks[at]);
-            chunk.weight += next.weight;
-            chunk.entries.extend(next.entries);
+    /// Restores the bound on neighbouring chunks after the chunks at `at` and `at + 1` have become smaller or are gone.
+    fn join_around(&mut self, at: usize) {
+        for at in (at.saturating_sub(1)..=at + 1).rev() {
+            if let Some([chunk, next]) = self.chunks.get_mut(at..).and_then(<[_]>::first_chunk_mut)
+                && chunk.len() + next.len() <= N / 2
+            {
+                let next = self.chunks.remove(at + 1);
+                append(&mut self.chunks[at], next);
+            }
         }
     }
 
@@ -327,6 +340,7 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
                 self.chunks.remove(at);
             }
         }
+        self.join_around(first);
         let removed = Self::of_chunks(removed);
         self.len -= removed.len;
         removed
@@ -356,9 +370,17 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
         Self::of_chunks(chunks)
     }
 
-    fn of_chunks(mut chunks: Vec<Arc<Chunk<K, V>>>) -> Self {
-        chunks.retain(|chunk| !chunk.is_empty());
-        let len = chunks.iter().map(|chunk| chunk.len()).sum();
+    /// A table of these chunks, of which those that are small are joined with their neighbours.
+    fn of_chunks(all: Vec<Arc<Chunk<K, V>>>) -> Self {
+        let len = all.iter().map(|chunk| chunk.len()).sum();
+        let mut chunks: Vec<Arc<Chunk<K, V>>> = Vec::with_capacity(all.len());
+        for chunk in all {
+            match chunks.last_mut() {
+                _ if chunk.is_empty() => {}
+                Some(last) if last.len() + chunk.len() <= N / 2 => append(last, chunk),
+                _ => chunks.push(chunk),
+            }
+        }
         Self { chunks, len, measure: PhantomData }
     }
 
@@ -376,11 +398,13 @@ impl<K: Ord + Clone, V: Clone, const N: usize, W: Measure<K, V>> CowMap<K, V, N,
     /// Whether the invariants of the table hold.
     pub fn is_sound(&self) -> bool {
         let sizes = self.chunks.iter().all(|entries| (1..=N).contains(&entries.len()));
+        let joined =
+            self.chunks.windows(2).all(|pair| pair.iter().map(|chunk| chunk.len()).sum::<usize>() > N / 2);
         let counted: usize = self.chunks.iter().map(|entries| entries.len()).sum();
         let weighed = self.chunks.iter().all(|chunk| {
             chunk.weight == chunk.iter().map(|(key, value)| W::weight(key, value)).sum::<Weight>()
         });
-        sizes && weighed && counted == self.len && self.keys().is_sorted_by(|a, b| a < b)
+        sizes && joined && weighed && counted == self.len && self.keys().is_sorted_by(|a, b| a < b)
     }
 }
 
@@ -414,156 +438,6 @@ impl<K: Ord + Clone, V: Clone + PartialEq, const N: usize, W: Measure<K, V>> Par
 }
 
 impl<K: Ord + Clone, V: Clone + Eq, const N: usize, W: Measure<K, V>> Eq for CowMap<K, V, N, W> {}
-
-// As a map: the same entries are the same bytes, however they lie in chunks.
-impl<K, V, const N: usize, W> Serialize for CowMap<K, V, N, W>
-where
-    K: Ord + Clone + Serialize,
-    V: Clone + Serialize,
-    W: Measure<K, V>,
-{
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.len))?;
-        for (key, value) in self.iter() {
-            map.serialize_entry(key, value)?;
-        }
-        map.end()
-    }
-}
-
-impl<'de, K, V, const N: usize, W> Deserialize<'de> for CowMap<K, V, N, W>
-where
-    K: Ord + Clone + Deserialize<'de>,
-    V: Clone + Deserialize<'de>,
-    W: Measure<K, V>,
-{
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<K, V, const N: usize, W>(PhantomData<(K, V, W)>);
-        impl<'de, K, V, const N: usize, W> Visitor<'de> for Entries<K, V, N, W>
-        where
-            K: Ord + Clone + Deserialize<'de>,
-            V: Clone + Deserialize<'de>,
-            W: Measure<K, V>,
-        {
-            type Value = CowMap<K, V, N, W>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
-                let mut map = CowMap::default();
-                while let Some((key, value)) = entries.next_entry()? {
-                    map.insert(key, value);
-                }
-                Ok(map)
-            }
-        }
-        deserializer.deserialize_map(Entries::<K, V, N, W>(PhantomData))
-    }
-}
-
-/// How many elements of a [`CowVec`] make a chunk.
-const TOGETHER: usize = 16;
-
-/// A vector of fixed length whose copies are cheap.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct CowVec<T> {
-    chunks: Vec<Arc<Vec<T>>>,
-    len: usize,
-}
-
-impl<T: Clone> CowVec<T> {
-    /// So many equal elements: their chunks are one until they change.
-    pub fn of(element: &T, len: usize) -> Self {
-        let whole = Arc::new(vec![element.clone(); TOGETHER.min(len)]);
-        let mut chunks = vec![whole; len / TOGETHER];
-        if !len.is_multiple_of(TOGETHER) {
-            chunks.push(Arc::new(vec![element.clone(); len % TOGETHER]));
-        }
-        Self { chunks, len }
-    }
-
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    pub fn get(&self, place: usize) -> Option<&T> {
-        self.chunks.get(place / TOGETHER)?.get(place % TOGETHER)
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.chunks.iter().flat_map(|chunk| chunk.iter())
-    }
-}
-
-impl<T> Index<usize> for CowVec<T> {
-    type Output = T;
-
-    fn index(&self, place: usize) -> &T {
-        &self.chunks[place / TOGETHER][place % TOGETHER]
-    }
-}
-
-impl<T: Clone> IndexMut<usize> for CowVec<T> {
-    fn index_mut(&mut self, place: usize) -> &mut T {
-        &mut Arc::make_mut(&mut self.chunks[place / TOGETHER])[place % TOGETHER]
-    }
-}
-
-impl<T: Clone> FromIterator<T> for CowVec<T> {
-    fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
-        let mut elements = elements.into_iter();
-        let mut chunks = Vec::new();
-        let mut len = 0;
-        loop {
-            let chunk: Vec<T> = elements.by_ref().take(TOGETHER).collect();
-            if chunk.is_empty() {
-                return Self { chunks, len };
-            }
-            len += chunk.len();
-            chunks.push(Arc::new(chunk));
-        }
-    }
-}
-
-impl<T: Clone + fmt::Debug> fmt::Debug for CowVec<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
-}
-
-impl<T: Clone + Serialize> Serialize for CowVec<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut seq = serializer.serialize_seq(Some(self.len))?;
-        for element in self.iter() {
-            seq.serialize_element(element)?;
-        }
-        seq.end()
-    }
-}
-
-impl<'de, T: Clone + Deserialize<'de>> Deserialize<'de> for CowVec<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Elements<T>(PhantomData<T>);
-        impl<'de, T: Clone + Deserialize<'de>> Visitor<'de> for Elements<T> {
-            type Value = CowVec<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a sequence")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
-                let mut all = Vec::new();
-                while let Some(element) = elements.next_element()? {
-                    all.push(element);
-                }
-                Ok(all.into_iter().collect())
-            }
-        }
-        deserializer.deserialize_seq(Elements(PhantomData))
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -642,6 +516,7 @@ mod tests {
                     _ => drop(copies.pop()),
                 }
                 assert!(table.is_sound(), "seed {seed}, step {step}");
+                assert!(table.chunks.len() <= 4 * table.len() / 8 + 1, "seed {seed}, step {step}");
                 assert!(table.iter().eq(model.iter()), "seed {seed}, step {step}");
                 assert_eq!(
                     (table.get(&key), table.first_key_value()),
@@ -674,22 +549,15 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_keeps_its_elements_and_its_copies_stay() {
-        let mut numbers: CowVec<u32> = (0..100).collect();
-        let copy = numbers.clone();
-        numbers[50] = 7;
-        assert_eq!((numbers[50], copy[50], numbers.len()), (7, 50, 100));
-        assert!(numbers.get(100).is_none());
-        for len in [0, 1, 15, 16, 17, 48, 50] {
-            let mut equal = CowVec::of(&3, len);
-            assert!(equal.len() == len && equal.iter().copied().eq(std::iter::repeat_n(3, len)));
-            if len > 20 {
-                equal[20] = 4;
-                assert_eq!(equal.iter().filter(|number| **number == 4).count(), 1);
-            }
+    fn removed_ranges_leave_no_chunks_that_are_almost_empty() {
+        let mut table: CowMap<u32, u32, 64, Values> = (0..64_000).map(|key| (key, key)).collect();
+        // Each range ends within a chunk and begins within another one.
+        for from in (1..64_000).step_by(64) {
+            assert_eq!(table.remove_range(&from, &(from + 63)).len(), 63);
         }
-        assert!(copy.iter().copied().eq(0..100));
-        let bytes = postcard::to_stdvec(&numbers).expect("it can be serialised");
-        assert_eq!(postcard::from_bytes::<CowVec<u32>>(&bytes).expect("and restored"), numbers);
+        assert!(table.is_sound() && table.len() == 1_000);
+        assert!(table.chunks.len() <= 4 * 1_000 / 64 + 1, "{} chunks", table.chunks.len());
+        let keys: Vec<u32> = (0..64_000).step_by(64).collect();
+        assert!(table.keys().eq(&keys));
     }
 }

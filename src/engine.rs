@@ -96,6 +96,8 @@ struct WaitingCalls {
 
 impl WaitingCalls {
     const TABLES: usize = 32;
+    /// A table with room for so many calls keeps it.
+    const KEPT: usize = 1 << 10;
 
     fn table(&mut self, call: CallId) -> &mut HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>> {
         let number = usize::try_from(call.0 % Self::TABLES as u64).unwrap_or_default();
@@ -107,7 +109,12 @@ impl WaitingCalls {
     }
 
     fn remove(&mut self, call: CallId) -> Option<Waiting> {
-        let waiting = self.table(call).remove(&call)?;
+        let table = self.table(call);
+        let waiting = table.remove(&call)?;
+        // What very many calls took is given back. Each of those that are left is moved once at most for each that has gone.
+        if table.capacity() > Self::KEPT && table.len() < table.capacity() / 8 {
+            table.shrink_to(table.capacity() / 4);
+        }
         self.len -= 1;
         Some(waiting)
     }

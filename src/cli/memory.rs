@@ -34,7 +34,7 @@ mod glibc {
             let mut slack = Slack::default();
             loop {
                 std::thread::sleep(PAUSE);
-                if resident().is_some_and(|resident| slack.should_give_back(resident, in_use)) {
+                if resident().is_some_and(|resident| slack.should_give_back(resident, in_use())) {
                     give_back();
                     slack.gave_back(resident().unwrap_or_default(), in_use());
                 }
@@ -66,20 +66,13 @@ mod glibc {
     struct Slack {
         /// What was resident though not in use when memory was last given back: stacks, and the allocator's own.
         floor: Option<usize>,
-        /// What was resident then.
-        resident: usize,
         /// Looks in a row that found too much unused memory.
         looks: u32,
     }
 
     impl Slack {
-        /// Looks at the process once. `in_use` is asked only if the process has grown, since that takes the heaps' locks.
-        fn should_give_back(&mut self, resident: usize, in_use: impl FnOnce() -> usize) -> bool {
-            if self.floor.is_some() && resident <= self.resident + SLACK {
-                self.looks = 0;
-                return false;
-            }
-            let in_use = in_use();
+        /// Looks at the process once. Memory that is freed stays resident, so a process that has not grown may have much of it.
+        fn should_give_back(&mut self, resident: usize, in_use: usize) -> bool {
             let slack = resident.saturating_sub(in_use);
             let unused = slack.saturating_sub(*self.floor.get_or_insert(slack));
             if unused <= SLACK.max(in_use / 10) {
@@ -92,7 +85,7 @@ mod glibc {
 
         /// Notes what is left after memory was given back.
         fn gave_back(&mut self, resident: usize, in_use: usize) {
-            *self = Self { floor: Some(resident.saturating_sub(in_use)), resident, looks: 0 };
+            *self = Self { floor: Some(resident.saturating_sub(in_use)), looks: 0 };
         }
     }
 
@@ -121,21 +114,30 @@ mod glibc {
         #[test]
         fn memory_is_given_back_when_it_stays_unused() {
             let mut slack = Slack::default();
-            assert!(!slack.should_give_back(20 * MIB, || 15 * MIB), "5 MiB are the process's own");
-            assert!(!slack.should_give_back(120 * MIB, || 115 * MIB), "all of it is in use");
+            assert!(!slack.should_give_back(20 * MIB, 15 * MIB), "5 MiB are the process's own");
+            assert!(!slack.should_give_back(120 * MIB, 115 * MIB), "all of it is in use");
             for _ in 1..LOOKS {
-                assert!(!slack.should_give_back(120 * MIB, || 15 * MIB), "it may be used again");
+                assert!(!slack.should_give_back(120 * MIB, 15 * MIB), "it may be used again");
             }
-            assert!(slack.should_give_back(120 * MIB, || 15 * MIB));
+            assert!(slack.should_give_back(120 * MIB, 15 * MIB));
             slack.gave_back(21 * MIB, 15 * MIB);
-            assert!(!slack.should_give_back(22 * MIB, || panic!("the process has not grown")));
+            assert!(!slack.should_give_back(22 * MIB, 15 * MIB), "nothing more can be given back");
+
+            // Memory was given back while the process was busy, and is freed afterwards: the process does not grow.
+            slack.gave_back(206 * MIB, 200 * MIB);
+            assert!(!slack.should_give_back(206 * MIB, 200 * MIB), "all of it is in use");
+            for _ in 1..LOOKS {
+                assert!(!slack.should_give_back(206 * MIB, 15 * MIB), "it may be used again");
+            }
+            assert!(slack.should_give_back(206 * MIB, 15 * MIB));
+            slack.gave_back(21 * MIB, 15 * MIB);
 
             for _ in 0..2 * LOOKS {
-                assert!(!slack.should_give_back(60 * MIB, || 15 * MIB));
-                assert!(!slack.should_give_back(60 * MIB, || 54 * MIB), "it is used again");
+                assert!(!slack.should_give_back(60 * MIB, 15 * MIB));
+                assert!(!slack.should_give_back(60 * MIB, 54 * MIB), "it is used again");
             }
             assert!(
-                slack.should_give_back(15 * MIB + MOST + 20 * MIB, || 15 * MIB),
+                slack.should_give_back(15 * MIB + MOST + 20 * MIB, 15 * MIB),
                 "so much is not kept at all"
             );
         }

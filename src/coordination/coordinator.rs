@@ -55,14 +55,21 @@ impl Default for WorkAtOnce {
     }
 }
 
+/// How much of the work that earlier inputs left over another input does, in answers given. More than one, so that no peer can add
+/// work faster than its own inputs do it; little, since a connection puts many calls before others get their turn.
+const LEFT_OVER_AT_ONCE: usize = 4;
+
 impl Coordinator {
     /// Takes one input at `now` and appends what follows from it to `effects`. Total: no input is an error.
     ///
     /// What follows for very many calls or keys at once (readers of one key that is written, calls of a connection that is
     /// gone, a directory of very many keys) is decided by the input and done bit by bit: by the input itself as far as it is
-    /// little, and by ticks, for which the state machine asks at once. Other inputs may come in between.
+    /// little, and by ticks, for which the state machine asks at once. Other inputs may come in between, and do a little of it.
     pub fn apply(&mut self, now: Timestamp, input: Input, effects: &mut Vec<Effect>) {
         let mut budget = self.work_at_once.0;
+        if self.has_work() && !matches!(input, Input::Tick) {
+            budget = budget.min(LEFT_OVER_AT_ONCE);
+        }
         self.perform(now, input, effects, &mut budget);
         self.do_work(now, effects, &mut budget);
     }

@@ -1,4 +1,7 @@
-//! Receiving the one message of a request.
+//! The body of a request: from bytes as they arrive to the one message that a call has.
+//!
+//! A [`Body`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and says how they progress. It sets no
+//! deadlines and opens no windows: the [`CallTable`](super::call_table::CallTable) does. Begin at [`Body::push`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -38,11 +41,11 @@ enum Stage {
 }
 
 /// In each period of [`Limits::body_stall`](super::Limits::body_stall) so many bytes of a body must arrive, or all that is missing.
-const PROGRESS: usize = 4 << 20;
+const PROGRESS_MIN: usize = 4 << 20;
 /// For so many of these periods a body waits for memory.
-const STARVED: u32 = 10;
+const STARVED_PERIODS_MAX: u32 = 10;
 /// In each [`PACE_PERIOD`] so many bytes of a body must arrive that holds memory which others wait for.
-const PACE: usize = 1 << 20;
+const PACE_MIN: usize = 1 << 20;
 /// How often that is looked at.
 pub(super) const PACE_PERIOD: Duration = Duration::from_secs(2);
 
@@ -101,13 +104,19 @@ impl Body {
         if prefix.compressed && !self.compresses {
             return Err(bad("the message is compressed, but no grpc-encoding says how"));
         }
-        if bytes.len() < prefix.length {
-            self.stage = Stage::Assembling(prefix, Vec::new(), quota.permit());
-            return self.add(bytes, quota);
+        if bytes.len() > prefix.length {
+            return Err(too_much());
         }
-        let (message, more) = bytes.split_at(prefix.length);
+        if bytes.len() < prefix.length || !ended {
+            // It may be held for long: its memory is that of the pool.
+            self.stage = Stage::Assembling(prefix, Vec::new(), quota.permit());
+            self.add(bytes, quota)?;
+            self.complete();
+            return Ok(());
+        }
+        let message = bytes;
         self.used += bytes.len();
-        let file = if prefix.compressed && ended { Some(Gzip::open(message)?) } else { None };
+        let file = if prefix.compressed { Some(Gzip::open(message)?) } else { None };
         self.stage = match file {
             Some(file) if file.length <= INFLATED_INLINE.min(message_bytes) => {
                 Stage::Inflated(match sets.recall(&file) {
@@ -121,7 +130,7 @@ impl Body {
                 Stage::Whole(prefix, Message::new(whole), None)
             }
         };
-        if more.is_empty() { Ok(()) } else { Err(too_much()) }
+        Ok(())
     }
 
     fn add(&mut self, bytes: &[u8], quota: &mut ConnectionQuota) -> Result<(), Broken> {
@@ -202,7 +211,7 @@ impl Body {
         self.complete();
     }
 
-    /// How much was used since this was last asked: the peer may send as much more.
+    /// How much was used since this was last asked: the peer may send as much more on this stream.
     pub(super) fn take_used(&mut self) -> usize {
         std::mem::take(&mut self.used)
     }
@@ -271,33 +280,44 @@ impl Body {
         }
     }
 
-    /// Whether there has been progress worth the name since this was last asked: [`PROGRESS`] bytes, or all that was missing. While
+    /// Whether there has been progress worth the name since this was last asked: [`PROGRESS_MIN`] bytes, or all that was missing. While
     /// the server itself is what the request waits for, that counts as progress.
     pub(super) fn has_moved(&mut self) -> bool {
         let step = match &self.stage {
-            Stage::Starved(..) if self.starved >= STARVED => usize::MAX,
+            Stage::Starved(..) if self.starved >= STARVED_PERIODS_MAX => usize::MAX,
             Stage::Starved(..) => {
                 self.starved += 1;
                 0
             }
             Stage::Working(_) => 0,
-            Stage::Assembling(prefix, ..) => (PREFIX + prefix.length).saturating_sub(self.seen).min(PROGRESS),
+            Stage::Assembling(prefix, ..) => {
+                (PREFIX + prefix.length).saturating_sub(self.seen).min(PROGRESS_MIN)
+            }
             Stage::Prefix(..) => PREFIX,
-            _ => 1,
+            // Nothing but the end is missing.
+            Stage::Whole(..) | Stage::Inflated(_) | Stage::Done => usize::MAX,
         };
         let moved = self.received - self.seen >= step;
         self.seen = self.received;
         moved
     }
 
+    /// Whether the message is there and the peer has not ended the request, as it should do at once.
+    pub(super) fn awaits_end(&self) -> bool {
+        !self.ended && matches!(self.stage, Stage::Whole(..) | Stage::Inflated(_))
+    }
+
     /// Whether it holds memory of the reserve.
     pub(super) fn is_reserved(&self) -> bool {
-        matches!(&self.stage, Stage::Assembling(_, _, permit) if permit.is_reserved())
+        match &self.stage {
+            Stage::Assembling(_, _, permit) | Stage::Whole(_, _, Some(permit)) => permit.is_reserved(),
+            _ => false,
+        }
     }
 
     /// Whether it holds memory that others wait for, and arrives too slowly for that.
     pub(super) fn is_too_slow(&mut self, quota: &ConnectionQuota) -> bool {
-        let moved = self.received - self.paced >= PACE;
+        let moved = self.received - self.paced >= PACE_MIN;
         self.paced = self.received;
         !moved && self.is_reserved() && quota.is_contended()
     }

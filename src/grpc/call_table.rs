@@ -1,4 +1,8 @@
 //! The calls of one connection: where they come in, wait and are answered.
+//!
+//! A [`CallTable`] owns a slot for each request that could not be answered at once, the deadlines of these requests, and the
+//! connection's part of the memory for bodies. It reads no socket: the [`Connection`](super::connection::Connection) feeds it.
+//! Begin at [`CallTable::take`]; `bodies.rs` has the requests that are still arriving, `engine_calls.rs` those that were asked.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -10,11 +14,10 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::auxiliary::{AuxiliaryCall, AuxiliaryCalls};
-use super::body::{self, Body};
-use super::call::{Dialect, Form};
+use super::body::Body;
+use super::call::Dialect;
 use super::count;
 use super::deadlines::Deadlines;
-use super::frame::Message;
 use super::head::{Callee, Refused, RequestMeta, Target};
 use super::limits::Limits;
 use super::mailbox::{Mailbox, slot_waker};
@@ -23,12 +26,16 @@ use super::respond;
 use super::route::{Route, Routing};
 use super::server::Server;
 use super::slots::Slots;
-use crate::coordination::{CallId, Caller, Code, ConnectionId, Ending, Failure, JobId, Outcome, TaskId};
-use crate::engine::{Called, Inbox};
+use crate::coordination::{CallId, Code, ConnectionId, Ending, Failure};
+use crate::engine::Inbox;
 use crate::http2::{OverBudget, Sender, StreamId};
 use crate::meter::Moment;
-use crate::proto::muster::v1::TransferReportAck;
-use crate::telemetry::traces::{CallEnd, CallTrace};
+
+mod bodies;
+mod engine_calls;
+
+use bodies::Arriving;
+use engine_calls::{Trace, Waiting};
 
 /// A request that is looked at later: the peer has too many answers to take.
 struct Parked {
@@ -37,39 +44,6 @@ struct Parked {
     bytes: Vec<u8>,
     ended: bool,
     /// The bytes that were charged for it.
-    charged: usize,
-}
-
-/// The trace of a call, with the task that makes it; `None` where calls are not traced.
-type Trace = Option<Box<(CallTrace, Option<TaskId>)>>;
-
-/// A request whose body is on its way.
-struct Arriving {
-    body: Body,
-    callee: Callee,
-    job: JobId,
-    stream: StreamId,
-    due: Option<Instant>,
-    /// When it must have made progress, and when it is looked at next.
-    stall: Instant,
-    check: Instant,
-    waker: Waker,
-    parked: bool,
-    trace: Trace,
-    since: Moment,
-    /// The bytes that were charged for what it holds back.
-    charged: usize,
-}
-
-/// A call that the state machine has not answered yet.
-struct Waiting {
-    call: CallId,
-    job: JobId,
-    form: Form,
-    stream: StreamId,
-    trace: Trace,
-    since: Moment,
-    /// The bytes that were charged for what is remembered of it.
     charged: usize,
 }
 
@@ -119,9 +93,9 @@ pub(super) struct CallTable {
 }
 
 /// Keys of deadlines that belong to no slot, but to the connection.
-pub(super) const INPUT: u64 = u64::MAX;
-pub(super) const PASSING: u64 = u64::MAX - 1;
-pub(super) const OUTPUT: u64 = u64::MAX - 2;
+pub(super) const PARTIAL_FRAME_DEADLINE: u64 = u64::MAX;
+pub(super) const BEGUN_DATA_DEADLINE: u64 = u64::MAX - 1;
+pub(super) const UNTAKEN_OUTPUT_DEADLINE: u64 = u64::MAX - 2;
 
 /// What the time that has passed has brought.
 pub(super) enum Elapsed {
@@ -357,7 +331,10 @@ impl CallTable {
                 }
             }
             Poll::Pending => {
-                sender.release(stream, body.take_used());
+                // What waits for memory stays charged to the budget, and does not keep other bodies of the connection out of its
+                // window: the one whose turn it is could not go on.
+                sender.release_connection(bytes.len());
+                sender.release_stream(stream, body.take_used());
                 self.wait_for_body(sender, body, callee, job, stream, due, trace, since);
             }
         }
@@ -399,236 +376,6 @@ impl CallTable {
         respond::failure(sender, stream, why, Dialect::Number);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
-    fn wait_for_body(
-        &mut self,
-        sender: &mut Sender,
-        body: Body,
-        callee: Callee,
-        job: JobId,
-        stream: StreamId,
-        due: Due,
-        trace: Trace,
-        since: Moment,
-    ) {
-        let waker = slot_waker(&self.mailbox, self.slots.next_key());
-        let due = due.at();
-        let stall = Instant::now() + self.server.limits.body_stall;
-        let (parked, charged) = (false, body.held());
-        if let Err(over) = sender.budget.charge(charged) {
-            sender.release_connection(charged);
-            return self.refuse(sender, stream, &over_budget(over));
-        }
-        let check = due.map_or(stall, |due| due.min(stall));
-        let arriving = Box::new(Arriving {
-            body,
-            callee,
-            job,
-            stream,
-            due,
-            stall,
-            check,
-            waker,
-            parked,
-            trace,
-            since,
-            charged,
-        });
-        let slot = self.slots.insert(Entry::Arriving(arriving));
-        sender.assign(stream, slot);
-        self.deadlines.add(check, slot);
-        self.look_at(sender, slot);
-    }
-
-    /// Takes more of the body of a request.
-    pub(super) fn more(&mut self, sender: &mut Sender, stream: StreamId, bytes: &[u8], ended: bool) {
-        let slot = sender.slot(stream);
-        let Some((slot, entry)) = slot.and_then(|slot| Some((slot, self.slots.get_mut(slot)?))) else {
-            return sender.release(stream, bytes.len());
-        };
-        sender.count_work(bytes.len() / BYTES_A_STEP);
-        match entry {
-            // What follows an ended request does not come through.
-            Entry::Waiting(_) => sender.release(stream, bytes.len()),
-            Entry::Parked(parked) => {
-                // Room grows by doubling.
-                let charged = 2 * bytes.len();
-                if let Err(over) = sender.budget.charge(charged) {
-                    self.give_up(sender, slot);
-                    sender.release_connection(bytes.len());
-                    return self.refuse(sender, stream, &over_budget(over));
-                }
-                parked.charged += charged;
-                parked.bytes.extend_from_slice(bytes);
-                parked.ended |= ended;
-            }
-            Entry::Auxiliary(call) => {
-                sender.release(stream, bytes.len());
-                call.push(bytes, ended);
-            }
-            Entry::Arriving(arriving) => {
-                sender.release(stream, arriving.body.take_used());
-                let held = arriving.body.held();
-                let charged = if held == 0 { 0 } else { 2 * bytes.len() };
-                let most = self.server.limits.message_bytes;
-                let pushed = match sender.budget.charge(charged) {
-                    Ok(()) => {
-                        arriving.charged += charged;
-                        arriving.body.push(bytes, ended, &mut self.quota, &self.server.sets, most)
-                    }
-                    Err(over) => Err(over_budget(over)),
-                };
-                if let Err(why) = pushed {
-                    sender.budget.release(arriving.charged);
-                    self.slots.remove(slot);
-                    // Whatever of it the body had counted already: every byte is given back once.
-                    sender.release_connection(held + bytes.len());
-                    return self.refuse(sender, stream, &why);
-                }
-                self.look_at(sender, slot);
-            }
-        }
-    }
-
-    /// Where the next bytes of the body of `stream` may be read to, and how many of them at most.
-    pub(super) fn room(&mut self, sender: &Sender, stream: StreamId) -> Option<(&mut Vec<u8>, usize)> {
-        match self.slots.get_mut(sender.slot(stream)?)? {
-            Entry::Arriving(arriving) => arriving.body.room(),
-            _ => None,
-        }
-    }
-
-    /// Notes that so many bytes of the body of `stream` were read to their room.
-    pub(super) fn filled(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
-        let slot = sender.slot(stream);
-        if let Some(Entry::Arriving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
-            arriving.body.filled(bytes);
-            sender.release(stream, arriving.body.take_used());
-        }
-    }
-
-    /// Removes an arriving request; what it held counts as used.
-    fn drop_body(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<Arriving>> {
-        let Some(Entry::Arriving(mut arriving)) = self.slots.remove(slot) else { return None };
-        sender.release_connection(arriving.body.held() + arriving.body.take_used());
-        sender.budget.release(arriving.charged);
-        Some(arriving)
-    }
-
-    /// Takes what a worker reports. Answered at once: nothing waits for it.
-    fn take_report(&self, sender: &mut Sender, job: JobId, message: &Message, stream: StreamId) {
-        match self.server.transfers.take(&self.server.engine, job, &message.bytes()) {
-            Ok(interval_ms) => {
-                self.server.counts.mine().calls.add();
-                let now_us = self.server.engine.clock().now().0;
-                respond::message(sender, stream, &TransferReportAck { interval_ms, now_us });
-            }
-            Err(refusal) => self.refuse(sender, stream, &refusal.into()),
-        }
-    }
-
-    /// Puts a call to a job: to the state machine, but for reports.
-    #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
-    fn ask(
-        &mut self,
-        sender: &mut Sender,
-        job: JobId,
-        callee: Callee,
-        message: &Message,
-        stream: StreamId,
-        due: Due,
-        mut trace: Trace,
-        since: Moment,
-    ) {
-        let reader = match callee {
-            Callee::Coordination(reader) => reader,
-            Callee::Reports => return self.take_report(sender, job, message, stream),
-        };
-        let call = match reader(message, &self.server.sets) {
-            Ok(call) => call,
-            Err(why) => return self.refuse(sender, stream, &why),
-        };
-        self.server.counts.mine().calls.add();
-        // Of a call that waits, what its answer repeats is kept.
-        let charged = call.form.key.len();
-        if let Err(over) = sender.budget.charge(charged) {
-            return self.refuse(sender, stream, &over_budget(over));
-        }
-        let caller = Caller { connection: self.id, claim: call.claim };
-        let slot = self.slots.next_key();
-        if let Some(trace) = &mut trace {
-            trace.1 = call.request.task();
-        }
-        match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
-            Called::Now(outcome) => {
-                sender.budget.release(charged);
-                self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
-                self.send(sender, stream, &outcome, &call.form);
-                let now = self.now();
-                self.count(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
-            }
-            Called::Waiting(id) => {
-                let form = call.form;
-                self.slots.insert(Entry::Waiting(Waiting {
-                    call: id,
-                    job,
-                    form,
-                    stream,
-                    trace,
-                    since,
-                    charged,
-                }));
-                sender.assign(stream, slot);
-                if let Some(due) = due.at() {
-                    self.deadlines.add(due, slot);
-                }
-            }
-        }
-    }
-
-    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
-        respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
-    }
-
-    fn begin_trace(&self, head: &RequestMeta) -> Trace {
-        let traces = self.server.traces.as_ref()?;
-        let trace = traces
-            .begin(head.trace.as_deref().unwrap_or(&HeaderMap::new()), self.server.engine.clock().now());
-        Some(Box::new((trace, None)))
-    }
-
-    fn end_trace(&self, trace: Trace, job: JobId, form: &Form, code: Option<Code>) {
-        let (Some(traces), Some(trace)) = (&self.server.traces, trace) else { return };
-        let end = CallEnd {
-            job,
-            service: form.dialect.service(),
-            method: form.method.name(),
-            code: code.map_or(0, Code::number),
-            at: self.server.engine.clock().now(),
-        };
-        traces.end(&trace.0, trace.1, &end);
-    }
-
-    /// Counts a call that lasted from a moment to another; without a code it has succeeded.
-    fn count(&self, form: &Form, code: Option<Code>, times: (Moment, Moment)) {
-        if let Some(calls) = &self.server.calls {
-            calls.mine().add(form.method, form.dialect, code, times);
-        }
-    }
-
-    /// Sends the answer to a call that waited.
-    pub(super) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &Outcome) {
-        sender.count_work(ANSWER_WORK);
-        if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
-            sender.budget.release(waiting.charged);
-            let code = outcome.as_ref().err().map(|failure| failure.code);
-            self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
-            self.send(sender, waiting.stream, outcome, &waiting.form);
-            let now = self.turn();
-            self.count(&waiting.form, code, (waiting.since, now));
-        }
-    }
-
     /// Looks at a slot for which something may have come about.
     pub(super) fn look_at(&mut self, sender: &mut Sender, slot: u64) {
         let full = self.is_full(sender);
@@ -652,32 +399,7 @@ impl CallTable {
                     sender.budget.release(AUXILIARY_BYTES);
                 }
             }
-            Some(Entry::Arriving(arriving)) => {
-                let Arriving { body, waker, stream, parked, .. } = &mut **arriving;
-                *parked = false;
-                let was_reserved = body.is_reserved();
-                let most = self.server.limits.message_bytes;
-                let polled = body.poll(&mut Context::from_waker(waker), &mut self.quota, most);
-                sender.release(*stream, body.take_used());
-                if body.held() == 0 {
-                    sender.budget.release(std::mem::take(&mut arriving.charged));
-                }
-                let Poll::Ready(result) = polled else {
-                    if !was_reserved && arriving.body.is_reserved() {
-                        arriving.check = arriving.check.min(Instant::now() + body::PACE_PERIOD);
-                        self.deadlines.add(arriving.check, slot);
-                    }
-                    return;
-                };
-                let Some(arriving) = self.drop_body(sender, slot) else { return };
-                let Arriving { callee, job, stream, due, trace, since, .. } = *arriving;
-                match result {
-                    Ok(message) => {
-                        self.ask(sender, job, callee, &message, stream, Due::At(due), trace, since);
-                    }
-                    Err(why) => self.refuse(sender, stream, &why),
-                }
-            }
+            Some(Entry::Arriving(_)) => self.poll_body(sender, slot),
         }
     }
 
@@ -710,27 +432,19 @@ impl CallTable {
         if self.parked.len() > 2 * self.slots.len() + 64 {
             let Self { parked, slots, .. } = self;
             parked.retain(|slot| slots.get_mut(*slot).is_some());
+            parked.shrink_to(2 * parked.len() + 64);
         }
-    }
-
-    fn hang_up(&mut self, sender: &mut Sender, slot: u64, code: Code) -> Option<(StreamId, Dialect)> {
-        let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
-        sender.budget.release(waiting.charged);
-        self.server.engine.hang_up(waiting.job, waiting.call);
-        let now = self.turn();
-        self.count(&waiting.form, Some(code), (waiting.since, now));
-        self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
-        Some((waiting.stream, waiting.form.dialect))
     }
 
     /// Ends the calls whose time is up.
     pub(super) fn keep_time(&mut self, cx: &mut Context<'_>, sender: &mut Sender) -> Elapsed {
         let mut elapsed = Elapsed::Nothing;
         let live = self.slots.len();
-        self.deadlines.forget_dead(live, |slot| slot >= OUTPUT || self.slots.get_mut(slot).is_some());
+        self.deadlines
+            .forget_dead(live, |slot| slot >= UNTAKEN_OUTPUT_DEADLINE || self.slots.get_mut(slot).is_some());
         for _ in 0..DEADLINES {
             let Poll::Ready((slot, now)) = self.deadlines.poll(cx) else { break };
-            if slot >= OUTPUT {
+            if slot >= UNTAKEN_OUTPUT_DEADLINE {
                 return Elapsed::Connection(slot);
             }
             elapsed = Elapsed::Calls;
@@ -747,53 +461,14 @@ impl CallTable {
         }
         elapsed
     }
-
-    /// A body is to have made progress by now.
-    fn check_arrival(&mut self, sender: &mut Sender, slot: u64, now: Instant) {
-        let stall = self.server.limits.body_stall;
-        let Some(Entry::Arriving(arriving)) = self.slots.get_mut(slot) else { return };
-        if now < arriving.check {
-            // It has been looked at since this deadline was set, and has a later one.
-            return;
-        }
-        let why = if arriving.due.is_some_and(|due| due <= now) {
-            too_late()
-        } else if now >= arriving.stall && !arriving.body.has_moved() {
-            stalled(stall)
-        } else if arriving.body.is_too_slow(&self.quota) {
-            too_slow()
-        } else {
-            if now >= arriving.stall {
-                arriving.stall = now + stall;
-            }
-            let pace = arriving.body.is_reserved().then(|| now + body::PACE_PERIOD);
-            let next = [Some(arriving.stall), arriving.due, pace].into_iter().flatten().min();
-            arriving.check = next.unwrap_or(arriving.stall);
-            return self.deadlines.add(arriving.check, slot);
-        };
-        if let Some(arriving) = self.drop_body(sender, slot) {
-            self.refuse(sender, arriving.stream, &why);
-        }
-    }
 }
 
 fn over_budget(over: OverBudget) -> Failure {
     Failure::plain(Code::ResourceExhausted, over.to_string())
 }
 
-fn too_slow() -> Failure {
-    let text = "the request's body arrives too slowly while others wait for the memory that it holds";
-    Failure::plain(Code::ResourceExhausted, text)
-}
-
 fn too_late() -> Failure {
     Failure::plain(Code::DeadlineExceeded, "the call's own deadline has passed")
-}
-
-fn stalled(stall: Duration) -> Failure {
-    let text =
-        format!("the request's body did not arrive, nor the next 4 MiB of it, within {} s", stall.as_secs());
-    Failure::plain(Code::DeadlineExceeded, text)
 }
 
 impl Drop for CallTable {

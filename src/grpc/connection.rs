@@ -15,14 +15,17 @@ use std::time::Duration;
 use bytes::BufMut as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep};
 
-use super::call_table::{CallTable, Elapsed, INPUT, OUTPUT, PASSING};
+use super::call_table::{
+    BEGUN_DATA_DEADLINE, CallTable, Elapsed, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
+};
 use super::head::RequestMeta;
 use super::listener::ConnectionGuard;
 use super::mailbox::{Mailbox, Note};
 use super::route::Routing;
 use super::server::Server;
+use super::watched::{UnfinishedInput, Untaken, Watched};
 use crate::coordination::Ending;
 use crate::http2::{
     Event, Fault, HeaderBlockCache, PREFACE, Reason, Receiver, Sender, Settings, StreamId, Unfinished,
@@ -44,8 +47,6 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 const HEADER_LIST: u32 = 16 << 10;
 /// So many notes are read before others get their turn.
 const NOTES: usize = 1 << 10;
-/// Of an answer that waits so many bytes must be taken in time, or all of them.
-const TAKEN: u64 = 64 << 10;
 /// A peer that broke the protocol has so long to read why, and may still send so much.
 const LINGER: (Duration, usize) = (Duration::from_secs(1), 4 << 20);
 /// Buffers of a connection up to this size are not charged to its budget.
@@ -97,92 +98,6 @@ impl Transport for tls::Stream<TcpStream> {
     }
 }
 
-/// A connection that speaks HTTP/2. Each kind is driven for itself, so that a plain one pays nothing for the other.
-#[expect(clippy::large_enum_variant, reason = "it is moved once, into its task, and most are plain")]
-pub(super) enum Greeted {
-    Plain(Connection<TcpStream>),
-    Tls(Box<Connection<tls::Stream<TcpStream>>>),
-}
-
-/// What was found out about a new connection: its socket, and what came together with the preface.
-enum Met {
-    Plain(TcpStream, Vec<u8>),
-    Tls(Box<tls::Stream<TcpStream>>, Vec<u8>),
-}
-
-/// Finds out whether a new connection speaks HTTP/2, under TLS or not, and opens it if so.
-pub(super) async fn greet(
-    server: Arc<Server>,
-    socket: TcpStream,
-    peer: SocketAddr,
-    routing: Routing,
-    place: ConnectionGuard,
-) -> Option<Greeted> {
-    let within = server.limits.handshake;
-    let mut speaks_tls = false;
-    let met = timeout(within, meet(&server, socket, peer, &mut speaks_tls)).await;
-    match met {
-        Ok(Ok(Some(Met::Plain(socket, early)))) => {
-            return Some(Greeted::Plain(Connection::open(server, socket, early, peer, routing, place)));
-        }
-        Ok(Ok(Some(Met::Tls(socket, early)))) => {
-            let connection = Connection::open(server, *socket, early, peer, routing, place);
-            return Some(Greeted::Tls(Box::new(connection)));
-        }
-        // The entrance has said why.
-        Ok(Ok(None)) => {}
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection that is no HTTP/2"),
-        Err(_) if speaks_tls => server.entrance.too_slow(peer, within),
-        Err(_) => tracing::debug!(%peer, "a connection that says nothing"),
-    }
-    server.counts.mine().strangers.add();
-    None
-}
-
-/// Reads the preface. The first byte says whether it comes under TLS; it is read together with what follows it, so that to
-/// find out costs nothing.
-async fn meet(
-    server: &Server,
-    mut socket: TcpStream,
-    peer: SocketAddr,
-    speaks_tls: &mut bool,
-) -> io::Result<Option<Met>> {
-    let mut early = Vec::with_capacity(256);
-    let plain = preface(&mut socket, &mut early).await;
-    if early.first() == Some(&tls::FIRST_BYTE) {
-        *speaks_tls = true;
-        let Some(mut socket) = server.entrance.secure(tls::Rewind::new(early, socket), peer).await else {
-            return Ok(None);
-        };
-        let mut early = Vec::with_capacity(256);
-        preface(&mut socket, &mut early).await?;
-        return Ok(Some(Met::Tls(Box::new(socket), early)));
-    }
-    plain?;
-    if !server.entrance.takes_plain() {
-        server.entrance.refused_plain(peer);
-        return Ok(None);
-    }
-    Ok(Some(Met::Plain(socket, early)))
-}
-
-/// Reads until the preface is there, or what is there is none.
-async fn preface<T: Transport>(socket: &mut T, early: &mut Vec<u8>) -> io::Result<()> {
-    while early.len() < PREFACE.len() {
-        if socket.read_buf(early).await? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let there = early.len().min(PREFACE.len());
-        if early.get(..there) != PREFACE.get(..there) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "it does not begin with HTTP/2's preface",
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// A request whose body has not begun.
 struct NewRequest {
     stream: StreamId,
@@ -215,35 +130,11 @@ pub(super) struct Connection<T> {
     sent: u64,
     /// The bytes of buffers that are charged to the budget.
     charged: usize,
+    /// The peer is not read from before it has taken its answers.
+    declines: bool,
     /// The connection is over, and the peer is told why.
     lingering: Option<Box<LingeringClose>>,
     _place: ConnectionGuard,
-}
-
-/// How far a peer was when the deadlines for it were set.
-#[derive(Default)]
-struct Watched {
-    /// What it had begun that must be there as a whole, and that is passed on.
-    input: Option<(Unfinished, u64)>,
-    passing: Option<(Unfinished, u64)>,
-    /// What it had not taken.
-    output: Option<Untaken>,
-}
-
-/// What a peer had not taken at some moment: how much waits, and how much has gone, of data and of bytes.
-#[derive(Debug, Clone, Copy)]
-struct Untaken {
-    data: (u64, u64),
-    bytes: (u64, u64),
-}
-
-impl Untaken {
-    /// Whether of what waited too little has gone since, though there is still something that waits.
-    fn is_stuck(&self, now: &Self) -> bool {
-        let stuck =
-            |was: (u64, u64), is: (u64, u64)| was.0 > 0 && is.0 > 0 && is.1 - was.1 < was.0.min(TAKEN);
-        stuck(self.data, now.data) || stuck(self.bytes, now.bytes)
-    }
 }
 
 /// The end of a connection whose peer broke the protocol. If the socket were closed while the peer is still sending, the peer's
@@ -320,7 +211,7 @@ fn yield_turn(cx: &mut Context<'_>) -> Poll<()> {
 }
 
 impl<T: Transport> Connection<T> {
-    fn open(
+    pub(super) fn open(
         server: Arc<Server>,
         socket: T,
         mut early: Vec<u8>,
@@ -357,6 +248,7 @@ impl<T: Transport> Connection<T> {
             watched: None,
             sent: 0,
             charged: 0,
+            declines: false,
             lingering: None,
             _place: place,
         }
@@ -440,13 +332,20 @@ impl<T: Transport> Connection<T> {
         match self.calls.keep_time(cx, &mut self.sender) {
             Elapsed::Nothing => return Ok(false),
             Elapsed::Calls => {}
-            Elapsed::Connection(key @ (INPUT | PASSING)) => {
+            Elapsed::Connection(key @ (PARTIAL_FRAME_DEADLINE | BEGUN_DATA_DEADLINE)) => {
                 let watched = self.watched.get_or_insert_default();
-                let watched = if key == INPUT { &mut watched.input } else { &mut watched.passing };
+                watched.note_declining(self.declines);
+                let watched =
+                    if key == PARTIAL_FRAME_DEADLINE { &mut watched.input } else { &mut watched.passing };
                 if let Some(was) = watched.take()
-                    && self.receiver.unfinished() == Some(was)
+                    && self.receiver.unfinished() == Some(was.what)
                 {
-                    return Err(Fault::new(Reason::EnhanceYourCalm, was.0.fault()));
+                    if was.declined.is_zero() {
+                        return Err(Fault::new(Reason::EnhanceYourCalm, was.what.0.fault()));
+                    }
+                    // The peer has as much time left as this server did not read.
+                    *watched = Some(UnfinishedInput { declined: Duration::ZERO, ..was });
+                    self.calls.watch(key, was.declined);
                 }
             }
             Elapsed::Connection(_) => {
@@ -466,19 +365,24 @@ impl<T: Transport> Connection<T> {
             let limits = self.calls.limits();
             let watched = self.watched.get_or_insert_default();
             let (key, watched, within) = match unfinished.0 {
-                Unfinished::Settings | Unfinished::Frame => (INPUT, &mut watched.input, limits.handshake),
-                Unfinished::Passing => (PASSING, &mut watched.passing, limits.unread),
+                Unfinished::Settings | Unfinished::Frame => {
+                    (PARTIAL_FRAME_DEADLINE, &mut watched.input, limits.handshake)
+                }
+                Unfinished::Passing => (BEGUN_DATA_DEADLINE, &mut watched.passing, limits.unread),
             };
             if watched.is_none() {
-                *watched = Some(unfinished);
+                *watched = Some(UnfinishedInput { what: unfinished, declined: Duration::ZERO });
                 self.calls.watch(key, within);
             }
+        }
+        if let Some(watched) = &mut self.watched {
+            watched.note_declining(self.declines);
         }
         if self.sender.unsent() > 0 && self.watched.as_ref().is_none_or(|watched| watched.output.is_none()) {
             let untaken = self.untaken();
             self.watched.get_or_insert_default().output = Some(untaken);
             let within = self.calls.limits().unread;
-            self.calls.watch(OUTPUT, within);
+            self.calls.watch(UNTAKEN_OUTPUT_DEADLINE, within);
         }
     }
 
@@ -508,6 +412,7 @@ impl<T: Transport> Connection<T> {
     /// Takes what has come in, sends what is to be sent.
     fn drive(&mut self, cx: &mut Context<'_>) -> Driven {
         let mut read = 0;
+        self.declines = false;
         loop {
             let blocked = match self.send(cx) {
                 Ok(blocked) => blocked,
@@ -525,7 +430,8 @@ impl<T: Transport> Connection<T> {
                 continue;
             }
             // Who does not take what was asked for asks no further.
-            if blocked && (self.calls.is_full(&self.sender) || !self.early.is_empty()) {
+            self.declines = blocked && (self.calls.is_full(&self.sender) || !self.early.is_empty());
+            if self.declines {
                 return Driven::Idle;
             }
             if self.early.is_empty() && self.receiver.owes_event() && !self.sender.is_busy() {

@@ -27,6 +27,7 @@ impl Deadlines {
     pub(super) fn forget_dead(&mut self, live: usize, mut is_live: impl FnMut(u64) -> bool) {
         if self.all.len() > 4 * live + CARRIED {
             self.all.retain(|Reverse((_, slot))| is_live(*slot));
+            self.all.shrink_to(2 * self.all.len() + CARRIED);
         }
     }
 

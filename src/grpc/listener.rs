@@ -12,7 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::connection::{self, Greeted, Transport as _};
+use super::connection::Transport as _;
+use super::greeting::{self, Greeted};
 use super::mailbox::{Mailbox, Note};
 use super::route::Routing;
 use super::server::Server;
@@ -178,7 +179,7 @@ impl Server {
             // It is gone already, or the system has not all of it: both show soon enough.
             tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
         }
-        let greeting = connection::greet(Arc::clone(self), socket, peer, routing, room.enter(self));
+        let greeting = greeting::greet(Arc::clone(self), socket, peer, routing, room.enter(self));
         tokio::spawn(async move {
             let greeted = tokio::select! {
                 greeted = greeting => greeted,

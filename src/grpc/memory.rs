@@ -1,9 +1,11 @@
-//! The memory for the bodies of requests, shared by all connections.
+//! The memory for the bodies of requests: a [`MemoryPool`] for the server, a [`ConnectionQuota`] for each connection, a
+//! [`MemoryPermit`] for each body. Nothing is allocated here. Begin at [`MemoryPermit::grow`].
 //!
-//! A body takes memory as its bytes arrive: to announce many takes nothing from anybody. One half of the pool is for that growth.
-//! A body that finds no room there waits for all that it still lacks from the other half, the reserve, where the one that
-//! lacks least comes first, and one of each connection at a time. Whoever is served there never asks again, so that no two bodies
-//! wait for each other; and while others wait, it must keep arriving ([`Body::is_too_slow`](super::body::Body::is_too_slow)).
+//! The permit of a body grows with the bytes that have arrived: an announced length takes nothing from other bodies. One half of the
+//! pool is for that growth. If a body finds no room there, it waits for all of its missing bytes from the other half, the reserve.
+//! The pool serves the body that misses fewest bytes first, and of each connection one body at a time, in the order in which they
+//! began to wait. A body that was served never waits again, so no two bodies wait for each other; and while other bodies wait, it
+//! must keep arriving ([`Body::is_too_slow`](super::body::Body::is_too_slow)).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +21,7 @@ const STEP: (usize, usize) = (64 << 10, 32 << 20);
 /// may have so much that has not arrived.
 const AT_ONCE: usize = 4 << 20;
 /// So many waiters may have gone before they are swept out.
-const SWEPT: usize = 64;
+const GONE_WAITERS_MAX: usize = 64;
 
 struct State {
     growth: usize,
@@ -55,7 +57,7 @@ impl MemoryPool {
     pub(super) fn new(bytes: usize) -> Arc<Self> {
         let growth = bytes / 2;
         let reserve = bytes - growth;
-        let state = State { growth, reserve, waiters: BTreeMap::new(), next: 0, sweep_at: SWEPT };
+        let state = State { growth, reserve, waiters: BTreeMap::new(), next: 0, sweep_at: GONE_WAITERS_MAX };
         Arc::new(Self { state: Mutex::new(state), growth, reserve })
     }
 
@@ -79,7 +81,7 @@ impl MemoryPool {
         let mut state = self.lock();
         if state.waiters.len() >= state.sweep_at {
             state.waiters.retain(|_, waiter| !waiter.is_closed());
-            state.sweep_at = 2 * state.waiters.len() + SWEPT;
+            state.sweep_at = 2 * state.waiters.len() + GONE_WAITERS_MAX;
         }
         let number = state.next;
         state.next += 1;
@@ -117,6 +119,24 @@ struct Taken {
     growth: AtomicUsize,
     /// What of it has not arrived, of bodies that got their memory at once.
     ahead: AtomicUsize,
+    /// Bodies that wait for the connection's turn at the reserve.
+    waiting: AtomicUsize,
+}
+
+/// A body that waits for its connection's turn, while this lives.
+struct TurnWait(Arc<Taken>);
+
+impl TurnWait {
+    fn new(taken: &Arc<Taken>) -> Self {
+        taken.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(taken))
+    }
+}
+
+impl Drop for TurnWait {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The part of a pool that one connection may use.
@@ -132,9 +152,9 @@ impl ConnectionQuota {
         Self { pool: Arc::clone(pool), taken: Arc::default(), turn: None }
     }
 
-    /// Whether somebody waits for the reserve.
+    /// Whether a body waits for the reserve, or another one of this connection for the connection's turn at it.
     pub(super) fn is_contended(&self) -> bool {
-        self.pool.is_contended()
+        self.taken.waiting.load(Ordering::Relaxed) > 0 || self.pool.is_contended()
     }
 
     /// A permit for nothing, which grows.
@@ -151,8 +171,10 @@ impl ConnectionQuota {
     ) -> impl Future<Output = Option<MemoryPermit>> + Send + use<> {
         let turn = Arc::clone(self.turn.get_or_insert_with(|| Arc::new(Semaphore::new(1))));
         let pool = Arc::clone(&self.pool);
+        let wait = TurnWait::new(&self.taken);
         async move {
             let turn = turn.acquire_owned().await.ok()?;
+            drop(wait);
             let reserved = pool.wait(bytes.saturating_sub(permit.growth)).await.ok()?;
             permit.reserved = Some((bytes, reserved, turn));
             Some(permit)

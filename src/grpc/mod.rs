@@ -15,6 +15,7 @@ mod deadlines;
 mod frame;
 mod generation_a;
 mod generation_c;
+mod greeting;
 mod gzip;
 mod head;
 mod limits;
@@ -31,6 +32,7 @@ mod slots;
 mod status;
 #[cfg(test)]
 mod tests;
+mod watched;
 
 pub use count::{CallCount, CallTimes, ENDINGS};
 pub use limits::Limits;

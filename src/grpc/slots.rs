@@ -10,11 +10,16 @@ struct Cell<T> {
 pub(super) struct Slots<T> {
     cells: Vec<Cell<T>>,
     free: Vec<u32>,
+    /// The generation of new cells: all that were given back had earlier ones.
+    first_generation: u32,
 }
+
+/// A table that becomes empty keeps so many cells at most.
+const CELLS_KEPT: usize = 256;
 
 impl<T> Default for Slots<T> {
     fn default() -> Self {
-        Self { cells: Vec::new(), free: Vec::new() }
+        Self { cells: Vec::new(), free: Vec::new(), first_generation: 0 }
     }
 }
 
@@ -31,7 +36,7 @@ impl<T> Slots<T> {
     pub(super) fn next_key(&self) -> u64 {
         match self.free.last() {
             Some(&at) => key(self.cells.get(at as usize).map_or(0, |cell| cell.generation), at),
-            None => key(0, u32::try_from(self.cells.len()).unwrap_or(u32::MAX)),
+            None => key(self.first_generation, u32::try_from(self.cells.len()).unwrap_or(u32::MAX)),
         }
     }
 
@@ -44,7 +49,7 @@ impl<T> Slots<T> {
                     cell.content = Some(content);
                 }
             }
-            None => self.cells.push(Cell { generation: 0, content: Some(content) }),
+            None => self.cells.push(Cell { generation: self.first_generation, content: Some(content) }),
         }
         next
     }
@@ -65,7 +70,17 @@ impl<T> Slots<T> {
         let content = cell.content.take()?;
         cell.generation = cell.generation.wrapping_add(1);
         self.free.push(place(key) as u32);
+        if self.free.len() == self.cells.len() && self.cells.len() > CELLS_KEPT {
+            self.give_back_cells();
+        }
         Some(content)
+    }
+
+    /// Gives the memory of all cells back, of which none has a content.
+    fn give_back_cells(&mut self) {
+        let newest = self.cells.iter().map(|cell| cell.generation.wrapping_sub(self.first_generation)).max();
+        self.first_generation = self.first_generation.wrapping_add(newest.unwrap_or_default());
+        (self.cells, self.free) = (Vec::new(), Vec::new());
     }
 
     /// How many things are kept.
@@ -100,5 +115,20 @@ mod tests {
         assert_eq!(slots.get_mut(second), Some(&mut "b"));
         assert_eq!(slots.len(), 2);
         assert_eq!(slots.iter().copied().collect::<Vec<_>>(), ["c", "b"]);
+    }
+
+    #[test]
+    fn a_table_that_becomes_empty_gives_its_memory_back_and_its_keys_stay_good_once() {
+        let mut slots = Slots::default();
+        let mut seen = std::collections::HashSet::new();
+        for round in 0..3 {
+            let keys: Vec<u64> = (0..2 * CELLS_KEPT).map(|n| slots.insert(n)).collect();
+            assert!(keys.iter().all(|key| seen.insert(*key)), "round {round}");
+            for key in &keys {
+                assert!(slots.remove(*key).is_some());
+            }
+            assert_eq!((slots.len(), slots.cells.capacity(), slots.free.capacity()), (0, 0, 0));
+            assert!(seen.iter().all(|key| slots.get_mut(*key).is_none()));
+        }
     }
 }

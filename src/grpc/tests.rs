@@ -801,3 +801,129 @@ async fn the_memory_of_requests_comes_back() {
         timeout(PATIENCE, gone).await.expect("all of it comes back");
     }
 }
+
+/// Sixty-four messages that are sent at the same time over one connection take far more memory than it may have. Each of them is
+/// stored or refused, and none waits for another one that cannot go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end() {
+    const BODIES: usize = 64;
+    let rig = Rig::start(Limits { bodies_in_flight_bytes: 64 << 20, ..Limits::default() });
+    let (mut greedy, mut honest) = (rig.client().await, rig.client().await);
+    let answers: Vec<_> = (0..BODIES)
+        .map(|n| {
+            let (response, mut stream) = greedy.open(INSERT, &[]);
+            let message = framed(&insert(&format!("large/{n}"), vec![n as u8; 2 << 20]));
+            stream.send_data(message, true).expect("the stream is there");
+            tokio::spawn(back(response))
+        })
+        .collect();
+    let beats = tokio::spawn(async move {
+        loop {
+            assert_eq!(honest.a("InsertKeyValue", &insert("small", "v")).await.status, "0");
+            sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let mut stored = 0;
+    for answer in answers {
+        let told = answer.await.expect("an answer within the patience of a test");
+        match &*told.status {
+            "0" => stored += 1,
+            "8" => assert!(told.headers.contains_key("grpc-message"), "{:?}", told.headers),
+            status => panic!("status {status}: {:?}", told.headers),
+        }
+    }
+    assert!(stored > 0, "at least those whose turn it was are stored");
+    assert!(!beats.is_finished(), "others went on");
+    beats.abort();
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    // The windows are open again: every byte was given back.
+    let large = insert("after", vec![7; 8 << 20]);
+    assert_eq!(greedy.a("InsertKeyValue", &large).await.status, "0");
+}
+
+/// The body whose turn it is at the reserve must go on arriving while other bodies of its own connection wait for theirs.
+#[tokio::test]
+async fn a_body_that_stops_does_not_keep_others_of_its_connection_waiting() {
+    let rig = Rig::start(Limits { bodies_in_flight_bytes: 16 << 20, ..Limits::default() });
+    let mut client = rig.client().await;
+    let (response, mut stream) = client.open(INSERT, &[]);
+    let message = framed(&insert("stopped", vec![0; 4 << 20]));
+    stream.send_data(message.slice(..1 << 20), false).expect("the stream is there");
+    let held = async {
+        while rig.server.figures().bodies_in_flight_bytes < 4 << 20 {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(PATIENCE, held).await.expect("it has its part of the reserve");
+    assert_eq!(client.a("InsertKeyValue", &insert("next", vec![1; 3 << 20])).await.status, "0");
+    let told = back(response).await;
+    assert!(
+        told.headers["grpc-message"].to_str().expect("text").contains("too slowly"),
+        "{:?}",
+        told.headers
+    );
+}
+
+#[tokio::test]
+async fn a_message_that_is_there_must_be_followed_by_the_end_of_its_request() {
+    let limits = Limits { handshake: Duration::from_millis(300), ..Limits::default() };
+    let rig = Rig::start(limits);
+    let mut client = rig.client().await;
+    for length in [10, 100_000, 3 << 20] {
+        let (response, mut stream) = client.open(INSERT, &[]);
+        stream.send_data(framed(&insert("k", vec![0; length])), false).expect("the stream is there");
+        let told = back(response).await;
+        let why = told.headers["grpc-message"].to_str().expect("text");
+        assert!(told.status == "4" && why.contains("did not end within"), "{length}: {why}");
+    }
+    assert_eq!(rig.server.figures().bodies_in_flight_bytes, 0);
+    // It is charged for meanwhile, however short it is.
+    let (response, mut stream) = client.open(INSERT, &[]);
+    stream.send_data(framed(&insert("k", vec![0; 10_000])), false).expect("the stream is there");
+    let charged = async {
+        while rig.server.figures().bodies_in_flight_bytes == 0 {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(PATIENCE, charged).await.expect("it takes memory of the pool");
+    stream.send_data(Bytes::new(), true).expect("the stream is there");
+    assert_eq!(back(response).await.status, "0");
+}
+
+/// A frame that has begun to arrive is late only by the time during which the server has read from its peer.
+#[tokio::test]
+async fn the_time_during_which_the_server_does_not_read_is_not_the_peers() {
+    let short = Duration::from_millis(400);
+    let rig =
+        Rig::start(Limits { handshake: short, unsent_bytes_per_connection: 1 << 20, ..Limits::default() });
+    let mut client = rig.client().await;
+    assert_eq!(client.a("InsertKeyValue", &insert("k", vec![7; 32 << 20])).await.status, "0");
+    let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff];
+    let update = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0];
+    let request = raw_request(&format!("/{GET}"), &get("k"));
+    let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    // It asks for more than its host has room for, begins a frame, and takes nothing for a while.
+    let mut socket = raw(&rig, &[&settings[..], &update, &request, &ping[..12]].concat()).await;
+    sleep(3 * short).await;
+    let (mut from, mut to) = socket.split();
+    let reading = async {
+        let (mut last, mut read) = (Vec::new(), vec![0; 1 << 20]);
+        while !last.ends_with(&ping[9..]) {
+            let count = from.read(&mut read).await.expect("it is open");
+            assert!(count > 0, "the peer was cut: {:?}", String::from_utf8_lossy(&last));
+            last.extend_from_slice(&read[..count]);
+            last.drain(..last.len().saturating_sub(100));
+        }
+    };
+    // Then it takes its answer, and completes the frame.
+    let rest = async {
+        sleep(short / 4).await;
+        to.write_all(&ping[12..]).await.expect("it is open");
+    };
+    timeout(PATIENCE, async { tokio::join!(reading, rest) }).await.expect("its ping is answered");
+    // Once the server reads again, the deadline counts.
+    to.write_all(&ping[..12]).await.expect("it is open");
+    let mut heard = Vec::new();
+    timeout(PATIENCE, from.read_to_end(&mut heard)).await.expect("it is cut").expect("it is closed in order");
+    assert!(String::from_utf8_lossy(&heard).ends_with("was not completed in time"), "{heard:?}");
+}

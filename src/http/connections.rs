@@ -4,10 +4,11 @@
 //! | --- | --- | --- | --- |
 //! | `Greeting` | the first byte, the TLS handshake | the listener's own timer, counted from the accept | yes |
 //! | `Head` | the end of a request's head | `head_timeout`, counted from its first byte; that of the first head from the accept | yes |
-//! | `Busy` | its own handler, the body of the request, the end of the answer | the deadlines of bodies and of writes | no |
+//! | `Body` | more of the body of a request | the deadlines of bodies, counted from the end of the head | yes |
+//! | `Busy` | its own handler, the end of the answer | the deadline of writes | no |
 //! | `Idle` | the next request | `idle_timeout`, counted from the last byte written | yes, these first |
 //!
-//! A newcomer is never turned away while others only wait: if every slot is taken, connections without a request are closed,
+//! A newcomer is never turned away while others only wait: if every slot is taken, connections without a whole request are closed,
 //! those of the source with the most connections first. If all are busy, the newcomer gets one of [`RESERVED`] further slots, in
 //! which only probes of health are answered. A reserved slot is always free: the oldest connection in one makes room.
 
@@ -53,6 +54,8 @@ pub(super) enum Phase {
     Greeting,
     /// The head of a request is awaited.
     Head,
+    /// More of the body of a request is awaited.
+    Body,
     /// A request is being answered.
     Busy,
     /// A request was answered and the next one has not begun.
@@ -60,7 +63,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    const ALL: [Self; 4] = [Self::Greeting, Self::Head, Self::Busy, Self::Idle];
+    const ALL: [Self; 5] = [Self::Greeting, Self::Head, Self::Body, Self::Busy, Self::Idle];
 }
 
 /// Why the server closed a connection.
@@ -148,12 +151,19 @@ impl Connection {
         BusyGuard(Arc::clone(self))
     }
 
+    /// Notes whether the body of the request is awaited. The time of the whole body counts, however its bytes come.
+    pub fn awaits_body(&self, awaits: bool) {
+        let (from, to) = if awaits { (Phase::Busy, Phase::Body) } else { (Phase::Body, Phase::Busy) };
+        // In any other phase the request was answered before its body had come.
+        let _ = self.phase.compare_exchange(from as u8, to as u8, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// When the phase must be over.
     fn deadline(&self, limits: &Limits) -> Option<(Timestamp, Closed)> {
         match self.phase() {
             Phase::Head => Some((self.since().after(limits.head_timeout), Closed::HeadTimeout)),
             Phase::Idle => Some((self.since().after(limits.idle_timeout), Closed::IdleTimeout)),
-            Phase::Greeting | Phase::Busy => None,
+            Phase::Greeting | Phase::Body | Phase::Busy => None,
         }
     }
 
@@ -290,7 +300,7 @@ impl ConnectionRegistry {
         let mut guard = self.open();
         let open = &mut *guard;
         let waits = |connection: &Connection| !connection.reserved && connection.phase() != Phase::Busy;
-        // The idle ones go before those whose request is awaited.
+        // The idle ones go before those whose request is awaited, of which the slowest go first.
         let order = |connection: &Connection| (connection.phase() != Phase::Idle, connection.since());
         let mut has_slot = true;
         if open.of(source) >= connections_per_source {

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::actor::{Channel, Peer};
-use super::connections::{BusyGuard, ConnectionGuard};
+use super::connections::{BusyGuard, Connection, ConnectionGuard};
 use super::write_timeout::WriteTimeout;
 use super::{Problem, Traffic};
 use crate::tls::{self, Entrance, Rewind};
@@ -226,7 +226,8 @@ async fn speak<S>(
         request.extensions_mut().insert(from.1.clone());
         let (traffic, began) = (Arc::clone(&traffic), traffic.began());
         let refused = guard.connection.reserved && !is_probe(&request);
-        let answer = (!refused).then(|| router.call(request));
+        let connection = Arc::clone(&guard.connection);
+        let answer = (!refused).then(|| router.call(request.map(|body| RequestBody { body, connection })));
         Box::pin(async move {
             let response = match answer {
                 Some(answer) => answer.await?,
@@ -277,6 +278,41 @@ fn is_probe<B>(request: &Request<B>) -> bool {
     request.uri().path().starts_with("/healthz/")
 }
 
+/// The body of a request. While more of it is awaited, its connection may be closed to make room.
+struct RequestBody {
+    body: Incoming,
+    connection: Arc<Connection>,
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.connection.awaits_body(frame.is_pending());
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        // What is still to come of it is awaited no longer.
+        self.connection.awaits_body(false);
+    }
+}
+
 /// The body of an answer. Its connection is busy while it lives.
 struct TrackedBody {
     body: Body,
@@ -308,7 +344,7 @@ mod tests {
     use std::convert::Infallible;
 
     use axum::body::Body;
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use bytes::Bytes;
     use futures_util::stream;
 
@@ -334,6 +370,7 @@ mod tests {
         let router = Router::new()
             .route("/", get(async || "here"))
             .route("/stream", get(async move || endless()))
+            .route("/body", post(async |body: Bytes| format!("{} bytes", body.len())))
             .route("/large", get(async || vec![b'x'; 64 << 20]))
             .route("/healthz/live", get(async || "alive"));
         let failures = Arc::new(tls::Failures::new(crate::clock::Clock::start()));
@@ -357,6 +394,31 @@ mod tests {
         let mut second = TcpStream::connect(address).await.unwrap();
         assert!(ask(&mut second).await.ends_with("here"));
         assert_eq!(first.read(&mut [0; 16]).await.unwrap_or_default(), 0, "it was closed");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_dribbles_makes_room_for_a_new_connection() {
+        let (address, _stop, _served) = started(Limits::new(4)).await;
+        let mut slow = Vec::new();
+        for _ in 0..4 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            // The server asks for the body once it waits for it.
+            let head =
+                b"POST /body HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100\r\n\r\n";
+            stream.write_all(head).await.unwrap();
+            let mut asked = [0; 64];
+            let read = stream.read(&mut asked).await.unwrap();
+            assert!(asked[..read].starts_with(b"HTTP/1.1 100"), "{asked:?}");
+            stream.write_all(b"x").await.unwrap();
+            slow.push(stream);
+        }
+        let mut next = TcpStream::connect(address).await.unwrap();
+        assert!(ask(&mut next).await.ends_with("here"));
+        assert_eq!(slow[0].read(&mut [0; 16]).await.unwrap_or_default(), 0, "the oldest was closed");
+        slow[3].write_all(&[b'x'; 99]).await.unwrap();
+        let mut answer = vec![0; 4096];
+        let read = slow[3].read(&mut answer).await.unwrap();
+        assert!(String::from_utf8_lossy(&answer[..read]).ends_with("100 bytes"), "the others go on");
     }
 
     #[tokio::test]

@@ -38,8 +38,9 @@ pub(crate) struct Output {
     gone: usize,
     pieces: VecDeque<Piece>,
     length: usize,
-    /// How many bytes are gone since this was last asked.
+    /// How many bytes are gone since this was last asked, and before that.
     sent: u64,
+    sent_before: u64,
 }
 
 impl Output {
@@ -59,7 +60,18 @@ impl Output {
 
     /// How many bytes the peer's host has taken since this was last asked.
     pub(crate) fn take_sent(&mut self) -> u64 {
+        self.sent_before += self.sent;
         std::mem::take(&mut self.sent)
+    }
+
+    /// The place of the first byte that waits, counted from the first that ever did.
+    pub(super) fn start(&self) -> u64 {
+        self.sent_before + self.sent
+    }
+
+    /// The place behind the last byte that waits.
+    pub(super) fn end(&self) -> u64 {
+        self.start() + self.length as u64
     }
 
     /// Adds what `write` writes.

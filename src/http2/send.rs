@@ -133,8 +133,9 @@ pub(crate) struct Sender {
     work_of_turn: usize,
     /// The memory of all that the peer has in progress here.
     pub(crate) budget: StateBudget,
-    /// The bytes that were charged for answers whose streams have ended, until all output has left.
-    charged: usize,
+    /// The bytes that were charged for answers whose streams have ended, each with the place in the output behind which nothing of
+    /// the answer waits.
+    charged: VecDeque<(u64, usize)>,
     pub(super) abuse: AbuseScore,
     /// The last stream that the peer has opened.
     pub(super) last: StreamId,
@@ -174,6 +175,8 @@ const CUT_SHORT: usize = 256;
 const SKIPPED: usize = 16;
 /// The memory that a stream takes: its entries in the tables of streams, calls, deadlines and queues.
 pub(super) const STREAM_BYTES: usize = 1 << 10;
+/// A connection without streams keeps room for so many at most.
+const STREAMS_KEPT: usize = 256;
 /// What is sent of data, in bytes, redeems a point.
 const REDEEMING: usize = 1 << 10;
 
@@ -199,7 +202,7 @@ impl Sender {
             work: 0,
             work_of_turn: 0,
             budget: StateBudget::new(settings.state_bytes, pool),
-            charged: 0,
+            charged: VecDeque::new(),
             abuse: AbuseScore::default(),
             last: 0,
             last_taken: 0,
@@ -270,13 +273,15 @@ impl Sender {
     /// What was caused so far is done with.
     pub(crate) fn rest(&mut self) {
         self.work_of_turn += std::mem::take(&mut self.work);
-        self.release_sent_answers();
     }
 
-    /// Gives back what was charged for answers, once all that was put together is sent.
+    /// Gives back what was charged for answers of which everything has left.
     pub(crate) fn release_sent_answers(&mut self) {
-        if self.charged > 0 && self.output.is_empty() {
-            self.budget.release_answer(std::mem::take(&mut self.charged));
+        while let Some((end, bytes)) = self.charged.front().copied()
+            && end <= self.output.start()
+        {
+            self.charged.pop_front();
+            self.budget.release_answer(bytes);
         }
     }
 
@@ -394,8 +399,14 @@ impl Sender {
     fn remove(&mut self, id: StreamId) -> Option<Stream> {
         let stream = self.streams.remove(&id)?;
         self.budget.release(STREAM_BYTES);
-        // The answer may be on its way still.
-        self.charged += stream.charged;
+        if self.streams.is_empty() && self.streams.capacity() > STREAMS_KEPT {
+            // Room that nobody is charged for any more.
+            self.streams.shrink_to(0);
+        }
+        if stream.charged > 0 {
+            // The answer may be on its way still.
+            self.charged.push_back((self.output.end(), stream.charged));
+        }
         Some(stream)
     }
 
@@ -566,6 +577,7 @@ impl Sender {
         // A peer that opens streams and gives them up leaves numbers behind.
         if self.blocked.len() > 2 * self.streams.len() + 64 {
             self.blocked.retain(|id| self.streams.contains_key(id));
+            self.blocked.shrink_to(2 * self.blocked.len() + 64);
         }
         true
     }
@@ -750,6 +762,11 @@ impl Sender {
     /// What was received on a stream is used: the peer may send as much more.
     pub(crate) fn release(&mut self, id: StreamId, bytes: usize) {
         self.release_connection(bytes);
+        self.release_stream(id, bytes);
+    }
+
+    /// The same for the window of the stream alone: that of the connection was told of these bytes before.
+    pub(crate) fn release_stream(&mut self, id: StreamId, bytes: usize) {
         let half = self.settings.stream_window / 2;
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.credit = stream.credit.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -820,6 +837,10 @@ impl Sender {
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+    use std::io;
+    use std::pin::Pin;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Poll, Waker};
 
     use super::*;
 
@@ -842,5 +863,126 @@ mod tests {
         }
         let [one, other] = [StreamHash::new(), StreamHash::new()].map(|hash| hash.hash_one(1_u32));
         assert_ne!(one, other, "each connection has its own key");
+    }
+
+    /// A socket that takes so many bytes and no more.
+    struct Room(usize);
+
+    impl tokio::io::AsyncWrite for Room {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            if self.0 == 0 {
+                return Poll::Pending;
+            }
+            let taken = bytes.len().min(self.0);
+            self.0 -= taken;
+            Poll::Ready(Ok(taken))
+        }
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    /// The memory of an answer, which says when it is freed.
+    struct Answer(Vec<u8>, Arc<AtomicBool>);
+
+    impl AsRef<[u8]> for Answer {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    impl Drop for Answer {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What is charged for an answer stays charged while its memory is held, and is given back, once, when all of it has left,
+    /// whatever is behind it in the output.
+    #[test]
+    fn the_charge_of_an_answer_is_given_back_when_the_answer_has_left() {
+        let settings = Settings {
+            streams: 1_000,
+            frame: 1 << 20,
+            stream_window: 1 << 20,
+            connection_window: 1 << 20,
+            header_list: 1 << 14,
+            state_bytes: 1 << 20,
+        };
+        for seed in 0..100 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let pool = StatePool::new(1 << 40);
+            let mut sender = Sender::new(settings, Arc::clone(&pool));
+            // Each answer: its stream, its charge, whether its memory is free, and up to where the output goes once it has ended.
+            let mut answers: Vec<(StreamId, usize, Arc<AtomicBool>, Option<u64>)> = Vec::new();
+            let mut released_early = 0;
+            for step in 0..400 {
+                match rng.u8(0..8) {
+                    0 | 1 => {
+                        let id = 2 * answers.len() as StreamId + 1;
+                        let length = rng.usize(1..200_000);
+                        sender.open(id, true, None);
+                        sender.charge_answer(id, length).expect("the pool is large");
+                        let freed = Arc::new(AtomicBool::new(false));
+                        let body = Bytes::from_owner(Answer(vec![0; length], Arc::clone(&freed)));
+                        let cut = rng.usize(0..length);
+                        sender.answer(id, b"head", [body.slice(..cut), body.slice(cut..)], b"trailers");
+                        answers.push((id, length, freed, None));
+                    }
+                    2 => {
+                        let id = 2 * rng.u32(0..answers.len() as u32 + 1) + 1;
+                        sender.reset(id, Reason::RefusedStream);
+                    }
+                    3 => sender.on_window_update(None, rng.u32(1..200_000)).expect("no overflow"),
+                    4 => {
+                        let id = 2 * rng.u32(0..answers.len() as u32 + 1) + 1;
+                        sender.on_window_update(Some(id), rng.u32(1..200_000)).expect("no overflow");
+                    }
+                    _ => {
+                        let mut socket = Room(rng.usize(1..100_000));
+                        let mut cx = Context::from_waker(Waker::noop());
+                        assert!(!matches!(
+                            sender.output.poll_send(&mut cx, &mut socket),
+                            Poll::Ready(Err(_))
+                        ));
+                        if rng.bool() {
+                            sender.output.take_sent();
+                        }
+                    }
+                }
+                sender.rest();
+                sender.resume();
+                sender.release_sent_answers();
+                for (id, .., end) in &mut answers {
+                    if end.is_none() && !sender.streams.contains_key(id) {
+                        *end = Some(sender.output.end());
+                    }
+                }
+                let sum = |counts: &dyn Fn(&AtomicBool, Option<u64>) -> bool| -> usize {
+                    let of = answers.iter().filter(|(.., freed, end)| counts(freed, *end));
+                    of.map(|(_, charge, ..)| charge).sum()
+                };
+                let held = sum(&|freed, _| !freed.load(Ordering::Relaxed));
+                let waiting = sum(&|_, end| end.is_none_or(|end| end > sender.output.start()));
+                let charged = pool.taken();
+                assert!(
+                    (held..=waiting).contains(&charged),
+                    "seed {seed}, step {step}: {held}, {charged}, {waiting}"
+                );
+                released_early += usize::from(
+                    charged < answers.iter().map(|(_, charge, ..)| charge).sum() && !sender.output.is_empty(),
+                );
+            }
+            assert!(released_early > 0, "seed {seed}: something is given back while other output waits");
+            drop(sender);
+            assert_eq!(pool.taken(), 0);
+        }
     }
 }

@@ -1,0 +1,57 @@
+//! Maps are serialised as any map is: the same entries are the same bytes, however they lie in chunks.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::{CowMap, Measure};
+
+impl<K, V, const N: usize, W> Serialize for CowMap<K, V, N, W>
+where
+    K: Ord + Clone + Serialize,
+    V: Clone + Serialize,
+    W: Measure<K, V>,
+{
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.len))?;
+        for (key, value) in self.iter() {
+            map.serialize_entry(key, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de, K, V, const N: usize, W> Deserialize<'de> for CowMap<K, V, N, W>
+where
+    K: Ord + Clone + Deserialize<'de>,
+    V: Clone + Deserialize<'de>,
+    W: Measure<K, V>,
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<K, V, const N: usize, W>(PhantomData<(K, V, W)>);
+        impl<'de, K, V, const N: usize, W> Visitor<'de> for Entries<K, V, N, W>
+        where
+            K: Ord + Clone + Deserialize<'de>,
+            V: Clone + Deserialize<'de>,
+            W: Measure<K, V>,
+        {
+            type Value = CowMap<K, V, N, W>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+                let mut map = CowMap::default();
+                while let Some((key, value)) = entries.next_entry()? {
+                    map.insert(key, value);
+                }
+                Ok(map)
+            }
+        }
+        deserializer.deserialize_map(Entries::<K, V, N, W>(PhantomData))
+    }
+}

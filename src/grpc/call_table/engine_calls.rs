@@ -1,0 +1,161 @@
+//! The calls of a connection that are put to the state machine: how they are asked, wait, and are answered or hung up.
+
+use http::HeaderMap;
+
+use super::{ANSWER_WORK, CallTable, Due, Entry, over_budget};
+use crate::coordination::{CallId, Caller, Code, JobId, Outcome, TaskId};
+use crate::engine::Called;
+use crate::grpc::call::{Dialect, Form};
+use crate::grpc::frame::Message;
+use crate::grpc::head::{Callee, RequestMeta};
+use crate::grpc::respond;
+use crate::http2::{Sender, StreamId};
+use crate::meter::Moment;
+use crate::proto::muster::v1::TransferReportAck;
+use crate::telemetry::traces::{CallEnd, CallTrace};
+
+/// The trace of a call, with the task that makes it; `None` where calls are not traced.
+pub(super) type Trace = Option<Box<(CallTrace, Option<TaskId>)>>;
+
+/// A call that the state machine has not answered yet.
+pub(super) struct Waiting {
+    pub(super) call: CallId,
+    job: JobId,
+    form: Form,
+    stream: StreamId,
+    trace: Trace,
+    since: Moment,
+    /// The bytes that were charged for what is remembered of it.
+    charged: usize,
+}
+
+impl CallTable {
+    /// Takes what a worker reports. Answered at once: nothing waits for it.
+    fn take_report(&self, sender: &mut Sender, job: JobId, message: &Message, stream: StreamId) {
+        match self.server.transfers.take(&self.server.engine, job, &message.bytes()) {
+            Ok(interval_ms) => {
+                self.server.counts.mine().calls.add();
+                let now_us = self.server.engine.clock().now().0;
+                respond::message(sender, stream, &TransferReportAck { interval_ms, now_us });
+            }
+            Err(refusal) => self.refuse(sender, stream, &refusal.into()),
+        }
+    }
+
+    /// Puts a call to a job: to the state machine, but for reports.
+    #[expect(clippy::too_many_arguments, reason = "what a request is made of")]
+    pub(super) fn ask(
+        &mut self,
+        sender: &mut Sender,
+        job: JobId,
+        callee: Callee,
+        message: &Message,
+        stream: StreamId,
+        due: Due,
+        mut trace: Trace,
+        since: Moment,
+    ) {
+        let reader = match callee {
+            Callee::Coordination(reader) => reader,
+            Callee::Reports => return self.take_report(sender, job, message, stream),
+        };
+        let call = match reader(message, &self.server.sets) {
+            Ok(call) => call,
+            Err(why) => return self.refuse(sender, stream, &why),
+        };
+        self.server.counts.mine().calls.add();
+        // Of a call that waits, what its answer repeats is kept.
+        let charged = call.form.key.len();
+        if let Err(over) = sender.budget.charge(charged) {
+            return self.refuse(sender, stream, &over_budget(over));
+        }
+        let caller = Caller { connection: self.id, claim: call.claim };
+        let slot = self.slots.next_key();
+        if let Some(trace) = &mut trace {
+            trace.1 = call.request.task();
+        }
+        match self.server.engine.call(job, caller, call.request, &self.inbox, slot) {
+            Called::Now(outcome) => {
+                sender.budget.release(charged);
+                self.end_trace(trace, job, &call.form, outcome.as_ref().err().map(|failure| failure.code));
+                self.send(sender, stream, &outcome, &call.form);
+                let now = self.now();
+                self.count(&call.form, outcome.as_ref().err().map(|failure| failure.code), (since, now));
+            }
+            Called::Waiting(id) => {
+                let form = call.form;
+                self.slots.insert(Entry::Waiting(Waiting {
+                    call: id,
+                    job,
+                    form,
+                    stream,
+                    trace,
+                    since,
+                    charged,
+                }));
+                sender.assign(stream, slot);
+                if let Some(due) = due.at() {
+                    self.deadlines.add(due, slot);
+                }
+            }
+        }
+    }
+
+    fn send(&self, sender: &mut Sender, stream: StreamId, outcome: &Outcome, form: &Form) {
+        respond::outcome(sender, stream, outcome, form, self.server.limits.message_bytes);
+    }
+
+    pub(super) fn begin_trace(&self, head: &RequestMeta) -> Trace {
+        let traces = self.server.traces.as_ref()?;
+        let trace = traces
+            .begin(head.trace.as_deref().unwrap_or(&HeaderMap::new()), self.server.engine.clock().now());
+        Some(Box::new((trace, None)))
+    }
+
+    fn end_trace(&self, trace: Trace, job: JobId, form: &Form, code: Option<Code>) {
+        let (Some(traces), Some(trace)) = (&self.server.traces, trace) else { return };
+        let end = CallEnd {
+            job,
+            service: form.dialect.service(),
+            method: form.method.name(),
+            code: code.map_or(0, Code::number),
+            at: self.server.engine.clock().now(),
+        };
+        traces.end(&trace.0, trace.1, &end);
+    }
+
+    /// Counts a call that lasted from a moment to another; without a code it has succeeded.
+    fn count(&self, form: &Form, code: Option<Code>, times: (Moment, Moment)) {
+        if let Some(calls) = &self.server.calls {
+            calls.mine().add(form.method, form.dialect, code, times);
+        }
+    }
+
+    /// Sends the answer to a call that waited.
+    pub(in crate::grpc) fn answer(&mut self, sender: &mut Sender, slot: u64, outcome: &Outcome) {
+        sender.count_work(ANSWER_WORK);
+        if let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) {
+            sender.budget.release(waiting.charged);
+            let code = outcome.as_ref().err().map(|failure| failure.code);
+            self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, code);
+            self.send(sender, waiting.stream, outcome, &waiting.form);
+            let now = self.turn();
+            self.count(&waiting.form, code, (waiting.since, now));
+        }
+    }
+
+    pub(super) fn hang_up(
+        &mut self,
+        sender: &mut Sender,
+        slot: u64,
+        code: Code,
+    ) -> Option<(StreamId, Dialect)> {
+        let Some(Entry::Waiting(mut waiting)) = self.slots.remove(slot) else { return None };
+        sender.budget.release(waiting.charged);
+        self.server.engine.hang_up(waiting.job, waiting.call);
+        let now = self.turn();
+        self.count(&waiting.form, Some(code), (waiting.since, now));
+        self.end_trace(waiting.trace.take(), waiting.job, &waiting.form, Some(code));
+        Some((waiting.stream, waiting.form.dialect))
+    }
+}
