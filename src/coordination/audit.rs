@@ -60,6 +60,8 @@ impl Job {
                 "task {task} is not known to speak on {connection:?}"
             );
         }
+        let (all, most) = self.count_spoken();
+        ensure!(all == most, "{all} connections of tasks are kept, {most} are there");
         Ok(())
     }
 
