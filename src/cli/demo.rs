@@ -93,8 +93,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
     limits::raise_open_files();
-    memory::keep_freed();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    memory::keep_freed(runtime.handle());
     // On this thread, which lives as long as the process: children are tied to the thread that started them.
     let code = runtime.block_on(show(arguments));
     runtime.shutdown_background();

@@ -124,12 +124,12 @@ fn launch(arguments: &Arguments) -> Result<ExitCode> {
     let config = arguments.options.load(jobs)?;
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     let open_files = limits::raise_open_files();
-    memory::keep_freed();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
+    memory::keep_freed(runtime.handle());
     // The supervisor runs on this thread, which lives as long as the process: children are tied to the
     // thread that started them.
     let code = runtime.block_on(async {

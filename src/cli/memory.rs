@@ -1,19 +1,30 @@
 //! How the allocator treats freed memory: it keeps what is about to be used again, and gives back what is not.
 
+use tokio::runtime::Handle;
+
 /// Tells the allocator to keep what is freed, and gives back what stays unused.
 ///
 /// By itself glibc returns every large value to the system as soon as the value is overwritten or deleted, and asks for new
 /// memory for the next one. Its pages are cleared and mapped one by one, which costs more than receiving the value does.
-pub fn keep_freed() {
+///
+/// The threads of `runtime` are those that allocate: each of them has a heap of its own.
+pub fn keep_freed(runtime: &Handle) {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    glibc::keep_freed();
+    glibc::keep_freed(runtime.clone());
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    let _ = runtime;
 }
 
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 mod glibc {
     #![allow(unsafe_code)]
 
+    use std::hint::black_box;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
+
+    use tokio::runtime::Handle;
 
     /// So much free memory at the end of a heap is kept, of which there are a few.
     const KEPT: usize = 64 << 20;
@@ -28,14 +39,22 @@ mod glibc {
     /// The time between two looks.
     const PAUSE: Duration = Duration::from_secs(2);
 
-    pub fn keep_freed() {
-        set();
-        let watch = || {
+    /// The end of a heap is cut by threads that free more than this (`FASTBIN_CONSOLIDATION_THRESHOLD` of malloc.c).
+    const CUTS: usize = 128 << 10;
+    /// How often a thread that has cut its heap looks whether the others have, so that each of them does.
+    const TURNS: usize = 1 << 10;
+    /// How long the threads of the runtime have to cut their heaps.
+    const CUTTING: Duration = Duration::from_millis(50);
+
+    pub fn keep_freed(runtime: Handle) {
+        set(&[(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MMAP_THRESHOLD, LARGE)]);
+        let watch = move || {
             let mut slack = Slack::default();
             loop {
                 std::thread::sleep(PAUSE);
                 if resident().is_some_and(|resident| slack.should_give_back(resident, in_use())) {
                     give_back();
+                    cut_heaps(&runtime);
                     slack.gave_back(resident().unwrap_or_default(), in_use());
                 }
             }
@@ -89,24 +108,48 @@ mod glibc {
         }
     }
 
-    /// Gives every free page back to the system.
+    /// Gives every free page back to the system, but for those at the ends of heaps.
     fn give_back() {
         // SAFETY: only pages that nobody has are given back.
         unsafe { libc::malloc_trim(0) };
     }
 
-    fn set() {
-        let set = [(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MMAP_THRESHOLD, LARGE)].map(|(what, bytes)| {
-            // SAFETY: it sets a number of the allocator, under its own lock.
-            unsafe { libc::mallopt(what, bytes as libc::c_int) == 1 }
-        });
-        if set.contains(&false) {
+    /// Lets each thread of the runtime give back what is free at the end of its heap: `malloc_trim` does not, and nobody else can.
+    fn cut_heaps(runtime: &Handle) {
+        set(&[(libc::M_TRIM_THRESHOLD, CUTS)]);
+        let threads = runtime.metrics().num_workers();
+        let done = Arc::new(AtomicUsize::new(0));
+        for _ in 0..threads {
+            let done = Arc::clone(&done);
+            runtime.spawn(async move {
+                drop(black_box(Vec::<u8>::with_capacity(CUTS)));
+                done.fetch_add(1, Ordering::Relaxed);
+                // A thread that was done at once would do it for the others.
+                for _ in 0..TURNS {
+                    if done.load(Ordering::Relaxed) == threads {
+                        break;
+                    }
+                    std::thread::yield_now();
+                }
+            });
+        }
+        std::thread::sleep(CUTTING);
+        set(&[(libc::M_TRIM_THRESHOLD, KEPT)]);
+    }
+
+    fn set(settings: &[(libc::c_int, usize)]) {
+        // SAFETY: it sets a number of the allocator, under its own lock.
+        let set = |(what, bytes): &(_, usize)| unsafe { libc::mallopt(*what, *bytes as libc::c_int) == 1 };
+        if !settings.iter().all(set) {
             tracing::warn!("the allocator does not take its settings: large values will cost more");
         }
     }
 
     #[cfg(test)]
     mod tests {
+        use std::io::{Read as _, Seek as _, SeekFrom};
+        use std::sync::Mutex;
+
         use super::*;
 
         const MIB: usize = 1 << 20;
@@ -142,9 +185,52 @@ mod glibc {
             );
         }
 
+        /// Tests that change the settings of the allocator do so one after the other.
+        static SETTINGS: Mutex<()> = Mutex::new(());
+
+        /// How many of the bytes at an address are in memory now.
+        fn present(address: usize, bytes: usize) -> usize {
+            let page = rustix::param::page_size();
+            let mut map = std::fs::File::open("/proc/self/pagemap").unwrap();
+            map.seek(SeekFrom::Start((address / page * 8) as u64)).unwrap();
+            let mut entries = vec![0; bytes / page * 8];
+            map.read_exact(&mut entries).unwrap();
+            let (entries, _) = entries.as_chunks::<8>();
+            entries.iter().filter(|entry| u64::from_ne_bytes(**entry) >> 63 == 1).count() * page
+        }
+
+        #[test]
+        fn each_thread_of_the_runtime_gives_back_the_end_of_its_heap() {
+            const PARTS: usize = 48;
+            set(&[(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MMAP_THRESHOLD, LARGE)]);
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
+            let both = Arc::new(std::sync::Barrier::new(2));
+            let fill = || {
+                let both = Arc::clone(&both);
+                runtime.spawn(async move {
+                    // Each on a thread of its own.
+                    both.wait();
+                    // What is allocated after the parts would be behind them in the heap.
+                    let mut places = Vec::with_capacity(PARTS);
+                    let parts: Vec<Vec<u8>> = (0..PARTS).map(|n| vec![n as u8 | 1; MIB]).collect();
+                    both.wait();
+                    places.extend(parts.iter().map(|part| part.as_ptr().addr()));
+                    places
+                })
+            };
+            let filled = [fill(), fill()].map(|filled| runtime.block_on(filled).unwrap()).concat();
+            let kept = || filled.iter().map(|part| present(*part, MIB)).sum::<usize>();
+            let _alone = SETTINGS.lock();
+            give_back();
+            assert!(kept() > MIB, "the ends of the heaps are kept for what is allocated next");
+            cut_heaps(runtime.handle());
+            assert!(kept() < PARTS * MIB / 4, "{} bytes stay", kept());
+        }
+
         #[test]
         fn what_small_things_hold_back_is_given_back() {
-            set();
+            let _alone = SETTINGS.lock();
+            set(&[(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MMAP_THRESHOLD, LARGE)]);
             let before = resident().unwrap();
             let (large, small): (Vec<_>, Vec<_>) =
                 (0..500).map(|n| (vec![n as u8 | 1; MIB], vec![1u8; 64])).unzip();

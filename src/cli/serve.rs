@@ -83,12 +83,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     log::start(&config.server.log, config.server.log_format).map_err(anyhow::Error::msg)?;
     limits::raise_open_files();
-    memory::keep_freed();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.server.io_threads)
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
+    memory::keep_freed(runtime.handle());
     let served = runtime.block_on(serve(&config));
     // What is still running was given its time.
     runtime.shutdown_background();

@@ -579,3 +579,27 @@ fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
     let events = effects.iter().filter(|effect| matches!(effect, Effect::Event(_)));
     assert_eq!(events.count(), 0, "{effects:?}");
 }
+
+/// A connection puts many calls before others have their turn: each does little of what a closed connection has left over.
+#[test]
+fn an_input_does_little_of_the_work_that_earlier_ones_left_over_and_a_tick_does_much() {
+    let mut job = Job::recoverable(2);
+    for _ in 0..1_000 {
+        job.world.call(job.connections[0], Request::Get { key: Bytes::from_static(b"never") });
+    }
+    let (core, now) = (&mut job.world.core, job.world.now);
+    let [connection, _] = job.connections[..] else { panic!("two tasks") };
+    let mut effects = Vec::new();
+    core.apply(now, Input::ConnectionClosed { connection, ending: Ending::Reset }, &mut effects);
+    let peer = "192.0.2.1:1".parse().expect("an address");
+    for n in 1_000..1_090 {
+        assert!(core.has_work(), "{n}: a connection's calls are taken out bit by bit");
+        core.apply(now, Input::ConnectionOpened { connection: ConnectionId(n), peer }, &mut effects);
+    }
+    let mut ticks = 0;
+    while core.has_work() {
+        core.apply(now, Input::Tick, &mut effects);
+        ticks += 1;
+    }
+    assert!((1..=3).contains(&ticks), "{ticks} ticks");
+}
