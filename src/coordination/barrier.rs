@@ -211,7 +211,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Whether this is use 0, it has passed, and the task was in it with an incarnation that registered at `since`.
+    /// Whether this is use 0, it has passed, and the task, which registered at `since`, took part in it.
     pub fn has_passed_with(&self, task: TaskId, since: Timestamp) -> bool {
         self.counter == 0
             && self.result.is_ok()

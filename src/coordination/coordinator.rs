@@ -40,6 +40,8 @@ pub struct Coordinator {
     /// The jobs with work that is decided and not done, and when some was done last.
     work: BTreeSet<JobId>,
     work_since: Option<Timestamp>,
+    /// The job that has done some last.
+    worked_last: Option<JobId>,
     /// How much work an input does at most besides its own.
     work_at_once: WorkAtOnce,
 }
@@ -104,13 +106,24 @@ impl Coordinator {
             self.work_since = None;
             return;
         }
-        for id in self.work.clone() {
+        // Each job does its part, so that none waits until another has done all.
+        let jobs: Vec<JobId> = self.work.iter().copied().collect();
+        let part = budget.div_ceil(jobs.len());
+        let first = jobs.partition_point(|id| Some(*id) <= self.worked_last) % jobs.len();
+        for id in jobs[first..].iter().chain(&jobs[..first]).copied() {
+            if *budget == 0 {
+                break;
+            }
+            self.worked_last = Some(id);
+            let mut left = part.min(*budget);
+            *budget -= left;
             self.with(id, |job| {
-                job.work(now, effects, budget);
+                job.work(now, effects, &mut left);
                 if stopping {
-                    job.stop(now, effects, budget);
+                    job.stop(now, effects, &mut left);
                 }
             });
+            *budget += left;
             if !self.work.contains(&id)
                 && let Some(job) = self.deleted.remove(&id)
             {

@@ -192,7 +192,8 @@ impl Job {
     /// How many entries say where a task has spoken, and how many there must be.
     pub fn count_spoken(&self) -> (usize, usize) {
         let closing: usize = self.closing.iter().map(|closing| closing.presence.lives.len()).sum();
-        (self.spoken_on.len(), self.spoken().count() + closing)
+        let present: usize = self.connections.values().map(|presence| presence.lives.len()).sum();
+        (self.spoken_on.len(), present + closing)
     }
 
     /// Forgets what is remembered beyond the bounds.
@@ -284,10 +285,13 @@ impl Job {
 
     /// Does work that is decided, as much as `budget` allows.
     pub fn work(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
-        // First of all those who are gone, so that nothing counts them any longer than it must.
-        while *budget > 0 && !self.closing.is_empty() {
-            self.close(now, effects, budget);
+        // Calls of connections that are gone count against their bounds: they go first, and leave others their part.
+        let mut part = budget.div_ceil(2);
+        *budget -= part;
+        while part > 0 && !self.closing.is_empty() {
+            self.close(now, effects, &mut part);
         }
+        *budget += part;
         while *budget > 0 && !self.expulsions.is_empty() {
             self.expel_next(now, effects, budget);
         }
@@ -318,6 +322,9 @@ impl Job {
             if stale.waiters.len() == 0 {
                 self.stale.pop_front();
             }
+        }
+        while *budget > 0 && !self.closing.is_empty() {
+            self.close(now, effects, budget);
         }
     }
 

@@ -162,11 +162,11 @@ impl Run {
         let ended = self.barriers.ended(key);
         let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.behind.contains(&id));
         let recoverable = self.own(id).recoverable;
-        // An answer may be lost with its connection: the process that took part asks again and gets the same. A process that
-        // has come since has to take part in the next use.
+        // An answer may be lost with its connection: the process that took part asks again and gets the same. One that has
+        // registered since counts from 0 and takes part in the next use.
         if recoverable
             && counter == 0
-            && ended.is_some_and(|ended| ended.has_passed_with(id, self.own(id).incarnation_since))
+            && ended.is_some_and(|ended| ended.has_passed_with(id, self.own(id).registered_at))
         {
             return Use::Repeat;
         }

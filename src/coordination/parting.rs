@@ -120,8 +120,7 @@ impl Run {
                 }
             },
             BarrierKey::Shutdown => {
-                let told =
-                    result.as_ref().map(|()| ()).map_err(|failure| Arc::new(shutdown_failure(failure)));
+                let told = result.clone().map_err(|failure| Arc::new(shutdown_failure(&failure)));
                 self.waiters.decide(calls(), Answer::to(&told, Answer::Done));
                 self.after_shutdown(cx, &instance.members, &result);
             }

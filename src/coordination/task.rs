@@ -50,8 +50,6 @@ pub(super) struct Task {
     /// Where that life registered from.
     pub peer: Option<SocketAddr>,
     pub registered_at: Timestamp,
-    /// When that incarnation registered first.
-    pub incarnation_since: Timestamp,
     /// The connection that it was last heard on.
     pub connection: Option<ConnectionId>,
     pub recoverable: bool,
@@ -80,7 +78,6 @@ impl Task {
             incarnation: None,
             peer: None,
             registered_at: now,
-            incarnation_since: now,
             connection: None,
             recoverable,
             was_connected: false,
@@ -140,9 +137,6 @@ impl Task {
             let (peer, registered_at) = (self.peer, self.registered_at);
             self.past.push_front(PastLife { incarnation: old, peer, registered_at, ended: ended.to_owned() });
             self.past.truncate(kept);
-        }
-        if self.incarnation != Some(incarnation) {
-            self.incarnation_since = now;
         }
         self.incarnation = Some(incarnation);
         self.peer = peer;

@@ -69,7 +69,8 @@ impl Chaos {
         let mut world = World::new(settings(&mut rng, tasks), seed);
         // What follows for many calls is done bit by bit: here for two already.
         if rng.u8(0..3) == 0 {
-            world.core.set_work_at_once(rng.usize(1..4));
+            let most = if tasks > 100 { 256 } else { 4 };
+            world.core.set_work_at_once(rng.usize(1..most));
         }
         Self { rng, world, tasks, clients: Vec::new(), gone: Vec::new() }
     }

@@ -55,8 +55,8 @@ pub struct World {
     took_part: BTreeSet<(String, i64, TaskId)>,
     took_part_before: BTreeSet<(String, i64, TaskId)>,
     first_call_of_run: CallId,
-    /// The live set that was answered last, and who was answered so.
-    live_set: Option<(Arc<Shared<LiveSet>>, BTreeSet<TaskId>)>,
+    /// The live set that was answered last.
+    live_set: Option<Arc<Shared<LiveSet>>>,
     /// Barriers that have ended, by their events and by their measurements, and are not compared yet.
     ended: Vec<(String, i64, BarrierOutcome)>,
     measured: Vec<(String, i64, BarrierOutcome)>,
@@ -419,23 +419,25 @@ impl World {
     fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<Shared<LiveSet>>) {
         let known = |task: &TaskId| (0..i64::from(self.tasks)).contains(&i64::from(task.0));
         let set: Vec<TaskId> = tasks.ids().iter().copied().filter(known).collect();
-        let mut answered = match self.live_set.take() {
-            Some((last, answered)) if Arc::ptr_eq(&last, live) => answered,
-            _ => BTreeSet::new(),
+        // The others of the first who is answered wait for their answers still, or are gone.
+        if self.live_set.as_ref().is_some_and(|last| Arc::ptr_eq(last, live)) {
+            return;
+        }
+        self.live_set = Some(Arc::clone(live));
+        let asks = |asked: &Asked| match &asked.request {
+            Request::LiveSet { task, tasks } => {
+                let same = tasks.ids().iter().copied().filter(known).eq(set.iter().copied());
+                same.then_some(*task)
+            }
+            _ => None,
         };
-        answered.insert(task);
+        let mut askers: BTreeSet<TaskId> =
+            self.asked.values().chain(self.gone.values()).filter_map(asks).collect();
+        askers.insert(task);
         assert!(live.is_sorted(), "live sets are ascending");
         for (live, _) in live.iter() {
-            let asks = |asked: &Asked| match &asked.request {
-                Request::LiveSet { task, tasks } => {
-                    task == live && tasks.ids().iter().copied().filter(known).eq(set.iter().copied())
-                }
-                _ => false,
-            };
-            let asked = answered.contains(live) || self.asked.values().chain(self.gone.values()).any(asks);
-            assert!(set.contains(live) && asked, "live task {live} has not asked");
+            assert!(set.contains(live) && askers.contains(live), "live task {live} has not asked");
         }
-        self.live_set = Some((Arc::clone(live), answered));
     }
 
     /// A barrier passed: those who are absent were not required. Its callers are answered after this.
