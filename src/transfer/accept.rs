@@ -26,7 +26,7 @@ use super::sys;
 use super::transport::TransportKind;
 use super::transport::lane::Lane;
 use super::transport::wire::{self, Listener, Side, Spoken, Wire, WireError};
-use crate::clock;
+use muster_clock as clock;
 
 /// How long a handshake may take, all of it.
 pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);

@@ -38,7 +38,7 @@ use super::transport::TransportKind;
 use super::transport::lane::Lane;
 use super::transport::ring::{Inbox, Outbox};
 use super::transport::wire::Nature;
-use crate::clock;
+use muster_clock as clock;
 
 pub use performing::Answers;
 pub use ring::LOOK_AGAIN;

@@ -38,8 +38,8 @@ impl Detours {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock;
-    use crate::transfer::identity::{Incarnation, TaskId};
+    use crate::identity::{Incarnation, TaskId};
+    use muster_clock as clock;
 
     #[test]
     fn a_detour_is_for_a_time_and_for_one_life() {

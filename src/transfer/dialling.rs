@@ -20,7 +20,7 @@ use super::meters::Stage;
 use super::sync::lock;
 use super::transport::TransportKind;
 use super::transport::wire::{self, Side, Spoken, Way, Wire};
-use crate::clock;
+use muster_clock as clock;
 
 /// A lost lane is dialled at least so often while its connection cannot do without it.
 const OFTEN: Duration = Duration::from_millis(250);
@@ -316,7 +316,7 @@ fn mend_now(core: &Arc<Core>, connection: &Arc<Connection>, control: bool, how: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::{
+    use crate::{
         Arena, Config, DeviceId, Engine, Incarnation, Membership, Options, Peer, Spec, TaskId, TransferKey,
     };
 

@@ -28,7 +28,7 @@ use super::transport::TransportKind;
 use super::transport::copying::Copiers;
 use super::transport::reactor::Reactor;
 use super::transport::wire::{self, Certificates, Faults, Identity};
-use crate::clock;
+use muster_clock as clock;
 
 /// Which transports may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]

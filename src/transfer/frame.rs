@@ -323,7 +323,7 @@ impl Checksum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::identity::{Incarnation, TaskId};
+    use crate::identity::{Incarnation, TaskId};
 
     fn header() -> Header {
         let member = |task, n| Member { task: TaskId(task), incarnation: Incarnation::new(n).unwrap() };

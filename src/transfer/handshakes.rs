@@ -146,9 +146,9 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::transfer::memory::raw::Piece;
-    use crate::transfer::transport::TransportKind;
-    use crate::transfer::transport::wire::{Nature, Received, WireError};
+    use crate::memory::raw::Piece;
+    use crate::transport::TransportKind;
+    use crate::transport::wire::{Nature, Received, WireError};
 
     /// An end of a socket that says where the other one is.
     struct From(UnixStream, Option<IpAddr>);

@@ -24,7 +24,7 @@ use super::transport::copying::Copiers;
 use super::transport::lane::Lane;
 use super::transport::reactor::Reactor;
 use super::transport::wire::{Identity, Listener};
-use crate::clock;
+use muster_clock as clock;
 
 /// How often a peer is looked after, and asked whether it lives, within the shortest limit of what waits for it: silence
 /// is known to a part of that.

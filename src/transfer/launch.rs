@@ -20,7 +20,7 @@ use super::memory::{Reservation, Span, Use};
 use super::meters::{Meters, Stage};
 use super::sync::lock;
 use super::transport::TransportKind;
-use crate::clock;
+use muster_clock as clock;
 
 /// How a whole launch went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -1057,7 +1057,7 @@ impl Future for Quiesced {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transfer::memory::{Arena, Buffer};
+    use crate::memory::{Arena, Buffer};
 
     #[test]
     fn what_lies_together_is_one_piece_and_nothing_else_is() {

@@ -11,7 +11,7 @@ use super::error::TransferError;
 use super::identity::TaskId;
 use super::sync::lock;
 use super::transport::TransportKind;
-use crate::clock;
+use muster_clock as clock;
 
 /// Where the time of a launch goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use super::memory::{Region, Span};
 use super::meters::{Meters, Stage};
 use super::prepared::{Options, Prepared, Share, Spec};
 use super::sync::lock;
-use crate::clock;
+use muster_clock as clock;
 
 pub(super) fn even(buffers: usize, devices: usize, keys: usize) -> Result<(), PrepareError> {
     if buffers == 0 {

@@ -27,7 +27,7 @@ use super::memory::{Arena, Buffer, Claim, Span};
 use super::plan::{BufferRole, Plan, Runs, Side, Step};
 use super::prepared::{Options, Spec};
 use super::sync::lock;
-use crate::clock;
+use muster_clock as clock;
 
 /// The shards of this task's devices, before and after.
 #[derive(Debug, Clone, Default)]

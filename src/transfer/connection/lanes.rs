@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
 use super::{Answers, Connection, Shared};
-use crate::transfer::error::TransferError;
-use crate::transfer::frame::{Header, Kind};
-use crate::transfer::inside::Core;
-use crate::transfer::launch::Part;
-use crate::transfer::link::{Frame, Landing, Push, Violation};
-use crate::transfer::sync::lock;
-use crate::transfer::transport::TransportKind;
-use crate::transfer::transport::lane::{Lane, LaneError};
-use crate::transfer::transport::ring::Outbox;
-use crate::transfer::transport::wire::{Wire, WireError};
+use crate::error::TransferError;
+use crate::frame::{Header, Kind};
+use crate::inside::Core;
+use crate::launch::Part;
+use crate::link::{Frame, Landing, Push, Violation};
+use crate::sync::lock;
+use crate::transport::TransportKind;
+use crate::transport::lane::{Lane, LaneError};
+use crate::transport::ring::Outbox;
+use crate::transport::wire::{Wire, WireError};
 
 /// The most regions that a peer may share.
 const REGIONS_MAX: usize = 4096;

@@ -4,14 +4,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Connection;
-use crate::clock;
-use crate::transfer::error::TransferError;
-use crate::transfer::launch::{Part, Stay, give_up};
-use crate::transfer::link::{Difference, Output};
-use crate::transfer::sync::lock;
-use crate::transfer::transport::TransportKind;
-use crate::transfer::transport::lane::Lane;
-use crate::transfer::transport::ring::Inbox;
+use crate::error::TransferError;
+use crate::launch::{Part, Stay, give_up};
+use crate::link::{Difference, Output};
+use crate::sync::lock;
+use crate::transport::TransportKind;
+use crate::transport::lane::Lane;
+use crate::transport::ring::Inbox;
+use muster_clock as clock;
 
 /// Launches that send no more than this are sent by whoever launches them; others by the reactors.
 const SEND_AT_ONCE: u64 = 64 << 10;

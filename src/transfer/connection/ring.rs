@@ -6,13 +6,13 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::{Answers, Connection};
-use crate::clock;
-use crate::transfer::error::TransferError;
-use crate::transfer::frame::{Header, Kind};
-use crate::transfer::link::{Frame, Violation};
-use crate::transfer::sync::lock;
-use crate::transfer::transport::TransportKind;
-use crate::transfer::transport::ring::{FRAMES_MAX, Given, Inbox, Reader};
+use crate::error::TransferError;
+use crate::frame::{Header, Kind};
+use crate::link::{Frame, Violation};
+use crate::sync::lock;
+use crate::transport::TransportKind;
+use crate::transport::ring::{FRAMES_MAX, Given, Inbox, Reader};
+use muster_clock as clock;
 
 /// A thread that waits looks again after so long, at what the peer did not wake it for and at its own time.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(50);

@@ -9,7 +9,7 @@ use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::clock;
+use muster_clock as clock;
 
 /// After so many looks in a row that were in vain, nobody looks for a while.
 const VAIN: u32 = 3;

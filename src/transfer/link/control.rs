@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Violation;
-use crate::transfer::frame::{Header, Kind};
+use crate::frame::{Header, Kind};
 
 /// After so many frames without one of its own to carry it, a side acknowledges on purpose.
 const ACK_EVERY: u32 = 64;

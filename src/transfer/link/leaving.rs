@@ -21,7 +21,7 @@
 //! 3. A question has one answer, and an agreement one decision. There is one question of each side at most.
 
 use super::{Link, Output, Violation};
-use crate::transfer::frame::Kind;
+use crate::frame::Kind;
 
 /// Who uses a link, and what was said about its end.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Definition, GroupId, Landing, Link, Output, Push, Urgency};
-use crate::transfer::frame::{Header, Kind};
+use crate::frame::{Header, Kind};
 
 /// No lane.
 const NONE: u16 = u16::MAX;

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::definition::{Entry, Source};
 use super::*;
-use crate::transfer::error::TransferKey;
-use crate::transfer::frame::CONTROL_MAX;
-use crate::transfer::identity::{DeviceId, Incarnation, TaskId};
-use crate::transfer::layout::Fingerprint;
+use crate::error::TransferKey;
+use crate::frame::CONTROL_MAX;
+use crate::identity::{DeviceId, Incarnation, TaskId};
+use crate::layout::Fingerprint;
 
 const CHUNK: u32 = 16;
 const NEVER: &str = "never";

@@ -9,7 +9,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use super::buffer::{Buffer, Home};
 use super::raw::Mapping;
 use super::{Memory, Region};
-use crate::transfer::error::MemoryError;
+use crate::error::MemoryError;
 
 /// What small buffers begin at a multiple of: a cache line, so that neighbours share none.
 const LINE: usize = 64;

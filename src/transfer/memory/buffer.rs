@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::arena::Shared;
 use super::raw::{Foreign, Piece};
 use super::{Memory, Region};
-use crate::transfer::error::MemoryError;
-use crate::transfer::layout::Layout;
+use crate::error::MemoryError;
+use crate::layout::Layout;
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
@@ -140,12 +140,12 @@ impl Buffer {
     }
 
     /// Keeps everybody but transfers from its contents.
-    pub(in crate::transfer) fn claim(&self) -> Claim {
+    pub(crate) fn claim(&self) -> Claim {
         self.usage().claims += 1;
         Claim(self.clone())
     }
 
-    pub(in crate::transfer) fn region(&self) -> &Arc<Region> {
+    pub(crate) fn region(&self) -> &Arc<Region> {
         match &self.0.home {
             Home::Arena(arena) => &arena.region,
             Home::Foreign(region) => region,
@@ -153,7 +153,7 @@ impl Buffer {
     }
 
     /// Tells the handles apart for sorting.
-    pub(in crate::transfer) fn id(&self) -> usize {
+    pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 
@@ -217,27 +217,27 @@ impl Span {
         self.len == 0
     }
 
-    pub(in crate::transfer) fn piece(&self) -> Piece<'_> {
+    pub(crate) fn piece(&self) -> Piece<'_> {
         Piece::at(self.buffer.region().base(), self.buffer.0.start + self.start, self.len)
     }
 
     /// `len` of its bytes from `start` on, and of those of the spans that [go on](Self::goes_on_in) after it.
-    pub(in crate::transfer) fn piece_across(&self, start: usize, len: usize) -> Piece<'_> {
+    pub(crate) fn piece_across(&self, start: usize, len: usize) -> Piece<'_> {
         Piece::at(self.buffer.region().base(), self.offset() + start, len)
     }
 
     /// Whether `next` begins in memory where this one ends.
-    pub(in crate::transfer) fn goes_on_in(&self, next: &Self) -> bool {
+    pub(crate) fn goes_on_in(&self, next: &Self) -> bool {
         Arc::ptr_eq(self.buffer.region(), next.buffer.region()) && self.offset() + self.len == next.offset()
     }
 
     /// Its first byte within the region.
-    pub(in crate::transfer) fn offset(&self) -> usize {
+    pub(crate) fn offset(&self) -> usize {
         self.buffer.0.start + self.start
     }
 
     /// Takes the range into use. A range without bytes clashes with nothing.
-    pub(in crate::transfer) fn reserve(&self, how: Use) -> Result<Reservation, MemoryError> {
+    pub(crate) fn reserve(&self, how: Use) -> Result<Reservation, MemoryError> {
         let (start, end) = (self.start, self.start + self.len);
         let clashes = |&(from, to): &(usize, usize)| from < end && start < to;
         let mut usage = self.buffer.usage();

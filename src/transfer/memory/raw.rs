@@ -270,7 +270,7 @@ impl<'a> Piece<'a> {
     }
 
     /// The pieces as the kernel takes them.
-    pub(in crate::transfer) fn vectors<'p>(pieces: &'p [Piece<'_>]) -> &'p [libc::iovec] {
+    pub(crate) fn vectors<'p>(pieces: &'p [Piece<'_>]) -> &'p [libc::iovec] {
         // SAFETY: `Piece` is a transparent wrapper of `iovec`.
         unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
     }

@@ -7,11 +7,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use rustix::io::Errno;
 
 use super::TransportKind;
-use crate::transfer::connection::{Connection, Shared};
-use crate::transfer::launch::Part;
-use crate::transfer::link::definition::{Definition, Source};
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sys;
+use crate::connection::{Connection, Shared};
+use crate::launch::Part;
+use crate::link::definition::{Definition, Source};
+use crate::memory::raw::Piece;
+use crate::sys;
 
 /// Bytes of one step. A fetch that is given up stops at the end of a step.
 const STEP: u64 = 512 << 10;

@@ -12,13 +12,13 @@ use receiving::{Input, Reading};
 
 use super::TransportKind;
 use super::wire::{Nature, Wire, WireError};
-use crate::transfer::connection::Connection;
-use crate::transfer::frame::{Checksum, FrameError, HEADER, Kind, crc, flag};
-use crate::transfer::launch::Stay;
-use crate::transfer::link::{Frame, Violation};
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sync::lock;
-use crate::transfer::sys;
+use crate::connection::Connection;
+use crate::frame::{Checksum, FrameError, HEADER, Kind, crc, flag};
+use crate::launch::Stay;
+use crate::link::{Frame, Violation};
+use crate::memory::raw::Piece;
+use crate::sync::lock;
+use crate::sys;
 
 /// Why a lane is over.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -348,7 +348,7 @@ fn encode(frame: &Frame, into: &mut Vec<u8>) {
 }
 
 /// The checksum of a stretch of a stream. The caller holds a visit.
-fn checksum(stream: &crate::transfer::launch::Stream, start: u64, len: u64) -> u32 {
+fn checksum(stream: &crate::launch::Stream, start: u64, len: u64) -> u32 {
     let mut pieces = Vec::with_capacity(8);
     stream.pieces(start, len, usize::MAX, &mut pieces);
     let mut checksum = Checksum::new();

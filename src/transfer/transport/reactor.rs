@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use super::lane::{Lane, LaneError};
 use super::wire::Wake;
-use crate::transfer::connection::Connection;
+use crate::connection::Connection;
 
 /// Events taken in one call.
 const EVENTS: usize = 64;

@@ -25,9 +25,9 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::thread::futex;
 
-use crate::transfer::frame::HEADER;
-use crate::transfer::link::{Urgency, Violation};
-use crate::transfer::memory::raw::{Mapping, Piece};
+use crate::frame::HEADER;
+use crate::link::{Urgency, Violation};
+use crate::memory::raw::{Mapping, Piece};
 
 const WRITTEN: usize = 0;
 const READ: usize = 64;
@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
         }
         let mut header = [0; HEADER];
         copy_out(memory, at, &mut header);
-        let len = crate::transfer::frame::u32_at(&header, 48) as usize;
+        let len = crate::frame::u32_at(&header, 48) as usize;
         let whole = HEADER + len.next_multiple_of(HEADER);
         if whole as u64 > there {
             return Err(Violation("a frame of its ring is longer than what it wrote"));
@@ -533,7 +533,7 @@ mod tests {
                     let senders = heeded.load(Ordering::SeqCst) > 0;
                     let prepared = reader.prepare(senders);
                     if !here && senders == (heeded.load(Ordering::SeqCst) > 0) {
-                        let began = crate::clock::monotonic();
+                        let began = muster_clock::monotonic();
                         prepared.wait(Duration::from_secs(60));
                         assert!(began.elapsed() < Duration::from_secs(30), "nobody woke it in round {round}");
                     }

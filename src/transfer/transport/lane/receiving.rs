@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{Lane, LaneError, checksum};
-use crate::transfer::connection::Answers;
-use crate::transfer::frame::{FrameError, HEADER, Header, Kind, crc, flag};
-use crate::transfer::launch::Part;
-use crate::transfer::link::{Landing, Violation};
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sync::lock;
-use crate::transfer::sys;
-use crate::transfer::transport::wire::{Received, WireError};
+use crate::connection::Answers;
+use crate::frame::{FrameError, HEADER, Header, Kind, crc, flag};
+use crate::launch::Part;
+use crate::link::{Landing, Violation};
+use crate::memory::raw::Piece;
+use crate::sync::lock;
+use crate::sys;
+use crate::transport::wire::{Received, WireError};
 
 /// How much one lane may read before others have their turn.
 const TURN: usize = 4 << 20;

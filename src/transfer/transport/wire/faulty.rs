@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use super::{Nature, Process, Received, Wake, Wire, WireError};
-use crate::transfer::frame::{HEADER, Header, Kind};
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sync::lock;
-use crate::transfer::transport::TransportKind;
+use crate::frame::{HEADER, Header, Kind};
+use crate::memory::raw::Piece;
+use crate::sync::lock;
+use crate::transport::TransportKind;
 
 /// Sends of no more than this are not cut off: small ones have no end to lose.
 const LARGE: usize = 4096;
 /// How long a wire that is held is left alone while nobody could be told that it is not any more.
 const UNATTENDED: Duration = Duration::from_millis(1);
 
-/// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its [`Config`](crate::transfer::Config),
+/// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its [`Config`](crate::Config),
 /// and keep a clone to say what is to happen. Clones are the same handle, and engines may share one.
 ///
 /// Where something happens, within what is asked for, comes of the seed.
@@ -127,7 +127,7 @@ impl Faults {
     }
 
     /// A wire on which these faults happen.
-    pub(in crate::transfer) fn around(&self, wire: Box<dyn Wire>) -> Box<dyn Wire> {
+    pub(crate) fn around(&self, wire: Box<dyn Wire>) -> Box<dyn Wire> {
         if self.0.refuse.load(Ordering::SeqCst) {
             wire.end();
         }

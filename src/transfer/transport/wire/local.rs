@@ -17,10 +17,10 @@ use rustix::net::{
 
 use super::socket::Socket;
 use super::{Listener, Medium, Nature, Process, Received, Way, Wire, WireError, name_of};
-use crate::transfer::engine::Config;
-use crate::transfer::identity::Address;
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::transport::TransportKind;
+use crate::engine::Config;
+use crate::identity::Address;
+use crate::memory::raw::Piece;
+use crate::transport::TransportKind;
 
 const NATURE: Nature = Nature { shares: true, breaks: false, exposed: false, keeps: false };
 

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use super::socket::Socket;
 use super::{Listener, Medium, Nature, Received, Way, Wire, WireError, name_of};
-use crate::transfer::engine::Config;
-use crate::transfer::identity::Address;
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sync::lock;
-use crate::transfer::transport::TransportKind;
+use crate::engine::Config;
+use crate::identity::Address;
+use crate::memory::raw::Piece;
+use crate::sync::lock;
+use crate::transport::TransportKind;
 
 /// How many wires may wait to be accepted.
 const BACKLOG: usize = 128;

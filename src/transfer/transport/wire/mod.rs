@@ -37,9 +37,9 @@ use rustix::io::Errno;
 
 use super::TransportKind;
 use super::reactor::Reactor;
-use crate::transfer::engine::{Choice, Config};
-use crate::transfer::identity::Address;
-use crate::transfer::memory::raw::Piece;
+use crate::engine::{Choice, Config};
+use crate::identity::Address;
+use crate::memory::raw::Piece;
 
 pub use certificates::{Certificates, Identity};
 pub use faulty::Faults;
@@ -285,6 +285,6 @@ fn host() -> String {
 
 /// A name that no other engine has.
 fn name_of(config: &Config) -> String {
-    let random = crate::clock::random_u64();
+    let random = muster_clock::random_u64();
     format!("muster-{}-{}-{random:016x}", config.here.task, config.here.incarnation)
 }

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::retry_on_intr;
 
 use super::{Received, WireError};
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sys;
+use crate::memory::raw::Piece;
+use crate::sys;
 
 /// What is dropped is read into this much at once, where the system cannot drop it unread.
 const WASTE: usize = 16 << 10;

@@ -6,8 +6,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Wire, WireError};
-use crate::clock;
-use crate::transfer::memory::raw::Piece;
+use crate::memory::raw::Piece;
+use muster_clock as clock;
 
 /// Reads and writes until a moment.
 pub struct Spoken<'a> {

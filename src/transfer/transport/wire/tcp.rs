@@ -12,11 +12,11 @@ use rustix::net::sockopt;
 
 use super::socket::Socket;
 use super::{Listener, Medium, Nature, Received, Way, Wire, WireError};
-use crate::transfer::engine::Config;
-use crate::transfer::identity::Address;
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sys;
-use crate::transfer::transport::TransportKind;
+use crate::engine::Config;
+use crate::identity::Address;
+use crate::memory::raw::Piece;
+use crate::sys;
+use crate::transport::TransportKind;
 
 /// Room in the socket for so much that is not yet read or sent.
 const SOCKET_BUFFER: usize = 2 << 20;

@@ -15,10 +15,10 @@ use rustls::Connection;
 
 use super::certificates::{Identity, explain};
 use super::{Nature, Process, Received, Side, Spoken, Wake, Wire, WireError};
-use crate::clock;
-use crate::transfer::memory::raw::Piece;
-use crate::transfer::sync::lock;
-use crate::transfer::transport::TransportKind;
+use crate::memory::raw::Piece;
+use crate::sync::lock;
+use crate::transport::TransportKind;
+use muster_clock as clock;
 
 /// So much may be encrypted and not yet sent.
 const WAITING_MAX: usize = 128 << 10;

@@ -1,8 +1,13 @@
-//! The only place that reads the clock and draws randomness.
+//! The only crate that reads the clock and draws randomness; a lint keeps all others from it.
+//!
+//! It knows no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
 
+mod timestamp;
+
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::coordination::{ServiceIncarnation, Timestamp};
+pub use timestamp::Timestamp;
 
 /// A clock that shows the time of day but never goes backwards and never jumps: the wall clock is
 /// read once, after that the monotonic clock carries it on.
@@ -41,17 +46,15 @@ impl Clock {
     }
 }
 
-/// A service incarnation that nobody can guess; never 0, which means "none" on the wire.
+/// Draws a number that nobody can guess and that is never 0, which means "none" on the wire.
 ///
 /// # Panics
 /// If the operating system has no entropy to give, without which no identity is safe.
 #[must_use]
-#[expect(clippy::expect_used, reason = "there is no meaning in going on without entropy")]
-pub fn random_incarnation() -> ServiceIncarnation {
+pub fn random_nonzero() -> NonZeroU64 {
     loop {
-        let value = getrandom::u64().expect("the operating system gives entropy");
-        if value != 0 {
-            return ServiceIncarnation(value);
+        if let Some(number) = NonZeroU64::new(random_u64()) {
+            return number;
         }
     }
 }
