@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::buffer::{Buffer, Home};
-use super::raw::Mapping;
-use super::{Memory, Region};
-use crate::error::MemoryError;
+use crate::base::error::MemoryError;
+use crate::memory::buffer::{Buffer, Home};
+use crate::memory::raw::Mapping;
+use crate::memory::{Memory, Region};
 
 /// What small buffers begin at a multiple of: a cache line, so that neighbours share none.
 const LINE: usize = 64;
@@ -22,8 +22,8 @@ const PAGE: usize = 4096;
 pub struct Arena(Arc<Shared>);
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) region: Arc<Region>,
+pub(crate) struct Shared {
+    pub(crate) region: Arc<Region>,
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
@@ -112,7 +112,7 @@ impl Shared {
     }
 
     /// Takes a stretch back, and joins it with its neighbours.
-    pub(super) fn give_back(&self, start: usize, len: usize) {
+    pub(crate) fn give_back(&self, start: usize, len: usize) {
         if len == 0 {
             return;
         }

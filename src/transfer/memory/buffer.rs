@@ -3,15 +3,15 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::arena::Shared;
-use super::raw::{Foreign, Piece};
-use super::{Memory, Region};
-use crate::error::MemoryError;
-use crate::layout::Layout;
+use crate::base::error::MemoryError;
+use crate::base::layout::Layout;
+use crate::memory::arena::Shared;
+use crate::memory::raw::{Foreign, Piece};
+use crate::memory::{Memory, Region};
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
-pub(super) enum Home {
+pub(crate) enum Home {
     Arena(Arc<Shared>),
     Foreign(Arc<Region>),
 }
@@ -60,14 +60,14 @@ pub enum Use {
 }
 
 impl Buffer {
-    pub(super) fn new(home: Home, start: usize, len: usize) -> Self {
+    pub(crate) fn new(home: Home, start: usize, len: usize) -> Self {
         Self(Arc::new(Inner { home, start, len, usage: Mutex::default() }))
     }
 
     /// Memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
     /// bytes. Its owner lives until the last handle and the last transfer of the buffer are gone, and is dropped by
     /// whichever thread is the last. Peers on this host read it through the kernel, which is slower than an
-    /// [`Arena`](super::Arena).
+    /// [`Arena`](crate::memory::Arena).
     #[must_use]
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let memory = Foreign::new(owner);

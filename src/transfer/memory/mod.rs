@@ -12,11 +12,12 @@
 
 mod arena;
 mod buffer;
-pub(super) mod raw;
+pub(crate) mod raw;
+pub(crate) mod stream;
 
 pub use arena::Arena;
 pub use buffer::{Buffer, Span};
-pub(super) use buffer::{Claim, Reservation, Use};
+pub(crate) use buffer::{Claim, Reservation, Use};
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -37,7 +38,7 @@ pub fn registered_bytes() -> u64 {
 }
 
 /// One stretch of memory.
-pub(super) struct Region {
+pub(crate) struct Region {
     /// Its number.
     pub id: u32,
     memory: Memory,
@@ -45,7 +46,7 @@ pub(super) struct Region {
 }
 
 /// Whoever has told others of a region is told when it is gone.
-pub(super) trait Listener: Send + Sync {
+pub(crate) trait Listener: Send + Sync {
     /// The region with this number is gone.
     fn region_gone(self: Arc<Self>, id: u32);
 }

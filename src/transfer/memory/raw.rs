@@ -3,7 +3,7 @@
 //! Rust's references cannot describe memory that other processes read while this one writes it, so nothing here makes
 //! a reference to bytes that a transfer uses. A [`Piece`] is an address and a length that borrows its owner, so the
 //! memory outlives it; that two threads of this process do not use the same bytes at once is the business of
-//! [`super::buffer`] (who may begin) and of `launch::Pad` (who may still write).
+//! [`crate::memory::buffer`] (who may begin) and of `launch::Pad` (who may still write).
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -170,7 +170,7 @@ unsafe impl Sync for Piece<'_> {}
 
 impl<'a> Piece<'a> {
     /// `len` bytes at `start` after `base`; whoever calls answers for their being there for `'a`.
-    pub(super) fn at(base: Address, start: usize, len: usize) -> Self {
+    pub(crate) fn at(base: Address, start: usize, len: usize) -> Self {
         // SAFETY: callers in this room give offsets that lie within the owner's memory.
         let base = unsafe { base.0.as_ptr().add(start) };
         Self(libc::iovec { iov_base: base.cast(), iov_len: len }, PhantomData)

@@ -56,7 +56,7 @@ mod step;
 mod tiles;
 mod turns;
 
-pub use super::identity::{DeviceId, TaskId};
+pub use crate::base::identity::{DeviceId, TaskId};
 pub use ask::{AllGather, Broadcast, Reshard, Scatter};
 pub use copy::{Shards, copy_region, pack, unpack};
 pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};

@@ -1,0 +1,363 @@
+//! The engine: what a program calls.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::base::counts::Counts;
+use crate::base::error::{PrepareError, TransferError, TransferKey};
+use crate::base::event::Event;
+use crate::base::identity::{Address, DeviceId, Member, Membership, TaskId};
+use crate::base::layout::Layout;
+use crate::base::meters::Meters;
+use crate::base::sync::lock;
+use crate::base::transport::TransportKind;
+use crate::engine::accept;
+use crate::engine::cliques::Wanted;
+use crate::engine::config::Config;
+use crate::engine::handshake_limits::Handshakes;
+use crate::engine::path_backoff::Detours;
+use crate::engine::prepared::{Options, Spec};
+use crate::engine::request::{Batch, Preparing, Request, Ticket, even, prepare_then};
+use crate::engine::shared::{Core, DIALLERS_MAX};
+use crate::engine::thread_pool::Threads;
+use crate::io::fetch::Copiers;
+use crate::io::reactor::Reactor;
+use crate::io::wire::{self, Identity};
+use crate::launch::outcome::Launch;
+use crate::launch::transfer::Transfer;
+use crate::memory::{Arena, Buffer, Span};
+use crate::protocol::hello::Key;
+use crate::protocol::link::Class;
+use muster_clock as clock;
+
+/// How long an engine that is shut down tries to say what it has to say.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// Moves buffers between the devices of this task and those of others. Clones are the same engine; the last one to go
+/// shuts it down.
+#[derive(Clone)]
+pub struct Engine(Arc<Handle>);
+
+struct Handle {
+    core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("here", &self.0.core.config.here).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Starts an engine: its threads, and its listeners.
+    ///
+    /// # Errors
+    /// If it cannot listen where it should, its certificates cannot be used, or the system gives no threads.
+    pub fn start(mut config: Config) -> std::io::Result<Self> {
+        config.lanes = config.lanes.clamp(1, 64);
+        config.chunk = config.chunk.clamp(4 << 10, crate::protocol::frame::CHUNK_MAX as u32);
+        config.devices.sort_unstable();
+        config.devices.dedup();
+        let identity = config.tls.as_ref().map(Identity::new).transpose()?;
+        let (address, listeners) = wire::listen(&config)?;
+        let mut threads = Vec::new();
+        let mut reactors = Vec::new();
+        for n in 0..config.reactors.max(1) {
+            let (reactor, thread) = Reactor::start(&format!("muster-io-{n}"))?;
+            reactors.push(reactor);
+            threads.push(thread);
+        }
+        let (copiers, copying) = Copiers::start(config.copiers.max(1))?;
+        threads.extend(copying);
+        let core = Arc::new(Core {
+            address,
+            identity,
+            probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
+            membership: RwLock::default(),
+            changed: (Mutex::new(()), Condvar::new()),
+            cliques: Mutex::default(),
+            connections: Mutex::default(),
+            connected: Condvar::new(),
+            reactors,
+            copiers,
+            counts: Counts::default(),
+            meters: Arc::new(Meters::new(config.here.task)),
+            detours: Detours::default(),
+            closed: AtomicBool::new(false),
+            key: config.token.as_deref().map(Key::new),
+            handshakes: Handshakes::default(),
+            diallers: Threads::new("muster-dial", DIALLERS_MAX),
+            listeners: Mutex::default(),
+            keeper: (Mutex::new(None), Condvar::new()),
+            lanes: AtomicUsize::new(0),
+            numbers: Mutex::default(),
+            moved: Mutex::default(),
+            expected: Mutex::default(),
+            config,
+        });
+        threads.extend(accept::accept(&core, listeners)?);
+        let keeping = Arc::clone(&core);
+        threads
+            .push(std::thread::Builder::new().name("muster-keep".to_owned()).spawn(move || keeping.keep())?);
+        Ok(Self(Arc::new(Handle { core, threads: Mutex::new(threads) })))
+    }
+
+    /// Where it is reached: what others have to know of it.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.0.core.address
+    }
+
+    /// Whose engine it is.
+    #[must_use]
+    pub fn here(&self) -> Member {
+        self.0.core.here()
+    }
+
+    /// Takes the new membership. Connections with lives that are not in it fail at once, those being made among them;
+    /// all others go on.
+    pub fn on_membership(&self, membership: Membership) {
+        let core = &self.0.core;
+        {
+            let _announcing = lock(&core.changed.0);
+            *core.membership.write().unwrap_or_else(PoisonError::into_inner) = membership.clone();
+            core.changed.1.notify_all();
+        }
+        let gone = |member: Member| member != core.here() && !membership.has(member);
+        lock(&core.numbers).retain(|member, _| !gone(*member));
+        core.detours.retain(|member| !gone(member));
+        let error = |member: Member| TransferError::StaleIncarnation {
+            member,
+            current: membership.member(member.task).map(|member| member.incarnation),
+        };
+        core.lose(gone, error);
+    }
+
+    /// The membership that it has.
+    #[must_use]
+    pub fn membership(&self) -> Membership {
+        self.0.core.membership()
+    }
+
+    /// Prepares transfers: finds or makes the connections, and tells the peers what will be moved. Dropping the future
+    /// gives the preparation up.
+    pub fn prepare(&self, specs: Vec<Spec>, options: Options) -> Preparing {
+        let (preparing, wanted, finish) = Preparing::new(&self.0.core.meters);
+        match Request::of(&self.0.core, specs) {
+            Ok(request) => prepare_then(&self.0.core, request, options, &wanted, finish),
+            Err(error) => finish(Err(error)),
+        }
+        preparing
+    }
+
+    /// Transfers as soon as `dependencies` have happened; returns at once, whatever has to be prepared. It takes its place
+    /// in the order of its channel now, and its deadline runs from now.
+    pub fn transfer(&self, dependencies: &[Event], specs: Vec<Spec>, options: Options) -> Transfer {
+        let (mut sent, mut received) = (0, 0);
+        for spec in &specs {
+            *(if spec.outgoing { &mut sent } else { &mut received }) += spec.span.len() as u64;
+        }
+        let core = &self.0.core;
+        let launch = Launch::new(&core.meters, specs.len(), sent, received);
+        let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
+        launch.begin();
+        let request = match Request::of(&self.0.core, specs) {
+            Ok(request) => request,
+            Err(error) => {
+                launch.fail_all(&error.into());
+                return transfer;
+            }
+        };
+        if let Some(peer) = request.distinct.first() {
+            launch.is_with(peer.task);
+        }
+        let tickets: Vec<_> =
+            request.distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
+        let dependencies = dependencies.to_vec();
+        let (waiting, asked) = (Arc::clone(&launch), Arc::clone(&launch));
+        let wanted: Wanted = Arc::new(move || asked.waits());
+        prepare_then(core, request, options, &wanted, move |result| match result {
+            Ok(prepared) => {
+                prepared.launch_as(launch, &dependencies, tickets);
+            }
+            Err(error) => launch.fail_all(&error.into()),
+        });
+        if let Some(deadline) = options.deadline
+            && waiting.waits()
+        {
+            core.expect(&waiting, waiting.began() + deadline);
+        }
+        transfer
+    }
+
+    /// Sends buffers, each from the first device of this task to its destination, with the [layouts](Span::with_layout) that
+    /// they have.
+    ///
+    /// # Errors
+    /// If there is not one destination and one key for each buffer, or this task has no device.
+    pub fn cross_host_send(
+        &self,
+        buffers: &[Span],
+        destinations: &[DeviceId],
+        keys: &[TransferKey],
+    ) -> Result<Transfer, PrepareError> {
+        let here = self.here().task;
+        let from = self.0.core.config.devices.first().copied().ok_or(PrepareError::NoDevice { here })?;
+        even(buffers.len(), destinations.len(), keys.len())?;
+        let specs = buffers.iter().zip(destinations).zip(keys);
+        let specs = specs.map(|((span, to), key)| Spec::send(span.clone(), from, *to, *key)).collect();
+        Ok(self.transfer(&[], specs, Options::default()))
+    }
+
+    /// Receives buffers of these layouts onto a device of this task, each from its source, into memory of `arena`.
+    ///
+    /// # Errors
+    /// If there is not one source and one key for each layout, or the arena has no room.
+    pub fn cross_host_receive(
+        &self,
+        arena: &Arena,
+        device: DeviceId,
+        layouts: &[Layout],
+        sources: &[DeviceId],
+        keys: &[TransferKey],
+    ) -> Result<(Vec<Buffer>, Transfer), PrepareError> {
+        even(layouts.len(), sources.len(), keys.len())?;
+        let buffers = layouts
+            .iter()
+            .map(|layout| arena.allocate(usize::try_from(layout.len()).unwrap_or(usize::MAX)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let specs = buffers.iter().zip(layouts).zip(sources.iter().zip(keys));
+        let specs = specs
+            .map(|((buffer, layout), (from, key))| {
+                Spec::receive(buffer.span(), *from, device, *key).with_layout(layout.clone())
+            })
+            .collect();
+        Ok((buffers, self.transfer(&[], specs, Options::default())))
+    }
+
+    /// A batch: transfers that are requested one by one and leave as one group for each peer.
+    pub fn batch(&self, options: Options) -> Batch {
+        Batch::new(self, options)
+    }
+
+    /// What is measured of launches.
+    #[must_use]
+    pub fn meters(&self) -> &Arc<Meters> {
+        &self.0.core.meters
+    }
+
+    /// Bytes of launches under way that are still to move, by class in the order of urgency.
+    #[must_use]
+    pub fn in_flight(&self) -> [(Class, u64); Class::ALL.len()] {
+        let mut bytes = Class::ALL.map(|class| (class, 0));
+        let connections = lock(&self.0.core.connections).clone();
+        for part in connections.iter().flat_map(|connection| connection.parts()) {
+            let (class, left) = part.in_flight();
+            bytes[class as usize].1 += left;
+        }
+        bytes
+    }
+
+    /// What is counted.
+    #[must_use]
+    pub fn counts(&self) -> &Counts {
+        &self.0.core.counts
+    }
+
+    /// The state of each connection.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkState> {
+        let connections = lock(&self.0.core.connections).clone();
+        connections
+            .into_iter()
+            .map(|connection| LinkState {
+                peer: connection.peer,
+                kind: connection.kind,
+                lanes: connection.live_lanes(),
+                launched: connection.launched(),
+                bytes: TransportKind::ALL.map(|kind| (kind, connection.counters.get(kind))),
+            })
+            .collect()
+    }
+
+    /// Bytes sent to and received from each task since the engine was started, by each transport: on all connections, those
+    /// that are over among them.
+    #[must_use]
+    pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
+        let all = lock(&self.0.core.moved);
+        all.iter()
+            .map(|(task, counters)| (*task, TransportKind::ALL.map(|kind| (kind, counters.get(kind)))))
+            .collect()
+    }
+
+    /// Cliques there are, and hits, misses and evictions of their cache.
+    #[must_use]
+    pub fn cliques(&self) -> (usize, u64, u64, u64) {
+        let cliques = lock(&self.0.core.cliques);
+        (cliques.len(), cliques.hits, cliques.misses, cliques.evictions)
+    }
+
+    /// Shuts it down: everything under way fails, its threads end. Buffers stay.
+    pub fn shutdown(&self) {
+        self.0.shutdown();
+    }
+}
+
+/// What is known of a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkState {
+    /// With whom.
+    pub peer: Member,
+    /// How its lanes are made.
+    pub kind: TransportKind,
+    /// Lanes that live.
+    pub lanes: usize,
+    /// Launches under way.
+    pub launched: usize,
+    /// Bytes moved.
+    pub bytes: Traffic,
+}
+
+/// Bytes sent and received by each transport.
+pub type Traffic = [(TransportKind, (u64, u64)); TransportKind::ALL.len()];
+
+impl Handle {
+    fn shutdown(&self) {
+        let core = &self.core;
+        if core.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        {
+            let _announcing = lock(&core.changed.0);
+            core.changed.1.notify_all();
+        }
+        let until = clock::monotonic() + LAST_WORDS;
+        let connections = lock(&core.connections).clone();
+        connections.iter().for_each(|connection| connection.say_all(until));
+        core.lose(|_| true, |_| TransferError::Closed);
+        for reactor in &core.reactors {
+            reactor.stop();
+        }
+        core.copiers.stop();
+        {
+            let _planned = lock(&core.keeper.0);
+            core.keeper.1.notify_all();
+        }
+        accept::stop(core);
+        let me = std::thread::current().id();
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            if thread.thread().id() != me {
+                let _ended = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}

@@ -1,0 +1,54 @@
+//! Which ways to which peers have failed although another may not have: a choice that is made again.
+//!
+//! A Unix socket that cannot be dialled, or that is lost while it is in use, says nothing of TCP to the same peer. So for
+//! a time the other ways come first; the failed one is still tried, last. Then the better way is tried first again, by
+//! the next connection that is made: none that works is given up for it.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::base::identity::Member;
+use crate::base::sync::lock;
+
+/// How long other ways come first.
+const DETOUR: Duration = Duration::from_secs(60);
+
+/// The peers whose best way has failed, and when.
+#[derive(Debug, Default)]
+pub struct Detours(Mutex<HashMap<Member, Instant>>);
+
+impl Detours {
+    /// The best way to a peer has failed now.
+    pub fn add(&self, peer: Member, now: Instant) {
+        lock(&self.0).insert(peer, now);
+    }
+
+    /// Whether other ways to a peer come first.
+    pub fn has(&self, peer: Member, now: Instant) -> bool {
+        lock(&self.0).get(&peer).is_some_and(|failed| now.saturating_duration_since(*failed) < DETOUR)
+    }
+
+    /// Forgets lives that are over.
+    pub fn retain(&self, lives: impl Fn(Member) -> bool) {
+        lock(&self.0).retain(|peer, _| lives(*peer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::identity::{Incarnation, TaskId};
+    use muster_clock as clock;
+
+    #[test]
+    fn a_detour_is_for_a_time_and_for_one_life() {
+        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(7).unwrap() };
+        let (detours, now) = (Detours::default(), clock::monotonic());
+        detours.add(member(0), now);
+        assert!(detours.has(member(0), now) && detours.has(member(0), now + DETOUR / 2));
+        assert!(!detours.has(member(1), now) && !detours.has(member(0), now + DETOUR));
+        detours.retain(|peer| peer != member(0));
+        assert!(!detours.has(member(0), now));
+    }
+}
