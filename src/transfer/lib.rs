@@ -25,19 +25,22 @@ mod protocol;
 mod session;
 
 pub use base::counts::Counts;
-pub use base::error::{MemoryError, PrepareError, TransferError, TransferKey};
+pub use base::error::{MemoryError, PrepareError, TransferError};
 pub use base::event::{Definer, Event};
 pub use base::identity::{Address, DeviceId, Incarnation, Member, Membership, Peer, TaskId};
+pub use base::key::TransferKey;
 pub use base::layout::{Fingerprint, Layout};
 pub use base::meters::{Failed, Meters, Stage, TIMES_US, Times, size_classes};
 pub use base::transport::{Choice, TransportKind};
 pub use engine::cliques::CliqueKey;
 pub use engine::config::Config;
-pub use engine::handle::{Engine, LinkState, Traffic};
+pub use engine::handle::{Batch, Engine, LinkState, Traffic};
 pub use engine::prepared::{Options, Prepared, Spec};
-pub use engine::request::{Batch, Preparing};
+pub use engine::preparing::Preparing;
 pub use engine::resharding::{Moved, ReshardError, ShardBuffers};
-pub use io::wire::{Certificates, Faults};
+pub use io::wire::Certificates;
+#[cfg(feature = "faults")]
+pub use io::wire::Faults;
 pub use launch::outcome::Stats;
 pub use launch::transfer::{Completion, Quiesced, Transfer};
 pub use memory::{Arena, Buffer, Span, registered_bytes};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::key::TransferKey;
 use crate::base::identity::{DeviceId, Incarnation, Member, TaskId};
 use crate::base::transport::TransportKind;
-pub use crate::plan::TransferKey;
 
 /// What is wrong with a request. Nothing has moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,6 +4,7 @@ pub mod counts;
 pub mod error;
 pub mod event;
 pub mod identity;
+pub mod key;
 pub mod layout;
 pub mod meters;
 pub mod sync;

@@ -1,7 +1,7 @@
 //! The clique cache: the one place where connections are found, made, kept and dropped.
 //!
 //! A clique is a set of lives that share connections; for host memory it has two members, and its key is the two in
-//! order, so that both directions share it. Whoever wants a clique that is being made waits for that making.
+//! order, so that both directions share it. A request for a clique that is being made waits for that making.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::TransferError;
 use crate::base::identity::Member;
-use crate::session::connection::{Connection, Kept};
+use crate::session::connection::{Connection, ConnectionLease};
 
 /// The members of a clique, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -29,11 +29,11 @@ impl CliqueKey {
     }
 }
 
-/// Who waits for a clique: told when it is ready, or cannot be.
+/// A request that waits for a clique: told when it is ready, or cannot be.
 pub struct Waiter {
     /// Called once.
-    told: Box<dyn FnOnce(Result<Kept, TransferError>) + Send>,
-    /// Whether it still matters to whoever asked.
+    told: Box<dyn FnOnce(Result<ConnectionLease, TransferError>) + Send>,
+    /// Whether the request still exists.
     wanted: Wanted,
 }
 
@@ -41,18 +41,21 @@ pub struct Waiter {
 pub type Wanted = Arc<dyn Fn() -> bool + Send + Sync>;
 
 impl Waiter {
-    /// Calls `told` in the end, whatever `wanted` says.
-    pub fn new(wanted: &Wanted, told: impl FnOnce(Result<Kept, TransferError>) + Send + 'static) -> Self {
+    /// Makes a waiter that calls `told` in the end, whatever `wanted` says.
+    pub fn new(
+        wanted: &Wanted,
+        told: impl FnOnce(Result<ConnectionLease, TransferError>) + Send + 'static,
+    ) -> Self {
         Self { told: Box::new(told), wanted: Arc::clone(wanted) }
     }
 
     /// Tells it. Without the lock of the cache.
-    pub fn tell(self, result: Result<Kept, TransferError>) {
+    pub fn tell(self, result: Result<ConnectionLease, TransferError>) {
         (self.told)(result);
     }
 }
 
-/// The most who wait for one clique.
+/// The most requests that wait for one clique.
 pub const WAITERS_MAX: usize = 4096;
 
 /// A clique.
@@ -63,8 +66,8 @@ enum Slot {
     Ready { connection: Arc<Connection>, used: Instant, asked: Option<Instant> },
 }
 
-/// Whoever is asked whether a connection may end is not asked again for so long, and counts as leaving meanwhile. Who has
-/// not answered by then counts as staying.
+/// A peer that is asked whether a connection may end is not asked again for so long, and counts as leaving meanwhile. If it
+/// has not answered by then, it counts as staying.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// Connections fall out of use all the time; the whole cache is not looked through more often than this for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -72,10 +75,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// How a clique was found.
 pub enum Found {
     /// It was there.
-    Ready(Kept, Waiter),
-    /// Somebody makes it; the waiter was taken.
+    Ready(ConnectionLease, Waiter),
+    /// It is being made; the waiter was taken.
     Pending,
-    /// Somebody makes it, and too many wait for it.
+    /// It is being made, and too many wait for it.
     Crowded(Waiter),
     /// The caller is to make it, under this number; the waiter was taken. If there is a connection that this side agreed
     /// to end, its peer decides first whether that one stays.
@@ -83,7 +86,7 @@ pub enum Found {
 }
 
 /// How a clique became ready.
-pub enum Settled {
+pub enum Readiness {
     /// These waited for it.
     Waited(Vec<Waiter>),
     /// It is ready, in the place of this one.
@@ -95,7 +98,7 @@ pub enum Settled {
 pub struct Cliques {
     slots: HashMap<CliqueKey, Slot>,
     makings: u64,
-    /// When it was last looked through for connections that nobody uses.
+    /// When it was last looked through for unused connections.
     looked: Option<Instant>,
     /// Cliques found, not found, dropped for room.
     pub hits: u64,
@@ -110,7 +113,7 @@ impl Cliques {
     pub fn find(&mut self, key: CliqueKey, now: Instant, waiter: Waiter) -> Found {
         let undecided = match self.slots.get_mut(&key) {
             Some(Slot::Ready { connection, used, .. }) if connection.over().is_none() => {
-                if let Some(kept) = Kept::new(connection) {
+                if let Some(kept) = ConnectionLease::acquire(connection) {
                     self.hits += 1;
                     *used = now;
                     return Found::Ready(kept, waiter);
@@ -133,7 +136,7 @@ impl Cliques {
         Found::Make(self.makings, undecided)
     }
 
-    /// The peer is making the clique, and nobody here is: whoever wants it from now on waits for the peer's.
+    /// Notes that the peer is making the clique, and this side is not: requests from now on wait for the peer's.
     pub fn expect(&mut self, key: CliqueKey) -> Option<u64> {
         if self.slots.contains_key(&key) {
             return None;
@@ -156,12 +159,12 @@ impl Cliques {
         matches!(self.slots.get(&key), Some(Slot::Pending { .. }))
     }
 
-    /// Whether this making still counts: nobody was faster, and nobody gave it up.
+    /// Returns whether this making still counts: it was not overtaken, and not given up.
     pub fn is_making(&self, key: CliqueKey, number: u64) -> bool {
         matches!(self.slots.get(&key), Some(Slot::Pending { making, .. }) if *making == number)
     }
 
-    /// Gives up a making that nobody wants any more, though some wait for it: they are to be told.
+    /// Gives up a making that no request wants any more, and returns the waiters, which are to be told.
     pub fn abandon(&mut self, key: CliqueKey, number: u64) -> Option<Vec<Waiter>> {
         match self.slots.get(&key) {
             Some(Slot::Pending { making, waiters })
@@ -175,7 +178,7 @@ impl Cliques {
         }
     }
 
-    /// Whether anybody waits for this making; if not, it is given up.
+    /// Returns whether a request waits for this making; if not, it is given up.
     pub fn is_awaited(&mut self, key: CliqueKey, number: u64) -> bool {
         match self.slots.get(&key) {
             Some(Slot::Pending { making, waiters }) if *making == number => {
@@ -191,18 +194,18 @@ impl Cliques {
 
     /// Waiters of a clique that is ready now. Called until it gives none; then the clique counts as ready, so those who
     /// came later are served after those who waited. A connection whose place it takes is returned, to be ended.
-    pub fn settle(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> Settled {
+    pub fn make_ready(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> Readiness {
         if let Some(Slot::Pending { waiters, .. }) = self.slots.get_mut(&key)
             && !waiters.is_empty()
         {
-            return Settled::Waited(std::mem::take(waiters));
+            return Readiness::Waited(std::mem::take(waiters));
         }
         let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
         match self.slots.insert(key, ready) {
             Some(Slot::Ready { connection: old, .. }) if !Arc::ptr_eq(&old, connection) => {
-                Settled::Ready(Some(old))
+                Readiness::Ready(Some(old))
             }
-            _ => Settled::Ready(None),
+            _ => Readiness::Ready(None),
         }
     }
 
@@ -227,7 +230,7 @@ impl Cliques {
         }
     }
 
-    /// A connection may be used again that this side had agreed to end. If somebody wants it, they find out themselves.
+    /// Takes a connection back that this side had agreed to end. Requests that wait find out themselves.
     pub fn restore(&mut self, connection: &Arc<Connection>, now: Instant) {
         let ready = Slot::Ready { connection: Arc::clone(connection), used: now, asked: None };
         self.slots.entry(CliqueKey::new(connection.me, connection.peer)).or_insert(ready);
@@ -245,7 +248,7 @@ impl Cliques {
         self.slots.len() > most && !lately
     }
 
-    /// The connections that nobody uses, the longest unused first, as many as there are too many: their peers are to be
+    /// Returns the unused connections, the longest unused first, as many as there are too many: their peers are to be
     /// asked whether they may end.
     pub fn surplus(&mut self, most: usize, now: Instant) -> Vec<Arc<Connection>> {
         let mut excess = self.slots.len().saturating_sub(most);

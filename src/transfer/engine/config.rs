@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use crate::base::identity::{DeviceId, Member};
 use crate::base::transport::Choice;
-use crate::io::wire::{Certificates, Faults};
+use crate::io::wire::Certificates;
+#[cfg(feature = "faults")]
+use crate::io::wire::Faults;
 
 /// How an engine is set up.
 #[derive(Debug, Clone)]
@@ -41,11 +43,12 @@ pub struct Config {
     /// as they are. Every engine of a cluster has some, or none. A token works beside them.
     pub tls: Option<Certificates>,
     /// How long a thread that waits for a small transfer within a host looks for it before it sleeps; never if it is zero.
-    /// Nobody looks where that was in vain several times in a row, and a thread that waits for nothing never does. By
+    /// It sleeps at once where that was in vain several times in a row. By
     /// default about what it takes to wake a thread of a virtual machine, and zero where there is one processor: the peer
     /// could not run meanwhile.
     pub spin: Duration,
-    /// What goes wrong on its wires on purpose. For tests: nobody else sets it.
+    /// What goes wrong on its wires on purpose, for tests.
+    #[cfg(feature = "faults")]
     pub faults: Option<Faults>,
 }
 
@@ -73,6 +76,7 @@ impl Config {
             dial_timeout: Duration::from_secs(10),
             tls: None,
             spin: if cores > 1 { SPIN } else { Duration::ZERO },
+            #[cfg(feature = "faults")]
             faults: None,
         }
     }

@@ -1,39 +1,40 @@
-//! The engine: what a program calls.
+//! The engine as programs hold it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use muster_clock as clock;
+
+use super::accept;
+use super::check::check_even;
+use super::cliques::Wanted;
+use super::config::Config;
+use super::prepared::{Options, Spec};
+use super::preparing::Preparing;
+use super::request::{Request, prepare_then};
+use super::shared::EngineShared;
+use super::ticket::Ticket;
 use crate::base::counts::Counts;
-use crate::base::error::{PrepareError, TransferError, TransferKey};
+use crate::base::error::{PrepareError, TransferError};
 use crate::base::event::Event;
 use crate::base::identity::{Address, DeviceId, Member, Membership, TaskId};
+use crate::base::key::TransferKey;
 use crate::base::layout::Layout;
 use crate::base::meters::Meters;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::engine::accept;
-use crate::engine::cliques::Wanted;
-use crate::engine::config::Config;
-use crate::engine::handshake_limits::Handshakes;
-use crate::engine::path_backoff::Detours;
-use crate::engine::prepared::{Options, Spec};
-use crate::engine::request::{Batch, Preparing, Request, Ticket, even, prepare_then};
-use crate::engine::shared::{Core, DIALLERS_MAX};
-use crate::engine::thread_pool::Threads;
-use crate::io::fetch::Copiers;
-use crate::io::reactor::Reactor;
-use crate::io::wire::{self, Identity};
+use crate::io::threads::IoThreads;
+use crate::io::wire::{self, Identity, ListenSettings, Wrapping};
 use crate::launch::outcome::Launch;
 use crate::launch::transfer::Transfer;
 use crate::memory::{Arena, Buffer, Span};
-use crate::protocol::hello::Key;
+use crate::protocol::frame::CHUNK_MAX;
 use crate::protocol::link::Class;
-use muster_clock as clock;
 
-/// How long an engine that is shut down tries to say what it has to say.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// How long an engine that is shut down waits until what it has to say has left.
+const DRAIN_TIME: Duration = Duration::from_millis(100);
 
 /// Moves buffers between the devices of this task and those of others. Clones are the same engine; the last one to go
 /// shuts it down.
@@ -41,13 +42,13 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 pub struct Engine(Arc<Handle>);
 
 struct Handle {
-    core: Arc<Core>,
+    shared: Arc<EngineShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("here", &self.0.core.config.here).finish_non_exhaustive()
+        f.debug_struct("Engine").field("here", &self.0.shared.config.here).finish_non_exhaustive()
     }
 }
 
@@ -58,96 +59,72 @@ impl Engine {
     /// If it cannot listen where it should, its certificates cannot be used, or the system gives no threads.
     pub fn start(mut config: Config) -> std::io::Result<Self> {
         config.lanes = config.lanes.clamp(1, 64);
-        config.chunk = config.chunk.clamp(4 << 10, crate::protocol::frame::CHUNK_MAX as u32);
+        config.chunk = config.chunk.clamp(4 << 10, CHUNK_MAX as u32);
         config.devices.sort_unstable();
         config.devices.dedup();
-        let identity = config.tls.as_ref().map(Identity::new).transpose()?;
-        let (address, listeners) = wire::listen(&config)?;
-        let mut threads = Vec::new();
-        let mut reactors = Vec::new();
-        for n in 0..config.reactors.max(1) {
-            let (reactor, thread) = Reactor::start(&format!("muster-io-{n}"))?;
-            reactors.push(reactor);
-            threads.push(thread);
-        }
-        let (copiers, copying) = Copiers::start(config.copiers.max(1))?;
-        threads.extend(copying);
-        let core = Arc::new(Core {
-            address,
-            identity,
-            probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
-            membership: RwLock::default(),
-            changed: (Mutex::new(()), Condvar::new()),
-            cliques: Mutex::default(),
-            connections: Mutex::default(),
-            connected: Condvar::new(),
-            reactors,
-            copiers,
-            counts: Counts::default(),
-            meters: Arc::new(Meters::new(config.here.task)),
-            detours: Detours::default(),
-            closed: AtomicBool::new(false),
-            key: config.token.as_deref().map(Key::new),
-            handshakes: Handshakes::default(),
-            diallers: Threads::new("muster-dial", DIALLERS_MAX),
-            listeners: Mutex::default(),
-            keeper: (Mutex::new(None), Condvar::new()),
-            lanes: AtomicUsize::new(0),
-            numbers: Mutex::default(),
-            moved: Mutex::default(),
-            expected: Mutex::default(),
-            config,
-        });
-        threads.extend(accept::accept(&core, listeners)?);
-        let keeping = Arc::clone(&core);
+        let wrapping = Wrapping {
+            identity: config.tls.as_ref().map(Identity::new).transpose()?,
+            #[cfg(feature = "faults")]
+            faults: config.faults.clone(),
+        };
+        let (address, listeners) = wire::listen(&ListenSettings {
+            here: config.here,
+            transport: config.transport,
+            listen: config.listen,
+            advertise: &config.advertise,
+        })?;
+        let (io, mut threads) = IoThreads::start(config.reactors, config.copiers)?;
+        let shared = EngineShared::new(config, address, wrapping, io);
+        threads.extend(accept::accept(&shared, listeners)?);
+        let keeping = Arc::clone(&shared);
         threads
             .push(std::thread::Builder::new().name("muster-keep".to_owned()).spawn(move || keeping.keep())?);
-        Ok(Self(Arc::new(Handle { core, threads: Mutex::new(threads) })))
+        Ok(Self(Arc::new(Handle { shared, threads: Mutex::new(threads) })))
     }
 
     /// Where it is reached: what others have to know of it.
     #[must_use]
     pub fn address(&self) -> &Address {
-        &self.0.core.address
+        &self.0.shared.address
     }
 
     /// Whose engine it is.
     #[must_use]
     pub fn here(&self) -> Member {
-        self.0.core.here()
+        self.0.shared.here()
     }
 
     /// Takes the new membership. Connections with lives that are not in it fail at once, those being made among them;
     /// all others go on.
     pub fn on_membership(&self, membership: Membership) {
-        let core = &self.0.core;
+        let shared = &self.0.shared;
         {
-            let _announcing = lock(&core.changed.0);
-            *core.membership.write().unwrap_or_else(PoisonError::into_inner) = membership.clone();
-            core.changed.1.notify_all();
+            let _announcing = lock(&shared.changed.0);
+            *shared.membership.write().unwrap_or_else(PoisonError::into_inner) = membership.clone();
+            shared.changed.1.notify_all();
         }
-        let gone = |member: Member| member != core.here() && !membership.has(member);
-        lock(&core.numbers).retain(|member, _| !gone(*member));
-        core.detours.retain(|member| !gone(member));
+        let gone = |member: Member| member != shared.here() && !membership.has(member);
+        lock(&shared.numbers).retain(|member, _| !gone(*member));
+        shared.backoff.retain(|member| !gone(member));
         let error = |member: Member| TransferError::StaleIncarnation {
             member,
             current: membership.member(member.task).map(|member| member.incarnation),
         };
-        core.lose(gone, error);
+        shared.end_all(gone, error);
     }
 
     /// The membership that it has.
     #[must_use]
     pub fn membership(&self) -> Membership {
-        self.0.core.membership()
+        self.0.shared.membership()
     }
 
     /// Prepares transfers: finds or makes the connections, and tells the peers what will be moved. Dropping the future
     /// gives the preparation up.
     pub fn prepare(&self, specs: Vec<Spec>, options: Options) -> Preparing {
-        let (preparing, wanted, finish) = Preparing::new(&self.0.core.meters);
-        match Request::of(&self.0.core, specs) {
-            Ok(request) => prepare_then(&self.0.core, request, options, &wanted, finish),
+        let (preparing, wanted, finish) = Preparing::new(&self.0.shared.meters);
+        match Request::new(&self.0.shared, specs) {
+            Ok(request) => prepare_then(&self.0.shared, request, options, &wanted, finish),
             Err(error) => finish(Err(error)),
         }
         preparing
@@ -160,11 +137,11 @@ impl Engine {
         for spec in &specs {
             *(if spec.outgoing { &mut sent } else { &mut received }) += spec.span.len() as u64;
         }
-        let core = &self.0.core;
-        let launch = Launch::new(&core.meters, specs.len(), sent, received);
+        let shared = &self.0.shared;
+        let launch = Launch::new(&shared.meters, specs.len(), sent, received);
         let transfer = Transfer::new(Arc::clone(&launch), self.here().task);
         launch.begin();
-        let request = match Request::of(&self.0.core, specs) {
+        let request = match Request::new(&self.0.shared, specs) {
             Ok(request) => request,
             Err(error) => {
                 launch.fail_all(&error.into());
@@ -172,23 +149,23 @@ impl Engine {
             }
         };
         if let Some(peer) = request.distinct.first() {
-            launch.is_with(peer.task);
+            launch.set_peer(peer.task);
         }
         let tickets: Vec<_> =
-            request.distinct.iter().map(|peer| Ticket::take(core, *peer, options.channel)).collect();
+            request.distinct.iter().map(|peer| Ticket::take(shared, *peer, options.channel)).collect();
         let dependencies = dependencies.to_vec();
         let (waiting, asked) = (Arc::clone(&launch), Arc::clone(&launch));
-        let wanted: Wanted = Arc::new(move || asked.waits());
-        prepare_then(core, request, options, &wanted, move |result| match result {
+        let wanted: Wanted = Arc::new(move || asked.awaits_connections());
+        prepare_then(shared, request, options, &wanted, move |result| match result {
             Ok(prepared) => {
                 prepared.launch_as(launch, &dependencies, tickets);
             }
             Err(error) => launch.fail_all(&error.into()),
         });
         if let Some(deadline) = options.deadline
-            && waiting.waits()
+            && waiting.awaits_connections()
         {
-            core.expect(&waiting, waiting.began() + deadline);
+            shared.expect(&waiting, waiting.began() + deadline);
         }
         transfer
     }
@@ -205,8 +182,8 @@ impl Engine {
         keys: &[TransferKey],
     ) -> Result<Transfer, PrepareError> {
         let here = self.here().task;
-        let from = self.0.core.config.devices.first().copied().ok_or(PrepareError::NoDevice { here })?;
-        even(buffers.len(), destinations.len(), keys.len())?;
+        let from = self.0.shared.config.devices.first().copied().ok_or(PrepareError::NoDevice { here })?;
+        check_even(buffers.len(), destinations.len(), keys.len())?;
         let specs = buffers.iter().zip(destinations).zip(keys);
         let specs = specs.map(|((span, to), key)| Spec::send(span.clone(), from, *to, *key)).collect();
         Ok(self.transfer(&[], specs, Options::default()))
@@ -224,7 +201,7 @@ impl Engine {
         sources: &[DeviceId],
         keys: &[TransferKey],
     ) -> Result<(Vec<Buffer>, Transfer), PrepareError> {
-        even(layouts.len(), sources.len(), keys.len())?;
+        check_even(layouts.len(), sources.len(), keys.len())?;
         let buffers = layouts
             .iter()
             .map(|layout| arena.allocate(usize::try_from(layout.len()).unwrap_or(usize::MAX)))
@@ -246,16 +223,16 @@ impl Engine {
     /// What is measured of launches.
     #[must_use]
     pub fn meters(&self) -> &Arc<Meters> {
-        &self.0.core.meters
+        &self.0.shared.meters
     }
 
     /// Bytes of launches under way that are still to move, by class in the order of urgency.
     #[must_use]
     pub fn in_flight(&self) -> [(Class, u64); Class::ALL.len()] {
         let mut bytes = Class::ALL.map(|class| (class, 0));
-        let connections = lock(&self.0.core.connections).clone();
-        for part in connections.iter().flat_map(|connection| connection.parts()) {
-            let (class, left) = part.in_flight();
+        let connections = lock(&self.0.shared.connections).clone();
+        for launch in connections.iter().flat_map(|connection| connection.launches()) {
+            let (class, left) = launch.in_flight();
             bytes[class as usize].1 += left;
         }
         bytes
@@ -264,13 +241,13 @@ impl Engine {
     /// What is counted.
     #[must_use]
     pub fn counts(&self) -> &Counts {
-        &self.0.core.counts
+        &self.0.shared.counts
     }
 
     /// The state of each connection.
     #[must_use]
     pub fn links(&self) -> Vec<LinkState> {
-        let connections = lock(&self.0.core.connections).clone();
+        let connections = lock(&self.0.shared.connections).clone();
         connections
             .into_iter()
             .map(|connection| LinkState {
@@ -287,7 +264,7 @@ impl Engine {
     /// that are over among them.
     #[must_use]
     pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
-        let all = lock(&self.0.core.moved);
+        let all = lock(&self.0.shared.moved);
         all.iter()
             .map(|(task, counters)| (*task, TransportKind::ALL.map(|kind| (kind, counters.get(kind)))))
             .collect()
@@ -296,13 +273,39 @@ impl Engine {
     /// Cliques there are, and hits, misses and evictions of their cache.
     #[must_use]
     pub fn cliques(&self) -> (usize, u64, u64, u64) {
-        let cliques = lock(&self.0.core.cliques);
+        let cliques = lock(&self.0.shared.cliques);
         (cliques.len(), cliques.hits, cliques.misses, cliques.evictions)
     }
 
     /// Shuts it down: everything under way fails, its threads end. Buffers stay.
     pub fn shutdown(&self) {
         self.0.shutdown();
+    }
+}
+
+/// Transfers that are requested one by one, and leave together.
+#[derive(Debug)]
+#[must_use = "nothing of it leaves until it is launched"]
+pub struct Batch {
+    engine: Engine,
+    options: Options,
+    specs: Vec<Spec>,
+}
+
+impl Batch {
+    fn new(engine: &Engine, options: Options) -> Self {
+        Self { engine: engine.clone(), options, specs: Vec::new() }
+    }
+
+    /// Adds a transfer; its number in the batch.
+    pub fn add(&mut self, spec: Spec) -> usize {
+        self.specs.push(spec);
+        self.specs.len() - 1
+    }
+
+    /// Sends them off.
+    pub fn launch(self, dependencies: &[Event]) -> Transfer {
+        self.engine.transfer(dependencies, self.specs, self.options)
     }
 }
 
@@ -326,27 +329,24 @@ pub type Traffic = [(TransportKind, (u64, u64)); TransportKind::ALL.len()];
 
 impl Handle {
     fn shutdown(&self) {
-        let core = &self.core;
-        if core.closed.swap(true, Ordering::AcqRel) {
+        let shared = &self.shared;
+        if shared.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         {
-            let _announcing = lock(&core.changed.0);
-            core.changed.1.notify_all();
+            let _announcing = lock(&shared.changed.0);
+            shared.changed.1.notify_all();
         }
-        let until = clock::monotonic() + LAST_WORDS;
-        let connections = lock(&core.connections).clone();
-        connections.iter().for_each(|connection| connection.say_all(until));
-        core.lose(|_| true, |_| TransferError::Closed);
-        for reactor in &core.reactors {
-            reactor.stop();
-        }
-        core.copiers.stop();
+        let until = clock::monotonic() + DRAIN_TIME;
+        let connections = lock(&shared.connections).clone();
+        connections.iter().for_each(|connection| connection.drain(until));
+        shared.end_all(|_| true, |_| TransferError::Closed);
+        shared.io.stop();
         {
-            let _planned = lock(&core.keeper.0);
-            core.keeper.1.notify_all();
+            let _planned = lock(&shared.keeper.0);
+            shared.keeper.1.notify_all();
         }
-        accept::stop(core);
+        accept::stop(shared);
         let me = std::thread::current().id();
         for thread in std::mem::take(&mut *lock(&self.threads)) {
             if thread.thread().id() != me {

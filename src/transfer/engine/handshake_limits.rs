@@ -40,16 +40,16 @@ struct State {
 
 /// The handshakes in progress.
 #[derive(Clone, Default)]
-pub struct Handshakes(Arc<Mutex<State>>);
+pub struct HandshakeLimits(Arc<Mutex<State>>);
 
 /// A handshake in progress, until it is dropped.
 pub struct HandshakeGuard {
-    handshakes: Handshakes,
+    limits: HandshakeLimits,
     number: u64,
     is_proven: bool,
 }
 
-impl Handshakes {
+impl HandshakeLimits {
     /// Admits a dialler to a handshake, at the cost of another one if there are too many. None if that is no use either.
     pub fn admit(&self, wire: &dyn Wire) -> Option<HandshakeGuard> {
         let socket = wire.descriptor().try_clone_to_owned().ok()?;
@@ -69,7 +69,7 @@ impl Handshakes {
         state.next += 1;
         state.threads += 1;
         state.strangers.insert(number, Stranger { source, socket });
-        Some(HandshakeGuard { handshakes: self.clone(), number, is_proven: false })
+        Some(HandshakeGuard { limits: self.clone(), number, is_proven: false })
     }
 
     /// Ends those of strangers, and admits no more.
@@ -112,7 +112,7 @@ impl Stranger {
 impl HandshakeGuard {
     /// The dialler has proven who it is. False if the handshake was ended before.
     pub fn prove(&mut self) -> bool {
-        let mut state = lock(&self.handshakes.0);
+        let mut state = lock(&self.limits.0);
         let there = state.strangers.remove(&self.number).is_some();
         if there {
             state.proven += 1;
@@ -124,15 +124,15 @@ impl HandshakeGuard {
 
 impl Drop for HandshakeGuard {
     fn drop(&mut self) {
-        let mut state = lock(&self.handshakes.0);
+        let mut state = lock(&self.limits.0);
         state.threads -= 1;
         state.strangers.remove(&self.number);
         state.proven -= usize::from(self.is_proven);
     }
 }
 
-/// Whoever has an IPv6 address has its whole network.
-fn network(address: IpAddr) -> IpAddr {
+/// Returns what counts as one source: an address, or of IPv6 the network of 64 bits, all of which its owner has.
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
         address => address,
@@ -147,8 +147,8 @@ mod tests {
 
     use super::*;
     use crate::base::transport::TransportKind;
-    use crate::io::wire::{Nature, Received, WireError};
-    use crate::memory::raw::Piece;
+    use crate::io::wire::{Received, WireCapabilities, WireError};
+    use crate::memory::{ReadView, WriteView};
 
     /// An end of a socket that says where the other one is.
     struct From(UnixStream, Option<IpAddr>);
@@ -157,8 +157,13 @@ mod tests {
         fn kind(&self) -> TransportKind {
             TransportKind::Tcp
         }
-        fn nature(&self) -> Nature {
-            Nature { shares: false, breaks: true, exposed: true, keeps: false }
+        fn capabilities(&self) -> WireCapabilities {
+            WireCapabilities {
+                shares_memory: false,
+                is_breakable: true,
+                is_exposed: true,
+                is_buffered: false,
+            }
         }
         fn source(&self) -> Option<IpAddr> {
             self.1
@@ -166,10 +171,10 @@ mod tests {
         fn descriptor(&self) -> BorrowedFd<'_> {
             self.0.as_fd()
         }
-        fn send(&self, _: &[Piece<'_>]) -> Result<usize, WireError> {
+        fn send(&self, _: &[ReadView<'_>]) -> Result<usize, WireError> {
             Err(WireError::Later)
         }
-        fn receive(&self, _: &[Piece<'_>]) -> Result<Received, WireError> {
+        fn receive(&self, _: &mut [WriteView<'_>]) -> Result<Received, WireError> {
             Err(WireError::Later)
         }
         fn discard(&self, _: usize) -> Result<usize, WireError> {
@@ -185,7 +190,7 @@ mod tests {
         guard: Option<HandshakeGuard>,
     }
 
-    fn dial(handshakes: &Handshakes, from: &str) -> Dialler {
+    fn dial(handshakes: &HandshakeLimits, from: &str) -> Dialler {
         let (near, far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         let far = From(far, Some(from.parse().unwrap()));
@@ -201,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_source_with_too_many_loses_its_oldest_and_no_other_source_does() {
-        let handshakes = Handshakes::default();
+        let handshakes = HandshakeLimits::default();
         let mut other = dial(&handshakes, "10.0.0.2");
         let mut many: Vec<_> = (0..PER_SOURCE_MAX + 10).map(|_| dial(&handshakes, "10.0.0.1")).collect();
         let ended: Vec<_> = many.iter_mut().map(Dialler::is_ended).collect();
@@ -218,7 +223,7 @@ mod tests {
 
     #[test]
     fn one_network_is_one_source() {
-        let handshakes = Handshakes::default();
+        let handshakes = HandshakeLimits::default();
         let mut many: Vec<_> =
             (0..=PER_SOURCE_MAX).map(|n| dial(&handshakes, &format!("2001:db8::{n:x}"))).collect();
         assert!(many[0].is_ended() && !many[1].is_ended());
@@ -228,8 +233,8 @@ mod tests {
     }
 
     #[test]
-    fn many_sources_lose_the_oldest_of_the_busiest_and_whoever_has_proven_itself_stays() {
-        let handshakes = Handshakes::default();
+    fn many_sources_lose_the_oldest_of_the_busiest_and_a_proven_dialler_stays() {
+        let handshakes = HandshakeLimits::default();
         let mut proven = dial(&handshakes, "10.9.9.9");
         assert!(proven.guard.as_mut().unwrap().prove());
         let mut single = dial(&handshakes, "10.8.8.8");

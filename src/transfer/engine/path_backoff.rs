@@ -1,4 +1,4 @@
-//! Which ways to which peers have failed although another may not have: a choice that is made again.
+//! Which best ways to which peers have failed: for a time the other ways are tried first.
 //!
 //! A Unix socket that cannot be dialled, or that is lost while it is in use, says nothing of TCP to the same peer. So for
 //! a time the other ways come first; the failed one is still tried, last. Then the better way is tried first again, by
@@ -12,13 +12,13 @@ use crate::base::identity::Member;
 use crate::base::sync::lock;
 
 /// How long other ways come first.
-const DETOUR: Duration = Duration::from_secs(60);
+const BACKOFF: Duration = Duration::from_secs(60);
 
 /// The peers whose best way has failed, and when.
 #[derive(Debug, Default)]
-pub struct Detours(Mutex<HashMap<Member, Instant>>);
+pub struct PathBackoff(Mutex<HashMap<Member, Instant>>);
 
-impl Detours {
+impl PathBackoff {
     /// The best way to a peer has failed now.
     pub fn add(&self, peer: Member, now: Instant) {
         lock(&self.0).insert(peer, now);
@@ -26,7 +26,7 @@ impl Detours {
 
     /// Whether other ways to a peer come first.
     pub fn has(&self, peer: Member, now: Instant) -> bool {
-        lock(&self.0).get(&peer).is_some_and(|failed| now.saturating_duration_since(*failed) < DETOUR)
+        lock(&self.0).get(&peer).is_some_and(|failed| now.saturating_duration_since(*failed) < BACKOFF)
     }
 
     /// Forgets lives that are over.
@@ -42,13 +42,13 @@ mod tests {
     use muster_clock as clock;
 
     #[test]
-    fn a_detour_is_for_a_time_and_for_one_life() {
+    fn a_backoff_is_for_a_time_and_for_one_life() {
         let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(7).unwrap() };
-        let (detours, now) = (Detours::default(), clock::monotonic());
-        detours.add(member(0), now);
-        assert!(detours.has(member(0), now) && detours.has(member(0), now + DETOUR / 2));
-        assert!(!detours.has(member(1), now) && !detours.has(member(0), now + DETOUR));
-        detours.retain(|peer| peer != member(0));
-        assert!(!detours.has(member(0), now));
+        let (backoff, now) = (PathBackoff::default(), clock::monotonic());
+        backoff.add(member(0), now);
+        assert!(backoff.has(member(0), now) && backoff.has(member(0), now + BACKOFF / 2));
+        assert!(!backoff.has(member(1), now) && !backoff.has(member(0), now + BACKOFF));
+        backoff.retain(|peer| peer != member(0));
+        assert!(!backoff.has(member(0), now));
     }
 }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::error::{TransferError, TransferKey};
+use super::shared::EngineShared;
+use super::ticket::Ticket;
+use crate::base::error::TransferError;
 use crate::base::event::Event;
 use crate::base::identity::DeviceId;
+use crate::base::key::TransferKey;
 use crate::base::layout::Layout;
-use crate::engine::request::Ticket;
-use crate::engine::shared::Core;
-use crate::launch::outcome::Launch;
-use crate::launch::peer_launch::{Limits, Part, Work, give_up};
+use crate::launch::io_lists::IoLists;
+use crate::launch::outcome::{Launch, LaunchPart};
+use crate::launch::peer_launch::{Limits, PeerLaunch, give_up};
 use crate::launch::transfer::Transfer;
 use crate::memory::Span;
 use crate::protocol::link::Class;
@@ -19,12 +21,12 @@ use crate::session::connection::Connection;
 /// One transfer that is asked for.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    pub(crate) outgoing: bool,
-    pub(crate) from: DeviceId,
-    pub(crate) to: DeviceId,
-    pub(crate) key: TransferKey,
-    pub(crate) span: Span,
-    pub(crate) layout: Layout,
+    pub(super) outgoing: bool,
+    pub(super) from: DeviceId,
+    pub(super) to: DeviceId,
+    pub(super) key: TransferKey,
+    pub(super) span: Span,
+    pub(super) layout: Layout,
 }
 
 impl Spec {
@@ -71,18 +73,21 @@ impl Default for Options {
 }
 
 /// What a prepared transfer does with one peer.
-pub(crate) struct Share {
+pub struct PreparedPeer {
+    /// Its connection.
     pub connection: Arc<Connection>,
+    /// The number of its definition.
     pub definition: u32,
-    pub work: Arc<Work>,
+    /// What is moved.
+    pub lists: Arc<IoLists>,
 }
 
 /// Transfers that can be launched, again and again.
 ///
 /// Dropped, it fails what was promised by [`next`](Prepared::next) and never launched.
 pub struct Prepared {
-    core: Arc<Core>,
-    shares: Vec<Share>,
+    shared: Arc<EngineShared>,
+    peers: Vec<PreparedPeer>,
     options: Options,
     count: usize,
     sent: u64,
@@ -97,11 +102,16 @@ impl std::fmt::Debug for Prepared {
 }
 
 impl Prepared {
-    pub(crate) fn new(core: &Arc<Core>, shares: Vec<Share>, options: Options, count: usize) -> Self {
-        let total = |of: fn(&Work) -> u64| shares.iter().map(|share| of(&share.work)).sum();
-        let (sent, received) = (total(|work| work.out.total()), total(|work| work.inbound.total()));
-        let next = Launch::new(&core.meters, count, sent, received);
-        Self { core: Arc::clone(core), shares, options, count, sent, received, next }
+    pub(super) fn new(
+        shared: &Arc<EngineShared>,
+        peers: Vec<PreparedPeer>,
+        options: Options,
+        count: usize,
+    ) -> Self {
+        let total = |of: fn(&IoLists) -> u64| peers.iter().map(|peer| of(&peer.lists)).sum();
+        let (sent, received) = (total(|lists| lists.outbound.total()), total(|lists| lists.inbound.total()));
+        let next = Launch::new(&shared.meters, count, sent, received);
+        Self { shared: Arc::clone(shared), peers, options, count, sent, received, next }
     }
 
     /// How many transfers it has.
@@ -119,19 +129,19 @@ impl Prepared {
     /// The transfer that the next launch will be. If there is none, it fails.
     #[must_use]
     pub fn next(&self) -> Transfer {
-        Transfer::new(Arc::clone(&self.next), self.core.here().task)
+        Transfer::new(Arc::clone(&self.next), self.shared.here().task)
     }
 
     /// Launches it. It takes its place in the order of its channel now, and begins when all of `dependencies` have
     /// happened: until then its memory may be used otherwise. This thread waits for nothing.
     pub fn launch(&mut self, dependencies: &[Event]) -> Transfer {
-        let following = Launch::new(&self.core.meters, self.count, self.sent, self.received);
+        let following = Launch::new(&self.shared.meters, self.count, self.sent, self.received);
         let launch = std::mem::replace(&mut self.next, following);
         self.launch_as(launch, dependencies, Vec::new())
     }
 
     /// Launches it as this launch, with the numbers that were taken for it; where there are none, they are taken now.
-    pub(crate) fn launch_as(
+    pub(super) fn launch_as(
         &self,
         launch: Arc<Launch>,
         dependencies: &[Event],
@@ -140,61 +150,67 @@ impl Prepared {
         launch.begin();
         let deadline = self.options.deadline.map(|after| launch.began() + after);
         let limits = Limits { deadline, stall: self.options.stall, class: self.options.class };
-        let part = |share: &Share| Part::new(&launch, &share.connection, &share.work, limits);
-        let parts: Vec<_> = self.shares.iter().map(part).collect();
+        let peer_launch =
+            |peer: &PreparedPeer| PeerLaunch::new(&launch, peer.connection.carrier(), &peer.lists, limits);
+        let launches: Vec<_> = self.peers.iter().map(peer_launch).collect();
         let waits: Vec<_> =
             dependencies.iter().filter(|event| event.outcome() != Some(Ok(()))).cloned().collect();
-        let refused = match launch.attach(&parts) {
+        let refused = match launch.attach(launches.iter().map(PeerLaunch::as_part).collect()) {
             // Its bytes are the caller's again.
             Some((by, reason)) => Some(TransferError::Cancelled { by, reason }),
             None if waits.is_empty() => {
-                parts.iter().find_map(|part| part.reserve().err()).map(TransferError::Memory)
+                launches.iter().find_map(|launch| launch.reserve().err()).map(TransferError::Memory)
             }
-            // Until then the memory belongs to whoever defines it: another transfer that receives into it, say.
+            // Until then the memory belongs to what defines it: another transfer that receives into it, say.
             None => None,
         };
         let ready = refused.is_none() && waits.is_empty();
-        for (share, part) in self.shares.iter().zip(&parts) {
-            let ticket = tickets.iter().position(|ticket| ticket.peer() == share.connection.peer);
+        for (peer, peer_launch) in self.peers.iter().zip(&launches) {
+            let ticket = tickets.iter().position(|ticket| ticket.peer() == peer.connection.peer);
             let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).used());
-            let at = number.unwrap_or_else(|| share.connection.number(self.options.channel));
+            let at = number.unwrap_or_else(|| peer.connection.take_number(self.options.channel));
             // Even what is refused takes its place: the peer counts launches too, and is told that this one is over.
-            if let Err(error) = share.connection.launch(part, share.definition, at, self.options.class, ready)
-            {
-                part.peer_is_quiet();
-                part.fail(error);
+            let launched =
+                peer.connection.launch(peer_launch, peer.definition, at, self.options.class, ready);
+            if let Err(error) = launched {
+                peer_launch.mark_peer_quiet();
+                peer_launch.fail(error);
             } else if let Some(error) = &refused {
-                give_up(part, error.clone());
+                give_up(peer_launch, error.clone());
             } else {
-                part.has_begun();
+                peer_launch.stop_if_failed();
             }
         }
-        self.core.watch(&limits);
+        self.shared.watch(&limits);
         if !ready && refused.is_none() {
-            begin_when(waits, Arc::clone(&launch), parts);
+            begin_when(waits, Arc::clone(&launch), launches);
         }
-        Transfer::new(launch, self.core.here().task)
+        Transfer::new(launch, self.shared.here().task)
     }
 }
 
-/// Declares the parts ready when all events have happened, or gives them up with the first that failed.
-fn begin_when(mut waits: Vec<Event>, launch: Arc<Launch>, parts: Vec<Arc<Part>>) {
+/// Declares the launches ready when all events have happened, or gives them up with the first that failed.
+fn begin_when(mut waits: Vec<Event>, launch: Arc<Launch>, launches: Vec<Arc<PeerLaunch>>) {
     let Some(event) = waits.pop() else {
-        launch.is_ready();
-        for part in parts {
-            match (part.reserve(), part.at()) {
-                (Ok(()), Some(at)) => part.connection.ready(at),
+        launch.mark_ready();
+        for peer_launch in launches {
+            match (peer_launch.reserve(), peer_launch.group()) {
+                (Ok(()), Some(at)) => {
+                    if let Some(session) = peer_launch.session() {
+                        session.mark_ready(at);
+                    }
+                }
                 (Ok(()), None) => {}
-                (Err(error), _) => give_up(&part, error.into()),
+                (Err(error), _) => give_up(&peer_launch, error.into()),
             }
         }
         return;
     };
     event.when_over(move |outcome| match outcome {
-        Ok(()) => begin_when(waits, launch, parts),
+        Ok(()) => begin_when(waits, launch, launches),
         Err(why) => {
-            for part in &parts {
-                give_up(part, TransferError::Dependency(why.clone()));
+            for peer_launch in &launches {
+                give_up(peer_launch, TransferError::Dependency(why.clone()));
             }
         }
     });
@@ -203,8 +219,8 @@ fn begin_when(mut waits: Vec<Event>, launch: Arc<Launch>, parts: Vec<Arc<Part>>)
 impl Drop for Prepared {
     fn drop(&mut self) {
         self.next.fail_all(&TransferError::Dropped);
-        for share in &self.shares {
-            share.connection.undefine(share.definition);
+        for peer in &self.peers {
+            peer.connection.undefine(peer.definition);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -17,13 +18,13 @@ struct State {
 
 /// A bounded number of threads for work that blocks.
 #[derive(Clone)]
-pub struct Threads {
+pub struct ThreadPool {
     name: &'static str,
     most: usize,
     state: Arc<Mutex<State>>,
 }
 
-impl Threads {
+impl ThreadPool {
     /// At most so many, of this name.
     pub fn new(name: &'static str, most: usize) -> Self {
         Self { name, most, state: Arc::default() }
@@ -76,9 +77,28 @@ fn work_off(state: &Mutex<State>) {
     }
 }
 
+/// Does something with each of several things, with up to eight at a time: on threads of its own, and on this one, which
+/// returns when all is done.
+pub fn for_each_parallel<T: Sync>(things: &[T], work: impl Fn(&T) + Sync) {
+    const AT_ONCE: usize = 8;
+    let next = AtomicUsize::new(0);
+    let some = || {
+        while let Some(thing) = things.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(thing);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..things.len().min(AT_ONCE) {
+            // If the system gives no thread, this one does it all.
+            let _one_more =
+                thread::Builder::new().name("muster-parallel".to_owned()).spawn_scoped(scope, some);
+        }
+        some();
+    });
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
     use std::time::Duration;
 
@@ -86,7 +106,7 @@ mod tests {
 
     #[test]
     fn more_work_than_threads_waits_and_all_of_it_is_done() {
-        let threads = Threads::new("muster-test", 3);
+        let threads = ThreadPool::new("muster-test", 3);
         let (busy, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (done, all) = mpsc::channel();
         for n in 0..20 {

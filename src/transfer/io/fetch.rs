@@ -1,25 +1,74 @@
-//! The threads that copy: what a receiver fetches from memory on the same host.
+//! The threads that fetch: a receiver copies from memory on the same host.
+//!
+//! They know a session by [`FetchHost`] only. Begin at [`Fetchers::fetch`].
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::io::Errno;
 
+use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
 use crate::io::sys;
-use crate::launch::peer_launch::Part;
-use crate::memory::raw::Piece;
+use crate::launch::io_lists::LaunchBytes;
+use crate::launch::peer_launch::PeerLaunch;
+use crate::memory::{Mapping, PeerView, WriteView};
+use crate::protocol::link::GroupId;
 use crate::protocol::link::definition::{Definition, Source};
-use crate::session::connection::{Connection, Shared};
 
 /// Bytes of one step. A fetch that is given up stops at the end of a step.
 const STEP: u64 = 512 << 10;
-/// Fetches of no more are done by whoever learns of them: to hand them over costs more.
+/// The thread that learns of a fetch of no more does it: to hand it over costs more.
 const AT_ONCE: u64 = 128 << 10;
 
 /// Fetches of more are copied past the caches: with what else is under way they hold no more than that of both sides.
 const PAST_CACHES: u64 = 8 << 20;
+
+/// Memory of a peer, mapped to be read.
+pub struct PeerMemory(Mapping);
+
+impl PeerMemory {
+    /// Maps the `len` bytes of what a peer sent, if they can never fault the thread that reads them.
+    pub fn map(file: &OwnedFd, len: u64) -> Option<Self> {
+        Mapping::sealed(file.as_fd(), usize::try_from(len).ok()?, false).map(Self)
+    }
+
+    /// Returns a view of `len` bytes at `offset + from`, if they are there.
+    fn view(&self, offset: u64, from: usize, len: usize) -> Option<PeerView<'_>> {
+        self.0.peer_view(usize::try_from(offset).ok()?.checked_add(from)?, len)
+    }
+}
+
+/// The session of a fetch, as the threads that fetch see it.
+pub trait FetchHost: Send + Sync {
+    /// Returns the peer's process, if its memory can be read.
+    fn pid(&self) -> Option<i32>;
+
+    /// Returns the memory of the peer in which a source lies.
+    fn peer_memory(&self, source: Source) -> Option<Arc<PeerMemory>>;
+
+    /// Returns whether the peer's memory can be read, and it will be known whether that was in time.
+    fn can_fetch(&self) -> bool;
+
+    /// Returns whether all that was read of the peer's memory before this call counts. A side that ends a connection says so
+    /// first and then uses its memory for other things, however long the other one goes on reading: neither waits for the
+    /// other, and nothing that was read too late counts.
+    fn fetch_counts(&self) -> bool;
+
+    /// Says that what was fetched does not count: the connection ends, on one side or the other.
+    fn fetch_is_late(&self, launch: &Arc<PeerLaunch>);
+
+    /// Says that a launch cannot be fetched; with `nothing_yet` the peer may send it instead.
+    fn fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool);
+
+    /// Says that all that a group receives was fetched.
+    fn fetched(&self, at: GroupId);
+
+    /// Counts bytes that were fetched.
+    fn count_received(&self, kind: TransportKind, bytes: u64);
+}
 
 /// Bytes that lie in one piece on both sides.
 struct Run {
@@ -30,7 +79,7 @@ struct Run {
     at: usize,
     source: Source,
     /// The memory that a source within a region is in.
-    shared: Option<Arc<Shared>>,
+    memory: Option<Arc<PeerMemory>>,
 }
 
 impl Run {
@@ -46,21 +95,21 @@ impl Run {
     }
 
     /// Whether all of it can be fetched.
-    fn is_there(&self, connection: &Connection) -> bool {
+    fn is_available(&self, host: &dyn FetchHost) -> bool {
         match self.source {
             Source::None => false,
             Source::Region(_, offset) => {
-                let memory = self.shared.as_ref();
-                memory.is_some_and(|memory| memory.piece(offset, 0, self.len as usize).is_some())
+                let memory = self.memory.as_ref();
+                memory.is_some_and(|memory| memory.view(offset, 0, self.len as usize).is_some())
             }
-            Source::Address(_) => connection.pid().is_some(),
+            Source::Address(_) => host.pid().is_some(),
         }
     }
 }
 
-/// What a part receives, as few runs as it is: small buffers that lie one after the other on both sides are one.
-fn runs(connection: &Connection, part: &Part, definition: &Definition) -> Vec<Run> {
-    let inbound = &part.work.inbound;
+/// Returns what a launch receives, as few runs as it is: small buffers that lie one after the other on both sides are one.
+fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> Vec<Run> {
+    let inbound = &launch.lists.inbound;
     let sources = definition.entries.iter().filter(|entry| !entry.outgoing).map(|entry| entry.source);
     let mut runs: Vec<Run> = Vec::new();
     for ((at, span), source) in inbound.spans.iter().enumerate().zip(sources) {
@@ -68,19 +117,19 @@ fn runs(connection: &Connection, part: &Part, definition: &Definition) -> Vec<Ru
             continue;
         }
         let last = runs.last_mut();
-        let shared = match (&last, source) {
-            (Some(Run { source: Source::Region(last, _), shared, .. }), Source::Region(region, _))
+        let memory = match (&last, source) {
+            (Some(Run { source: Source::Region(last, _), memory, .. }), Source::Region(region, _))
                 if *last == region =>
             {
-                shared.clone()
+                memory.clone()
             }
-            _ => connection.shared(source),
+            _ => host.peer_memory(source),
         };
         match last {
             Some(run) if inbound.is_joined(at) && run.goes_on_in(source) => {
                 run.len += span.len() as u64;
             }
-            _ => runs.push(Run { start: inbound.start(at), len: span.len() as u64, at, source, shared }),
+            _ => runs.push(Run { start: inbound.start(at), len: span.len() as u64, at, source, memory }),
         }
     }
     runs
@@ -88,7 +137,8 @@ fn runs(connection: &Connection, part: &Part, definition: &Definition) -> Vec<Ru
 
 /// Something to fetch.
 pub struct Fetch {
-    part: Arc<Part>,
+    host: Arc<dyn FetchHost>,
+    launch: Arc<PeerLaunch>,
     runs: Vec<Run>,
     kind: TransportKind,
     total: u64,
@@ -99,43 +149,44 @@ pub struct Fetch {
 }
 
 /// The threads.
-pub struct Copiers {
+pub struct Fetchers {
     queue: Mutex<(VecDeque<Arc<Fetch>>, bool)>,
     waiting: Condvar,
     threads: usize,
 }
 
-impl Copiers {
+impl Fetchers {
     /// Starts as many threads.
     pub fn start(threads: usize) -> std::io::Result<(Arc<Self>, Vec<std::thread::JoinHandle<()>>)> {
-        let copiers = Arc::new(Self { queue: Mutex::default(), waiting: Condvar::new(), threads });
+        let fetchers = Arc::new(Self { queue: Mutex::default(), waiting: Condvar::new(), threads });
         let handles = (0..threads)
             .map(|n| {
-                let copiers = Arc::clone(&copiers);
-                std::thread::Builder::new().name(format!("muster-copy-{n}")).spawn(move || copiers.run())
+                let fetchers = Arc::clone(&fetchers);
+                std::thread::Builder::new().name(format!("muster-copy-{n}")).spawn(move || fetchers.run())
             })
             .collect::<std::io::Result<Vec<_>>>()?;
-        Ok((copiers, handles))
+        Ok((fetchers, handles))
     }
 
-    /// Fetches what a part receives, from where the peer's definition says.
-    pub fn fetch(&self, connection: &Arc<Connection>, part: &Arc<Part>, definition: &Definition) {
-        let runs = runs(connection, part, definition);
+    /// Fetches what a launch receives, from where the peer's definition says.
+    pub fn fetch(&self, host: Arc<dyn FetchHost>, launch: &Arc<PeerLaunch>, definition: &Definition) {
+        let runs = runs(&*host, launch, definition);
         let kind = if runs.iter().any(|run| matches!(run.source, Source::Address(_))) {
             TransportKind::Pvm
         } else {
             TransportKind::Shm
         };
-        let total = part.work.inbound.total();
+        let total = launch.lists.inbound.total();
         // Whether all of it can be fetched is known before a byte is.
-        let is_there = connection.can_fetch()
-            && runs.iter().all(|run| run.is_there(connection))
+        let is_available = host.can_fetch()
+            && runs.iter().all(|run| run.is_available(&*host))
             && runs.iter().map(|run| run.len).sum::<u64>() == total;
-        if !is_there {
-            return connection.fetch_failed(part, kind, Errno::INVAL, true);
+        if !is_available {
+            return host.fetch_failed(launch, kind, Errno::INVAL, true);
         }
         let fetch = Arc::new(Fetch {
-            part: Arc::clone(part),
+            host,
+            launch: Arc::clone(launch),
             runs,
             kind,
             total,
@@ -148,7 +199,7 @@ impl Copiers {
             return;
         }
         let shares = self.threads.min(total.div_ceil(STEP) as usize);
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = lock(&self.queue);
         for _ in 0..shares {
             queue.0.push_back(Arc::clone(&fetch));
         }
@@ -162,13 +213,13 @@ impl Copiers {
 
     /// Ends the threads.
     pub fn stop(&self) {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        lock(&self.queue).1 = true;
         self.waiting.notify_all();
     }
 
     fn run(&self) {
         loop {
-            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = lock(&self.queue);
             let fetch = loop {
                 if queue.1 {
                     return;
@@ -187,41 +238,41 @@ impl Copiers {
 impl Fetch {
     /// Takes steps until there are none.
     fn run(&self) {
-        let connection = &self.part.connection;
+        let (host, launch) = (&self.host, &self.launch);
         loop {
             let start = self.next.fetch_add(STEP, Ordering::Relaxed);
             if start >= self.total || self.failed.load(Ordering::Acquire) {
                 return;
             }
             let len = STEP.min(self.total - start);
-            let Some(visit) = self.part.visit() else { return };
-            let outcome = self.step(start, len);
+            let Some(guard) = launch.access() else { return };
+            let outcome = self.step(guard.bytes(), start, len);
             match outcome {
-                Ok(()) if !connection.fetch_counts() => {
-                    drop(visit);
+                Ok(()) if !host.fetch_counts() => {
+                    drop(guard);
                     if !self.failed.swap(true, Ordering::AcqRel) {
-                        connection.fetch_is_late(&self.part);
+                        host.fetch_is_late(launch);
                     }
                     return;
                 }
                 Ok(()) => {
-                    self.part.moves_by(self.kind);
-                    connection.count_received(self.kind, len);
+                    launch.set_transport(self.kind);
+                    host.count_received(self.kind, len);
                     if self.finished.fetch_add(len, Ordering::AcqRel) + len == self.total
-                        && let Some(at) = self.part.at()
+                        && let Some(at) = launch.group()
                     {
-                        // Before anybody here hears of it: they may end the process at once.
-                        connection.fetched(at);
+                        // The peer hears of it before this program does, which may end the process at once.
+                        host.fetched(at);
                     }
-                    self.part.arrived(start, len);
-                    drop(visit);
+                    launch.add_arrived(start, len);
+                    drop(guard);
                 }
                 Err(error) => {
-                    drop(visit);
+                    drop(guard);
                     if !self.failed.swap(true, Ordering::AcqRel) {
-                        // Nobody else has begun, and nobody will.
+                        // No other thread has begun, and none will.
                         let nothing_yet = start == 0 && self.next.swap(self.total, Ordering::Relaxed) == STEP;
-                        connection.fetch_failed(&self.part, self.kind, error, nothing_yet);
+                        host.fetch_failed(launch, self.kind, error, nothing_yet);
                     }
                     return;
                 }
@@ -229,51 +280,47 @@ impl Fetch {
         }
     }
 
-    fn step(&self, start: u64, len: u64) -> Result<(), Errno> {
+    fn step(&self, bytes: LaunchBytes<'_>, start: u64, len: u64) -> Result<(), Errno> {
         // Many small ones in one call.
-        let (mut addresses, mut pieces) = (Vec::new(), Vec::new());
+        let (mut addresses, mut views) = (Vec::new(), Vec::new());
         let end = start + len;
         let first = self.runs.partition_point(|run| run.start + run.len <= start);
         for run in self.runs[first..].iter().take_while(|run| run.start < end) {
             let from = start.max(run.start) - run.start;
-            let bytes = (end.min(run.start + run.len) - run.start - from) as usize;
-            let into = self.part.work.inbound.spans[run.at].piece_across(from as usize, bytes);
-            match (run.source, &run.shared) {
-                (Source::Region(_, offset), Some(shared)) => {
-                    let source = shared.piece(offset, from as usize, bytes).ok_or(Errno::FAULT)?;
-                    if self.total > PAST_CACHES {
-                        into.copy_past_caches(&source);
-                    } else {
-                        into.copy_from(&source);
-                    }
+            let len = (end.min(run.start + run.len) - run.start - from) as usize;
+            let mut into = bytes.inbound_span(run.at, from as usize, len);
+            match (run.source, &run.memory) {
+                (Source::Region(_, offset), Some(memory)) => {
+                    let source = memory.view(offset, from as usize, len).ok_or(Errno::FAULT)?;
+                    into.copy_from_peer(&source, self.total > PAST_CACHES);
                 }
                 (Source::Address(address), _) => {
                     addresses.push(address.wrapping_add(from));
-                    pieces.push(into);
+                    views.push(into);
                 }
                 _ => return Err(Errno::INVAL),
             }
         }
-        self.read_process(&mut addresses, &mut pieces)
+        self.read_process(&mut addresses, &mut views)
     }
 
-    /// Reads what is at each address into the piece with the same number.
-    fn read_process(&self, addresses: &mut [u64], pieces: &mut [Piece<'_>]) -> Result<(), Errno> {
-        let Some(pid) = self.part.connection.pid() else { return Err(Errno::PERM) };
+    /// Reads what is at each address into the view with the same number.
+    fn read_process(&self, addresses: &mut [u64], views: &mut [WriteView<'_>]) -> Result<(), Errno> {
+        let Some(pid) = self.host.pid() else { return Err(Errno::PERM) };
         let mut at = 0;
-        while at < pieces.len() {
-            let mut done = match sys::read_process_pieces(pid, &addresses[at..], &pieces[at..])? {
+        while at < views.len() {
+            let mut done = match sys::read_process(pid, &addresses[at..], &mut views[at..])? {
                 0 => return Err(Errno::FAULT),
                 some => some,
             };
-            while at < pieces.len() && done >= pieces[at].len() {
-                done -= pieces[at].len();
+            while at < views.len() && done >= views[at].len() {
+                done -= views[at].len();
                 at += 1;
             }
             if done > 0 {
                 // The rest of one that was read in part.
                 addresses[at] += done as u64;
-                pieces[at] = pieces[at].part(done, pieces[at].len() - done);
+                views[at].advance(done);
             }
         }
         Ok(())

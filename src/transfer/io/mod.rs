@@ -5,4 +5,5 @@ pub mod lane;
 pub mod reactor;
 pub mod ring;
 pub mod sys;
+pub mod threads;
 pub mod wire;

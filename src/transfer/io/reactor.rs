@@ -1,7 +1,7 @@
 //! The threads that wait for sockets: each lane belongs to one of them.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -9,8 +9,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 
 use crate::io::lane::{Lane, LaneError};
-use crate::io::wire::Wake;
-use crate::session::connection::Connection;
+use crate::io::wire::{WireAttendant, WireWaker};
 
 /// Events taken in one call.
 const EVENTS: usize = 64;
@@ -30,12 +29,25 @@ pub struct Reactor {
 #[derive(Default)]
 struct Shared {
     lanes: HashMap<u64, Arc<Lane>>,
-    /// Connections whose bells ring here.
-    bells: HashMap<u64, Weak<Connection>>,
-    /// Lanes with something to send that nobody is sending, or to read that could not be read before.
+    /// Sessions whose bells ring here.
+    bells: HashMap<u64, Weak<dyn BellHost>>,
+    /// Lanes with something to send that no thread is sending, or to read that could not be read before.
     eager: Vec<u64>,
     /// Lanes that are to be looked at in both directions, though no edge said so.
     woken: Vec<u64>,
+}
+
+/// A session with a bell, as its reactor sees it.
+pub trait BellHost: Send + Sync {
+    /// The bell rang: there is something to read in the ring, or room to write.
+    fn bell_rang(&self);
+}
+
+impl WireAttendant for Reactor {
+    fn look(&self, seat: u64) {
+        self.lock().woken.push(seat);
+        self.wake();
+    }
 }
 
 impl Reactor {
@@ -67,8 +79,9 @@ impl Reactor {
         if self.stopping.load(Ordering::SeqCst) {
             return Err(std::io::ErrorKind::NotConnected.into());
         }
-        lane.sits_at(number);
-        lane.wire().woken_by(Wake::new(Arc::downgrade(self), number));
+        lane.set_seat(number);
+        let reactor: Weak<Self> = Arc::downgrade(self);
+        lane.wire().set_waker(WireWaker::new(reactor, number));
         shared.lanes.insert(number, Arc::clone(lane));
         let flags =
             epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -80,13 +93,12 @@ impl Reactor {
         Ok(added?)
     }
 
-    /// Takes the bell of a connection in. It is never read: every ring is an edge.
-    pub fn add_bell(&self, connection: &Arc<Connection>) -> std::io::Result<()> {
-        let Some(bell) = connection.bell() else { return Ok(()) };
+    /// Takes the bell of a session in. It is never read: every ring is an edge.
+    pub fn add_bell(&self, bell: BorrowedFd<'_>, host: Weak<dyn BellHost>) -> std::io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
         let mut shared = self.lock();
-        shared.bells.retain(|_, connection| connection.strong_count() > 0);
-        shared.bells.insert(number, Arc::downgrade(connection));
+        shared.bells.retain(|_, host| host.strong_count() > 0);
+        shared.bells.insert(number, host);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         Ok(epoll::add(&self.epoll, bell, epoll::EventData::new_u64(number), flags)?)
     }
@@ -98,12 +110,6 @@ impl Reactor {
             self.lock().eager.push(seat);
             self.wake();
         }
-    }
-
-    /// Has the thread look at the lane with this number, whatever its socket says.
-    pub fn look(&self, seat: u64) {
-        self.lock().woken.push(seat);
-        self.wake();
     }
 
     fn wake(&self) {
@@ -145,14 +151,14 @@ impl Reactor {
                     let shared = self.lock();
                     (shared.lanes.get(&number).cloned(), shared.bells.get(&number).and_then(Weak::upgrade))
                 };
-                if let Some(connection) = bell {
-                    connection.bell_rang();
+                if let Some(host) = bell {
+                    host.bell_rang();
                 }
                 let Some(lane) = lane else { continue };
                 if flags
                     .intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR)
                 {
-                    lane.hung_up();
+                    lane.mark_hung_up();
                 }
                 if flags.contains(epoll::EventFlags::OUT)
                     && let Err(error) = lane.pump_output()
@@ -216,6 +222,8 @@ impl Reactor {
         let _gone = epoll::delete(&self.epoll, lane.wire().descriptor());
         lane.close();
         lane.drain();
-        lane.connection().lane_over(lane, error);
+        if let Some(host) = lane.host() {
+            host.lane_over(lane, error);
+        }
     }
 }

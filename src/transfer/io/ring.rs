@@ -1,9 +1,9 @@
 //! Control frames between two processes of one host, without a system call while both are awake.
 //!
-//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. Whoever finds
-//! the ring empty says so before going to sleep, and how it is to be woken: the reactor by its bell, a thread that waits
-//! for a transfer by the very word. So a thread that waits is woken by the peer, not by another thread of its own; and it
-//! is not woken by what nobody waits for, which it finds when it looks.
+//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. The reader that finds
+//! the ring empty says so before it sleeps, and how it is to be woken: the reactor by its bell, a thread that waits for a
+//! transfer by the very word. So the peer wakes a thread that waits, and no thread of this process does; and a frame that no
+//! launch waits for wakes nothing, and is found at the next look.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -11,7 +11,7 @@
 //! | 64..72 | how many were ever read |
 //! | 128..132 | how the reader sleeps |
 //! | 192..196 | whether the writer waits for room |
-//! | 256..260 | whether its owner has let go of the memory that it shares |
+//! | 256..260 | whether its owner has taken back the memory that it shares |
 //! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
 //!
 //! Nothing in it is trusted: counters are checked, and a frame is copied before it is looked at.
@@ -25,7 +25,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::thread::futex;
 
-use crate::memory::raw::{Mapping, Piece};
+use crate::memory::Mapping;
 use crate::protocol::frame::HEADER;
 use crate::protocol::link::{Urgency, Violation};
 
@@ -33,7 +33,7 @@ const WRITTEN: usize = 0;
 const READ: usize = 64;
 const SLEEP: usize = 128;
 const WAITING: usize = 192;
-const LET_GO: usize = 256;
+const REVOKED: usize = 256;
 const FRAMES: usize = 4096;
 const CAPACITY: usize = 256 << 10;
 /// No more frames fit.
@@ -43,9 +43,9 @@ pub const FRAMES_MAX: usize = CAPACITY / HEADER;
 const AWAKE: u32 = 0;
 /// The reader's reactor waits for the bell.
 const BELL: u32 = 1;
-/// A thread waits for the word itself, and somebody waits to hear that the peer has what was sent.
+/// A thread waits for the word itself, and a launch waits to hear that the peer has what was sent.
 const WORD: u32 = 2;
-/// A thread waits for the word itself, and nobody does.
+/// A thread waits for the word itself, and no launch does.
 const PATIENT: u32 = 3;
 
 /// What this side reads.
@@ -68,7 +68,7 @@ pub struct Outbox {
 type Taken = ([u8; HEADER], Vec<u8>);
 
 /// What there is to write.
-pub enum Given {
+pub enum NextFrame {
     /// A frame.
     Frame([u8; HEADER], Vec<u8>, Urgency),
     /// No frame.
@@ -85,7 +85,7 @@ pub struct Reader<'a> {
 }
 
 /// A thread that is about to wait, and has said how.
-pub struct Prepared<'a>(&'a Inbox, u32);
+pub struct Sleep<'a>(&'a Inbox, u32);
 
 fn ring(bell: &OwnedFd) {
     let _a_full_counter_rings_as_well = rustix::io::write(bell, &1u64.to_ne_bytes());
@@ -130,7 +130,7 @@ impl Inbox {
         self.open.load(Ordering::SeqCst)
     }
 
-    /// Leave to read, if it is open and nobody reads now. Whoever reads reads all that is there.
+    /// Gives leave to read, if it is open and no other thread reads now.
     pub fn read(&self) -> Option<Reader<'_>> {
         if !self.is_open() {
             return None;
@@ -148,27 +148,27 @@ impl Inbox {
         self.memory.word64(WRITTEN).load(Ordering::SeqCst) == self.memory.word64(READ).load(Ordering::SeqCst)
     }
 
-    /// Says that what the other side may read of this one's memory changes from here on.
-    pub fn let_go(&self) {
-        self.memory.word32(LET_GO).store(1, Ordering::SeqCst);
+    /// Says that the memory which the other side reads is used for other things from here on.
+    pub fn revoke(&self) {
+        self.memory.word32(REVOKED).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Wakes a thread that waits for the word.
     pub fn wake(&self) {
         let word = self.memory.word32(SLEEP);
-        // In this order: whoever sleeps patiently may become impatient meanwhile, and not the other way.
+        // In this order: a patient sleeper may become impatient meanwhile, and not the other way round.
         let waits = |how| word.compare_exchange(how, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if waits(PATIENT) || waits(WORD) {
             let _woken = futex::wake(word, futex::Flags::empty(), u32::MAX);
         }
     }
 
-    /// From here on somebody waits for what was sent; said before this is called.
-    pub fn heed(&self) {
+    /// Says that a launch waits for what was sent. The caller has counted it before.
+    pub fn note_send_waiter(&self) {
         let word = self.memory.word32(SLEEP);
         let patient = word.compare_exchange(PATIENT, WORD, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        // It may be here already, and whoever wrote it saw that nobody waited.
+        // It may be here already, written when no launch waited.
         if patient && !self.is_empty() {
             self.wake();
         }
@@ -214,44 +214,44 @@ impl<'a> Reader<'a> {
     }
 
     /// Leaves it to the reactor. Something may have come meanwhile: look at [`Inbox::is_empty`].
-    pub fn leave(mut self) -> &'a Inbox {
-        self.let_go();
+    pub fn release(mut self) -> &'a Inbox {
+        self.unlock();
         self.inbox
     }
 
     /// Whether this thread had the leave.
-    fn let_go(&mut self) -> bool {
+    fn unlock(&mut self) -> bool {
         let Some(reading) = self.reading.take() else { return false };
         self.inbox.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
         drop(reading);
         true
     }
 
-    /// Says that this thread looks before it leaves or sleeps: nobody has to be woken.
-    pub fn stay(&self) {
+    /// Says that this thread looks before it leaves or sleeps: the writer wakes nothing.
+    pub fn stay_awake(&self) {
         self.inbox.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
     }
 
-    /// Says that this thread will wait for the word, and whether somebody waits for what was sent; then look whether either
-    /// has changed or what is waited for is there, then [`Prepared::wait`].
-    pub fn prepare(&self, senders: bool) -> Prepared<'a> {
+    /// Says that this thread will wait for the word, and whether a launch waits for what was sent. The caller then looks
+    /// whether that has changed or what it waits for is there, and calls [`Sleep::wait`].
+    pub fn prepare_sleep(&self, senders: bool) -> Sleep<'a> {
         let how = if senders { WORD } else { PATIENT };
         self.inbox.memory.word32(SLEEP).store(how, Ordering::SeqCst);
-        Prepared(self.inbox, how)
+        Sleep(self.inbox, how)
     }
 }
 
 impl Drop for Reader<'_> {
-    /// Whoever read has panicked, or has no use for the rest: the reactor looks.
+    /// The reader has panicked, or has no use for the rest: the reactor looks.
     fn drop(&mut self) {
-        if self.let_go() {
+        if self.unlock() {
             self.inbox.ring();
         }
     }
 }
 
-impl Prepared<'_> {
-    /// Waits until something comes, or somebody wakes it, or the time is over.
+impl Sleep<'_> {
+    /// Waits until something comes, or a thread wakes it, or the time is over.
     pub fn wait(self, time: Duration) {
         let word = self.0.memory.word32(SLEEP);
         if self.0.is_empty()
@@ -273,44 +273,44 @@ impl Outbox {
 
     /// Writes frames until `next` has no more, or one does not fit: then the reader will ring this side's bell when there
     /// is room. `next` is told how many bytes of payload fit.
-    pub fn write(&self, mut next: impl FnMut(usize) -> Given) {
+    pub fn write(&self, mut next: impl FnMut(usize) -> NextFrame) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (written, read) = (self.memory.word64(WRITTEN), self.memory.word64(READ));
         let mut end = written.load(Ordering::Relaxed);
         let begun = end;
-        let mut urgency = Urgency::Whenever;
+        let mut urgency = Urgency::Lazy;
         let waiting = self.memory.word32(WAITING);
         loop {
             let used = end.wrapping_sub(read.load(Ordering::Acquire)).min(CAPACITY as u64) as usize;
             let room = CAPACITY - used;
-            let given = if room < HEADER { Given::TooLong } else { next(room - HEADER) };
+            let given = if room < HEADER { NextFrame::TooLong } else { next(room - HEADER) };
             match given {
-                Given::Frame(header, payload, urgent) => {
+                NextFrame::Frame(header, payload, urgent) => {
                     urgency = urgency.max(urgent);
                     copy_in(&self.memory, end, &header);
                     copy_in(&self.memory, end.wrapping_add(HEADER as u64), &payload);
                     end = end.wrapping_add((HEADER + payload.len().next_multiple_of(HEADER)) as u64);
                     written.store(end, Ordering::Release);
                 }
-                Given::Nothing => break,
-                // Said; then once more, in case the reader made room before it could see that.
-                Given::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => {}
-                Given::TooLong => {
-                    urgency = Urgency::Everybody;
+                NextFrame::Nothing => break,
+                // Said; then it tries once more, in case the reader made room before it could see that.
+                NextFrame::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => {}
+                NextFrame::TooLong => {
+                    urgency = Urgency::Everyone;
                     break;
                 }
             }
         }
-        // Without a frame there may be somebody to be woken all the same: to make room.
-        if end == begun && urgency == Urgency::Whenever {
+        // Without a frame the reader may have to be woken all the same: to make room.
+        if end == begun && urgency == Urgency::Lazy {
             return;
         }
         fence(Ordering::SeqCst);
         let sleep = self.memory.word32(SLEEP);
         match sleep.load(Ordering::Relaxed) {
             AWAKE => return,
-            WORD if urgency < Urgency::Senders => return,
-            PATIENT if urgency < Urgency::Everybody => return,
+            WORD if urgency < Urgency::SendWaiters => return,
+            PATIENT if urgency < Urgency::Everyone => return,
             _ => {}
         }
         match sleep.swap(AWAKE, Ordering::SeqCst) {
@@ -322,10 +322,10 @@ impl Outbox {
         }
     }
 
-    /// Whether the other side's memory was as it was said to be for all that was read of it before this is called.
-    pub fn is_held(&self) -> bool {
+    /// Returns whether all that was read of the other side's memory before this call counts.
+    pub fn is_valid(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.memory.word32(LET_GO).load(Ordering::SeqCst) == 0
+        self.memory.word32(REVOKED).load(Ordering::SeqCst) == 0
     }
 
     /// Tells the other side that there is room again.
@@ -335,30 +335,24 @@ impl Outbox {
 }
 
 fn copy_out(memory: &Mapping, at: u64, into: &mut [u8]) {
-    let (first, second) = split(at, into.len());
-    let (head, tail) = into.split_at_mut(first.1);
-    for ((start, len), into) in [(first, head), (second, tail)] {
-        if let Some(piece) = memory.piece(FRAMES + start, len) {
-            Piece::of_mut(into).copy_from(&piece);
-        }
-    }
+    let (start, first) = split(at, into.len());
+    let (head, tail) = into.split_at_mut(first);
+    memory.copy_out(FRAMES + start, head);
+    memory.copy_out(FRAMES, tail);
 }
 
 fn copy_in(memory: &Mapping, at: u64, bytes: &[u8]) {
-    let (first, second) = split(at, bytes.len());
-    let (head, tail) = bytes.split_at(first.1);
-    for ((start, len), bytes) in [(first, head), (second, tail)] {
-        if let Some(piece) = memory.piece(FRAMES + start, len) {
-            piece.copy_from(&Piece::of(bytes));
-        }
-    }
+    let (start, first) = split(at, bytes.len());
+    let (head, tail) = bytes.split_at(first);
+    memory.copy_in(FRAMES + start, head);
+    memory.copy_in(FRAMES, tail);
 }
 
-/// Where `len` bytes from `at` on lie: up to the end of the ring, and from its beginning.
-fn split(at: u64, len: usize) -> ((usize, usize), (usize, usize)) {
+/// Returns where byte `at` lies in the ring, and how many of `len` bytes lie before its end; the others are at its
+/// beginning.
+fn split(at: u64, len: usize) -> (usize, usize) {
     let start = (at % CAPACITY as u64) as usize;
-    let first = len.min(CAPACITY - start);
-    ((start, first), (0, len - first))
+    (start, len.min(CAPACITY - start))
 }
 
 #[cfg(test)]
@@ -390,14 +384,14 @@ mod tests {
             let len = |number: u64| (number * 37 % 5000) as usize;
             outbox.write(|room| {
                 if sent == COUNT {
-                    return Given::Nothing;
+                    return NextFrame::Nothing;
                 }
                 if len(sent) > room {
-                    return Given::TooLong;
+                    return NextFrame::TooLong;
                 }
                 sent += 1;
                 let (header, payload) = frame(sent - 1, len(sent - 1));
-                Given::Frame(header, payload, Urgency::Everybody)
+                NextFrame::Frame(header, payload, Urgency::Everyone)
             });
             let reader = inbox.read().unwrap();
             while let Some(read) = reader.next().unwrap() {
@@ -406,7 +400,7 @@ mod tests {
             }
             assert!(got == COUNT || reader.writer_waits());
             assert_eq!(got, sent);
-            reader.leave();
+            reader.release();
         }
     }
 
@@ -416,7 +410,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 0..1000 {
-                    say(&outbox, number, Urgency::Everybody);
+                    say(&outbox, number, Urgency::Everyone);
                 }
             });
             let reader = inbox.read().unwrap();
@@ -427,7 +421,7 @@ mod tests {
                     got += 1;
                 }
                 if got < 1000 {
-                    reader.prepare(true).wait(Duration::from_secs(20));
+                    reader.prepare_sleep(true).wait(Duration::from_secs(20));
                 }
             }
         });
@@ -436,32 +430,32 @@ mod tests {
     fn say(outbox: &Outbox, number: u64, urgency: Urgency) {
         let mut once = Some(frame(number, 8));
         outbox.write(|_| {
-            once.take().map_or(Given::Nothing, |(header, bytes)| Given::Frame(header, bytes, urgency))
+            once.take().map_or(NextFrame::Nothing, |(header, bytes)| NextFrame::Frame(header, bytes, urgency))
         });
     }
 
     #[test]
     fn who_waits_is_woken_by_what_concerns_them_and_the_reactor_by_everything() {
-        use Urgency::{Everybody, Senders, Whenever};
+        use Urgency::{Everyone, Lazy, SendWaiters};
         for (senders, urgency, wakes) in [
-            (false, Whenever, false),
-            (false, Senders, false),
-            (false, Everybody, true),
-            (true, Whenever, false),
-            (true, Senders, true),
-            (true, Everybody, true),
+            (false, Lazy, false),
+            (false, SendWaiters, false),
+            (false, Everyone, true),
+            (true, Lazy, false),
+            (true, SendWaiters, true),
+            (true, Everyone, true),
         ] {
             let (inbox, outbox) = pair();
             let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
             let reader = inbox.read().unwrap();
-            let _prepared = reader.prepare(senders);
+            let _sleep = reader.prepare_sleep(senders);
             let before = how();
             say(&outbox, 1, urgency);
             assert_eq!(how(), if wakes { AWAKE } else { before }, "{senders} {urgency:?}");
             // Whoever begins to wait for what was sent finds what was said before.
-            inbox.heed();
+            inbox.note_send_waiter();
             assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
-            assert!(reader.leave().memory.word32(SLEEP).load(Ordering::SeqCst) == BELL);
+            assert!(reader.release().memory.word32(SLEEP).load(Ordering::SeqCst) == BELL);
             say(&outbox, 2, urgency);
             assert_eq!(how(), AWAKE, "{urgency:?}");
         }
@@ -471,14 +465,14 @@ mod tests {
     fn a_full_ring_wakes_whoever_waits_for_anything_at_all() {
         let (inbox, outbox) = pair();
         let reader = inbox.read().unwrap();
-        let _prepared = reader.prepare(false);
+        let _sleep = reader.prepare_sleep(false);
         let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
         // One by one, until there is room for one more only, and what comes next is longer.
         for number in 1..(CAPACITY / 128) as u64 {
-            say(&outbox, number, Urgency::Whenever);
+            say(&outbox, number, Urgency::Lazy);
         }
         assert_eq!(how(), PATIENT);
-        outbox.write(|_| Given::TooLong);
+        outbox.write(|_| NextFrame::TooLong);
         assert_eq!(how(), AWAKE);
     }
 
@@ -489,10 +483,10 @@ mod tests {
         use std::sync::atomic::AtomicUsize;
         const ROUNDS: u64 = 20_000;
         let (inbox, outbox) = pair();
-        let heeded = AtomicUsize::new(0);
+        let waiters = AtomicUsize::new(0);
         let (next, rounds) = std::sync::mpsc::sync_channel::<u64>(0);
         std::thread::scope(|scope| {
-            let (inbox, outbox, heeded) = (&inbox, &outbox, &heeded);
+            let (inbox, outbox, waiters) = (&inbox, &outbox, &waiters);
             scope.spawn(move || {
                 for round in rounds {
                     let mut dice = round.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -501,24 +495,24 @@ mod tests {
                         dice % sides
                     };
                     for _ in 0..roll(3) {
-                        say(outbox, u64::MAX, [Urgency::Whenever, Urgency::Senders][roll(2) as usize]);
+                        say(outbox, u64::MAX, [Urgency::Lazy, Urgency::SendWaiters][roll(2) as usize]);
                     }
                     if roll(2) == 0 {
-                        say(outbox, round, Urgency::Everybody);
+                        say(outbox, round, Urgency::Everyone);
                         continue;
                     }
-                    let heed = || {
-                        heeded.fetch_add(1, Ordering::SeqCst);
-                        inbox.heed();
+                    let note = || {
+                        waiters.fetch_add(1, Ordering::SeqCst);
+                        inbox.note_send_waiter();
                     };
                     if roll(2) == 0 {
                         std::thread::scope(|scope| {
-                            scope.spawn(heed);
-                            say(outbox, round, Urgency::Senders);
+                            scope.spawn(note);
+                            say(outbox, round, Urgency::SendWaiters);
                         });
                     } else {
-                        say(outbox, round, Urgency::Senders);
-                        heed();
+                        say(outbox, round, Urgency::SendWaiters);
+                        note();
                     }
                 }
             });
@@ -530,15 +524,15 @@ mod tests {
                     while let Some(read) = reader.next().unwrap() {
                         here |= read == frame(round, 8);
                     }
-                    let senders = heeded.load(Ordering::SeqCst) > 0;
-                    let prepared = reader.prepare(senders);
-                    if !here && senders == (heeded.load(Ordering::SeqCst) > 0) {
+                    let senders = waiters.load(Ordering::SeqCst) > 0;
+                    let sleep = reader.prepare_sleep(senders);
+                    if !here && senders == (waiters.load(Ordering::SeqCst) > 0) {
                         let began = muster_clock::monotonic();
-                        prepared.wait(Duration::from_secs(60));
+                        sleep.wait(Duration::from_secs(60));
                         assert!(began.elapsed() < Duration::from_secs(30), "nobody woke it in round {round}");
                     }
                 }
-                heeded.store(0, Ordering::SeqCst);
+                waiters.store(0, Ordering::SeqCst);
             }
             drop(next);
         });
@@ -547,9 +541,9 @@ mod tests {
     #[test]
     fn who_reads_the_memory_of_another_sees_that_it_was_let_go_of() {
         let (inbox, outbox) = pair();
-        assert!(outbox.is_held());
-        inbox.let_go();
-        assert!(!outbox.is_held());
+        assert!(outbox.is_valid());
+        inbox.revoke();
+        assert!(!outbox.is_valid());
     }
 
     #[test]

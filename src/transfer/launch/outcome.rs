@@ -1,4 +1,7 @@
-//! The outcomes of a launch's transfers, and who waits for them.
+//! The outcomes of a launch's transfers, and the threads, tasks and callbacks that wait for them.
+//!
+//! It does not know how bytes move, and knows its parts by [`LaunchPart`] only. Begin at [`Launch::resolve`], by which every
+//! outcome comes, and [`Launch::block`], by which threads wait.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
@@ -7,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use muster_clock as clock;
 
-use super::peer_launch::Part;
+use super::session_handle::SessionHandle;
 use crate::base::error::TransferError;
-use crate::base::identity::TaskId;
+use crate::base::identity::{Member, TaskId};
 use crate::base::meters::{Meters, Stage};
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
@@ -32,52 +35,78 @@ const FAILED: u8 = 2;
 /// Launches that move no more than this are over sooner than a thread is woken, if both sides are there.
 const SMALL: u64 = 64 << 10;
 
-/// Nobody waits.
-const NOBODY: u8 = 0;
-/// Somebody waits for the whole. A batch does not wake them for each of its transfers.
+/// Nothing waits.
+const NO_WAITER: u8 = 0;
+/// A waiter waits for the whole. A batch does not wake it for each of its transfers.
 const WHOLE: u8 = 1;
-/// Somebody waits for a single transfer.
+/// A waiter waits for a single transfer.
 const EACH: u8 = 2;
+
+/// Called once with the outcome of a transfer, on the thread that brings it about.
+type Callback = Box<dyn FnOnce(Result<(), TransferError>) + Send>;
+
+/// A launch's part with one peer, as the launch knows it.
+pub trait LaunchPart: Send + Sync {
+    /// Returns the life that it is with.
+    fn peer(&self) -> Member;
+
+    /// Returns the session that carries it, if there still is one.
+    fn session(&self) -> Option<Arc<dyn SessionHandle>>;
+
+    /// Says that the program waits to hear that the peer has what is sent.
+    fn wait_for_send(&self);
+
+    /// Returns whether every transfer of it has its outcome.
+    fn is_settled(&self) -> bool;
+
+    /// Returns whether nothing of it can land on either side.
+    fn is_proven(&self) -> bool;
+
+    /// Gives it up, and tells the peer.
+    fn give_up(self: Arc<Self>, error: TransferError);
+}
 
 /// The outcomes of a launch's transfers.
 pub struct Launch {
-    pub(super) meters: Arc<Meters>,
-    pub(super) began: OnceLock<Instant>,
+    meters: Arc<Meters>,
+    began: OnceLock<Instant>,
     /// When it was launched, when what it depends on had happened, when both sides had launched it, and when it was given
     /// up, in microseconds since it began; 0 where that has not been.
-    pub(super) launched_us: AtomicU64,
-    pub(super) ready_us: AtomicU64,
-    pub(super) matched_us: AtomicU64,
-    pub(super) given_up_us: AtomicU64,
+    launched_us: AtomicU64,
+    ready_us: AtomicU64,
+    matched_us: AtomicU64,
+    given_up_us: AtomicU64,
     /// By which transport bytes last moved; none before.
-    pub(super) by: AtomicU8,
-    /// With whom, or with whom among others.
-    pub(super) with: OnceLock<TaskId>,
-    pub(super) outcomes: Box<[AtomicU8]>,
-    pub(super) left: AtomicUsize,
-    pub(super) elapsed_us: AtomicU64,
-    pub(super) sent: u64,
-    pub(super) received: u64,
-    pub(super) failures: Mutex<Vec<(u32, TransferError)>>,
-    /// As long as they are under way; parts know their launch.
-    pub(super) parts: OnceLock<Vec<Weak<Part>>>,
-    pub(super) unproven: AtomicUsize,
-    pub(super) given_up: Mutex<Option<(TaskId, String)>>,
-    /// Whether anybody waits, and for what: see `NOBODY` and the following.
-    pub(super) watched: AtomicU8,
-    pub(super) watchers: Mutex<Watchers>,
-    pub(super) changed: Condvar,
+    by: AtomicU8,
+    /// The peer, or one of several.
+    with: OnceLock<TaskId>,
+    outcomes: Box<[AtomicU8]>,
+    left: AtomicUsize,
+    elapsed_us: AtomicU64,
+    sent: u64,
+    received: u64,
+    failures: Mutex<Vec<(u32, TransferError)>>,
+    /// As long as they are under way; parts own their launch.
+    parts: OnceLock<Vec<Weak<dyn LaunchPart>>>,
+    unproven: AtomicUsize,
+    given_up: Mutex<Option<(TaskId, String)>>,
+    /// Whether there are waiters, and for what: see `NO_WAITER` and the following.
+    watched: AtomicU8,
+    watchers: Mutex<Watchers>,
+    changed: Condvar,
 }
 
-/// Who waits, and cannot read what the peer says by itself.
-#[derive(Debug, Default)]
-pub(super) struct Watchers {
+/// What waits, and cannot read what the peer says by itself.
+#[derive(Default)]
+struct Watchers {
     wakers: Vec<(Wanted, Waker)>,
+    /// Called with the outcome of one transfer.
+    callbacks: Vec<(u32, Callback)>,
     /// How many threads sleep.
     asleep: usize,
 }
 
-/// What somebody waits for.
+/// What a waiter waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
     /// One transfer.
@@ -109,19 +138,19 @@ impl Launch {
             parts: OnceLock::new(),
             unproven: AtomicUsize::new(usize::MAX),
             given_up: Mutex::default(),
-            watched: AtomicU8::new(NOBODY),
+            watched: AtomicU8::new(NO_WAITER),
             watchers: Mutex::default(),
             changed: Condvar::new(),
         })
     }
 
-    /// Its time runs from now.
+    /// Starts its time.
     pub fn begin(&self) {
         let _once = self.began.set(clock::monotonic());
     }
 
-    /// It is with this task, or with it among others.
-    pub fn is_with(&self, task: TaskId) {
+    /// Names its peer, or one of several.
+    pub fn set_peer(&self, task: TaskId) {
         let _once = self.with.set(task);
     }
 
@@ -130,36 +159,37 @@ impl Launch {
         self.began.get().copied().unwrap_or_else(clock::monotonic)
     }
 
-    pub(super) fn age_us(&self) -> u64 {
+    /// Returns how long its time has run, in microseconds.
+    pub fn age_us(&self) -> u64 {
         u64::try_from(clock::monotonic().saturating_duration_since(self.began()).as_micros())
             .unwrap_or(u64::MAX)
     }
 
-    /// It consists of these parts. Returns who gave it up meanwhile, and why.
-    pub fn attach(&self, parts: &[Arc<Part>]) -> Option<(TaskId, String)> {
+    /// Takes its parts. Returns which task gave it up meanwhile, and why.
+    pub fn attach(&self, parts: Vec<Weak<dyn LaunchPart>>) -> Option<(TaskId, String)> {
         self.launched_us.store(self.age_us(), Ordering::Relaxed);
-        if let Some(part) = parts.first() {
-            self.is_with(part.connection.peer.task);
+        if let Some(part) = parts.first().and_then(Weak::upgrade) {
+            self.set_peer(part.peer().task);
         }
         let given_up = lock(&self.given_up);
         self.unproven.store(parts.len(), Ordering::Release);
-        let _once = self.parts.set(parts.iter().map(Arc::downgrade).collect());
+        let _once = self.parts.set(parts);
         fence(Ordering::SeqCst);
-        if self.watched.load(Ordering::SeqCst) != NOBODY {
-            parts.iter().for_each(|part| part.heed());
+        if self.watched.load(Ordering::SeqCst) != NO_WAITER {
+            self.parts().for_each(|part| part.wait_for_send());
         }
         given_up.clone()
     }
 
-    /// Whether it waits for its connections.
-    pub fn waits(&self) -> bool {
+    /// Returns whether it waits for its connections.
+    pub fn awaits_connections(&self) -> bool {
         self.parts.get().is_none() && self.left.load(Ordering::SeqCst) > 0
     }
 
-    /// Its deadline has passed. If it waits for its connections, it is over; else its parts see to it.
-    pub fn is_late(&self, here: TaskId) {
+    /// Fails it if its deadline has passed while it waits for its connections. Later its parts see to it.
+    pub fn on_deadline(&self, here: TaskId) {
         let mut given_up = lock(&self.given_up);
-        if self.waits() {
+        if self.awaits_connections() {
             given_up.get_or_insert_with(|| {
                 (here, "its deadline passed before its peers were reached".to_owned())
             });
@@ -167,19 +197,20 @@ impl Launch {
         }
     }
 
-    /// Its parts that are under way.
-    pub(super) fn parts(&self) -> impl Iterator<Item = Arc<Part>> {
+    /// Returns its parts that are under way.
+    fn parts(&self) -> impl Iterator<Item = Arc<dyn LaunchPart>> {
         self.parts.get().into_iter().flatten().filter_map(Weak::upgrade)
     }
 
-    /// It was over before it had parts.
+    /// Fails all of it, before it has parts.
     pub fn fail_all(&self, error: &TransferError) {
-        self.settle_failed(0..self.outcomes.len() as u32, error);
+        self.resolve_failed(0..self.outcomes.len() as u32, error);
         self.unproven.store(0, Ordering::Release);
         self.notify(|_| true);
     }
 
-    pub(super) fn settle(&self, spec: u32, ok: bool) {
+    /// Gives a transfer its outcome, unless it has one.
+    pub fn resolve(&self, spec: u32, ok: bool) {
         let outcome = if ok { DONE } else { FAILED };
         let slot = &self.outcomes[spec as usize];
         if slot.compare_exchange(PENDING, outcome, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -196,12 +227,24 @@ impl Launch {
         }
     }
 
-    /// What it depends on has happened.
-    pub fn is_ready(&self) {
+    /// Says that what it depends on has happened.
+    pub fn mark_ready(&self) {
         self.ready_us.store(self.age_us(), Ordering::Relaxed);
     }
 
-    /// Every transfer of it has its outcome: counts how it went. What never began, nobody asked for.
+    /// Says that both sides have launched a part of it. Returns its age.
+    pub fn mark_matched(&self) -> u64 {
+        let now = self.age_us();
+        self.matched_us.fetch_max(now, Ordering::Relaxed);
+        now
+    }
+
+    /// Says by which transport bytes of it move.
+    pub fn set_transport(&self, kind: TransportKind) {
+        self.by.store(kind as u8, Ordering::Relaxed);
+    }
+
+    /// Counts how it went, when every transfer has its outcome. A launch that never began was never asked for.
     fn measure(&self, now: u64) {
         if self.began.get().is_none() {
             return;
@@ -227,16 +270,18 @@ impl Launch {
         }
     }
 
-    pub(super) fn settle_failed(&self, specs: impl Iterator<Item = u32>, error: &TransferError) {
+    /// Fails those of the transfers that have no outcome.
+    pub fn resolve_failed(&self, specs: impl Iterator<Item = u32>, error: &TransferError) {
         for spec in specs {
             if self.outcomes[spec as usize].load(Ordering::Acquire) == PENDING {
                 lock(&self.failures).push((spec, error.clone()));
-                self.settle(spec, false);
+                self.resolve(spec, false);
             }
         }
     }
 
-    pub(super) fn part_proven(&self) {
+    /// Counts a part of which nothing can land any more.
+    pub fn mark_part_proven(&self) {
         if self.unproven.fetch_sub(1, Ordering::SeqCst) == 1 {
             let given_up = self.given_up_us.load(Ordering::Relaxed);
             if given_up > 0 {
@@ -246,42 +291,56 @@ impl Launch {
         }
     }
 
-    /// Somebody waits. Said first; then they look whether what they wait for is there.
-    pub(super) fn watch(&self, wanted: Wanted) {
+    /// Says that there is a waiter. The caller says so before it looks at the state.
+    fn watch(&self, wanted: Wanted) {
         let how = if matches!(wanted, Wanted::One(_)) { EACH } else { WHOLE };
         self.watched.fetch_max(how, Ordering::SeqCst);
         if self.sent > 0 {
             fence(Ordering::SeqCst);
-            self.parts().for_each(|part| part.heed());
+            self.parts().for_each(|part| part.wait_for_send());
         }
     }
 
-    fn notify(&self, whom: impl Fn(Wanted) -> bool) {
-        if self.watched.load(Ordering::SeqCst) == NOBODY {
+    /// Wakes the waiters that wait for what is chosen.
+    fn notify(&self, chosen: impl Fn(Wanted) -> bool) {
+        if self.watched.load(Ordering::SeqCst) == NO_WAITER {
             return;
         }
         let mut watchers = lock(&self.watchers);
-        let mut woken = Vec::new();
-        watchers.wakers.retain(|(wanted, waker)| {
-            let now = whom(*wanted);
-            if now {
-                woken.push(waker.clone());
-            }
-            !now
-        });
-        // Nobody is told by the system in vain: a thread that follows the connection is not among those.
+        let woken: Vec<_> = watchers.wakers.extract_if(.., |(wanted, _)| chosen(*wanted)).collect();
+        let called: Vec<_> =
+            watchers.callbacks.extract_if(.., |(number, _)| chosen(Wanted::One(*number))).collect();
+        // A thread that polls the session does not sleep here, and costs no system call.
         let asleep = watchers.asleep > 0;
         drop(watchers);
         if asleep {
             self.changed.notify_all();
         }
-        for part in self.parts() {
-            part.connection.wake_follower();
+        for session in self.parts().filter_map(|part| part.session()) {
+            session.wake_poller();
         }
-        woken.into_iter().for_each(Waker::wake);
+        woken.into_iter().for_each(|(_, waker)| waker.wake());
+        for (number, callback) in called {
+            callback(self.outcome(number).unwrap_or(Err(TransferError::Closed)));
+        }
     }
 
-    /// The outcome of one transfer, once it has one.
+    /// Calls `callback` with the outcome of one transfer: on the thread that brings it about, or on this one if there is an
+    /// outcome already.
+    pub fn on_outcome(&self, number: u32, callback: Callback) {
+        lock(&self.watchers).callbacks.push((number, callback));
+        self.watch(Wanted::One(number));
+        if self.has_outcome(number) {
+            self.notify(|wanted| wanted == Wanted::One(number));
+        }
+    }
+
+    /// Returns whether a transfer has its outcome.
+    pub fn has_outcome(&self, spec: u32) -> bool {
+        self.outcomes[spec as usize].load(Ordering::SeqCst) != PENDING
+    }
+
+    /// Returns the outcome of one transfer, once it has one.
     pub fn outcome(&self, spec: u32) -> Option<Result<(), TransferError>> {
         match self.outcomes[spec as usize].load(Ordering::SeqCst) {
             PENDING => None,
@@ -293,8 +352,8 @@ impl Launch {
         }
     }
 
-    /// The outcome of all, once all have one: the first failure, if there is any.
-    pub(super) fn whole(&self) -> Option<Result<Stats, TransferError>> {
+    /// Returns the outcome of all, once all have one: the first failure, if there is any.
+    pub fn whole(&self) -> Option<Result<Stats, TransferError>> {
         if self.left.load(Ordering::SeqCst) > 0 {
             return None;
         }
@@ -305,18 +364,15 @@ impl Launch {
         Some(Ok(Stats { sent: self.sent, received: self.received, elapsed }))
     }
 
-    pub(super) fn proof(&self) -> Option<()> {
+    /// Returns something once nothing of it can land any more.
+    pub fn proof(&self) -> Option<()> {
         let over = self.left.load(Ordering::SeqCst) == 0;
         let failed = !lock(&self.failures).is_empty();
         (over && (!failed || self.unproven.load(Ordering::SeqCst) == 0)).then_some(())
     }
 
-    pub(super) fn poll<R>(
-        &self,
-        wanted: Wanted,
-        cx: &Context<'_>,
-        state: impl Fn(&Self) -> Option<R>,
-    ) -> Poll<R> {
+    /// Polls for a state on behalf of a future.
+    pub fn poll<R>(&self, wanted: Wanted, cx: &Context<'_>, state: impl Fn(&Self) -> Option<R>) -> Poll<R> {
         if let Some(known) = state(self) {
             return Poll::Ready(known);
         }
@@ -329,7 +385,8 @@ impl Launch {
         state(self).map_or(Poll::Pending, Poll::Ready)
     }
 
-    pub(super) fn block<R>(
+    /// Blocks this thread until a state is there, or the time is over.
+    pub fn block<R>(
         &self,
         wanted: Wanted,
         until: Option<Instant>,
@@ -340,9 +397,9 @@ impl Launch {
         }
         self.watch(wanted);
         let soon = self.sent + self.received <= SMALL;
-        let unsettled = self.parts().find(|part| !part.is_settled());
-        if let Some(part) = unsettled
-            && part.connection.follow(until, soon, || state(self).is_some())
+        let session = self.parts().find(|part| !part.is_settled()).and_then(|part| part.session());
+        if let Some(session) = session
+            && session.poll_until(until, soon, &|| state(self).is_some())
             && let Some(known) = state(self)
         {
             return Some(known);
@@ -360,5 +417,47 @@ impl Launch {
             guard = self.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
             guard.asleep -= 1;
         }
+    }
+
+    /// Returns how many transfers it has.
+    pub fn len(&self) -> usize {
+        self.outcomes.len()
+    }
+
+    /// Returns how many transfers have no outcome.
+    pub fn left(&self) -> usize {
+        self.left.load(Ordering::SeqCst)
+    }
+
+    /// Gives up what is not complete, on behalf of the program of `here`.
+    pub fn cancel(&self, here: TaskId, reason: &str) {
+        let error = || TransferError::Cancelled { by: here, reason: reason.to_owned() };
+        let parts: Vec<_> = {
+            let mut given_up = lock(&self.given_up);
+            given_up.get_or_insert_with(|| (here, reason.to_owned()));
+            // At least 1: 0 says that it was not given up.
+            let now = self.age_us().max(1);
+            let _first = self.given_up_us.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+            if self.parts.get().is_none() {
+                // Whatever it waits for, it will be launched only to be given up.
+                self.fail_all(&error());
+            }
+            self.parts().collect()
+        };
+        parts.into_iter().for_each(|part| part.give_up(error()));
+    }
+
+    /// Ends the sessions with the peers that have not said, since it was given up, that nothing can land there any more.
+    /// Returns those peers: nothing of them counts any more, and the proof needs no word of theirs.
+    pub fn cut_off(&self, why: &str) -> Vec<Member> {
+        let unproven = self.parts().filter(|part| !part.is_proven());
+        let peers = unproven.map(|part| {
+            let member = part.peer();
+            if let Some(session) = part.session() {
+                session.end(TransferError::PeerDead { member, how: why.to_owned() });
+            }
+            member
+        });
+        peers.collect()
     }
 }

@@ -1,64 +1,21 @@
-//! A launch's part with one peer.
+//! A launch's part with one peer: one group of the link, its limits, and the guards of its bytes.
+//!
+//! It does not know how bytes move. Begin at [`PeerLaunch`]; [`give_up`] is how every failure of this side reaches the peer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use super::access::Pad;
-use super::outcome::Launch;
+use super::gate::AccessGate;
+use super::io_lists::{IoLists, LaunchBytes};
+use super::outcome::{Launch, LaunchPart};
+use super::session_handle::{Carrier, POLL_INTERVAL, SessionHandle};
 use crate::base::error::{MemoryError, TransferError};
+use crate::base::identity::Member;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::memory::stream::Stream;
 use crate::memory::{Reservation, Use};
 use crate::protocol::link::{Class, GroupId};
-use crate::session::connection::Connection;
-use crate::session::control_ring::LOOK_AGAIN;
-
-/// What a prepared launch does with one peer. The same for every launch of it.
-#[derive(Debug, Default)]
-pub struct Work {
-    /// What is sent.
-    pub out: Stream,
-    /// What is received.
-    pub inbound: Stream,
-}
-
-/// Leave to read or write the bytes of a part, until it is dropped.
-pub struct Visit<'a>(&'a Arc<Part>);
-
-impl Drop for Visit<'_> {
-    fn drop(&mut self) {
-        if self.0.pad.leave() {
-            self.0.quiet();
-        }
-    }
-}
-
-/// Leave to use the bytes of a part, kept beyond one call. Of a chunk that is sent it is kept from its first byte to its
-/// last: a frame that has begun ends with the bytes that it began with, or the peer would take others for them. Once
-/// [`is_closing`](Stay::is_closing), what is left of the chunk is copied and this is let go.
-pub struct Stay(Arc<Part>);
-
-impl Stay {
-    /// The part.
-    pub const fn part(&self) -> &Arc<Part> {
-        &self.0
-    }
-
-    /// Whether somebody waits for the bytes to be left alone.
-    pub fn is_closing(&self) -> bool {
-        self.0.pad.is_closed()
-    }
-}
-
-impl Drop for Stay {
-    fn drop(&mut self) {
-        if self.0.pad.leave() {
-            self.0.quiet();
-        }
-    }
-}
 
 /// Limits of a launch, and how urgent it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,172 +29,214 @@ pub struct Limits {
 }
 
 /// A launch's part with one peer: one group of the link.
-pub struct Part {
-    /// The launch.
-    pub(super) launch: Arc<Launch>,
-    /// With whom.
-    pub connection: Arc<Connection>,
+pub struct PeerLaunch {
+    launch: Arc<Launch>,
+    carrier: Carrier,
     /// Which bytes.
-    pub work: Arc<Work>,
+    pub lists: Arc<IoLists>,
     /// Limits.
     pub limits: Limits,
-    pub(super) at: OnceLock<GroupId>,
-    pub(super) pad: Pad,
-    pub(super) failure: OnceLock<TransferError>,
-    pub(super) resolved: AtomicBool,
-    pub(super) peer_quiet: AtomicBool,
-    pub(super) proven: AtomicBool,
+    group: OnceLock<GroupId>,
+    gate: AccessGate,
+    failure: OnceLock<TransferError>,
+    is_resolved: AtomicBool,
+    is_peer_quiet: AtomicBool,
+    is_proven: AtomicBool,
     /// Bytes of each receive that are still to come.
-    pub(super) missing: Box<[AtomicU64]>,
-    pub(super) reserved: Mutex<Vec<Option<Reservation>>>,
-    pub(super) matched: AtomicBool,
-    pub(super) moved: AtomicU64,
-    /// Whether its connection knows that somebody waits for what it sends.
-    pub(super) heeded: AtomicBool,
+    missing: Box<[AtomicU64]>,
+    reserved: Mutex<Vec<Option<Reservation>>>,
+    is_matched: AtomicBool,
+    moved: AtomicU64,
+    /// Whether the session counts it among those that wait for what they send.
+    has_send_waiter: AtomicBool,
     /// When something last moved, in microseconds since the launch.
-    pub(super) progress: AtomicU64,
+    progress: AtomicU64,
 }
 
-impl PartialEq for Part {
+/// Leave to use the bytes of a launch, until it is dropped.
+pub struct AccessGuard<'a>(&'a Arc<PeerLaunch>);
+
+/// Leave to use the bytes of a launch, kept beyond one call. A lane keeps it from the first byte of a chunk that it sends to
+/// the last: a frame that has begun ends with the bytes that it began with, or the peer would take others for them. Once it
+/// [`is_closing`](Self::is_closing), the lane copies what is left of the chunk and drops this.
+pub struct OwnedAccessGuard(Arc<PeerLaunch>);
+
+impl<'a> AccessGuard<'a> {
+    /// Returns the bytes that it guards.
+    pub fn bytes(&self) -> LaunchBytes<'_> {
+        LaunchBytes::guarded(&self.0.lists)
+    }
+}
+
+impl Drop for AccessGuard<'_> {
+    fn drop(&mut self) {
+        if self.0.gate.leave() {
+            self.0.on_quiet();
+        }
+    }
+}
+
+impl OwnedAccessGuard {
+    /// Returns the launch.
+    pub const fn launch(&self) -> &Arc<PeerLaunch> {
+        &self.0
+    }
+
+    /// Returns the bytes that it guards.
+    pub fn bytes(&self) -> LaunchBytes<'_> {
+        LaunchBytes::guarded(&self.0.lists)
+    }
+
+    /// Returns whether the launch was given up, and waits for this guard to be dropped.
+    pub fn is_closing(&self) -> bool {
+        self.0.gate.is_closed()
+    }
+}
+
+impl Drop for OwnedAccessGuard {
+    fn drop(&mut self) {
+        if self.0.gate.leave() {
+            self.0.on_quiet();
+        }
+    }
+}
+
+impl PartialEq for PeerLaunch {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other)
     }
 }
 
-impl std::fmt::Debug for Part {
+impl std::fmt::Debug for PeerLaunch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Part").field("at", &self.at).finish_non_exhaustive()
+        f.debug_struct("PeerLaunch").field("group", &self.group).finish_non_exhaustive()
     }
 }
 
-impl Part {
-    /// A part whose bytes are not yet [reserved](Self::reserve).
-    pub fn new(
-        launch: &Arc<Launch>,
-        connection: &Arc<Connection>,
-        work: &Arc<Work>,
-        limits: Limits,
-    ) -> Arc<Self> {
-        let part = Arc::new(Self {
+impl PeerLaunch {
+    /// Makes one whose bytes are not yet [reserved](Self::reserve).
+    pub fn new(launch: &Arc<Launch>, carrier: Carrier, lists: &Arc<IoLists>, limits: Limits) -> Arc<Self> {
+        let peer_launch = Arc::new(Self {
             launch: Arc::clone(launch),
-            connection: Arc::clone(connection),
-            work: Arc::clone(work),
+            carrier,
+            lists: Arc::clone(lists),
             limits,
-            at: OnceLock::new(),
-            pad: Pad::default(),
+            group: OnceLock::new(),
+            gate: AccessGate::default(),
             failure: OnceLock::new(),
-            resolved: AtomicBool::new(false),
-            peer_quiet: AtomicBool::new(false),
-            proven: AtomicBool::new(false),
-            missing: work.inbound.spans.iter().map(|span| AtomicU64::new(span.len() as u64)).collect(),
+            is_resolved: AtomicBool::new(false),
+            is_peer_quiet: AtomicBool::new(false),
+            is_proven: AtomicBool::new(false),
+            missing: lists.inbound.spans.iter().map(|span| AtomicU64::new(span.len() as u64)).collect(),
             reserved: Mutex::default(),
-            matched: AtomicBool::new(false),
+            is_matched: AtomicBool::new(false),
             moved: AtomicU64::new(0),
-            heeded: AtomicBool::new(false),
+            has_send_waiter: AtomicBool::new(false),
             progress: AtomicU64::new(0),
         });
         // Its limits wait, and have to know how it stands.
-        if limits.deadline.is_some() || limits.stall < 20 * LOOK_AGAIN {
-            part.heed();
+        if limits.deadline.is_some() || limits.stall < 20 * POLL_INTERVAL {
+            peer_launch.wait_for_send();
         }
-        part
+        peer_launch
     }
 
-    /// From here on somebody waits for it: that the peer has what it sends is to be heard at once.
-    pub fn heed(&self) {
-        if self.work.out.total() == 0 || self.heeded.load(Ordering::SeqCst) {
+    fn session(&self) -> Option<Arc<dyn SessionHandle>> {
+        self.carrier.session()
+    }
+
+    /// Counts it among the launches that wait to hear at once that the peer has what they send.
+    pub fn wait_for_send(&self) {
+        if self.lists.outbound.total() == 0 || self.has_send_waiter.load(Ordering::SeqCst) {
             return;
         }
-        // Counted first: whoever finds the mark takes away what has been added.
-        self.connection.heed();
-        if self.heeded.swap(true, Ordering::SeqCst) {
-            self.connection.heed_no_more();
+        let Some(session) = self.session() else { return };
+        // Counted before it is marked: the thread that finds the mark takes away what has been added.
+        session.add_send_waiter();
+        if self.has_send_waiter.swap(true, Ordering::SeqCst) {
+            session.remove_send_waiter();
         }
     }
 
-    fn heed_no_more(&self) {
-        if self.heeded.swap(false, Ordering::SeqCst) {
-            self.connection.heed_no_more();
+    fn stop_waiting_for_send(&self) {
+        if self.has_send_waiter.swap(false, Ordering::SeqCst)
+            && let Some(session) = self.session()
+        {
+            session.remove_send_waiter();
         }
     }
 
-    /// Takes its bytes into use: those of the sends first, then those of the receives. Not if it was given up by now: whoever
-    /// did so may have been told that they are free.
+    /// Reserves its bytes: those of the sends first, then those of the receives. It does nothing if the launch was given up
+    /// by now: the program may have been told that they are free.
     ///
     /// # Errors
     /// If something else uses any of them.
     pub fn reserve(self: &Arc<Self>) -> Result<(), MemoryError> {
-        // While it is visited, nobody takes them for left alone.
-        let Some(_visit) = self.visit() else { return Ok(()) };
-        let spans = self.work.out.spans.iter().map(|span| (span, Use::Read));
-        let spans = spans.chain(self.work.inbound.spans.iter().map(|span| (span, Use::Write)));
+        // While it is guarded, nothing takes the bytes for free.
+        let Some(_guard) = self.access() else { return Ok(()) };
+        let spans = self.lists.outbound.spans.iter().map(|span| (span, Use::Read));
+        let spans = spans.chain(self.lists.inbound.spans.iter().map(|span| (span, Use::Write)));
         let reserved = spans.map(|(span, how)| span.reserve(how).map(Some)).collect::<Result<_, _>>()?;
         *lock(&self.reserved) = reserved;
         Ok(())
     }
 
-    /// Its group, once it is launched.
-    pub fn at(&self) -> Option<GroupId> {
-        self.at.get().copied()
+    /// Returns its group, once it is launched.
+    pub fn group(&self) -> Option<GroupId> {
+        self.group.get().copied()
     }
 
-    /// It became this group.
-    pub fn is_at(&self, at: GroupId) {
-        let _once = self.at.set(at);
+    /// Says that it became this group.
+    pub fn set_group(&self, at: GroupId) {
+        let _once = self.group.set(at);
     }
 
-    /// Leave to use its bytes; none once it has failed or was given up.
-    pub fn visit(self: &Arc<Self>) -> Option<Visit<'_>> {
-        let visit = self.pad.enter();
-        let visitor = Visit(self);
-        visit.then_some(visitor)
+    /// Gives leave to use its bytes; none once it has failed or was given up.
+    pub fn access(self: &Arc<Self>) -> Option<AccessGuard<'_>> {
+        let may_stay = self.gate.enter();
+        let guard = AccessGuard(self);
+        may_stay.then_some(guard)
     }
 
-    /// Leave to use its bytes for longer; none once it has failed or was given up.
-    pub fn stay(self: &Arc<Self>) -> Option<Stay> {
-        let visit = self.pad.enter();
-        let visitor = Stay(Arc::clone(self));
-        visit.then_some(visitor)
+    /// Gives leave to use its bytes beyond this call; none once it has failed or was given up.
+    pub fn access_owned(self: &Arc<Self>) -> Option<OwnedAccessGuard> {
+        let may_stay = self.gate.enter();
+        let guard = OwnedAccessGuard(Arc::clone(self));
+        may_stay.then_some(guard)
     }
 
-    /// Both sides have launched it.
-    pub fn match_found(&self) {
-        self.matched.store(true, Ordering::Release);
-        let now = self.launch.age_us();
+    /// Says that both sides have launched it.
+    pub fn mark_matched(&self) {
+        self.is_matched.store(true, Ordering::Release);
+        let now = self.launch.mark_matched();
         self.progress.store(now, Ordering::Relaxed);
-        self.launch.matched_us.fetch_max(now, Ordering::Relaxed);
-        // What has no bytes is there already.
-        let spans = self.work.inbound.spans.iter().enumerate();
+        // A receive without bytes is complete already.
+        let spans = self.lists.inbound.spans.iter().enumerate();
         let empty: Vec<usize> = spans.filter(|(_, span)| span.is_empty()).map(|(at, _)| at).collect();
         self.complete_receives(&empty);
     }
 
-    fn touch(&self) {
+    /// Counts bytes of it that a transport took.
+    pub fn add_progress(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
         self.progress.store(self.launch.age_us(), Ordering::Relaxed);
     }
 
-    /// Bytes of it were taken by a transport.
-    pub fn progressed(&self, bytes: u64) {
-        self.moved.fetch_add(bytes, Ordering::Relaxed);
-        self.touch();
+    /// Says by which transport its bytes move.
+    pub fn set_transport(&self, kind: TransportKind) {
+        self.launch.set_transport(kind);
     }
 
-    /// Bytes of it move by this transport.
-    pub fn moves_by(&self, kind: TransportKind) {
-        self.launch.by.store(kind as u8, Ordering::Relaxed);
-    }
-
-    /// Bytes of it that are still to move, and how urgent they are.
+    /// Returns its bytes that are still to move, and how urgent they are.
     pub fn in_flight(&self) -> (Class, u64) {
-        let total = self.work.out.total() + self.work.inbound.total();
-        (self.limits.class, total.saturating_sub(self.moved.load(Ordering::Relaxed)))
+        (self.limits.class, self.lists.total().saturating_sub(self.moved.load(Ordering::Relaxed)))
     }
 
-    /// The bytes `start..start + len` of what is received are in place.
-    pub fn arrived(&self, start: u64, len: u64) {
-        self.progressed(len);
+    /// Says that the bytes `start..start + len` of what is received are in place.
+    pub fn add_arrived(&self, start: u64, len: u64) {
+        self.add_progress(len);
         let mut complete = Vec::new();
-        self.work.inbound.each(start, len, |at, _, bytes| {
+        self.lists.inbound.each(start, len, |at, _, bytes| {
             let bytes = bytes as u64;
             if self.missing[at].fetch_sub(bytes, Ordering::AcqRel) == bytes {
                 complete.push(at);
@@ -246,21 +245,21 @@ impl Part {
         self.complete_receives(&complete);
     }
 
-    /// These receives are here. Their buffers are free before anybody hears of it.
+    /// Completes these receives. Their buffers are free before anybody hears of it.
     fn complete_receives(&self, receives: &[usize]) {
-        let sends = self.work.out.spans.len();
+        let sends = self.lists.outbound.spans.len();
         self.release(receives.iter().map(|at| sends + at));
         for at in receives {
-            self.launch.settle(self.work.inbound.specs[*at], true);
+            self.launch.resolve(self.lists.inbound.specs[*at], true);
         }
     }
 
-    /// The peer has all that was sent.
-    pub fn sent(&self) {
-        self.heed_no_more();
-        self.release(0..self.work.out.spans.len());
-        for spec in &self.work.out.specs {
-            self.launch.settle(*spec, true);
+    /// Says that the peer has all that was sent.
+    pub fn mark_sent(&self) {
+        self.stop_waiting_for_send();
+        self.release(0..self.lists.outbound.spans.len());
+        for spec in &self.lists.outbound.specs {
+            self.launch.resolve(*spec, true);
         }
     }
 
@@ -282,124 +281,158 @@ impl Part {
         drop(released);
     }
 
-    /// Fails what is not complete, for this reason unless there was one before. Whether it is the first.
+    /// Fails what is not complete, for this reason unless there was one before. Returns whether it is the first.
     pub fn fail(self: &Arc<Self>, error: TransferError) -> bool {
         let first = self.failure.set(error).is_ok();
-        if self.pad.close() {
-            if self.pad.is_quiet() {
-                self.quiet();
-            } else {
-                // A lane that waits in the middle of a chunk has to let go of it.
-                self.connection.hurry();
+        if self.gate.close() {
+            if self.gate.is_quiet() {
+                self.on_quiet();
+            } else if let Some(session) = self.session() {
+                // A lane that waits in the middle of a chunk has to drop its guard.
+                session.wake_lanes();
             }
         }
         first
     }
 
-    /// It has become a group. If it had failed by then, the group is given up.
-    pub fn has_begun(self: &Arc<Self>) {
-        // Here it is first known and then asked; in `give_up` it first fails and then asks. One of the two sees the other.
+    /// Gives the group up if the launch failed before it became one.
+    pub fn stop_if_failed(self: &Arc<Self>) {
+        // Here the group is set before the failure is read; `give_up` fails it before it reads the group. One of the two
+        // sees the other.
         fence(Ordering::SeqCst);
-        let (Some(error), Some(at)) = (self.failure.get(), self.at()) else { return };
-        if !self.connection.stop(at, &told(error)) {
-            self.peer_is_quiet();
-        } else if self.resolved.load(Ordering::Acquire) {
-            self.connection.quiesced(at);
+        let (Some(error), Some(at)) = (self.failure.get(), self.group()) else { return };
+        match self.session() {
+            Some(session) if session.stop(at, &reason_for_peer(error)) => {
+                if self.is_resolved.load(Ordering::Acquire) {
+                    session.mark_quiesced(at);
+                }
+            }
+            _ => self.mark_peer_quiet(),
         }
     }
 
-    /// Nothing can land any more: says so, once.
-    fn quiet(self: &Arc<Self>) {
-        if !self.pad.is_quiet() || self.resolved.swap(true, Ordering::SeqCst) {
+    /// Says once that nothing can land any more.
+    fn on_quiet(self: &Arc<Self>) {
+        if !self.gate.is_quiet() || self.is_resolved.swap(true, Ordering::SeqCst) {
             return;
         }
-        // What a peer fetches it may still read, until it says otherwise.
-        let kept = if self.connection.fetches { self.work.out.spans.len() } else { 0 };
+        // The peer may still read what it fetches, until it says otherwise.
+        let kept = if self.carrier.fetches { self.lists.outbound.spans.len() } else { 0 };
         self.release_from(kept);
         let error = self.failure.get().cloned().unwrap_or(TransferError::Closed);
-        self.launch
-            .settle_failed(self.work.out.specs.iter().chain(&self.work.inbound.specs).copied(), &error);
-        if let Some(at) = self.at() {
-            self.connection.quiesced(at);
+        self.launch.resolve_failed(self.lists.specs(), &error);
+        if let Some(at) = self.group()
+            && let Some(session) = self.session()
+        {
+            session.mark_quiesced(at);
         }
-        self.prove();
+        self.check_proof();
     }
 
-    /// Nothing can land at the peer any more, or there is no peer.
-    pub fn peer_is_quiet(&self) {
-        self.peer_quiet.store(true, Ordering::SeqCst);
-        self.prove();
+    /// Says that nothing can land at the peer any more, or that there is no peer.
+    pub fn mark_peer_quiet(&self) {
+        self.is_peer_quiet.store(true, Ordering::SeqCst);
+        self.check_proof();
     }
 
-    /// If nothing can land on either side, whoever cancelled is told.
-    fn prove(&self) {
-        let quiet = self.resolved.load(Ordering::SeqCst) && self.peer_quiet.load(Ordering::SeqCst);
-        if quiet && !self.proven.swap(true, Ordering::AcqRel) {
+    /// Tells the launch once nothing can land on either side.
+    fn check_proof(&self) {
+        let quiet = self.is_resolved.load(Ordering::SeqCst) && self.is_peer_quiet.load(Ordering::SeqCst);
+        if quiet && !self.is_proven.swap(true, Ordering::AcqRel) {
             self.release_from(0);
-            self.launch.part_proven();
+            self.launch.mark_part_proven();
         }
     }
 
-    /// Whether every transfer of it has its outcome.
-    pub fn is_settled(&self) -> bool {
-        let specs = self.work.out.specs.iter().chain(&self.work.inbound.specs);
-        specs.copied().all(|spec| self.launch.outcome(spec).is_some())
-    }
-
-    /// Why it is over by its limits at `now`; or when to look again.
-    pub fn overdue(&self, now: Instant, peer_silent: Duration) -> Result<Option<Instant>, TransferError> {
+    /// Returns why it is over by its limits at `now`, or when to look again.
+    ///
+    /// # Errors
+    /// With the limit that it has passed.
+    pub fn check_limits(
+        &self,
+        now: Instant,
+        peer_silent: Duration,
+    ) -> Result<Option<Instant>, TransferError> {
         if self.is_settled() || self.failure.get().is_some() {
             return Ok(None);
         }
-        let (moved, total) =
-            (self.moved.load(Ordering::Relaxed), self.work.out.total() + self.work.inbound.total());
+        let (moved, total) = (self.moved.load(Ordering::Relaxed), self.lists.total());
         if self.limits.deadline.is_some_and(|deadline| now >= deadline) {
             return Err(TransferError::Deadline { moved, total });
         }
         let last = self.launch.began() + Duration::from_micros(self.progress.load(Ordering::Relaxed));
         let idle = now.saturating_duration_since(last);
         let stall = self.limits.stall;
-        let waits = if self.matched.load(Ordering::Acquire) { idle } else { idle.min(peer_silent) };
+        let waits = if self.is_matched.load(Ordering::Acquire) { idle } else { idle.min(peer_silent) };
         if waits >= stall {
             return Err(TransferError::Stalled { idle: waits, moved, total });
         }
         let next = now + (stall - waits);
         Ok(Some(self.limits.deadline.map_or(next, |deadline| deadline.min(next))))
     }
+
+    /// Returns itself as the launch knows it.
+    pub fn as_part(self: &Arc<Self>) -> Weak<dyn LaunchPart> {
+        let part: Weak<Self> = Arc::downgrade(self);
+        part
+    }
 }
 
-impl Drop for Part {
-    /// The link has forgotten it and nobody visits it: nothing can land.
+impl LaunchPart for PeerLaunch {
+    fn peer(&self) -> Member {
+        self.carrier.peer
+    }
+
+    fn session(&self) -> Option<Arc<dyn SessionHandle>> {
+        self.carrier.session()
+    }
+
+    fn wait_for_send(&self) {
+        Self::wait_for_send(self);
+    }
+
+    fn is_settled(&self) -> bool {
+        self.lists.specs().all(|spec| self.launch.has_outcome(spec))
+    }
+
+    fn is_proven(&self) -> bool {
+        self.is_proven.load(Ordering::Acquire)
+    }
+
+    fn give_up(self: Arc<Self>, error: TransferError) {
+        give_up(&self, error);
+    }
+}
+
+impl Drop for PeerLaunch {
+    /// The link has forgotten it and nothing guards it: nothing can land.
     fn drop(&mut self) {
-        self.heed_no_more();
-        if !*self.proven.get_mut() {
-            self.launch.part_proven();
+        self.stop_waiting_for_send();
+        if !*self.is_proven.get_mut() {
+            self.launch.mark_part_proven();
         }
     }
 }
 
-/// What the peer is told: it adds by itself who gave it up.
-fn told(error: &TransferError) -> String {
+/// Returns what the peer is told. It adds by itself which task gave the launch up.
+fn reason_for_peer(error: &TransferError) -> String {
     match error {
         TransferError::Cancelled { reason, .. } => reason.clone(),
         other => other.to_string(),
     }
 }
 
-/// Fails a part and tells the peer.
-pub(crate) fn give_up(part: &Arc<Part>, error: TransferError) {
-    match part.at() {
-        Some(at) => {
-            if !part.connection.stop(at, &told(&error)) {
-                // The peer has nothing under way for it.
-                part.peer_is_quiet();
-            }
-            part.fail(error);
-        }
-        // It is being launched at this moment: whoever does so may have looked already.
-        None => {
-            part.fail(error);
-            part.has_begun();
-        }
+/// Fails a launch and tells the peer.
+pub fn give_up(launch: &Arc<PeerLaunch>, error: TransferError) {
+    let Some(at) = launch.group() else {
+        // It is being launched at this moment, and the thread that launches it may have looked already.
+        launch.fail(error);
+        return launch.stop_if_failed();
+    };
+    let stopped = launch.session().is_some_and(|session| session.stop(at, &reason_for_peer(&error)));
+    if !stopped {
+        // The peer has nothing under way for it.
+        launch.mark_peer_quiet();
     }
+    launch.fail(error);
 }

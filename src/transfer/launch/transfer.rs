@@ -3,17 +3,14 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use muster_clock as clock;
 
 use super::outcome::{Launch, Stats, Wanted};
-use super::peer_launch::give_up;
 use crate::base::error::TransferError;
 use crate::base::identity::{Member, TaskId};
-use crate::base::sync::lock;
 
 /// Transfers under way. A future of the outcome of all; to wait without a runtime, [`wait`](Transfer::wait).
 ///
@@ -26,7 +23,7 @@ pub struct Transfer {
 
 impl std::fmt::Debug for Transfer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Transfer").field("left", &self.launch.left).finish_non_exhaustive()
+        f.debug_struct("Transfer").field("left", &self.launch.left()).finish_non_exhaustive()
     }
 }
 
@@ -38,13 +35,13 @@ impl Transfer {
     /// How many transfers it has.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.launch.outcomes.len()
+        self.launch.len()
     }
 
     /// Whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.launch.outcomes.is_empty()
+        self.launch.len() == 0
     }
 
     /// The outcome, if it is known.
@@ -82,35 +79,24 @@ impl Transfer {
     /// Gives up what is not complete. What is returned resolves when no byte can land any more, neither here nor at
     /// the peers: it is a proof, not a request.
     pub fn cancel(&self, reason: &str) -> Quiesced {
-        let parts = {
-            let mut given_up = lock(&self.launch.given_up);
-            given_up.get_or_insert_with(|| (self.here, reason.to_owned()));
-            // At least 1: 0 says that nobody has.
-            let now = self.launch.age_us().max(1);
-            let _first =
-                self.launch.given_up_us.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
-            if self.launch.parts.get().is_none() {
-                // Whatever it waits for, it will be launched only to be given up.
-                self.launch.fail_all(&TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
-            }
-            self.launch.parts()
-        };
-        for part in parts {
-            give_up(&part, TransferError::Cancelled { by: self.here, reason: reason.to_owned() });
-        }
+        self.launch.cancel(self.here, reason);
         Quiesced { launch: Arc::clone(&self.launch) }
     }
 
     /// Ends the connections with the peers that have not said, since it was given up, that nothing can land there any more.
-    /// Returns with whom: nothing of them counts any more, and what is proven needs no word of theirs.
+    /// Returns those peers: nothing of them counts any more, and the proof needs no word of theirs.
     pub(crate) fn cut_off(&self, why: &str) -> Vec<Member> {
-        let unproven = self.launch.parts().filter(|part| !part.proven.load(Ordering::Acquire));
-        let peers = unproven.map(|part| {
-            let member = part.connection.peer;
-            part.connection.end(TransferError::PeerDead { member, how: why.to_owned() });
-            member
-        });
-        peers.collect()
+        self.launch.cut_off(why)
+    }
+
+    /// Calls `callback` with the outcome of the transfer with this number: on the thread that brings it about, or on this
+    /// one if there is an outcome already.
+    pub(crate) fn on_outcome(
+        &self,
+        number: usize,
+        callback: impl FnOnce(Result<(), TransferError>) + Send + 'static,
+    ) {
+        self.launch.on_outcome(number as u32, Box::new(callback));
     }
 }
 

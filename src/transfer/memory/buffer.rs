@@ -1,18 +1,20 @@
 //! Buffers, and who uses which bytes of them.
+#![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::mapping::Foreign;
+use super::pool::Pool;
+use super::region::{Memory, Region};
+use super::view::{ReadView, WriteView};
 use crate::base::error::MemoryError;
 use crate::base::layout::Layout;
-use crate::memory::arena::Shared;
-use crate::memory::raw::{Foreign, Piece};
-use crate::memory::{Memory, Region};
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
 pub(crate) enum Home {
-    Arena(Arc<Shared>),
+    Arena(Arc<Pool>),
     Foreign(Arc<Region>),
 }
 
@@ -111,7 +113,8 @@ impl Buffer {
     pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
         let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Read)?;
-        Ok(span.piece().read(with))
+        // SAFETY: they are reserved against writers until this returns.
+        Ok(unsafe { span.read_view(0, span.len) }.read(with))
     }
 
     /// Calls `with` with its contents, to be changed.
@@ -121,7 +124,8 @@ impl Buffer {
     pub fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
         let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Write)?;
-        Ok(span.piece().write(with))
+        // SAFETY: they are reserved for this call alone.
+        Ok(unsafe { span.write_view(0, span.len) }.write(with))
     }
 
     /// Sets every byte.
@@ -217,13 +221,29 @@ impl Span {
         self.len == 0
     }
 
-    pub(crate) fn piece(&self) -> Piece<'_> {
-        Piece::at(self.buffer.region().base(), self.buffer.0.start + self.start, self.len)
+    /// Returns a view of `len` of its bytes from `start` on, and of those of the spans that [go on](Self::goes_on_in)
+    /// after it.
+    ///
+    /// # Safety
+    /// As [`ReadView::at`]: nobody writes these bytes as long as the view is used.
+    pub(crate) unsafe fn read_view(&self, start: usize, len: usize) -> ReadView<'_> {
+        // SAFETY: the buffer keeps its memory, and the caller answers for the bytes.
+        unsafe { ReadView::at(self.buffer.region().base(), self.offset() + start, len) }
     }
 
-    /// `len` of its bytes from `start` on, and of those of the spans that [go on](Self::goes_on_in) after it.
-    pub(crate) fn piece_across(&self, start: usize, len: usize) -> Piece<'_> {
-        Piece::at(self.buffer.region().base(), self.offset() + start, len)
+    /// Returns a view to write `len` of its bytes from `start` on, and those of the spans that [go on](Self::goes_on_in)
+    /// after it.
+    ///
+    /// # Safety
+    /// As [`WriteView::at`]: nobody else in this process uses these bytes as long as the view is used.
+    pub(crate) unsafe fn write_view(&self, start: usize, len: usize) -> WriteView<'_> {
+        // SAFETY: as above.
+        unsafe { WriteView::at(self.buffer.region().base(), self.offset() + start, len) }
+    }
+
+    /// Returns where it lies in this process, as a number that another process can name to the kernel.
+    pub(crate) fn address(&self) -> u64 {
+        self.buffer.region().base().number(self.offset())
     }
 
     /// Whether `next` begins in memory where this one ends.

@@ -1,11 +1,12 @@
 //! The bytes of one direction of a launch, as one stream.
+#![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 
 use super::buffer::Span;
-use super::raw::Piece;
+use super::view::{ReadView, WriteView};
 
 /// The bytes of one direction, as one stream in the order of the definition.
 #[derive(Debug, Default)]
-pub struct Stream {
+pub struct SpanStream {
     /// The spans, in order.
     pub spans: Vec<Span>,
     /// Where each begins in the stream; one more for the end.
@@ -17,7 +18,7 @@ pub struct Stream {
     joined: Vec<bool>,
 }
 
-impl Stream {
+impl SpanStream {
     /// Of spans with their numbers.
     pub fn new(parts: impl IntoIterator<Item = (u32, Span)>) -> Self {
         let mut stream = Self { starts: vec![0], ..Self::default() };
@@ -62,42 +63,63 @@ impl Stream {
         }
     }
 
-    /// The bytes `start..start + len` as pieces, as few as they are, until `into` has `most`.
-    pub fn pieces<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<Piece<'a>>) {
+    /// Calls `with` for each stretch of memory that the bytes `start..start + len` are, as few as they are, until it returns
+    /// false: the span in which the stretch begins, its first byte of it, and how long it is.
+    fn each_stretch<'a>(
+        &'a self,
+        start: u64,
+        len: u64,
+        mut with: impl FnMut(&'a Span, usize, usize) -> bool,
+    ) {
         let end = start + len;
         let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
-        while at < self.spans.len() && self.starts[at] < end && into.len() < most {
+        while at < self.spans.len() && self.starts[at] < end {
             let (first, from) = (at, start.max(self.starts[at]));
             at += 1;
             while at < self.spans.len() && self.joined[at] && self.starts[at] < end {
                 at += 1;
             }
             let to = end.min(self.starts[at]);
-            if from < to {
-                let span = &self.spans[first];
-                into.push(span.piece_across((from - self.starts[first]) as usize, (to - from) as usize));
+            if from < to
+                && !with(&self.spans[first], (from - self.starts[first]) as usize, (to - from) as usize)
+            {
+                return;
             }
         }
     }
 
-    /// Appends the bytes `start..start + len`. The caller holds a visit.
-    pub fn copy_out(&self, start: u64, len: u64, into: &mut Vec<u8>) {
-        let mut pieces = Vec::new();
-        self.pieces(start, len, usize::MAX, &mut pieces);
-        for piece in pieces {
-            piece.read(|bytes| into.extend_from_slice(bytes));
-        }
+    /// Appends views of the bytes `start..start + len`, as few as they are, until `into` has `most`.
+    ///
+    /// # Safety
+    /// As [`ReadView::at`]: nobody writes these bytes as long as the views are used.
+    pub unsafe fn read_views<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
+        self.each_stretch(start, len, |span, from, bytes| {
+            if into.len() < most {
+                // SAFETY: the caller answers for the bytes.
+                into.push(unsafe { span.read_view(from, bytes) });
+            }
+            into.len() < most
+        });
     }
 
-    /// Puts `bytes` in place from `start` on. The caller holds a visit.
-    pub fn copy_in(&self, start: u64, mut bytes: &[u8]) {
-        let mut pieces = Vec::new();
-        self.pieces(start, bytes.len() as u64, usize::MAX, &mut pieces);
-        for piece in pieces {
-            let (here, rest) = bytes.split_at(piece.len());
-            piece.copy_from(&Piece::of(here));
-            bytes = rest;
-        }
+    /// Appends views to write the bytes `start..start + len`, as few as they are, until `into` has `most`.
+    ///
+    /// # Safety
+    /// As [`WriteView::at`]: nobody else in this process uses these bytes as long as the views are used.
+    pub unsafe fn write_views<'a>(
+        &'a self,
+        start: u64,
+        len: u64,
+        most: usize,
+        into: &mut Vec<WriteView<'a>>,
+    ) {
+        self.each_stretch(start, len, |span, from, bytes| {
+            if into.len() < most {
+                // SAFETY: the caller answers for the bytes.
+                into.push(unsafe { span.write_view(from, bytes) });
+            }
+            into.len() < most
+        });
     }
 }
 
@@ -124,8 +146,10 @@ mod tests {
             foreign.span(),
             buffers[0].range(0..7).unwrap(),
         ];
-        let bytes: Vec<u8> = spans.iter().flat_map(|span| span.piece().read(<[u8]>::to_vec)).collect();
-        let stream = Stream::new(spans.into_iter().zip(0..).map(|(span, spec)| (spec, span)));
+        // SAFETY: nothing else uses the buffers.
+        let contents = |span: &Span| unsafe { span.read_view(0, span.len()) }.read(<[u8]>::to_vec);
+        let bytes: Vec<u8> = spans.iter().flat_map(contents).collect();
+        let stream = SpanStream::new(spans.into_iter().zip(0..).map(|(span, spec)| (spec, span)));
         assert_eq!(stream.total(), bytes.len() as u64);
         let adjoin = buffers[1].span().offset() == buffers[0].span().offset() + 4096;
         assert!(adjoin, "an arena gives out what is next to the last");
@@ -140,7 +164,8 @@ mod tests {
             (bytes.len() - 8, 8, 2),
         ] {
             let mut found = Vec::new();
-            stream.pieces(start as u64, len as u64, usize::MAX, &mut found);
+            // SAFETY: as above.
+            unsafe { stream.read_views(start as u64, len as u64, usize::MAX, &mut found) };
             let joined: Vec<u8> = found.iter().flat_map(|piece| piece.read(<[u8]>::to_vec)).collect();
             assert_eq!(joined, &bytes[start..start + len], "{len} from {start}");
             assert_eq!(found.len(), pieces, "{len} from {start}");

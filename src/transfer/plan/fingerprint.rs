@@ -9,17 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use super::PlanError;
 use super::tiles::Tiling;
+pub use crate::base::key::TransferKey;
 
 /// A digest: the first 128 bits of SHA-256. In text: 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Fingerprint(pub [u8; 16]);
-
-/// Names one step of a plan on both sides of it. Two steps of one plan never have the same key. In text: 16
-/// hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct TransferKey(pub u64);
 
 impl TransferKey {
     /// The key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
@@ -138,18 +133,6 @@ impl TryFrom<String> for Fingerprint {
 impl From<Fingerprint> for String {
     fn from(fingerprint: Fingerprint) -> Self {
         fingerprint.to_string()
-    }
-}
-
-impl fmt::Display for TransferKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl fmt::Debug for TransferKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -58,6 +58,7 @@ mod turns;
 
 pub use crate::base::identity::{DeviceId, TaskId};
 pub use ask::{AllGather, Broadcast, Reshard, Scatter};
+pub(crate) use copy::each_common_run;
 pub use copy::{Shards, copy_region, pack, unpack};
 pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};
 pub use describe::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};

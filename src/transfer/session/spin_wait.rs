@@ -22,13 +22,13 @@ const BETWEEN: usize = 16;
 
 /// Who waits on one connection; one thread at a time.
 #[derive(Debug)]
-pub struct Spinning {
+pub struct SpinWait {
     limit: Duration,
     vain: AtomicU32,
     rest: AtomicU32,
 }
 
-impl Spinning {
+impl SpinWait {
     /// For so long; never if that is zero.
     pub const fn new(limit: Duration) -> Self {
         Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     /// How many of so many waits looked, where nothing comes.
-    fn looks(spinning: &Spinning, waits: u32) -> u32 {
+    fn looks(spin_wait: &SpinWait, waits: u32) -> u32 {
         (0..waits)
             .filter(|_| {
                 let looked = Cell::new(false);
@@ -83,7 +83,7 @@ mod tests {
                     looked.set(true);
                     false
                 };
-                assert!(!spinning.until(Duration::MAX, ready));
+                assert!(!spin_wait.until(Duration::MAX, ready));
                 looked.get()
             })
             .count() as u32
@@ -91,33 +91,33 @@ mod tests {
 
     #[test]
     fn what_is_in_vain_is_done_less_and_less_and_what_helps_always() {
-        let spinning = Spinning::new(Duration::from_nanos(1));
-        assert_eq!(looks(&spinning, 3), 3);
-        assert_eq!(looks(&spinning, 16), 0);
-        assert_eq!(looks(&spinning, 1), 1);
-        assert_eq!(looks(&spinning, 32), 0);
+        let spin_wait = SpinWait::new(Duration::from_nanos(1));
+        assert_eq!(looks(&spin_wait, 3), 3);
+        assert_eq!(looks(&spin_wait, 16), 0);
+        assert_eq!(looks(&spin_wait, 1), 1);
+        assert_eq!(looks(&spin_wait, 32), 0);
         // In the long run once in so many waits.
-        looks(&spinning, 4 * REST_MAX);
-        assert_eq!(looks(&spinning, 10 * (REST_MAX + 1)), 10);
+        looks(&spin_wait, 4 * REST_MAX);
+        assert_eq!(looks(&spin_wait, 10 * (REST_MAX + 1)), 10);
         // One that helps, and it is as at the beginning.
-        while !spinning.until(Duration::MAX, || true) {}
-        assert!((0..100).all(|_| spinning.until(Duration::MAX, || true)));
-        assert_eq!(looks(&spinning, 3 + 16), 3);
+        while !spin_wait.until(Duration::MAX, || true) {}
+        assert!((0..100).all(|_| spin_wait.until(Duration::MAX, || true)));
+        assert_eq!(looks(&spin_wait, 3 + 16), 3);
     }
 
     #[test]
     fn who_has_no_time_looks_no_longer_than_that_and_it_says_nothing_of_looking() {
-        let spinning = Spinning::new(Duration::from_secs(3600));
+        let spin_wait = SpinWait::new(Duration::from_secs(3600));
         for _ in 0..10 {
-            assert!(!spinning.until(Duration::from_micros(1), || false));
+            assert!(!spin_wait.until(Duration::from_micros(1), || false));
         }
-        assert!(spinning.until(Duration::ZERO, || true), "it looks as before");
+        assert!(spin_wait.until(Duration::ZERO, || true), "it looks as before");
     }
 
     #[test]
     fn nobody_looks_for_no_time() {
-        let spinning = Spinning::new(Duration::ZERO);
-        assert_eq!(looks(&spinning, 100), 0);
-        assert!(!spinning.until(Duration::MAX, || true));
+        let spin_wait = SpinWait::new(Duration::ZERO);
+        assert_eq!(looks(&spin_wait, 100), 0);
+        assert!(!spin_wait.until(Duration::MAX, || true));
     }
 }

@@ -5,17 +5,17 @@ use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::io::wire::{Wire, WireError};
-use crate::memory::raw::Piece;
+use super::traits::{Wire, WireError};
+use crate::memory::{ReadView, WriteView};
 use muster_clock as clock;
 
 /// Reads and writes until a moment.
-pub struct Spoken<'a> {
+pub struct BlockingWire<'a> {
     wire: &'a dyn Wire,
     until: Instant,
 }
 
-impl<'a> Spoken<'a> {
+impl<'a> BlockingWire<'a> {
     /// On this wire, until then.
     pub const fn new(wire: &'a dyn Wire, until: Instant) -> Self {
         Self { wire, until }
@@ -45,15 +45,15 @@ impl<'a> Spoken<'a> {
     }
 }
 
-impl Read for Spoken<'_> {
+impl Read for BlockingWire<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.again(PollFlags::IN, || Ok(self.wire.receive(&[Piece::of_mut(buf)])?.bytes))
+        self.again(PollFlags::IN, || Ok(self.wire.receive(&mut [WriteView::of(buf)])?.bytes))
     }
 }
 
-impl Write for Spoken<'_> {
+impl Write for BlockingWire<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.again(PollFlags::OUT, || self.wire.send(&[Piece::of(buf)]))
+        self.again(PollFlags::OUT, || self.wire.send(&[ReadView::of(buf)]))
     }
 
     fn flush(&mut self) -> io::Result<()> {

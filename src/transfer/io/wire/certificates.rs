@@ -27,7 +27,7 @@ use rustls::{
     Error, RootCertStore, ServerConfig, ServerConnection, SignatureScheme,
 };
 
-use crate::io::wire::Side;
+use super::traits::Side;
 
 /// What an engine shows and whom it believes, in PEM. Every engine of a cluster has such, or none.
 #[derive(Clone, PartialEq, Eq)]

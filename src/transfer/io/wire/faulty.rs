@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use super::traits::{Process, Received, Wire, WireCapabilities, WireError, WireWaker};
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::io::wire::{Nature, Process, Received, Wake, Wire, WireError};
-use crate::memory::raw::Piece;
+use crate::memory::{ReadView, WriteView, total};
 use crate::protocol::frame::{HEADER, Header, Kind};
 
 /// Sends of no more than this are not cut off: small ones have no end to lose.
@@ -39,7 +39,7 @@ struct Inner {
 /// A wire, and what it takes to go on after it was held.
 struct Owned {
     wire: Box<dyn Wire>,
-    wake: OnceLock<Wake>,
+    waker: OnceLock<WireWaker>,
 }
 
 impl std::fmt::Debug for Owned {
@@ -96,8 +96,8 @@ impl Faults {
         self.0.held.store(held, Ordering::SeqCst);
         if !held {
             for wire in self.living() {
-                if let Some(wake) = wire.wake.get() {
-                    wake.wake();
+                if let Some(waker) = wire.waker.get() {
+                    waker.wake();
                 }
             }
         }
@@ -131,7 +131,7 @@ impl Faults {
         if self.0.refuse.load(Ordering::SeqCst) {
             wire.end();
         }
-        let owned = Arc::new(Owned { wire, wake: OnceLock::new() });
+        let owned = Arc::new(Owned { wire, waker: OnceLock::new() });
         let mut wires = lock(&self.0.wires);
         wires.retain(|wire| wire.strong_count() > 0);
         wires.push(Arc::downgrade(&owned));
@@ -180,7 +180,7 @@ impl Faulty {
         if !self.faults.held.load(Ordering::SeqCst) {
             return Ok(());
         }
-        if self.owned.wake.get().is_none() {
+        if self.owned.waker.get().is_none() {
             std::thread::sleep(UNATTENDED);
         }
         Err(WireError::Later)
@@ -196,21 +196,21 @@ impl Faulty {
         Ok(())
     }
 
-    /// Sends the pieces with one byte changed, the one at `at`. Whether it left, and how many did.
-    fn send_damaged(&self, pieces: &[Piece<'_>], at: usize) -> (bool, Result<usize, WireError>) {
+    /// Sends the views with one byte changed, the one at `at`. Whether it left, and how many did.
+    fn send_damaged(&self, views: &[ReadView<'_>], at: usize) -> (bool, Result<usize, WireError>) {
         let mut before = 0;
         let mut copy = Vec::new();
-        let Some(hit) = pieces.iter().position(|piece| {
+        let Some(hit) = views.iter().position(|piece| {
             before += piece.len();
             at < before
         }) else {
-            return (false, self.owned.wire.send(pieces));
+            return (false, self.owned.wire.send(views));
         };
-        before -= pieces[hit].len();
-        pieces[hit].read(|bytes| copy.extend_from_slice(bytes));
+        before -= views[hit].len();
+        views[hit].read(|bytes| copy.extend_from_slice(bytes));
         copy[at - before] ^= 0x10;
-        let mut harmed = pieces.to_vec();
-        harmed[hit] = Piece::of(&copy);
+        let mut harmed = views.to_vec();
+        harmed[hit] = ReadView::of(&copy);
         let sent = self.owned.wire.send(&harmed);
         (sent.as_ref().is_ok_and(|sent| *sent > at), sent)
     }
@@ -219,9 +219,9 @@ impl Faulty {
 /// The first bytes of a record of TLS that carries data, and how long its head is.
 const RECORD: ([u8; 3], usize) = ([23, 3, 3], 5);
 
-/// Where the payload of a chunk or of a record begins, if that is what the pieces are.
-fn payload(pieces: &[Piece<'_>]) -> Option<usize> {
-    let first = pieces.first().filter(|first| first.len() >= HEADER)?;
+/// Where the payload of a chunk or of a record begins, if that is what the views are.
+fn payload(views: &[ReadView<'_>]) -> Option<usize> {
+    let first = views.first().filter(|first| first.len() >= HEADER)?;
     first.read(|bytes| {
         if bytes.starts_with(&RECORD.0) {
             return Some(RECORD.1);
@@ -232,15 +232,29 @@ fn payload(pieces: &[Piece<'_>]) -> Option<usize> {
     })
 }
 
-/// The first `most` bytes of the pieces.
-fn cut<'a>(pieces: &[Piece<'a>], mut most: usize) -> Vec<Piece<'a>> {
+/// Returns the first `most` bytes of the views.
+fn cut<'a>(views: &[ReadView<'a>], mut most: usize) -> Vec<ReadView<'a>> {
     let mut kept = Vec::new();
-    for piece in pieces {
+    for view in views {
         if most == 0 {
             break;
         }
-        kept.push(piece.part(0, most));
-        most -= piece.len().min(most);
+        kept.push(view.part(0, most));
+        most -= view.len().min(most);
+    }
+    kept
+}
+
+/// Returns the first `most` bytes of the views.
+fn cut_mut<'a>(views: &'a mut [WriteView<'_>], mut most: usize) -> Vec<WriteView<'a>> {
+    let mut kept = Vec::new();
+    for view in views {
+        if most == 0 {
+            break;
+        }
+        let len = view.len().min(most);
+        kept.push(view.part(0, most));
+        most -= len;
     }
     kept
 }
@@ -250,8 +264,8 @@ impl Wire for Faulty {
         self.owned.wire.kind()
     }
 
-    fn nature(&self) -> Nature {
-        self.owned.wire.nature()
+    fn capabilities(&self) -> WireCapabilities {
+        self.owned.wire.capabilities()
     }
 
     fn peer(&self) -> Option<Process> {
@@ -262,24 +276,24 @@ impl Wire for Faulty {
         self.owned.wire.descriptor()
     }
 
-    fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
+    fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
         self.ready()?;
         let (wire, faults) = (&self.owned.wire, &self.faults);
-        let total: usize = pieces.iter().map(Piece::len).sum();
+        let total: usize = views.iter().map(ReadView::len).sum();
         if total > LARGE && take(&faults.truncate) {
-            let sent = wire.send(&cut(pieces, 1 + faults.below(total - 1)));
+            let sent = wire.send(&cut(views, 1 + faults.below(total - 1)));
             wire.end();
             return sent;
         }
         let most = faults.most(total);
-        let kept = if most < total { Some(cut(pieces, most)) } else { None };
-        let pieces = kept.as_deref().unwrap_or(pieces);
-        let (begins, count) = match payload(pieces).filter(|begins| *begins < most) {
+        let kept = if most < total { Some(cut(views, most)) } else { None };
+        let views = kept.as_deref().unwrap_or(views);
+        let (begins, count) = match payload(views).filter(|begins| *begins < most) {
             Some(begins) if take(&faults.damage) => (begins, &faults.damage),
             _ if most > 0 && take(&faults.garble) => (0, &faults.garble),
-            _ => return wire.send(pieces),
+            _ => return wire.send(views),
         };
-        let (done, sent) = self.send_damaged(pieces, begins + faults.below(most - begins));
+        let (done, sent) = self.send_damaged(views, begins + faults.below(most - begins));
         if !done {
             count.fetch_add(1, Ordering::SeqCst);
         }
@@ -291,14 +305,14 @@ impl Wire for Faulty {
         self.owned.wire.send_with(&bytes[..self.faults.most(bytes.len())], descriptors)
     }
 
-    fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
         self.receives()?;
-        let total = pieces.iter().map(Piece::len).sum();
+        let total = total(views);
         let most = self.faults.most(total);
         if most < total {
-            self.owned.wire.receive(&cut(pieces, most))
+            self.owned.wire.receive(&mut cut_mut(views, most))
         } else {
-            self.owned.wire.receive(pieces)
+            self.owned.wire.receive(views)
         }
     }
 
@@ -313,8 +327,8 @@ impl Wire for Faulty {
         self.owned.wire.discard(self.faults.most(len))
     }
 
-    fn woken_by(&self, wake: Wake) {
-        let _once = self.owned.wake.set(wake);
+    fn set_waker(&self, waker: WireWaker) {
+        let _once = self.owned.waker.set(waker);
     }
 
     fn end(&self) {

@@ -12,76 +12,86 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::socket::Socket;
+use super::traits::{
+    Endpoint, ListenSettings, Listener, Received, Transport, Wire, WireCapabilities, WireError,
+};
 use crate::base::identity::Address;
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::engine::config::Config;
-use crate::io::wire::socket::Socket;
-use crate::io::wire::{Listener, Medium, Nature, Received, Way, Wire, WireError, name_of};
-use crate::memory::raw::Piece;
+use crate::memory::{ReadView, WriteView};
 
 /// How many wires may wait to be accepted.
 const BACKLOG: usize = 128;
 
-const NATURE: Nature = Nature { shares: false, breaks: true, exposed: false, keeps: false };
+const CAPABILITIES: WireCapabilities =
+    WireCapabilities { shares_memory: false, is_breakable: true, is_exposed: false, is_buffered: false };
 
-/// Who listens in this process, by name.
+/// The listeners of this process, by name.
 static LISTENING: Mutex<BTreeMap<String, SyncSender<UnixStream>>> = Mutex::new(BTreeMap::new());
 
-/// Makes them.
+/// Makes such wires.
 pub struct Loopback;
 
-impl Medium for Loopback {
-    fn listen(&self, config: &Config, address: &mut Address) -> io::Result<Option<Arc<dyn Listener>>> {
-        address.inside = name_of(config);
-        let (queue, come) = sync_channel(BACKLOG);
-        lock(&LISTENING).insert(address.inside.clone(), queue);
-        Ok(Some(Arc::new(Listening { name: address.inside.clone(), come: Mutex::new(come) })))
+impl Transport for Loopback {
+    fn listen(
+        &self,
+        settings: &ListenSettings<'_>,
+        address: &mut Address,
+    ) -> io::Result<Option<Arc<dyn Listener>>> {
+        address.inside = settings.unique_name();
+        let (sender, queue) = sync_channel(BACKLOG);
+        lock(&LISTENING).insert(address.inside.clone(), sender);
+        Ok(Some(Arc::new(NamedListener { name: address.inside.clone(), queue: Mutex::new(queue) })))
     }
 
-    fn ways(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Way>> {
-        if peer.inside.is_empty() { Vec::new() } else { vec![Box::new(To(peer.inside.clone()))] }
+    fn endpoints(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
+        if peer.inside.is_empty() {
+            Vec::new()
+        } else {
+            vec![Box::new(LoopbackEndpoint(peer.inside.clone()))]
+        }
     }
 }
 
-struct Listening {
+struct NamedListener {
     name: String,
-    come: Mutex<Receiver<UnixStream>>,
+    queue: Mutex<Receiver<UnixStream>>,
 }
 
-impl Listener for Listening {
+impl Listener for NamedListener {
     fn kind(&self) -> TransportKind {
         TransportKind::Loopback
     }
 
     fn accept(&self) -> io::Result<Box<dyn Wire>> {
-        let socket = lock(&self.come).recv().map_err(|_| io::ErrorKind::NotConnected)?;
-        Ok(Box::new(Connected(Socket::new(socket.into()))))
+        let socket = lock(&self.queue).recv().map_err(|_| io::ErrorKind::NotConnected)?;
+        Ok(Box::new(LoopbackWire(Socket::new(socket.into()))))
     }
 
     fn stop(&self) {
-        // With its only sender gone, whoever waits is woken.
+        // With its only sender gone, the thread that waits is woken.
         lock(&LISTENING).remove(&self.name);
     }
 }
 
-impl Drop for Listening {
+impl Drop for NamedListener {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-struct To(String);
+struct LoopbackEndpoint(String);
 
-impl fmt::Display for To {
+impl fmt::Display for LoopbackEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "loopback:{}", self.0)
     }
 }
 
-impl Way for To {
-    fn nature(&self) -> Nature {
-        NATURE
+impl Endpoint for LoopbackEndpoint {
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
     }
 
     fn dial(&self, _time: Duration) -> io::Result<Box<dyn Wire>> {
@@ -93,31 +103,31 @@ impl Way for To {
             TrySendError::Full(_) => io::ErrorKind::WouldBlock,
             TrySendError::Disconnected(_) => io::ErrorKind::ConnectionRefused,
         })?;
-        Ok(Box::new(Connected(Socket::new(near.into()))))
+        Ok(Box::new(LoopbackWire(Socket::new(near.into()))))
     }
 }
 
-struct Connected(Socket);
+struct LoopbackWire(Socket);
 
-impl Wire for Connected {
+impl Wire for LoopbackWire {
     fn kind(&self) -> TransportKind {
         TransportKind::Loopback
     }
 
-    fn nature(&self) -> Nature {
-        NATURE
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
-        self.0.send(pieces)
+    fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
+        self.0.send(views)
     }
 
-    fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
-        self.0.receive(pieces)
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        self.0.receive(views)
     }
 
     fn discard(&self, len: usize) -> Result<usize, WireError> {

@@ -4,9 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::retry_on_intr;
 
+use super::traits::{Received, WireError};
 use crate::io::sys;
-use crate::io::wire::{Received, WireError};
-use crate::memory::raw::Piece;
+use crate::memory::{ReadView, WriteView, total};
 
 /// What is dropped is read into this much at once, where the system cannot drop it unread.
 const WASTE: usize = 16 << 10;
@@ -21,23 +21,26 @@ impl Socket {
         Self(socket)
     }
 
-    pub fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
-        Ok(retry_on_intr(|| sys::send(self.as_fd(), pieces))?)
+    /// Sends the views, as much as fits.
+    pub fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
+        Ok(retry_on_intr(|| sys::send(self.as_fd(), views))?)
     }
 
-    pub fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
-        let bytes = retry_on_intr(|| sys::read(self.as_fd(), pieces))?;
-        let room: usize = pieces.iter().map(Piece::len).sum();
+    /// Receives what is there into the views.
+    pub fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        let room = total(views);
+        let bytes = retry_on_intr(|| sys::read(self.as_fd(), views))?;
         Ok(Received { bytes, dry: bytes < room })
     }
 
-    /// Reads bytes for nobody.
+    /// Reads up to `len` bytes, and drops them.
     pub fn waste(&self, len: usize) -> Result<usize, WireError> {
         let mut waste = [0; WASTE];
         let most = len.min(WASTE);
-        Ok(retry_on_intr(|| sys::read(self.as_fd(), &[Piece::of_mut(&mut waste[..most])]))?)
+        Ok(retry_on_intr(|| sys::read(self.as_fd(), &mut [WriteView::of(&mut waste[..most])]))?)
     }
 
+    /// Ends it in both directions.
     pub fn end(&self) {
         let _gone = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }

@@ -10,46 +10,56 @@ use std::time::Duration;
 use rustix::io::retry_on_intr;
 use rustix::net::sockopt;
 
+use super::socket::Socket;
+use super::traits::{
+    Endpoint, ListenSettings, Listener, Received, Transport, Wire, WireCapabilities, WireError,
+};
 use crate::base::identity::Address;
 use crate::base::transport::TransportKind;
-use crate::engine::config::Config;
 use crate::io::sys;
-use crate::io::wire::socket::Socket;
-use crate::io::wire::{Listener, Medium, Nature, Received, Way, Wire, WireError};
-use crate::memory::raw::Piece;
+use crate::memory::{ReadView, WriteView};
 
 /// Room in the socket for so much that is not yet read or sent.
 const SOCKET_BUFFER: usize = 2 << 20;
 /// The most addresses of a peer that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-const NATURE: Nature = Nature { shares: false, breaks: true, exposed: true, keeps: false };
+const CAPABILITIES: WireCapabilities =
+    WireCapabilities { shares_memory: false, is_breakable: true, is_exposed: true, is_buffered: false };
 
-/// Makes them.
+/// Makes such wires.
 pub struct Tcp;
 
-impl Medium for Tcp {
-    fn listen(&self, config: &Config, address: &mut Address) -> io::Result<Option<Arc<dyn Listener>>> {
-        let listener = config.listen.map(TcpListener::bind).transpose()?;
+impl Transport for Tcp {
+    fn listen(
+        &self,
+        settings: &ListenSettings<'_>,
+        address: &mut Address,
+    ) -> io::Result<Option<Arc<dyn Listener>>> {
+        let listener = settings.listen.map(TcpListener::bind).transpose()?;
         let bound = listener.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
-        address.tcp = if config.advertise.is_empty() { bound } else { config.advertise.clone() };
-        Ok(listener.map(|listener| Arc::new(Listening(listener)) as Arc<dyn Listener>))
+        address.tcp = if settings.advertise.is_empty() { bound } else { settings.advertise.to_vec() };
+        Ok(listener.map(|listener| Arc::new(PortListener(listener)) as Arc<dyn Listener>))
     }
 
-    fn ways(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Way>> {
-        peer.tcp.iter().take(ADDRESSES_MAX).map(|at| Box::new(To(*at)) as Box<dyn Way>).collect()
+    fn endpoints(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
+        peer.tcp
+            .iter()
+            .take(ADDRESSES_MAX)
+            .map(|at| Box::new(TcpEndpoint(*at)) as Box<dyn Endpoint>)
+            .collect()
     }
 }
 
-struct Listening(TcpListener);
+struct PortListener(TcpListener);
 
-impl Listener for Listening {
+impl Listener for PortListener {
     fn kind(&self) -> TransportKind {
         TransportKind::Tcp
     }
 
     fn accept(&self) -> io::Result<Box<dyn Wire>> {
-        Ok(Box::new(Connected::new(self.0.accept()?.0)?))
+        Ok(Box::new(TcpWire::new(self.0.accept()?.0)?))
     }
 
     fn stop(&self) {
@@ -57,30 +67,30 @@ impl Listener for Listening {
     }
 }
 
-struct To(SocketAddr);
+struct TcpEndpoint(SocketAddr);
 
-impl fmt::Display for To {
+impl fmt::Display for TcpEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tcp:{}", self.0)
     }
 }
 
-impl Way for To {
-    fn nature(&self) -> Nature {
-        NATURE
+impl Endpoint for TcpEndpoint {
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
     }
 
     fn dial(&self, time: Duration) -> io::Result<Box<dyn Wire>> {
-        Ok(Box::new(Connected::new(TcpStream::connect_timeout(&self.0, time)?)?))
+        Ok(Box::new(TcpWire::new(TcpStream::connect_timeout(&self.0, time)?)?))
     }
 }
 
-struct Connected {
+struct TcpWire {
     socket: Socket,
     source: Option<IpAddr>,
 }
 
-impl Connected {
+impl TcpWire {
     fn new(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
@@ -108,13 +118,13 @@ fn do_not_pace(socket: &TcpStream) {
     let _set = ["cubic", "reno"].iter().any(|unpaced| sockopt::set_tcp_congestion(socket, unpaced).is_ok());
 }
 
-impl Wire for Connected {
+impl Wire for TcpWire {
     fn kind(&self) -> TransportKind {
         TransportKind::Tcp
     }
 
-    fn nature(&self) -> Nature {
-        NATURE
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
     }
 
     fn source(&self) -> Option<IpAddr> {
@@ -125,12 +135,12 @@ impl Wire for Connected {
         self.socket.as_fd()
     }
 
-    fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
-        self.socket.send(pieces)
+    fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
+        self.socket.send(views)
     }
 
-    fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
-        self.socket.receive(pieces)
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        self.socket.receive(views)
     }
 
     fn discard(&self, len: usize) -> Result<usize, WireError> {

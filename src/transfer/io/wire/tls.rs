@@ -1,7 +1,7 @@
 //! TLS over a wire that others on the network could listen to.
 //!
 //! Two things are unlike those of a socket. Decrypted bytes may wait in here while the socket has none: so what is received
-//! fills the pieces as far as it can, and is dry only when the wire below is. And records may wait in here while there is
+//! fills the views as far as it can, and is dry only when the wire below is. And records may wait in here while there is
 //! nothing more to send: so what is idle is flushed whenever the wire below has room.
 //!
 //! The end of a connection is not announced: frames say their lengths, and what is cut off is asked for again.
@@ -13,16 +13,17 @@ use std::time::{Duration, Instant};
 
 use rustls::Connection;
 
+use super::blocking::BlockingWire;
+use super::certificates::{Identity, explain};
+use super::traits::{Process, Received, Side, Wire, WireCapabilities, WireError, WireWaker};
 use crate::base::sync::lock;
 use crate::base::transport::TransportKind;
-use crate::io::wire::certificates::{Identity, explain};
-use crate::io::wire::{Nature, Process, Received, Side, Spoken, Wake, Wire, WireError};
-use crate::memory::raw::Piece;
+use crate::memory::{ReadView, WriteView, total};
 use muster_clock as clock;
 
 /// So much may be encrypted and not yet sent.
 const WAITING_MAX: usize = 128 << 10;
-/// How long whoever is refused has to hear why.
+/// How long a peer that is refused has to hear why.
 const HEAR_OUT: Duration = Duration::from_millis(500);
 /// What is dropped is decrypted into this much at once.
 const WASTE: usize = 16 << 10;
@@ -45,7 +46,7 @@ impl Read for Below<'_> {
         if self.dry {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let received = self.wire.receive(&[Piece::of_mut(buf)])?;
+        let received = self.wire.receive(&mut [WriteView::of(buf)])?;
         self.dry = received.dry;
         Ok(received.bytes)
     }
@@ -53,12 +54,12 @@ impl Read for Below<'_> {
 
 impl Write for Below<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        Ok(self.wire.send(&[Piece::of(buf)])?)
+        Ok(self.wire.send(&[ReadView::of(buf)])?)
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let pieces: Vec<_> = slices.iter().map(|slice| Piece::of(slice)).collect();
-        Ok(self.wire.send(&pieces)?)
+        let views: Vec<_> = slices.iter().map(|slice| ReadView::of(slice)).collect();
+        Ok(self.wire.send(&views)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -86,14 +87,14 @@ impl Tls {
         Ok(())
     }
 
-    /// Reads what the other side still says, and drops it: whoever closes before that takes back the alert that says why.
+    /// Reads what the other side still sends, and drops it: a close before that takes back the alert that says why.
     fn hear_out(&self, until: Instant) {
-        let mut spoken = Spoken::new(&*self.below, until.min(clock::monotonic() + HEAR_OUT));
+        let mut spoken = BlockingWire::new(&*self.below, until.min(clock::monotonic() + HEAR_OUT));
         let mut waste = [0; WASTE];
         while let Ok(1..) = spoken.read(&mut waste) {}
     }
 
-    /// Looks at what has come. Whoever is wrong is told why, if that is possible at once.
+    /// Decrypts what has come. A peer that is refused is told why, if that is possible at once.
     fn process(&self, connection: &mut Connection) -> Result<(), WireError> {
         let processed = connection.process_new_packets();
         // An edge tells when there is room for what is not sent now.
@@ -122,18 +123,17 @@ fn of_io(error: io::Error) -> WireError {
     }
 }
 
-/// The plaintext that is there, into what of the pieces is not yet full; none at the end of the stream.
+/// The plaintext that is there, into what of the views is not yet full; none at the end of the stream.
 fn take(
     connection: &mut Connection,
-    pieces: &[Piece<'_>],
+    views: &mut [WriteView<'_>],
     mut done: usize,
 ) -> Result<Option<usize>, WireError> {
     let mut before = 0;
-    for piece in pieces {
-        let end = before + piece.len();
+    for view in views {
+        let end = before + view.len();
         while done < end {
-            let left = piece.part(done - before, end - done);
-            // The caller of `receive` holds the visit that this writes under.
+            let mut left = view.part(done - before, end - done);
             match left.write(|bytes| connection.reader().read(bytes)) {
                 Ok(0) => return Ok(None),
                 Ok(some) => done += some,
@@ -152,8 +152,8 @@ impl Wire for Tls {
         self.below.kind()
     }
 
-    fn nature(&self) -> Nature {
-        Nature { exposed: false, keeps: true, ..self.below.nature() }
+    fn capabilities(&self) -> WireCapabilities {
+        WireCapabilities { is_exposed: false, is_buffered: true, ..self.below.capabilities() }
     }
 
     fn peer(&self) -> Option<Process> {
@@ -166,7 +166,7 @@ impl Wire for Tls {
 
     fn begin(&self, until: Instant) -> Result<(), WireError> {
         let mut connection = lock(&self.connection);
-        let finished = connection.complete_io(&mut Spoken::new(&*self.below, until));
+        let finished = connection.complete_io(&mut BlockingWire::new(&*self.below, until));
         finished.map(drop).inspect_err(|_| self.hear_out(until)).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::ConnectionReset
@@ -178,15 +178,15 @@ impl Wire for Tls {
         })
     }
 
-    fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
+    fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
         let mut connection = lock(&self.connection);
         // Only so much is encrypted as there is room for below.
         self.push(&mut connection)?;
         let mut taken = 0;
-        for piece in pieces {
-            let some = piece.read(|bytes| connection.writer().write(bytes)).map_err(of_io)?;
+        for view in views {
+            let some = view.read(|bytes| connection.writer().write(bytes)).map_err(of_io)?;
             taken += some;
-            if some < piece.len() {
+            if some < view.len() {
                 break;
             }
         }
@@ -196,13 +196,13 @@ impl Wire for Tls {
         }
     }
 
-    fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
-        let total: usize = pieces.iter().map(Piece::len).sum();
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        let total = total(views);
         let mut connection = lock(&self.connection);
         let mut below = self.below();
         let mut done = 0;
         loop {
-            match take(&mut connection, pieces, done)? {
+            match take(&mut connection, views, done)? {
                 // The end, which the next call tells of if something came before it.
                 None => return Ok(Received { bytes: done, dry: false }),
                 Some(now) => done = now,
@@ -222,15 +222,15 @@ impl Wire for Tls {
     fn discard(&self, len: usize) -> Result<usize, WireError> {
         let mut waste = [0; WASTE];
         let most = len.min(WASTE);
-        Ok(self.receive(&[Piece::of_mut(&mut waste[..most])])?.bytes)
+        Ok(self.receive(&mut [WriteView::of(&mut waste[..most])])?.bytes)
     }
 
     fn flush(&self) -> Result<(), WireError> {
         self.push(&mut lock(&self.connection))
     }
 
-    fn woken_by(&self, wake: Wake) {
-        self.below.woken_by(wake);
+    fn set_waker(&self, waker: WireWaker) {
+        self.below.set_waker(waker);
     }
 
     fn end(&self) {

@@ -21,11 +21,11 @@ pub struct Frame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
     /// Nobody: a thread that reads the ring until something else comes finds it soon enough.
-    Whenever,
+    Lazy,
     /// Whoever waits for what they have sent.
-    Senders,
+    SendWaiters,
     /// Everybody.
-    Everybody,
+    Everyone,
 }
 
 /// What is to be said, what was said and not yet acknowledged, and what was heard.

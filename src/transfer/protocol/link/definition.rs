@@ -1,7 +1,7 @@
 //! Definitions: the list of transfers that a prepared launch makes with one peer, as both sides know it.
 
-use crate::base::error::TransferKey;
 use crate::base::identity::DeviceId;
+use crate::base::key::TransferKey;
 use crate::base::layout::Fingerprint;
 use crate::protocol::frame::{u32_at, u64_at};
 

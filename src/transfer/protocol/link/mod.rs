@@ -120,7 +120,7 @@ pub enum Difference {
     /// The same transfer has two layouts: its key, and fingerprint and bytes on both sides.
     Layout {
         /// Its key.
-        key: crate::base::error::TransferKey,
+        key: crate::base::key::TransferKey,
         /// On this side.
         here: String,
         /// On the other side.

@@ -179,12 +179,12 @@ impl<T: Clone> Link<T> {
         };
         match header.kind {
             // The peer has to find it out for itself.
-            _ if self.differed => Urgency::Everybody,
-            Kind::Done => Urgency::Senders,
+            _ if self.differed => Urgency::Everyone,
+            Kind::Done => Urgency::SendWaiters,
             Kind::Go if self.terms.fetch && self.definitions.get(&header.index).is_some_and(fetched) => {
-                Urgency::Whenever
+                Urgency::Lazy
             }
-            _ => Urgency::Everybody,
+            _ => Urgency::Everyone,
         }
     }
 

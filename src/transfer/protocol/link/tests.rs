@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::*;
-use crate::base::error::TransferKey;
 use crate::base::identity::{DeviceId, Incarnation, TaskId};
+use crate::base::key::TransferKey;
 use crate::base::layout::Fingerprint;
 use crate::protocol::frame::CONTROL_MAX;
 use crate::protocol::link::definition::{Entry, Source};

@@ -1,4 +1,5 @@
-//! Unix sockets of this host, under abstract names: who the other end is comes from the system, and descriptors go along.
+//! Unix sockets of this host, under abstract names: the system tells which process is at the other end, and they carry
+//! descriptors.
 
 use std::fmt;
 use std::io;
@@ -15,36 +16,42 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::socket::Socket;
+use super::traits::{
+    Endpoint, ListenSettings, Listener, Process, Received, Transport, Wire, WireCapabilities, WireError,
+};
 use crate::base::identity::Address;
 use crate::base::transport::TransportKind;
-use crate::engine::config::Config;
-use crate::io::wire::socket::Socket;
-use crate::io::wire::{Listener, Medium, Nature, Process, Received, Way, Wire, WireError, name_of};
-use crate::memory::raw::Piece;
+use crate::memory::{ReadView, WriteView};
 
-const NATURE: Nature = Nature { shares: true, breaks: false, exposed: false, keeps: false };
+const CAPABILITIES: WireCapabilities =
+    WireCapabilities { shares_memory: true, is_breakable: false, is_exposed: false, is_buffered: false };
 
-/// Makes them.
-pub struct Local;
+/// Makes such wires.
+pub struct Unix;
 
-impl Medium for Local {
-    fn listen(&self, config: &Config, address: &mut Address) -> io::Result<Option<Arc<dyn Listener>>> {
-        address.local = name_of(config);
+impl Transport for Unix {
+    fn listen(
+        &self,
+        settings: &ListenSettings<'_>,
+        address: &mut Address,
+    ) -> io::Result<Option<Arc<dyn Listener>>> {
+        address.local = settings.unique_name();
         let at = SocketAddr::from_abstract_name(&address.local)?;
-        Ok(Some(Arc::new(Listening(UnixListener::bind_addr(&at)?))))
+        Ok(Some(Arc::new(AbstractListener(UnixListener::bind_addr(&at)?))))
     }
 
-    fn ways(&self, here: &Address, peer: &Address) -> Vec<Box<dyn Way>> {
+    fn endpoints(&self, here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
         if peer.local.is_empty() || peer.host.is_empty() || peer.host != here.host {
             return Vec::new();
         }
-        vec![Box::new(To(peer.local.clone()))]
+        vec![Box::new(UnixEndpoint(peer.local.clone()))]
     }
 }
 
-struct Listening(UnixListener);
+struct AbstractListener(UnixListener);
 
-impl Listener for Listening {
+impl Listener for AbstractListener {
     fn kind(&self) -> TransportKind {
         TransportKind::Unix
     }
@@ -52,7 +59,7 @@ impl Listener for Listening {
     fn accept(&self) -> io::Result<Box<dyn Wire>> {
         let socket = self.0.accept()?.0;
         socket.set_nonblocking(true)?;
-        Ok(Box::new(Connected::new(socket)?))
+        Ok(Box::new(UnixWire::new(socket)?))
     }
 
     fn stop(&self) {
@@ -60,17 +67,17 @@ impl Listener for Listening {
     }
 }
 
-struct To(String);
+struct UnixEndpoint(String);
 
-impl fmt::Display for To {
+impl fmt::Display for UnixEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "unix:@{}", self.0)
     }
 }
 
-impl Way for To {
-    fn nature(&self) -> Nature {
-        NATURE
+impl Endpoint for UnixEndpoint {
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
     }
 
     /// Without waiting: a listener whose queue is full is as good as none at this moment, and there are other ways.
@@ -78,17 +85,17 @@ impl Way for To {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(self.0.as_bytes())?)?;
-        Ok(Box::new(Connected::new(socket.into())?))
+        Ok(Box::new(UnixWire::new(socket.into())?))
     }
 }
 
-struct Connected {
+struct UnixWire {
     socket: Socket,
     peer: Process,
 }
 
-impl Connected {
-    /// Of a socket that does not block. Whoever cannot be told who is there does not speak to them.
+impl UnixWire {
+    /// Of a socket that does not block. A wire whose other end is not known is not used.
     fn new(socket: UnixStream) -> io::Result<Self> {
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         let peer = Process { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() };
@@ -96,13 +103,13 @@ impl Connected {
     }
 }
 
-impl Wire for Connected {
+impl Wire for UnixWire {
     fn kind(&self) -> TransportKind {
         TransportKind::Unix
     }
 
-    fn nature(&self) -> Nature {
-        NATURE
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
     }
 
     fn peer(&self) -> Option<Process> {
@@ -113,8 +120,8 @@ impl Wire for Connected {
         self.socket.as_fd()
     }
 
-    fn send(&self, pieces: &[Piece<'_>]) -> Result<usize, WireError> {
-        self.socket.send(pieces)
+    fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
+        self.socket.send(views)
     }
 
     fn send_with(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, WireError> {
@@ -128,8 +135,8 @@ impl Wire for Connected {
         Ok(retry_on_intr(|| rustix::net::sendmsg(&self.socket, &slices, &mut along, flags))?)
     }
 
-    fn receive(&self, pieces: &[Piece<'_>]) -> Result<Received, WireError> {
-        self.socket.receive(pieces)
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        self.socket.receive(views)
     }
 
     fn receive_with(&self, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Received, WireError> {
