@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
-use super::rounds::Pair;
 use super::staging::Rooms;
-use super::tiles::NONE;
+use super::tiles::{NONE, Pair};
 use super::{Class, Plan, TaskId};
 
 /// How many steps of a class there are.

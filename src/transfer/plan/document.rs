@@ -16,14 +16,11 @@ use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::within;
+use super::limits::PLAN_VERSION;
 use super::{
     ArrayDescription, BufferRole, Class, Cost, DeviceId, Fingerprint, MAX_PLAN_TEXT, Options, Placement,
     Plan, PlanError, Region, Runs, Side, Step, TaskId, TransferKey,
 };
-
-/// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the
-/// same.
-pub const PLAN_VERSION: u64 = 2;
 
 impl Plan {
     /// The plan as JSON, on one line.

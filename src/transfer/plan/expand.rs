@@ -1,9 +1,9 @@
 //! Steps, worked out when somebody looks at them. Those of a region are worked out together.
 
 use super::make::{Maker, Record};
-use super::rounds::Pair;
-use super::tiles::{NONE, Stretches};
-use super::{BufferRole, Plan, Region, Side, Staging, Step, TransferKey, staging, step};
+use super::staging::Rooms;
+use super::tiles::{NONE, Pair, Stretches, extents};
+use super::{BufferRole, Plan, Region, Side, Staging, Step, TaskId, TransferKey, staging, step};
 
 /// The steps of some regions, those of everybody or of one task.
 pub(super) struct Expansion<'a, R> {
@@ -65,6 +65,53 @@ impl<R: Iterator<Item = u32>> Iterator for Expansion<'_, R> {
 }
 
 impl Plan {
+    /// The step of this number.
+    #[must_use]
+    pub fn step(&self, index: u32) -> Option<Step> {
+        let region = index.checked_div(self.copies).filter(|region| *region < self.rounds.regions())?;
+        Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
+    }
+
+    /// All steps. Those that a step depends on come before it.
+    pub fn steps(&self) -> impl Iterator<Item = Step> {
+        Expansion::new(self, 0..self.rounds.regions(), None)
+    }
+
+    /// The steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
+    /// No others are looked at than those of regions that its devices hold or shall hold.
+    pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
+        let number = self.number_of(task);
+        let regions = number.map(|number| self.regions_of(number)).unwrap_or_default();
+        Expansion::new(self, regions.into_iter(), number)
+    }
+
+    /// How much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
+    /// or unpacked.
+    #[must_use]
+    pub fn staging_bytes(&self, task: TaskId) -> u64 {
+        let Some(number) = self.number_of(task) else { return 0 };
+        let mut rooms = Rooms::of(self.parties.ids.len());
+        let mut steps = Expansion::new(self, self.regions_of(number).into_iter(), Some(number));
+        while let Some((_, record, lies)) = steps.advance() {
+            rooms.note(&[record], lies, self.item);
+        }
+        self.rooms_by_task(&rooms)[number as usize]
+    }
+
+    /// How much room each task needs for its devices' buffers.
+    pub(super) fn rooms_by_task(&self, rooms: &Rooms) -> Vec<u64> {
+        let mut bytes = vec![0; self.parties.task_ids.len()];
+        let devices = self.parties.ids.iter().zip(&self.parties.tasks);
+        for ((&device, &task), needs) in devices.zip(rooms.source.iter().zip(&rooms.destination)) {
+            for (role, needs) in [(BufferRole::Source, *needs.0), (BufferRole::Destination, *needs.1)] {
+                if needs {
+                    bytes[task as usize] += self.shard_bytes(role, device);
+                }
+            }
+        }
+        bytes
+    }
+
     /// Calls back with every region, where it lies, and its steps; not in the order of the plan, but in the one that
     /// takes the least work.
     pub(super) fn each_region(&self, mut visit: impl FnMut(Pair, &Stretches, &[Record])) {
@@ -131,8 +178,4 @@ impl Plan {
             destination: side(record.destination, BufferRole::Destination, &lies.wanted),
         }
     }
-}
-
-pub(super) fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {
-    stretches.iter().map(|(start, end)| end - start).collect()
 }

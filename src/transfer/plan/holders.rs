@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::placement::Placement;
 use super::tiles::{NONE, Tiling, number};
-use super::turns::Turn;
+use super::turn::Turn;
 use super::{DeviceId, PlacedDevice, PlanError, TaskId};
 
 /// Every device that takes part, in the order of ids. Devices, tasks and hosts are numbers within these lists.

@@ -17,10 +17,9 @@
 
 use super::Plan;
 use super::holders::{Group, Span};
-use super::rounds::Pair;
 use super::step::{BufferRole, Class};
-use super::tiles::{NONE, number};
-use super::turns::Turn;
+use super::tiles::{NONE, Pair, number};
+use super::turn::Turn;
 
 /// One step of a region: everything else about it follows by arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

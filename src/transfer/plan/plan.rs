@@ -3,16 +3,14 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::expand::{Expansion, extents};
 use super::fingerprint::{self, Digest};
 use super::holders::{Holders, Parties};
 use super::placement::Placement;
 use super::rounds::Rounds;
-use super::staging::Rooms;
-use super::tiles::{Tiling, number};
+use super::tiles::{Tiling, extents, number};
 use super::turns::Turns;
 use super::{
-    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError, Step,
+    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError,
     TaskId,
 };
 
@@ -179,55 +177,8 @@ impl Plan {
         self.rounds.regions() == 0
     }
 
-    /// The step of this number.
-    #[must_use]
-    pub fn step(&self, index: u32) -> Option<Step> {
-        let region = index.checked_div(self.copies).filter(|region| *region < self.rounds.regions())?;
-        Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
-    }
-
-    /// All steps. Those that a step depends on come before it.
-    pub fn steps(&self) -> impl Iterator<Item = Step> {
-        Expansion::new(self, 0..self.rounds.regions(), None)
-    }
-
-    /// The steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
-    /// No others are looked at than those of regions that its devices hold or shall hold.
-    pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
-        let number = self.number_of(task);
-        let regions = number.map(|number| self.regions_of(number)).unwrap_or_default();
-        Expansion::new(self, regions.into_iter(), number)
-    }
-
-    /// How much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
-    /// or unpacked.
-    #[must_use]
-    pub fn staging_bytes(&self, task: TaskId) -> u64 {
-        let Some(number) = self.number_of(task) else { return 0 };
-        let mut rooms = Rooms::of(self.parties.ids.len());
-        let mut steps = Expansion::new(self, self.regions_of(number).into_iter(), Some(number));
-        while let Some((_, record, lies)) = steps.advance() {
-            rooms.note(&[record], lies, self.item);
-        }
-        self.rooms_by_task(&rooms)[number as usize]
-    }
-
-    /// How much room each task needs for its devices' buffers.
-    pub(super) fn rooms_by_task(&self, rooms: &Rooms) -> Vec<u64> {
-        let mut bytes = vec![0; self.parties.task_ids.len()];
-        let devices = self.parties.ids.iter().zip(&self.parties.tasks);
-        for ((&device, &task), needs) in devices.zip(rooms.source.iter().zip(&rooms.destination)) {
-            for (role, needs) in [(BufferRole::Source, *needs.0), (BufferRole::Destination, *needs.1)] {
-                if needs {
-                    bytes[task as usize] += self.shard_bytes(role, device);
-                }
-            }
-        }
-        bytes
-    }
-
     /// The number of a task that owns some of the devices.
-    fn number_of(&self, task: TaskId) -> Option<u32> {
+    pub(super) fn number_of(&self, task: TaskId) -> Option<u32> {
         self.parties.task_ids.binary_search(&task).ok().map(number)
     }
 

@@ -7,18 +7,7 @@
 
 use std::cmp::Reverse;
 
-use super::tiles::{Stretches, Tiling, number};
-
-/// The two tiles that have a region in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pair {
-    /// The tile of the source.
-    pub held: u32,
-    /// The tile of the destination.
-    pub wanted: u32,
-    /// Another number for each region of a tile of the destination, and for each tile in a round: both added.
-    pub turn: u32,
-}
+use super::tiles::{Pair, Stretches, Tiling, number};
 
 /// Which tiles of another tiling reach into each tile of one.
 #[derive(Debug, Clone)]

@@ -1,7 +1,6 @@
 //! A sharding as arithmetic: which tile of the array each device holds, and where it lies.
 
-use super::rounds::Pair;
-use super::{ArrayDescription, DeviceId};
+use super::{ArrayDescription, DeviceId, PlanError, Region};
 
 /// No tile, no step, nobody.
 pub(super) const NONE: u32 = u32::MAX;
@@ -121,6 +120,17 @@ impl Tiling {
     }
 }
 
+/// The two tiles that have a region in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pair {
+    /// The tile of the source.
+    pub held: u32,
+    /// The tile of the destination.
+    pub wanted: u32,
+    /// Another number for each region of a tile of the destination, and for each tile in a round: both added.
+    pub turn: u32,
+}
+
 /// Where a region and its two tiles lie: in each dimension, where each begins and ends.
 #[derive(Debug, Default)]
 pub(super) struct Stretches {
@@ -158,4 +168,28 @@ fn common(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
 /// For counts that are bounded far below 2^32.
 pub(super) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(NONE)
+}
+
+/// Returns the size of a stretch in each dimension.
+pub(super) fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {
+    stretches.iter().map(|(start, end)| end - start).collect()
+}
+
+impl ArrayDescription {
+    /// Which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A
+    /// shard that lies beyond the array is empty in every dimension.
+    ///
+    /// # Errors
+    /// As [`ArrayDescription::check`].
+    pub fn shards(&self) -> Result<Vec<(DeviceId, Region)>, PlanError> {
+        self.check()?;
+        let tiling = Tiling::of(self);
+        let mut intervals = Vec::new();
+        let shard = |&(device, tile): &(DeviceId, u32)| {
+            tiling.intervals(tile, &mut intervals);
+            let (start, extent) = intervals.iter().map(|(start, end)| (start, end - start)).unzip();
+            (device, Region { start, extent })
+        };
+        Ok(tiling.devices.iter().map(shard).collect())
+    }
 }

@@ -2,31 +2,11 @@
 
 use std::collections::VecDeque;
 
+use super::message::{Frame, Violation};
 use crate::protocol::frame::{Header, Kind};
-use crate::protocol::link::Violation;
 
 /// After so many frames without one of its own to carry it, a side acknowledges on purpose.
 const ACK_EVERY: u32 = 64;
-
-/// A control frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
-    /// Its header.
-    pub header: Header,
-    /// Its payload.
-    pub payload: Vec<u8>,
-}
-
-/// Who has to hear of a frame at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Urgency {
-    /// Nobody: a thread that reads the ring until something else comes finds it soon enough.
-    Lazy,
-    /// Whoever waits for what they have sent.
-    SendWaiters,
-    /// Everybody.
-    Everyone,
-}
 
 /// What is to be said, what was said and not yet acknowledged, and what was heard.
 pub struct Control {

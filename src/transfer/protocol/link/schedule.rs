@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::protocol::link::GroupId;
+/// A group: its channel and its number on it.
+pub type GroupId = (u32, u64);
 
 /// How urgent a launch is.
 #[derive(

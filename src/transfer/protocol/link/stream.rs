@@ -1,121 +1,19 @@
-//! The two streams of a group: which chunks were sent by which lane, and which have landed.
+//! Chunks and control frames of a link: which is sent next, where one lands, and what is sent again.
 
 use std::sync::Arc;
 
-use crate::protocol::frame::{Header, Kind};
-use crate::protocol::link::{Definition, GroupId, Landing, Link, Output, Push, Urgency};
+#[cfg(test)]
+use super::chunks;
+use super::chunks::{Chunks, Inbound, NONE, Outbound, length};
+use super::definition::Definition;
 
-/// No lane.
-const NONE: u16 = u16::MAX;
+use super::message::{Frame, Landing, Output, Push, Urgency};
+use super::schedule::GroupId;
+use super::state::Link;
+use crate::protocol::frame::{Header, Kind};
+
 /// Words of 64 chunks that one `Have` tells of.
 const HAVE_WORDS: usize = 4096;
-
-/// What this side sends in a group.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outbound {
-    /// It cannot be sent yet, or is to be fetched by the peer.
-    Waiting,
-    /// The peer cannot fetch it and asked for it.
-    Wanted,
-    /// It went with the launch.
-    Inline,
-    /// It is being sent.
-    Pushing(Box<Pushing>),
-    /// The peer has it.
-    Done,
-}
-
-/// A stream that is being sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pushing {
-    total: u64,
-    /// The first chunk that was never sent.
-    next: u32,
-    /// Chunks to be sent again.
-    again: Vec<u32>,
-    /// Which lane each chunk was given to last.
-    lanes: Vec<u16>,
-}
-
-/// What this side receives in a group.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Inbound {
-    /// It cannot come yet.
-    Waiting,
-    /// The caller puts it in place.
-    Fetching,
-    /// It comes in chunks.
-    Landing(Box<Chunks>),
-    /// It is here.
-    Done,
-}
-
-/// A stream that comes in chunks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chunks {
-    total: u64,
-    landed: Bits,
-    landing: Bits,
-    damaged: Bits,
-    left: u32,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Bits(Vec<u64>);
-
-impl Bits {
-    fn new(count: u32) -> Self {
-        Self(vec![0; (count as usize).div_ceil(64)])
-    }
-
-    fn has(&self, at: u32) -> bool {
-        self.0.get(at as usize / 64).is_some_and(|word| word >> (at % 64) & 1 != 0)
-    }
-
-    /// Sets a bit; whether it was unset.
-    fn set(&mut self, at: u32) -> bool {
-        let word = &mut self.0[at as usize / 64];
-        let before = *word;
-        *word |= 1 << (at % 64);
-        before != *word
-    }
-
-    fn unset(&mut self, at: u32) {
-        self.0[at as usize / 64] &= !(1 << (at % 64));
-    }
-}
-
-/// How many chunks so many bytes are.
-pub fn chunks(total: u64, chunk: u32) -> u32 {
-    u32::try_from(total.div_ceil(u64::from(chunk))).unwrap_or(u32::MAX)
-}
-
-/// How many bytes a chunk has.
-fn length(total: u64, chunk: u32, index: u32) -> u32 {
-    let start = u64::from(index) * u64::from(chunk);
-    u32::try_from(total.saturating_sub(start).min(u64::from(chunk))).unwrap_or(chunk)
-}
-
-impl Outbound {
-    pub fn pushing(total: u64, chunk: u32) -> Self {
-        let lanes = vec![NONE; chunks(total, chunk) as usize];
-        Self::Pushing(Box::new(Pushing { total, next: 0, again: Vec::new(), lanes }))
-    }
-}
-
-impl Inbound {
-    pub fn landing(total: u64, chunk: u32) -> Self {
-        let count = chunks(total, chunk);
-        let bits = Bits::new(count);
-        Self::Landing(Box::new(Chunks {
-            total,
-            landed: bits.clone(),
-            landing: bits.clone(),
-            damaged: bits,
-            left: count,
-        }))
-    }
-}
 
 impl<T: Clone> Link<T> {
     /// Whether there are chunks to be sent.
@@ -134,17 +32,16 @@ impl<T: Clone> Link<T> {
     }
 
     /// The next control frame to be sent on the socket; one that brings descriptors along only if that is `fine`.
-    pub fn next_control(&mut self, fine: bool) -> Option<crate::protocol::link::Frame> {
+    pub fn next_control(&mut self, fine: bool) -> Option<Frame> {
         if let Some((region, len)) = self.control.descriptors.front().copied() {
             if !fine {
                 return None;
             }
             self.control.descriptors.pop_front();
             let header = Header { index: region, sequence: len, ..self.header(Kind::Descriptor) };
-            return Some(crate::protocol::link::Frame { header, payload: Vec::new() });
+            return Some(Frame { header, payload: Vec::new() });
         }
-        let brings =
-            |frame: &crate::protocol::link::Frame| matches!(frame.header.kind, Kind::Region | Kind::Ring);
+        let brings = |frame: &Frame| matches!(frame.header.kind, Kind::Region | Kind::Ring);
         if self.control.switched || !fine && self.control.first().is_some_and(brings) {
             return None;
         }
@@ -155,7 +52,7 @@ impl<T: Clone> Link<T> {
     }
 
     /// The next control frame for the ring, if its payload fits into `room`; whether there is one at all.
-    pub fn next_for_ring(&mut self, room: usize) -> (Option<crate::protocol::link::Frame>, bool) {
+    pub fn next_for_ring(&mut self, room: usize) -> (Option<Frame>, bool) {
         let Some(first) = self.control.first().filter(|_| self.control.switched) else {
             self.differed = false;
             return (None, false);
@@ -170,10 +67,10 @@ impl<T: Clone> Link<T> {
         (self.control.next(bare), true)
     }
 
-    /// Who has to hear at once of a frame that goes to the ring.
+    /// Returns which waiters have to hear at once of a frame that goes to the ring.
     pub fn urgency(&self, header: &Header) -> Urgency {
-        // Who launches only to fetch something says once more when it is here. All that has to be done until then is done
-        // on this side.
+        // A peer that launches only to fetch says once more when it is here. All that has to be done until then is done on
+        // this side.
         let fetched = |definition: &Arc<Definition>| {
             definition.received > 0 && definition.entries.iter().all(|entry| !entry.outgoing)
         };
@@ -315,11 +212,11 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    pub(crate) fn on_damaged(&mut self, at: GroupId, index: u32) {
+    pub(super) fn on_damaged(&mut self, at: GroupId, index: u32) {
         self.send_again(at, |chunk, _| chunk == index);
     }
 
-    pub(crate) fn on_have(&mut self, at: GroupId, lane: u16, first: u32, bitmap: &[u8]) {
+    pub(super) fn on_have(&mut self, at: GroupId, lane: u16, first: u32, bitmap: &[u8]) {
         self.send_again(at, |chunk, by| {
             let bit = chunk.checked_sub(first).filter(|_| by == lane);
             bit.and_then(|bit| Some(bitmap.get(bit as usize / 8)? >> (bit % 8) & 1 == 0)).unwrap_or(false)
@@ -375,10 +272,7 @@ impl<T: Clone> Link<T> {
                 assert!(!both, "a chunk lands that has landed");
                 assert!(group.matched, "something lands in a group that is not matched");
                 let landed: u32 = chunks.landed.0.iter().map(|word| word.count_ones()).sum();
-                assert_eq!(
-                    landed + chunks.left,
-                    crate::protocol::link::stream::chunks(chunks.total, self.terms.chunk)
-                );
+                assert_eq!(landed + chunks.left, chunks::chunks(chunks.total, self.terms.chunk));
             }
         }
         let locals = self.groups.values().filter(|group| group.local.is_some()).count();
@@ -387,6 +281,6 @@ impl<T: Clone> Link<T> {
         assert_eq!(inline, self.inline_pending, "inline groups are counted");
         let held = self.groups.values().filter_map(|group| group.remote.as_ref()?.inline.as_ref()).count();
         assert_eq!(held, self.inline_held, "inline bytes are counted");
-        self.audit_leaving();
+        self.audit_departure();
     }
 }
