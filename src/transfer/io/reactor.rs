@@ -137,67 +137,14 @@ impl Reactor {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return,
             }
-            let mut more = std::mem::take(&mut unread);
+            let mut readable = std::mem::take(&mut unread);
             for event in &events {
-                let number = event.data.u64();
-                let flags = event.flags;
-                if number == WAKER {
-                    let mut count = [0; 8];
-                    let _drained = rustix::io::read(&self.waker, &mut count);
-                    self.woken.store(false, Ordering::SeqCst);
-                    continue;
-                }
-                let (lane, bell) = {
-                    let shared = self.lock();
-                    (shared.lanes.get(&number).cloned(), shared.bells.get(&number).and_then(Weak::upgrade))
-                };
-                if let Some(host) = bell {
-                    host.bell_rang();
-                }
-                let Some(lane) = lane else { continue };
-                if flags
-                    .intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR)
-                {
-                    lane.mark_hung_up();
-                }
-                if flags.contains(epoll::EventFlags::OUT)
-                    && let Err(error) = lane.pump_output()
-                {
-                    self.end_unwritable(number, &lane, &error);
-                    continue;
-                }
-                let readable = epoll::EventFlags::IN
-                    | epoll::EventFlags::RDHUP
-                    | epoll::EventFlags::HUP
-                    | epoll::EventFlags::ERR;
-                if flags.intersects(readable) && !more.iter().any(|(other, _)| *other == number) {
-                    more.push((number, lane));
-                }
+                self.on_event(event.data.u64(), event.flags, &mut readable);
             }
-            for (number, lane) in more {
-                match lane.pump_input() {
-                    Ok(true) => unread.push((number, lane)),
-                    Ok(false) => {}
-                    Err(error) => self.end(number, &lane, &error),
-                }
+            for (number, lane) in readable {
+                self.pump_input(number, lane, &mut unread);
             }
-            let (eager, woken) = {
-                let mut shared = self.lock();
-                (std::mem::take(&mut shared.eager), std::mem::take(&mut shared.woken))
-            };
-            let eager = eager.into_iter().map(|number| (number, false));
-            for (number, both) in eager.chain(woken.into_iter().map(|number| (number, true))) {
-                let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
-                if let Err(error) = lane.pump_output() {
-                    self.end_unwritable(number, &lane, &error);
-                } else if both || lane.is_held() {
-                    match lane.pump_input() {
-                        Ok(true) => unread.push((number, lane)),
-                        Ok(false) => {}
-                        Err(error) => self.end(number, &lane, &error),
-                    }
-                }
-            }
+            self.pump_requested(&mut unread);
         }
         let lanes: Vec<_> = self.lock().lanes.drain().collect();
         for (_, lane) in lanes {
@@ -206,7 +153,66 @@ impl Reactor {
         }
     }
 
-    /// Nothing can be sent on it any more. What the peer said before it closed it is still to be read.
+    /// Takes an event: rings a bell, sends what there is room for, and notes a lane that can be read.
+    fn on_event(&self, number: u64, flags: epoll::EventFlags, readable: &mut Vec<(u64, Arc<Lane>)>) {
+        const ENDS: epoll::EventFlags =
+            epoll::EventFlags::RDHUP.union(epoll::EventFlags::HUP).union(epoll::EventFlags::ERR);
+        if number == WAKER {
+            let mut count = [0; 8];
+            let _drained = rustix::io::read(&self.waker, &mut count);
+            self.woken.store(false, Ordering::SeqCst);
+            return;
+        }
+        let (lane, bell) = {
+            let shared = self.lock();
+            (shared.lanes.get(&number).cloned(), shared.bells.get(&number).and_then(Weak::upgrade))
+        };
+        if let Some(host) = bell {
+            host.bell_rang();
+        }
+        let Some(lane) = lane else { return };
+        if flags.intersects(ENDS) {
+            lane.mark_hung_up();
+        }
+        if flags.contains(epoll::EventFlags::OUT)
+            && let Err(error) = lane.pump_output()
+        {
+            return self.end_unwritable(number, &lane, &error);
+        }
+        if flags.intersects(ENDS.union(epoll::EventFlags::IN))
+            && !readable.iter().any(|(other, _)| *other == number)
+        {
+            readable.push((number, lane));
+        }
+    }
+
+    /// Reads a lane for one turn, and notes it if there is more.
+    fn pump_input(&self, number: u64, lane: Arc<Lane>, unread: &mut Vec<(u64, Arc<Lane>)>) {
+        match lane.pump_input() {
+            Ok(true) => unread.push((number, lane)),
+            Ok(false) => {}
+            Err(error) => self.end(number, &lane, &error),
+        }
+    }
+
+    /// Pumps the lanes that other threads have asked for.
+    fn pump_requested(&self, unread: &mut Vec<(u64, Arc<Lane>)>) {
+        let (eager, woken) = {
+            let mut shared = self.lock();
+            (std::mem::take(&mut shared.eager), std::mem::take(&mut shared.woken))
+        };
+        let eager = eager.into_iter().map(|number| (number, false));
+        for (number, both) in eager.chain(woken.into_iter().map(|number| (number, true))) {
+            let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
+            if let Err(error) = lane.pump_output() {
+                self.end_unwritable(number, &lane, &error);
+            } else if both || lane.is_held() {
+                self.pump_input(number, lane, unread);
+            }
+        }
+    }
+
+    /// Ends a lane on which nothing can be sent any more. What the peer said before it closed it is read first.
     fn end_unwritable(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
         const TURNS: usize = 64;
         for _ in 0..TURNS {

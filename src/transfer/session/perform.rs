@@ -109,34 +109,11 @@ impl Connection {
                 self.wake_held();
             }
             Output::StopConfirmed(launch) => launch.mark_peer_quiet(),
-            Output::Differ(launch, difference) => {
-                let (channel, sequence) = launch.group().unwrap_or_default();
-                launch.mark_peer_quiet();
-                launch.fail(match difference {
-                    Difference::Layout { key, here, there } => {
-                        TransferError::LayoutMismatch { key, here, there }
-                    }
-                    Difference::Order { here, there } => {
-                        TransferError::OrderMismatch { channel, sequence, here, there }
-                    }
-                });
-            }
+            Output::Differ(launch, difference) => fail_different(&launch, difference),
             Output::Damaged(launch, chunk) => {
                 give_up(&launch, TransferError::Integrity { chunk, member: self.peer });
             }
-            Output::CloseLane(id) => {
-                // Its reactor says when nothing comes from it any more: this may be the very lane. Under the lock, so
-                // that a lane that is just ending is told before it is out of the list, or not found.
-                let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
-                let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
-                if found.is_none() {
-                    lock(&self.lost_lanes).insert(id);
-                }
-                drop(lanes);
-                if found.is_none() {
-                    lock(&self.link).lane_closed(id);
-                }
-            }
+            Output::CloseLane(id) => self.close_lane(id),
             Output::Unregion(id) => {
                 lock(&self.shared).remove(&id);
             }
@@ -165,6 +142,21 @@ impl Connection {
             }
             // Dropped without the lock: its memory may go with it.
             Output::Over(_) => {}
+        }
+    }
+
+    /// Closes a lane that the peer has lost, and tells the link when nothing comes from it any more.
+    fn close_lane(&self, id: u16) {
+        // Its reactor says when nothing comes from it any more: this may be the very lane. Under the lock, so
+        // that a lane that is just ending is told before it is out of the list, or not found.
+        let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+        let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
+        if found.is_none() {
+            lock(&self.lost_lanes).insert(id);
+        }
+        drop(lanes);
+        if found.is_none() {
+            lock(&self.link).lane_closed(id);
         }
     }
 
@@ -242,4 +234,14 @@ impl Connection {
             }
         }
     }
+}
+
+/// Fails a launch of which the peer launched another list.
+fn fail_different(launch: &Arc<PeerLaunch>, difference: Difference) {
+    let (channel, sequence) = launch.group().unwrap_or_default();
+    launch.mark_peer_quiet();
+    launch.fail(match difference {
+        Difference::Layout { key, here, there } => TransferError::LayoutMismatch { key, here, there },
+        Difference::Order { here, there } => TransferError::OrderMismatch { channel, sequence, here, there },
+    });
 }

@@ -124,38 +124,7 @@ impl Lane {
                 }
                 Ok(Step::Go)
             }
-            Reading::Chunk { header, launch, start, got } => {
-                let (header, launch, start) = (*header, Arc::clone(launch), *start);
-                let len = header.len as usize;
-                let Some(guard) = launch.access() else {
-                    host.abandon_chunk(&header);
-                    input.now = Reading::Discard { left: len - *got };
-                    return Ok(Step::Go);
-                };
-                let mut done = *got;
-                let mut views = Vec::with_capacity(8);
-                let left = (len - done) as u64;
-                guard.bytes().inbound(start + done as u64, left, sys::PIECES_MAX, &mut views);
-                let body = total(&views);
-                // The next header comes along; not where descriptors may, which this read would drop.
-                (input.from, input.to) = (0, 0);
-                if body as u64 == left && !self.capabilities.shares_memory {
-                    views.push(WriteView::of(&mut input.ahead[..HEADER]));
-                }
-                let received = self.wire.receive(&mut views)?;
-                drop(views);
-                let step = self.count_received(host, received, turn)?;
-                done += received.bytes.min(body);
-                input.to = received.bytes.saturating_sub(body);
-                if done == len {
-                    self.finish_chunk(host, &header, &launch, &guard, start);
-                    drop(guard);
-                    input.now = Reading::Header;
-                } else if let Reading::Chunk { got, .. } = &mut input.now {
-                    *got = done;
-                }
-                Ok(step)
-            }
+            Reading::Chunk { .. } => self.receive_chunk(host, input, turn),
             Reading::Discard { left } => {
                 let bytes = self.wire.discard(*left)?;
                 *left -= bytes;
@@ -167,6 +136,46 @@ impl Lane {
                 Ok(Step::Go)
             }
         }
+    }
+
+    /// Receives more of a chunk, straight into its place.
+    fn receive_chunk(
+        &self,
+        host: &dyn LaneHost,
+        input: &mut Input,
+        turn: &mut usize,
+    ) -> Result<Step, LaneError> {
+        let Reading::Chunk { header, launch, start, got } = &mut input.now else { return Ok(Step::Go) };
+        let (header, launch, start) = (*header, Arc::clone(launch), *start);
+        let len = header.len as usize;
+        let Some(guard) = launch.access() else {
+            host.abandon_chunk(&header);
+            input.now = Reading::Discard { left: len - *got };
+            return Ok(Step::Go);
+        };
+        let mut done = *got;
+        let mut views = Vec::with_capacity(8);
+        let left = (len - done) as u64;
+        guard.bytes().inbound(start + done as u64, left, sys::PIECES_MAX, &mut views);
+        let body = total(&views);
+        // The next header comes along; not where descriptors may, which this read would drop.
+        (input.from, input.to) = (0, 0);
+        if body as u64 == left && !self.capabilities.shares_memory {
+            views.push(WriteView::of(&mut input.ahead[..HEADER]));
+        }
+        let received = self.wire.receive(&mut views)?;
+        drop(views);
+        let step = self.count_received(host, received, turn)?;
+        done += received.bytes.min(body);
+        input.to = received.bytes.saturating_sub(body);
+        if done == len {
+            self.finish_chunk(host, &header, &launch, &guard, start);
+            drop(guard);
+            input.now = Reading::Header;
+        } else if let Reading::Chunk { got, .. } = &mut input.now {
+            *got = done;
+        }
+        Ok(step)
     }
 
     /// Says that a chunk is in place, and whether it is whole.
