@@ -18,7 +18,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that begins with the present wall time.
+    /// Starts a clock at the present wall time.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn start() -> Self {
@@ -26,7 +26,7 @@ impl Clock {
         Self { started: Instant::now(), epoch }
     }
 
-    /// The time now.
+    /// Returns the time now.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         Timestamp::default().after(self.epoch + self.started.elapsed())
@@ -38,7 +38,7 @@ impl Clock {
         u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The moment of the monotonic clock that shows `at`.
+    /// Returns the moment of the monotonic clock that shows `at`.
     #[must_use]
     pub fn instant(&self, at: Timestamp) -> Instant {
         let start = Timestamp::default().after(self.epoch);
@@ -59,27 +59,27 @@ pub fn random_nonzero() -> NonZeroU64 {
     }
 }
 
-/// The time of day as the host has it at this moment: it may jump, and be wrong.
+/// Reads the time of day as the host has it at this moment: it may jump, and be wrong.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
 pub fn wall() -> Timestamp {
     Timestamp::default().after(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// The monotonic clock.
+/// Reads the monotonic clock.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
 pub fn monotonic() -> Instant {
     Instant::now()
 }
 
-/// The monotonic clock in nanoseconds: the same for all processes of a host, which [`Instant`] hides.
+/// Reads the monotonic clock in nanoseconds: the same for all processes of a host, which [`Instant`] hides.
 #[must_use]
 pub fn monotonic_nanoseconds() -> u64 {
     nanoseconds(rustix::time::ClockId::Monotonic)
 }
 
-/// How long processors have worked for this process, all of its threads, in nanoseconds.
+/// Reads how long processors have worked for this process, all of its threads, in nanoseconds.
 #[must_use]
 pub fn process_nanoseconds() -> u64 {
     nanoseconds(rustix::time::ClockId::ProcessCPUTime)
@@ -90,7 +90,7 @@ fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// A number that nobody can guess.
+/// Draws a number that cannot be guessed.
 ///
 /// # Panics
 /// If the operating system has no entropy to give, without which no secret is one.
@@ -99,7 +99,7 @@ pub fn random_u64() -> u64 {
     u64::from_ne_bytes(random_bytes())
 }
 
-/// Bytes that nobody can guess.
+/// Draws bytes that cannot be guessed.
 ///
 /// # Panics
 /// If the operating system has no entropy to give, without which no secret is one.

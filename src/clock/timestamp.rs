@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 pub struct Timestamp(pub u64);
 
 impl fmt::Display for Timestamp {
-    /// The moment in UTC, to the second, as people write it.
+    /// Writes the moment in UTC, to the second, as people do.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Beyond the year 9999 there is no such form, and no such clock.
         const LAST: u64 = 253_402_300_799;
@@ -26,14 +26,14 @@ impl fmt::Display for Timestamp {
 }
 
 impl Timestamp {
-    /// The moment `by` later, or the end of time.
+    /// Returns the moment `by` later, or the end of time.
     #[must_use]
     pub fn after(self, by: Duration) -> Self {
         let micros = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(micros))
     }
 
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// Returns how long ago `earlier` was; zero if it lies ahead.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))

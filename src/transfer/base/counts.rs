@@ -29,7 +29,7 @@ impl Counters {
         self.0[kind as usize][usize::from(received)].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Sent and received by this transport.
+    /// Returns the bytes sent and received by this transport.
     pub fn get(&self, kind: TransportKind) -> (u64, u64) {
         let [sent, received] = &self.0[kind as usize];
         (sent.load(Ordering::Relaxed), received.load(Ordering::Relaxed))

@@ -37,7 +37,7 @@ pub enum PrepareError {
     NotAddressable {
         /// The device that was named.
         device: DeviceId,
-        /// Who owns it.
+        /// Its owner.
         owner: TaskId,
         /// This task.
         here: TaskId,
@@ -105,7 +105,7 @@ pub enum PrepareError {
     /// The peer cannot be reached, or is gone.
     #[error("the connection to {member} cannot be prepared: {error}")]
     Clique {
-        /// Who was wanted.
+        /// The peer.
         member: Member,
         /// What happened.
         error: TransferError,
@@ -166,7 +166,7 @@ pub enum TransferError {
     /// The peer's process or host is gone.
     #[error("{member} is gone: {how}")]
     PeerDead {
-        /// Who.
+        /// The peer.
         member: Member,
         /// How it was found out.
         how: String,
@@ -179,7 +179,7 @@ pub enum TransferError {
         /// The one that counts, where it is known.
         current: Option<Incarnation>,
     },
-    /// Somebody gave it up.
+    /// A program gave it up.
     #[error("cancelled by task {by}: {reason}")]
     Cancelled {
         /// Whose program.
@@ -273,7 +273,7 @@ pub enum TransferError {
 }
 
 impl TransferError {
-    /// Its name as a metric's label: one of a fixed few.
+    /// Returns its name as a metric's label: one of a fixed few.
     #[must_use]
     pub const fn reason(&self) -> &'static str {
         match self {
@@ -314,7 +314,7 @@ impl TransferError {
         "closed",
     ];
 
-    /// The peer that it is about, where it says so.
+    /// Returns the peer that it is about, where it says so.
     #[must_use]
     pub fn member(&self) -> Option<Member> {
         match self {

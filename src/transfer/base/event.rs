@@ -18,8 +18,8 @@ enum State {
 #[derive(Clone)]
 pub struct Event(Arc<Mutex<State>>);
 
-/// The other end of an [`Event`]: whoever fills the buffer. Dropped before it said so, it fails the event: nobody waits
-/// for ever.
+/// The other end of an [`Event`]: held by what fills the buffer. Dropped before it is completed, it fails the event: nothing
+/// waits for ever.
 #[derive(Debug)]
 pub struct Definer(Event);
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Event {
 }
 
 impl Event {
-    /// An event that has not happened, and what makes it happen.
+    /// Makes an event that has not happened, and what makes it happen.
     #[must_use]
     pub fn new() -> (Definer, Self) {
         let event = Self(Arc::new(Mutex::new(State::Pending(Vec::new()))));
@@ -41,7 +41,7 @@ impl Event {
         lock(&self.0)
     }
 
-    /// How it went, if it is known; an error says why the buffer will never be defined.
+    /// Returns how it went, if it is known; an error says why the buffer will never be defined.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<(), String>> {
         match &*self.lock() {
@@ -77,12 +77,12 @@ impl Event {
 }
 
 impl Definer {
-    /// The buffer is defined.
+    /// Says that the buffer is defined.
     pub fn complete(self) {
         self.0.end(Ok(()));
     }
 
-    /// The buffer will never be defined.
+    /// Says that the buffer will never be defined.
     pub fn fail(self, why: impl Into<String>) {
         self.0.end(Err(why.into()));
     }
@@ -90,7 +90,7 @@ impl Definer {
 
 impl Drop for Definer {
     fn drop(&mut self) {
-        self.0.end(Err("whoever was to define the buffer is gone".to_owned()));
+        self.0.end(Err("what was to define the buffer is gone".to_owned()));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who takes part: tasks, their incarnations, their devices, and where they are reached.
+//! Members: tasks, their incarnations, their devices, and where they are reached.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,13 +29,13 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// One life of a task. Never zero: zero means "nobody" on the wire.
+/// One life of a task. Never zero: zero means "none" on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Incarnation(pub NonZeroU64);
 
 impl Incarnation {
-    /// The incarnation with this number; none for zero.
+    /// Returns the incarnation with this number; none for zero.
     #[must_use]
     pub const fn new(number: u64) -> Option<Self> {
         match NonZeroU64::new(number) {
@@ -44,7 +44,7 @@ impl Incarnation {
         }
     }
 
-    /// Its number.
+    /// Returns its number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0.get()
@@ -99,8 +99,8 @@ pub struct Peer {
     pub devices: Vec<DeviceId>,
 }
 
-/// Who lives, at one moment. The engine compares it with the one before: who is not in it any more, or is in it with
-/// another incarnation, has failed.
+/// The live tasks at one moment. The engine compares it with the one before: a task that is not in it any more, or is in it
+/// with another incarnation, has failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
     /// Every live task, the engine's own among them or not.
@@ -108,19 +108,19 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// The life of `task` that counts.
+    /// Returns the life of `task` that counts.
     #[must_use]
     pub fn member(&self, task: TaskId) -> Option<Member> {
         self.peers.get(&task).map(|peer| Member { task, incarnation: peer.incarnation })
     }
 
-    /// Whether `member` is a life that counts.
+    /// Returns whether `member` is a life that counts.
     #[must_use]
     pub fn has(&self, member: Member) -> bool {
         self.member(member.task) == Some(member)
     }
 
-    /// The task that owns `device`.
+    /// Returns the task that owns `device`.
     #[must_use]
     pub fn owner(&self, device: DeviceId) -> Option<TaskId> {
         self.peers.iter().find(|(_, peer)| peer.devices.contains(&device)).map(|(task, _)| *task)

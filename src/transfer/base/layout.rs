@@ -21,7 +21,7 @@ impl fmt::Display for Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of bytes, the same on every machine and in every version (64-bit FNV-1a).
+    /// Makes that of bytes, the same on every machine and in every version (64-bit FNV-1a).
     #[must_use]
     pub fn of(parts: &[&[u8]]) -> Self {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -41,13 +41,13 @@ impl Layout {
         Self { bytes: count as u64, fingerprint: Fingerprint::of(&[b"bytes"]) }
     }
 
-    /// So many bytes of what has this fingerprint.
+    /// Makes that of so many bytes of what has this fingerprint.
     #[must_use]
     pub const fn part(bytes: u64, of: Fingerprint) -> Self {
         Self { bytes, fingerprint: of }
     }
 
-    /// An array: the name and width in bytes of its elements, its shape, and how it is sharded (any text that both
+    /// Returns an array: the name and width in bytes of its elements, its shape, and how it is sharded (any text that both
     /// sides write alike). None if its size overflows.
     #[must_use]
     pub fn array(element: &str, width: u64, shape: &[u64], sharding: &str) -> Option<Self> {
@@ -57,19 +57,19 @@ impl Layout {
         Some(Self { bytes, fingerprint })
     }
 
-    /// How many bytes it takes.
+    /// Returns how many bytes it takes.
     #[must_use]
     pub const fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it takes none.
+    /// Returns whether it takes none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// What is compared with the other side's.
+    /// Returns what is compared with the other side's.
     #[must_use]
     pub const fn fingerprint(&self) -> Fingerprint {
         self.fingerprint

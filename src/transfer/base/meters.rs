@@ -35,7 +35,7 @@ impl Stage {
     pub const ALL: [Self; 6] =
         [Self::Prepare, Self::Dependencies, Self::Match, Self::Move, Self::Quiesce, Self::Connect];
 
-    /// Its name as a metric's label.
+    /// Returns its name as a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,7 +59,7 @@ const SIZES: [(u64, &str); 6] = [
     (u64::MAX, "more"),
 ];
 
-/// The names of the classes of size, the smallest first.
+/// Returns the names of the classes of size, the smallest first.
 pub fn size_classes() -> impl Iterator<Item = &'static str> {
     SIZES.into_iter().map(|(_, name)| name)
 }
@@ -107,7 +107,7 @@ pub struct Failed {
     pub error: TransferError,
 }
 
-/// The place of an error's reason among all.
+/// Returns the place of an error's reason among all.
 fn place(error: &TransferError) -> Option<usize> {
     TransferError::REASONS.iter().position(|reason| *reason == error.reason())
 }
@@ -148,17 +148,17 @@ impl Meters {
         }
     }
 
-    /// A stage took so long.
+    /// Counts a stage that took so long.
     pub(crate) fn observe(&self, stage: Stage, us: u64) {
         self.stages[stage as usize].observe(us);
     }
 
-    /// The same, where somebody else measured.
+    /// Counts a stage whose time was measured elsewhere.
     pub(crate) fn observe_time(&self, stage: Stage, time: Duration) {
         self.observe(stage, u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
     }
 
-    /// A launch moved everything: so many bytes, by this transport or by it last, in so long.
+    /// Counts a launch that moved everything: so many bytes, by this transport or by it last, in so long.
     pub(crate) fn completed(&self, by: Option<TransportKind>, bytes: u64, us: u64) {
         self.ended[0].fetch_add(1, Ordering::Relaxed);
         if let Some(by) = by {
@@ -167,14 +167,14 @@ impl Meters {
         }
     }
 
-    /// A connection ended while it was needed.
+    /// Counts a connection that ended while it was needed.
     pub(crate) fn aborted(&self, error: &TransferError) {
         if let Some(place) = place(error) {
             self.aborts[place].fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A launch failed, or a request came to none; `peer` is with whom, where the error does not say.
+    /// Counts a launch that failed, or a request that came to none; `peer` is with whom, where the error does not say.
     pub(crate) fn failed(&self, peer: Option<TaskId>, error: &TransferError) {
         if let Some(place) = place(error) {
             self.ended[place + 1].fetch_add(1, Ordering::Relaxed);
@@ -198,13 +198,13 @@ impl Meters {
         let _first = self.on_failure.set(Box::new(hook));
     }
 
-    /// The times of a stage since the engine's start.
+    /// Returns the times of a stage since the engine's start.
     #[must_use]
     pub fn times(&self, stage: Stage) -> Times {
         self.stages[stage as usize].read()
     }
 
-    /// How long launches took that moved everything, by transport and class of size; those that none were of are left out.
+    /// Returns how long launches took that moved everything, by transport and class of size; those that none were of are left out.
     pub fn durations(&self) -> impl Iterator<Item = (TransportKind, &'static str, Times)> + '_ {
         let by_kind = TransportKind::ALL.into_iter().zip(&self.durations);
         by_kind.flat_map(|(kind, sizes)| {
@@ -218,13 +218,13 @@ impl Meters {
         TransferError::REASONS.into_iter().zip(self.aborts.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Launches that ended since the engine's start, by how: `completed`, or the reason.
+    /// Returns the launches that ended since the engine's start, by how: `completed`, or the reason.
     pub fn ended(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let names = std::iter::once("completed").chain(TransferError::REASONS);
         names.zip(self.ended.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 
-    /// Takes the failures that nobody has taken yet, the newest 64 at most.
+    /// Takes the failures that were not taken yet, the newest 64 at most.
     #[must_use]
     pub fn take_failures(&self) -> Vec<Failed> {
         lock(&self.failures).drain(..).collect()

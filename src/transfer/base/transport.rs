@@ -22,7 +22,7 @@ impl TransportKind {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Loopback];
 
-    /// Its name as a metric's label.
+    /// Returns its name as a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -16,13 +16,13 @@ use crate::session::connection::{Connection, ConnectionLease};
 pub struct CliqueKey([Member; 2]);
 
 impl CliqueKey {
-    /// Of two members in any order.
+    /// Makes the key of two members in any order.
     #[must_use]
     pub fn new(a: Member, b: Member) -> Self {
         Self(if a <= b { [a, b] } else { [b, a] })
     }
 
-    /// Its members, in order.
+    /// Returns its members, in order.
     #[must_use]
     pub const fn members(&self) -> &[Member; 2] {
         &self.0
@@ -146,7 +146,7 @@ impl Cliques {
         Some(self.makings)
     }
 
-    /// The connection of a clique, alive or not.
+    /// Returns the connection of a clique, alive or not.
     pub fn get(&self, key: CliqueKey) -> Option<&Arc<Connection>> {
         match self.slots.get(&key)? {
             Slot::Ready { connection, .. } => Some(connection),
@@ -154,7 +154,7 @@ impl Cliques {
         }
     }
 
-    /// Whether the clique is being made.
+    /// Returns whether the clique is being made.
     pub fn is_pending(&self, key: CliqueKey) -> bool {
         matches!(self.slots.get(&key), Some(Slot::Pending { .. }))
     }
@@ -192,8 +192,8 @@ impl Cliques {
         }
     }
 
-    /// Waiters of a clique that is ready now. Called until it gives none; then the clique counts as ready, so those who
-    /// came later are served after those who waited. A connection whose place it takes is returned, to be ended.
+    /// Waiters of a clique that is ready now. Called until it gives none; then the clique counts as ready, so requests
+    /// that came later are served after those that waited. A connection whose place it takes is returned, to be ended.
     pub fn make_ready(&mut self, key: CliqueKey, connection: &Arc<Connection>, now: Instant) -> Readiness {
         if let Some(Slot::Pending { waiters, .. }) = self.slots.get_mut(&key)
             && !waiters.is_empty()
@@ -242,7 +242,7 @@ impl Cliques {
         self.forget(connection);
     }
 
-    /// Whether there are too many, and that was not seen to a moment ago.
+    /// Returns whether there are too many, and that was not looked at a moment ago.
     pub fn is_crowded(&self, most: usize, now: Instant) -> bool {
         let lately = self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < LOOK_AGAIN);
         self.slots.len() > most && !lately
@@ -277,7 +277,7 @@ impl Cliques {
             .collect()
     }
 
-    /// The cliques that are being made and of which a member is among the chosen.
+    /// Returns the cliques that are being made and of which a member is among the chosen.
     pub fn pending(&self, chosen: impl Fn(Member) -> bool) -> Vec<CliqueKey> {
         let pending = |(key, slot): (&CliqueKey, &Slot)| {
             let pending = matches!(slot, Slot::Pending { .. });
@@ -286,7 +286,7 @@ impl Cliques {
         self.slots.iter().filter_map(pending).collect()
     }
 
-    /// How many cliques there are.
+    /// Returns how many cliques there are.
     pub fn len(&self) -> usize {
         self.slots.len()
     }

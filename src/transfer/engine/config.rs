@@ -56,7 +56,7 @@ pub struct Config {
 const SPIN: Duration = Duration::from_micros(50);
 
 impl Config {
-    /// The defaults for a task: TCP on any port of the loopback interface, all transports, checksums.
+    /// Returns the defaults for a task: TCP on any port of the loopback interface, all transports, checksums.
     #[must_use]
     pub fn new(here: Member, devices: Vec<DeviceId>) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);

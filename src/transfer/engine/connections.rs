@@ -1,4 +1,4 @@
-//! What becomes of an engine's connections: who is served when one is made, which one makes room, and their end.
+//! What becomes of an engine's connections: which requests one serves, which one makes room, and their end.
 //!
 //! It dials nothing; that is in [`dial`](super::dial) and [`mend`](super::mend).
 

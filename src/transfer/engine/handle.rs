@@ -82,13 +82,13 @@ impl Engine {
         Ok(Self(Arc::new(Handle { shared, threads: Mutex::new(threads) })))
     }
 
-    /// Where it is reached: what others have to know of it.
+    /// Returns where it is reached: what others have to know of it.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.0.shared.address
     }
 
-    /// Whose engine it is.
+    /// Returns whose engine it is.
     #[must_use]
     pub fn here(&self) -> Member {
         self.0.shared.here()
@@ -113,7 +113,7 @@ impl Engine {
         shared.end_all(gone, error);
     }
 
-    /// The membership that it has.
+    /// Returns the membership that it has.
     #[must_use]
     pub fn membership(&self) -> Membership {
         self.0.shared.membership()
@@ -215,18 +215,18 @@ impl Engine {
         Ok((buffers, self.transfer(&[], specs, Options::default())))
     }
 
-    /// A batch: transfers that are requested one by one and leave as one group for each peer.
+    /// Begins a batch: transfers that are requested one by one and leave as one group for each peer.
     pub fn batch(&self, options: Options) -> Batch {
         Batch::new(self, options)
     }
 
-    /// What is measured of launches.
+    /// Returns what is measured of launches.
     #[must_use]
     pub fn meters(&self) -> &Arc<Meters> {
         &self.0.shared.meters
     }
 
-    /// Bytes of launches under way that are still to move, by class in the order of urgency.
+    /// Returns the bytes of launches under way that are still to move, by class in the order of urgency.
     #[must_use]
     pub fn in_flight(&self) -> [(Class, u64); Class::ALL.len()] {
         let mut bytes = Class::ALL.map(|class| (class, 0));
@@ -238,13 +238,13 @@ impl Engine {
         bytes
     }
 
-    /// What is counted.
+    /// Returns what is counted.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.0.shared.counts
     }
 
-    /// The state of each connection.
+    /// Returns the state of each connection.
     #[must_use]
     pub fn links(&self) -> Vec<LinkState> {
         let connections = lock(&self.0.shared.connections).clone();
@@ -260,7 +260,7 @@ impl Engine {
             .collect()
     }
 
-    /// Bytes sent to and received from each task since the engine was started, by each transport: on all connections, those
+    /// Returns the bytes sent to and received from each task since the engine was started, by each transport: on all connections, those
     /// that are over among them.
     #[must_use]
     pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
@@ -270,7 +270,7 @@ impl Engine {
             .collect()
     }
 
-    /// Cliques there are, and hits, misses and evictions of their cache.
+    /// Returns how many cliques there are, and the hits, misses and evictions of their cache.
     #[must_use]
     pub fn cliques(&self) -> (usize, u64, u64, u64) {
         let cliques = lock(&self.0.shared.cliques);

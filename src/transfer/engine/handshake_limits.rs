@@ -2,7 +2,7 @@
 //!
 //! A handshake occupies a thread. When there are too many, the oldest one of the source that has the most is ended in
 //! favour of the new one, so that silent or slow diallers keep out neither other sources nor, for longer than they are
-//! renewed, their own. A dialler that has proven who it is is not ended.
+//! renewed, their own. A dialler that has proven its identity is not ended.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -83,7 +83,7 @@ impl HandshakeLimits {
 }
 
 impl State {
-    /// The source with the most handshakes that may be ended.
+    /// Returns the source with the most handshakes that may be ended.
     fn busiest(&self) -> Option<Source> {
         let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
         for stranger in self.strangers.values() {
@@ -110,7 +110,7 @@ impl Stranger {
 }
 
 impl HandshakeGuard {
-    /// The dialler has proven who it is. False if the handshake was ended before.
+    /// Notes that the dialler has proven its identity, and returns false if the handshake was ended before.
     pub fn prove(&mut self) -> bool {
         let mut state = lock(&self.limits.0);
         let there = state.strangers.remove(&self.number).is_some();

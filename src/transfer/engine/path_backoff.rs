@@ -19,12 +19,12 @@ const BACKOFF: Duration = Duration::from_secs(60);
 pub struct PathBackoff(Mutex<HashMap<Member, Instant>>);
 
 impl PathBackoff {
-    /// The best way to a peer has failed now.
+    /// Notes that the best way to a peer has failed now.
     pub fn add(&self, peer: Member, now: Instant) {
         lock(&self.0).insert(peer, now);
     }
 
-    /// Whether other ways to a peer come first.
+    /// Returns whether other ways to a peer come first.
     pub fn has(&self, peer: Member, now: Instant) -> bool {
         lock(&self.0).get(&peer).is_some_and(|failed| now.saturating_duration_since(*failed) < BACKOFF)
     }

@@ -114,19 +114,19 @@ impl Prepared {
         Self { shared: Arc::clone(shared), peers, options, count, sent, received, next }
     }
 
-    /// How many transfers it has.
+    /// Returns how many transfers it has.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The transfer that the next launch will be. If there is none, it fails.
+    /// Returns the transfer that the next launch will be. If there is none, it fails.
     #[must_use]
     pub fn next(&self) -> Transfer {
         Transfer::new(Arc::clone(&self.next), self.shared.here().task)

@@ -19,7 +19,7 @@ struct Arrival {
     waker: Option<std::task::Waker>,
 }
 
-/// A preparation under way. Dropped, it is given up: connections that nobody else waits for are not made.
+/// A preparation under way. Dropped, it is given up: connections that no other request waits for are not made.
 #[must_use = "nothing is launched by preparing it"]
 pub struct Preparing {
     slot: Arc<Mutex<Arrival>>,

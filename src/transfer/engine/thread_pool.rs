@@ -25,7 +25,7 @@ pub struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// At most so many, of this name.
+    /// Makes a pool of at most so many threads of this name.
     pub fn new(name: &'static str, most: usize) -> Self {
         Self { name, most, state: Arc::default() }
     }

@@ -23,12 +23,12 @@ impl Ticket {
         Self { shared: Arc::clone(shared), numbers, peer, at }
     }
 
-    /// With whom.
+    /// Returns the peer.
     pub(super) const fn peer(&self) -> Member {
         self.peer
     }
 
-    /// The number, for a launch that is made now.
+    /// Gives out the number, for a launch that is made now.
     pub(super) fn used(mut self) -> Option<GroupId> {
         self.at.take()
     }

@@ -83,7 +83,7 @@ struct Run {
 }
 
 impl Run {
-    /// Whether what follows it in the stream follows it in the sender's memory too.
+    /// Returns whether what follows it in the stream follows it in the sender's memory too.
     fn goes_on_in(&self, source: Source) -> bool {
         match (self.source, source) {
             (Source::Region(region, offset), Source::Region(other, next)) => {
@@ -94,7 +94,7 @@ impl Run {
         }
     }
 
-    /// Whether all of it can be fetched.
+    /// Returns whether all of it can be fetched.
     fn is_available(&self, host: &dyn FetchHost) -> bool {
         match self.source {
             Source::None => false,

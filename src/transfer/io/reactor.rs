@@ -39,7 +39,7 @@ struct Shared {
 
 /// A session with a bell, as its reactor sees it.
 pub trait BellHost: Send + Sync {
-    /// The bell rang: there is something to read in the ring, or room to write.
+    /// Takes a ring of the bell: there is something to read in the ring, or room to write.
     fn bell_rang(&self);
 }
 

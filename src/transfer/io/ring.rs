@@ -92,7 +92,7 @@ fn ring(bell: &OwnedFd) {
 }
 
 impl Inbox {
-    /// An empty one. Nothing is read before [`open`](Self::open).
+    /// Makes an empty one. Nothing is read before [`open`](Self::open).
     pub fn new() -> rustix::io::Result<Self> {
         let file = rustix::fs::memfd_create("muster-inbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, (FRAMES + CAPACITY) as u64)?;
@@ -104,7 +104,7 @@ impl Inbox {
         Ok(Self { memory, file, bell, reading: Mutex::new(()), open: AtomicBool::new(false) })
     }
 
-    /// What the other side needs: the memory, and the bell.
+    /// Returns what the other side needs: the memory, and the bell.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.file.as_fd(), self.bell.as_fd()]
     }
@@ -114,7 +114,7 @@ impl Inbox {
         self.bell.as_fd()
     }
 
-    /// From here on it is read.
+    /// Opens it: from here on it is read.
     pub fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
         self.ring();
@@ -125,7 +125,7 @@ impl Inbox {
         ring(&self.bell);
     }
 
-    /// Whether it is read.
+    /// Returns whether it is read.
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::SeqCst)
     }
@@ -143,7 +143,7 @@ impl Inbox {
         Some(Reader { inbox: self, reading: Some(reading) })
     }
 
-    /// Whether there is nothing to read.
+    /// Returns whether there is nothing to read.
     pub fn is_empty(&self) -> bool {
         self.memory.word64(WRITTEN).load(Ordering::SeqCst) == self.memory.word64(READ).load(Ordering::SeqCst)
     }
@@ -176,7 +176,7 @@ impl Inbox {
 }
 
 impl<'a> Reader<'a> {
-    /// The next frame, copied out of the ring.
+    /// Returns the next frame, copied out of the ring.
     pub fn next(&self) -> Result<Option<Taken>, Violation> {
         let memory = &self.inbox.memory;
         let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
@@ -201,12 +201,12 @@ impl<'a> Reader<'a> {
         Ok(Some((header, payload)))
     }
 
-    /// Whether there is something to read.
+    /// Returns whether there is something to read.
     pub fn has_more(&self) -> bool {
         !self.inbox.is_empty()
     }
 
-    /// Whether the writer waits for room that there is now.
+    /// Returns whether the writer waits for room that there is now.
     pub fn writer_waits(&self) -> bool {
         fence(Ordering::SeqCst);
         let word = self.inbox.memory.word32(WAITING);
@@ -219,7 +219,7 @@ impl<'a> Reader<'a> {
         self.inbox
     }
 
-    /// Whether this thread had the leave.
+    /// Gives up the leave to read, and returns whether this thread had it.
     fn unlock(&mut self) -> bool {
         let Some(reading) = self.reading.take() else { return false };
         self.inbox.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
@@ -264,7 +264,7 @@ impl Sleep<'_> {
 }
 
 impl Outbox {
-    /// Of what the other side sent.
+    /// Maps what the other side sent.
     pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
         let memory = Mapping::sealed(file.as_fd(), FRAMES + CAPACITY, true)?;
         memory.prefault(true);
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_by_what_concerns_them_and_the_reactor_by_everything() {
+    fn a_sleeper_is_woken_by_what_its_waiters_wait_for_and_the_reactor_by_everything() {
         use Urgency::{Everyone, Lazy, SendWaiters};
         for (senders, urgency, wakes) in [
             (false, Lazy, false),
@@ -452,7 +452,7 @@ mod tests {
             let before = how();
             say(&outbox, 1, urgency);
             assert_eq!(how(), if wakes { AWAKE } else { before }, "{senders} {urgency:?}");
-            // Whoever begins to wait for what was sent finds what was said before.
+            // A launch that begins to wait for what was sent finds what was said before.
             inbox.note_send_waiter();
             assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
             assert!(reader.release().memory.word32(SLEEP).load(Ordering::SeqCst) == BELL);
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_wakes_whoever_waits_for_anything_at_all() {
+    fn a_full_ring_wakes_every_sleeper() {
         let (inbox, outbox) = pair();
         let reader = inbox.read().unwrap();
         let _sleep = reader.prepare_sleep(false);
@@ -476,10 +476,10 @@ mod tests {
         assert_eq!(how(), AWAKE);
     }
 
-    /// One thread writes what can wait, and then either what cannot, or what somebody begins to wait for at that moment.
-    /// Nobody is woken by a clock.
+    /// One thread writes what can wait, and then either what cannot, or what a launch begins to wait for at that moment.
+    /// No thread is woken by a clock.
     #[test]
-    fn no_wake_up_is_lost_between_who_waits_who_writes_and_who_begins_to_wait() {
+    fn no_wake_up_is_lost_between_a_sleeper_a_writer_and_a_new_send_waiter() {
         use std::sync::atomic::AtomicUsize;
         const ROUNDS: u64 = 20_000;
         let (inbox, outbox) = pair();
@@ -529,7 +529,10 @@ mod tests {
                     if !here && senders == (waiters.load(Ordering::SeqCst) > 0) {
                         let began = muster_clock::monotonic();
                         sleep.wait(Duration::from_secs(60));
-                        assert!(began.elapsed() < Duration::from_secs(30), "nobody woke it in round {round}");
+                        assert!(
+                            began.elapsed() < Duration::from_secs(30),
+                            "it was not woken in round {round}"
+                        );
                     }
                 }
                 waiters.store(0, Ordering::SeqCst);
@@ -539,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_the_memory_of_another_sees_that_it_was_let_go_of() {
+    fn a_reader_of_the_peers_memory_sees_that_it_was_revoked() {
         let (inbox, outbox) = pair();
         assert!(outbox.is_valid());
         inbox.revoke();

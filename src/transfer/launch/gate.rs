@@ -1,4 +1,4 @@
-//! The gate in front of the bytes of a launch: it counts who is inside, until it is closed.
+//! The gate in front of the bytes of a launch: it counts the guards inside, until it is closed.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,7 +16,7 @@ impl AccessGate {
         self.0.fetch_add(1, Ordering::AcqRel) & CLOSED == 0
     }
 
-    /// Ends a visit. Whether it was the last one of a closed gate.
+    /// Ends a visit. Returns whether it was the last one of a closed gate.
     pub fn leave(&self) -> bool {
         self.0.fetch_sub(1, Ordering::AcqRel) == CLOSED | 1
     }
@@ -26,7 +26,7 @@ impl AccessGate {
         self.0.fetch_or(CLOSED, Ordering::AcqRel) & CLOSED == 0
     }
 
-    /// Returns whether it is closed and nobody is inside.
+    /// Returns whether it is closed and no guard is inside.
     pub fn is_quiet(&self) -> bool {
         self.0.load(Ordering::Acquire) == CLOSED
     }

@@ -29,12 +29,12 @@ impl IoLists {
 ///
 /// A launch is guarded between two moments: its spans were reserved before the link let any byte move, and they stay so
 /// until its last guard is gone. The link gives each chunk to one thread at a time. So views of what is sent are of bytes
-/// that nobody writes, and views of what is received are of bytes that nobody else uses.
+/// that no thread writes, and views of what is received are of bytes that no other thread uses.
 #[derive(Clone, Copy)]
 pub struct LaunchBytes<'a>(&'a IoLists);
 
 impl<'a> LaunchBytes<'a> {
-    /// For guards only.
+    /// Makes it, for guards only.
     pub(super) const fn guarded(lists: &'a IoLists) -> Self {
         Self(lists)
     }
@@ -91,7 +91,7 @@ impl<'a> LaunchBytes<'a> {
     /// Returns the checksum of the bytes `start..start + len` of what was received.
     pub fn inbound_checksum(self, start: u64, len: u64) -> u32 {
         let mut views = Vec::with_capacity(8);
-        // SAFETY: the caller has written them, and nobody else uses them.
+        // SAFETY: the caller has written them, and no other thread uses them.
         unsafe { self.0.inbound.read_views(start, len, usize::MAX, &mut views) };
         let mut checksum = Checksum::new();
         views.iter().for_each(|view| view.read(|bytes| checksum.update(bytes)));

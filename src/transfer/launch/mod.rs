@@ -1,4 +1,4 @@
-//! Launches: what becomes of each transfer, which bytes may be used, and who waits to know.
+//! Launches: what becomes of each transfer, which bytes may be used, and what waits for the outcome.
 //!
 //! The rule that cancellation rests on: the bytes of a launch are read or written only by holders of an
 //! [`AccessGuard`](peer_launch::AccessGuard), no guard is given once the [gate](gate::AccessGate) is closed, and a launch

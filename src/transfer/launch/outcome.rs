@@ -118,7 +118,7 @@ pub enum Wanted {
 }
 
 impl Launch {
-    /// Of so many transfers, which send and receive so many bytes.
+    /// Makes a launch of so many transfers, which send and receive so many bytes.
     pub fn new(meters: &Arc<Meters>, count: usize, sent: u64, received: u64) -> Arc<Self> {
         Arc::new(Self {
             meters: Arc::clone(meters),
@@ -154,7 +154,7 @@ impl Launch {
         let _once = self.with.set(task);
     }
 
-    /// When its time began to run.
+    /// Returns when its time began to run.
     pub fn began(&self) -> Instant {
         self.began.get().copied().unwrap_or_else(clock::monotonic)
     }

@@ -245,7 +245,7 @@ impl PeerLaunch {
         self.complete_receives(&complete);
     }
 
-    /// Completes these receives. Their buffers are free before anybody hears of it.
+    /// Completes these receives. Their buffers are free before any waiter hears of it.
     fn complete_receives(&self, receives: &[usize]) {
         let sends = self.lists.outbound.spans.len();
         self.release(receives.iter().map(|at| sends + at));
@@ -405,7 +405,7 @@ impl LaunchPart for PeerLaunch {
 }
 
 impl Drop for PeerLaunch {
-    /// The link has forgotten it and nothing guards it: nothing can land.
+    /// Counts it as proven: the link has forgotten it and nothing guards it, so nothing can land.
     fn drop(&mut self) {
         self.stop_waiting_for_send();
         if !*self.is_proven.get_mut() {

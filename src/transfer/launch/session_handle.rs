@@ -12,10 +12,10 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The session of a launch, as the launch sees it.
 pub trait SessionHandle: Send + Sync {
-    /// A launch waits to hear that the peer has what was sent: that wakes this side's threads from now on.
+    /// Counts a launch that waits to hear that the peer has what was sent: that wakes this side's threads from now on.
     fn add_send_waiter(&self);
 
-    /// One launch less waits for that.
+    /// Counts one launch less that waits for that.
     fn remove_send_waiter(&self);
 
     /// Has the lanes look at the chunks that they are in the middle of.
@@ -28,13 +28,13 @@ pub trait SessionHandle: Send + Sync {
     /// there `soon`: sooner than this thread could be woken.
     fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool;
 
-    /// The buffers of a group are defined.
+    /// Says that the buffers of a group are defined.
     fn mark_ready(&self, at: GroupId);
 
     /// Gives a group up at the peer. Returns whether it was under way.
     fn stop(&self, at: GroupId, why: &str) -> bool;
 
-    /// Nothing can land in a group any more.
+    /// Says that nothing can land in a group any more.
     fn mark_quiesced(&self, at: GroupId);
 
     /// Ends the session: every launch under way fails with this.

@@ -32,31 +32,31 @@ impl Transfer {
         Self { launch, here }
     }
 
-    /// How many transfers it has.
+    /// Returns how many transfers it has.
     #[must_use]
     pub fn len(&self) -> usize {
         self.launch.len()
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.launch.len() == 0
     }
 
-    /// The outcome, if it is known.
+    /// Returns the outcome, if it is known.
     #[must_use]
     pub fn outcome(&self) -> Option<Result<Stats, TransferError>> {
         self.launch.whole()
     }
 
-    /// The outcome of the transfer with this number in the request, if it is known.
+    /// Returns the outcome of the transfer with this number in the request, if it is known.
     #[must_use]
     pub fn outcome_of(&self, number: usize) -> Option<Result<(), TransferError>> {
         self.launch.outcome(u32::try_from(number).ok()?)
     }
 
-    /// A future of the outcome of the transfer with this number in the request.
+    /// Returns a future of the outcome of the transfer with this number in the request.
     #[must_use]
     pub fn one(&self, number: usize) -> Completion {
         Completion { launch: Arc::clone(&self.launch), number: number as u32 }

@@ -17,7 +17,7 @@ use crate::base::error::MemoryError;
 pub struct Arena(Arc<Pool>);
 
 impl Arena {
-    /// An arena of `bytes` (rounded up to pages).
+    /// Makes an arena of `bytes` (rounded up to pages).
     ///
     /// # Errors
     /// If the system has no such memory.
@@ -28,7 +28,7 @@ impl Arena {
             .map_err(failed)?;
         rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
         let mapping = Mapping::of(file.as_fd(), len, true).map_err(failed)?;
-        // From here on nobody can change its size, which would fault whoever reads it, and only this mapping writes.
+        // From here on its size cannot change, which would fault processes that read it, and only this mapping writes.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         mapping.prefault(true);
@@ -45,13 +45,13 @@ impl Arena {
         Ok(Buffer::new(Home::Arena(Arc::clone(&self.0)), start, len))
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.0.region.len()
     }
 
-    /// How many bytes are free.
+    /// Returns how many bytes are free.
     #[must_use]
     pub fn free(&self) -> usize {
         self.0.free()

@@ -1,4 +1,4 @@
-//! Buffers, and who uses which bytes of them.
+//! Buffers, and which of their bytes are in use.
 #![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
@@ -42,7 +42,7 @@ struct Usage {
     claims: u32,
 }
 
-/// A buffer that belongs to whoever holds this, and to transfers: nobody else reaches its contents.
+/// A buffer that belongs to the holder of this, and to transfers: programs do not reach its contents.
 #[derive(Debug)]
 pub struct Claim(Buffer);
 
@@ -52,12 +52,12 @@ impl Drop for Claim {
     }
 }
 
-/// What somebody does with a range.
+/// What a range is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Reads it. Others may too.
+    /// Reads it. Others may, too.
     Read,
-    /// Writes it. Nobody else may use it.
+    /// Writes it. Nothing else may use it.
     Write,
 }
 
@@ -66,7 +66,7 @@ impl Buffer {
         Self(Arc::new(Inner { home, start, len, usage: Mutex::default() }))
     }
 
-    /// Memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
+    /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
     /// bytes. Its owner lives until the last handle and the last transfer of the buffer are gone, and is dropped by
     /// whichever thread is the last. Peers on this host read it through the kernel, which is slower than an
     /// [`Arena`](crate::memory::Arena).
@@ -77,25 +77,25 @@ impl Buffer {
         Self::new(Home::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// All of it.
+    /// Returns all of it.
     #[must_use]
     pub fn span(&self) -> Span {
         Span { buffer: self.clone(), start: 0, len: self.len(), layout: None }
     }
 
-    /// A range of it.
+    /// Returns a range of it.
     ///
     /// # Errors
     /// If the range reaches beyond it.
@@ -143,7 +143,7 @@ impl Buffer {
         Ok(self.span())
     }
 
-    /// Keeps everybody but transfers from its contents.
+    /// Keeps programs from its contents, but not transfers.
     pub(crate) fn claim(&self) -> Claim {
         self.usage().claims += 1;
         Claim(self.clone())
@@ -191,31 +191,31 @@ impl Span {
         self
     }
 
-    /// What its bytes are: plain ones, unless something else was said.
+    /// Returns what its bytes are: plain ones, unless something else was said.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout.clone().unwrap_or_else(|| Layout::bytes(self.len))
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     #[must_use]
     pub const fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Its first byte within the buffer.
+    /// Returns its first byte within the buffer.
     #[must_use]
     pub const fn start(&self) -> usize {
         self.start
     }
 
-    /// How many bytes.
+    /// Returns how many bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
@@ -225,7 +225,7 @@ impl Span {
     /// after it.
     ///
     /// # Safety
-    /// As [`ReadView::at`]: nobody writes these bytes as long as the view is used.
+    /// As [`ReadView::at`]: nothing writes these bytes as long as the view is used.
     pub(crate) unsafe fn read_view(&self, start: usize, len: usize) -> ReadView<'_> {
         // SAFETY: the buffer keeps its memory, and the caller answers for the bytes.
         unsafe { ReadView::at(self.buffer.region().base(), self.offset() + start, len) }
@@ -235,7 +235,7 @@ impl Span {
     /// after it.
     ///
     /// # Safety
-    /// As [`WriteView::at`]: nobody else in this process uses these bytes as long as the view is used.
+    /// As [`WriteView::at`]: nothing else in this process uses these bytes as long as the view is used.
     pub(crate) unsafe fn write_view(&self, start: usize, len: usize) -> WriteView<'_> {
         // SAFETY: as above.
         unsafe { WriteView::at(self.buffer.region().base(), self.offset() + start, len) }
@@ -246,12 +246,12 @@ impl Span {
         self.buffer.region().base().number(self.offset())
     }
 
-    /// Whether `next` begins in memory where this one ends.
+    /// Returns whether `next` begins in memory where this one ends.
     pub(crate) fn goes_on_in(&self, next: &Self) -> bool {
         Arc::ptr_eq(self.buffer.region(), next.buffer.region()) && self.offset() + self.len == next.offset()
     }
 
-    /// Its first byte within the region.
+    /// Returns its first byte within the region.
     pub(crate) fn offset(&self) -> usize {
         self.buffer.0.start + self.start
     }

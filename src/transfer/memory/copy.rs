@@ -40,7 +40,7 @@ pub unsafe fn from_shared(from: *const u8, to: *mut u8, len: usize) {
 /// Copies `len` bytes into memory that another process may read and change.
 ///
 /// # Safety
-/// `to` is mapped to be written for `len` bytes, and `from` is `len` bytes that nobody changes.
+/// `to` is mapped to be written for `len` bytes, and `from` is `len` bytes that nothing changes.
 pub unsafe fn to_shared(from: *const u8, to: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= LONG {
@@ -83,7 +83,7 @@ pub unsafe fn from_shared_past_caches(from: *const u8, to: *mut u8, len: usize) 
                 let at = head + line * LINE;
                 stream_line(from.add(at), to.add(at));
             }
-            // Such stores may come after later ones, and whoever is told that the bytes are there must see them.
+            // Such stores may come after later ones, and a thread that is told that the bytes are there must see them.
             std::arch::x86_64::_mm_sfence();
             from_shared(from.add(done), to.add(done), len - done);
         }

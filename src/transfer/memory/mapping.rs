@@ -1,4 +1,4 @@
-//! Stretches of memory that are mapped or owned, and unmapped or freed when nobody uses them any more.
+//! Stretches of memory that are mapped or owned, and unmapped or freed when they are not used any more.
 #![allow(unsafe_code, reason = "maps memory, and keeps owners by address")]
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,8 +32,7 @@ impl Mapping {
         Ok(Self { base: Address(base), len })
     }
 
-    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault whoever reads it, or is
-    /// shorter.
+    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault its readers, or is shorter.
     pub fn sealed(file: BorrowedFd<'_>, len: usize, writable: bool) -> Option<Self> {
         let seals = rustix::fs::fcntl_get_seals(file).ok()?;
         let size = usize::try_from(rustix::fs::fstat(file).ok()?.st_size).ok()?;
@@ -59,17 +58,17 @@ impl Mapping {
         }
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Where it begins.
+    /// Returns where it begins.
     pub const fn base(&self) -> Address {
         self.base
     }
 
-    /// The word at `at`, which this process and others may change. `at` is a multiple of 8, within the mapping.
+    /// Returns the word at `at`, which this process and others may change. `at` is a multiple of 8, within the mapping.
     pub fn word64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at + 8 <= self.len, "a word of the mapping");
         // SAFETY: it is aligned and within the mapping, which is only ever used as atomic words there.
@@ -122,7 +121,7 @@ pub struct Foreign {
     owner: NonNull<dyn Send>,
 }
 
-// SAFETY: the owner may be sent, and nobody looks at it before it is dropped.
+// SAFETY: the owner may be sent, and is not looked at before it is dropped.
 unsafe impl Send for Foreign {}
 // SAFETY: as above.
 unsafe impl Sync for Foreign {}
@@ -137,7 +136,7 @@ impl Foreign {
     /// Takes the memory that `owner` has. It is asked for it once.
     pub fn new<M: AsMut<[u8]> + Send + 'static>(owner: M) -> Self {
         let owner = Box::into_raw(Box::new(owner));
-        // SAFETY: made of a box a moment ago, and borrowed from here until `drop` takes it back: nobody else reaches it.
+        // SAFETY: made of a box a moment ago, and borrowed from here until `drop` takes it back: nothing else reaches it.
         let bytes = unsafe { (*owner).as_mut() };
         let (len, base) = (bytes.len(), NonNull::from(bytes).cast());
         let owner: *mut dyn Send = owner;
@@ -145,12 +144,12 @@ impl Foreign {
         Self { base: Address(base), len, owner: unsafe { NonNull::new_unchecked(owner) } }
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Where it begins.
+    /// Returns where it begins.
     pub const fn base(&self) -> Address {
         self.base
     }
@@ -158,7 +157,7 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // SAFETY: `new` made it of a box, and gave it away to nobody.
+        // SAFETY: `new` made it of a box, and gave it away to nothing.
         drop(unsafe { Box::from_raw(self.owner.as_ptr()) });
     }
 }

@@ -6,8 +6,8 @@
 //! | buffer | a stretch of a region that belongs to one holder; freed with its last handle |
 //! | span | a range of a buffer: what one transfer reads or writes |
 //!
-//! A buffer's bytes are guarded by its [usage](Buffer): while a transfer reads or writes a range, nobody in this process
-//! can write it or read it through this interface; they are told that it is busy. Processes on the same host map
+//! A buffer's bytes are guarded by its [usage](Buffer): while a transfer reads or writes a range, this
+//! interface refuses to write it or to read it with an error that says that it is busy. Processes on the same host map
 //! arenas read-only (the memory is sealed against any other use), so what is received is only ever written here.
 
 mod arena;

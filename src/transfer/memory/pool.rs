@@ -20,7 +20,7 @@ pub struct Pool {
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
-/// How many bytes a buffer takes.
+/// Returns how many bytes a buffer takes.
 const fn room(len: usize) -> usize {
     len.next_multiple_of(if len >= PAGE { PAGE } else { LINE })
 }

@@ -1,4 +1,4 @@
-//! Regions: the stretches of memory that an engine knows, and whoever is told when one is gone.
+//! Regions: the stretches of memory that an engine knows, and listeners that are told when one is gone.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 /// Bytes of all regions that there are.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes of memory that this process has for its engines: arenas, and memory of others that buffers were made of.
+/// Returns the bytes of memory that this process has for its engines: arenas, and memory of programs that buffers were made of.
 #[must_use]
 pub fn registered_bytes() -> u64 {
     REGISTERED.load(Ordering::Relaxed)
@@ -27,9 +27,9 @@ pub struct Region {
     gone: Mutex<Listeners>,
 }
 
-/// Whoever has told others of a region is told when it is gone.
+/// A connection that has told its peer of a region, and is told when the region is gone.
 pub trait RegionListener: Send + Sync {
-    /// The region with this number is gone.
+    /// Says that the region with this number is gone.
     fn region_gone(self: Arc<Self>, id: u32);
 }
 
@@ -72,7 +72,7 @@ impl Drop for Region {
 pub enum Memory {
     /// Shared memory of this engine's own, which peers on this host may map.
     Arena(Mapping, std::os::fd::OwnedFd),
-    /// Somebody's memory, with its owner.
+    /// A program's memory, with its owner.
     Foreign(Foreign),
 }
 
@@ -89,7 +89,7 @@ impl Region {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner).add(listener);
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn len(&self) -> usize {
         match &self.memory {
             Memory::Arena(mapping, _) => mapping.len(),
@@ -97,7 +97,7 @@ impl Region {
         }
     }
 
-    /// Where it begins.
+    /// Returns where it begins.
     pub fn base(&self) -> Address {
         match &self.memory {
             Memory::Arena(mapping, _) => mapping.base(),
@@ -105,7 +105,7 @@ impl Region {
         }
     }
 
-    /// What a peer on this host maps it by; none for foreign memory.
+    /// Returns what a peer on this host maps it by; none for foreign memory.
     pub fn shared(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
             Memory::Arena(_, file) => Some(std::os::fd::AsFd::as_fd(file)),

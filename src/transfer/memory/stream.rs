@@ -19,7 +19,7 @@ pub struct SpanStream {
 }
 
 impl SpanStream {
-    /// Of spans with their numbers.
+    /// Makes a stream of spans with their numbers.
     pub fn new(parts: impl IntoIterator<Item = (u32, Span)>) -> Self {
         let mut stream = Self { starts: vec![0], ..Self::default() };
         let mut end = 0;
@@ -33,17 +33,17 @@ impl SpanStream {
         stream
     }
 
-    /// Bytes in all.
+    /// Returns how many bytes it has.
     pub fn total(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Where a span begins in the stream.
+    /// Returns where a span begins in the stream.
     pub fn start(&self, at: usize) -> u64 {
         self.starts[at]
     }
 
-    /// Whether a span goes on in memory where the one before it in the list ends.
+    /// Returns whether a span goes on in memory where the one before it in the list ends.
     pub fn is_joined(&self, at: usize) -> bool {
         self.joined[at]
     }
@@ -91,7 +91,7 @@ impl SpanStream {
     /// Appends views of the bytes `start..start + len`, as few as they are, until `into` has `most`.
     ///
     /// # Safety
-    /// As [`ReadView::at`]: nobody writes these bytes as long as the views are used.
+    /// As [`ReadView::at`]: nothing writes these bytes as long as the views are used.
     pub unsafe fn read_views<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
         self.each_stretch(start, len, |span, from, bytes| {
             if into.len() < most {
@@ -105,7 +105,7 @@ impl SpanStream {
     /// Appends views to write the bytes `start..start + len`, as few as they are, until `into` has `most`.
     ///
     /// # Safety
-    /// As [`WriteView::at`]: nobody else in this process uses these bytes as long as the views are used.
+    /// As [`WriteView::at`]: nothing else in this process uses these bytes as long as the views are used.
     pub unsafe fn write_views<'a>(
         &'a self,
         start: u64,

@@ -2,8 +2,8 @@
 //!
 //! Rust's references cannot describe memory that other processes use meanwhile, so nothing keeps a reference to bytes that
 //! a transfer uses. A [`ReadView`] is read, a [`WriteView`] is written, and a [`PeerView`] is of memory that another process
-//! may change at any moment: it is only copied. Who may make one is the business of [`super::buffer`] (reservations) and of
-//! [`crate::launch::access`] (the gate).
+//! may change at any moment: it is only copied. Reservations ([`super::buffer`]) and the gate of a launch
+//! ([`crate::launch`]) say when one may be made.
 #![allow(unsafe_code, reason = "the one place that turns addresses into bytes")]
 
 use std::marker::PhantomData;
@@ -41,7 +41,7 @@ pub struct WriteView<'a>(libc::iovec, PhantomData<&'a mut [u8]>);
 #[derive(Debug, Clone, Copy)]
 pub struct PeerView<'a>(*const u8, usize, PhantomData<&'a ()>);
 
-// SAFETY: as a shared slice: whoever made it promised that the bytes are there and stay as they are.
+// SAFETY: as a shared slice: its maker promised that the bytes are there and stay as they are.
 unsafe impl Send for ReadView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for ReadView<'_> {}
@@ -59,7 +59,7 @@ impl<'a> ReadView<'a> {
     /// Makes a view of the `len` bytes at `start` after `base`.
     ///
     /// # Safety
-    /// For `'a` the bytes are mapped, and nobody writes them: the caller holds a reservation to read them, or a guard of
+    /// For `'a` the bytes are mapped, and nothing writes them: the caller holds a reservation to read them, or a guard of
     /// the launch that does.
     pub unsafe fn at(base: Address, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
@@ -87,7 +87,7 @@ impl<'a> ReadView<'a> {
         if self.len() == 0 {
             return with(&[]);
         }
-        // SAFETY: whoever made it promised that the bytes are there and that nobody writes them.
+        // SAFETY: its maker promised that the bytes are there and that nothing writes them.
         with(unsafe { std::slice::from_raw_parts(self.0.iov_base.cast(), self.len()) })
     }
 
@@ -102,7 +102,7 @@ impl<'a> WriteView<'a> {
     /// Makes a view of the `len` bytes at `start` after `base`.
     ///
     /// # Safety
-    /// For `'a` the bytes are mapped to be written, and nobody else in this process uses them: the caller holds a
+    /// For `'a` the bytes are mapped to be written, and nothing else in this process uses them: the caller holds a
     /// reservation to write them, or a guard of the launch that does, and makes no second view of the same bytes.
     pub unsafe fn at(base: Address, start: usize, len: usize) -> Self {
         let iov_base = base.0.as_ptr().wrapping_add(start).cast();
@@ -154,7 +154,7 @@ impl<'a> WriteView<'a> {
         if self.len() == 0 {
             return with(&mut []);
         }
-        // SAFETY: whoever made it promised that the bytes are there and that nobody else uses them.
+        // SAFETY: its maker promised that the bytes are there and that nothing else uses them.
         with(unsafe { std::slice::from_raw_parts_mut(self.0.iov_base.cast(), self.len()) })
     }
 
@@ -175,7 +175,7 @@ impl PeerView<'_> {
     }
 }
 
-/// The bytes of the views together.
+/// Returns how many bytes the views have together.
 pub fn total(views: &[WriteView<'_>]) -> usize {
     views.iter().map(WriteView::len).sum()
 }

@@ -33,7 +33,7 @@ impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMost<T, N> {
     }
 }
 
-/// The rest of a list that may have so many.
+/// Returns the rest of a list that may have so many.
 pub(super) fn collect<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
     mut list: A,
     limit: usize,

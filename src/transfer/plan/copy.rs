@@ -143,7 +143,7 @@ impl Plan {
     }
 }
 
-/// The loops of runs that are known to lie inside a buffer of this size, and to fill a stretch of that size.
+/// Returns the loops of runs that are known to lie inside a buffer of this size, and to fill a stretch of that size.
 fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanError> {
     let wrong = |why| misfit("the runs", why);
     if runs.counts.len() != runs.strides.len() || runs.counts.len() > MAX_RANK {

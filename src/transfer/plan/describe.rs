@@ -38,7 +38,7 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// A mesh of these axes and devices.
+    /// Returns a mesh of these axes and devices.
     #[must_use]
     pub fn new(axes: &[(&str, u64)], devices: impl IntoIterator<Item = u32>) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Mesh {
 }
 
 impl fmt::Display for Mesh {
-    /// Its axes and their sizes: `data=4, model=8`.
+    /// Returns its axes and their sizes: `data=4, model=8`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, axis) in self.axes.iter().enumerate() {
             let comma = if place == 0 { "" } else { ", " };
@@ -117,7 +117,7 @@ impl<'de> Visitor<'de> for PartitionVisitor {
 pub struct PartitionSpec(#[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")] pub Vec<Partition>);
 
 impl PartitionSpec {
-    /// A spec whose entries name some axes each: none for a dimension that stays whole.
+    /// Returns a spec whose entries name some axes each: none for a dimension that stays whole.
     #[must_use]
     pub fn new(entries: &[&[&str]]) -> Self {
         let entry = |axes: &&[&str]| match **axes {
@@ -192,7 +192,7 @@ impl ArrayDescription {
         self.bytes().map(|_| ())
     }
 
-    /// The size of the whole array, in bytes.
+    /// Returns the size of the whole array, in bytes.
     ///
     /// # Errors
     /// [`PlanError::SubByte`] or [`PlanError::TooLarge`].
@@ -260,7 +260,7 @@ impl Sharding {
 }
 
 impl Dtype {
-    /// The size of an element, in bytes.
+    /// Returns the size of an element, in bytes.
     ///
     /// # Errors
     /// [`PlanError::SubByte`] for types whose elements do not fill whole bytes: a host keeps each in a byte of its

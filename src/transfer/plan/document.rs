@@ -23,7 +23,7 @@ use super::{
 };
 
 impl Plan {
-    /// The plan as JSON, on one line.
+    /// Returns the plan as JSON, on one line.
     ///
     /// # Errors
     /// [`PlanError::TooLong`] if its text is longer than what can be read again. No more than that is written to find out.
@@ -109,7 +109,7 @@ impl io::Write for Bounded {
     }
 }
 
-/// How long the text of a step is at least, for arrays of so many dimensions.
+/// Returns how long the text of a step is at least, for arrays of so many dimensions.
 fn shortest_step(rank: usize) -> serde_json::Result<usize> {
     let zeros = || vec![0; rank];
     let side = || Side {

@@ -21,7 +21,7 @@ macro_rules! dtypes {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The size of an element, in bits.
+            /// Returns the size of an element, in bits.
             #[must_use]
             pub const fn bits(self) -> u32 {
                 match self { $(Self::$name => $bits,)* }

@@ -149,7 +149,7 @@ pub enum PlanError {
     /// A buffer has another size than the shard.
     #[error("the {role} shard of device {device} has {wanted} bytes, and its buffer has {found}")]
     Buffer {
-        /// Whose buffer.
+        /// The device of the buffer.
         device: DeviceId,
         /// Of which array.
         role: &'static str,

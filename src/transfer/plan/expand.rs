@@ -1,11 +1,11 @@
-//! Steps, worked out when somebody looks at them. Those of a region are worked out together.
+//! Steps, worked out when they are looked at. Those of a region are worked out together.
 
 use super::make::{Maker, Record};
 use super::staging::Rooms;
 use super::tiles::{NONE, Pair, Stretches, extents};
 use super::{BufferRole, Plan, Region, Side, Staging, Step, TaskId, TransferKey, staging, step};
 
-/// The steps of some regions, those of everybody or of one task.
+/// The steps of some regions, those of all tasks or of one.
 pub(super) struct Expansion<'a, R> {
     plan: &'a Plan,
     regions: R,
@@ -15,7 +15,7 @@ pub(super) struct Expansion<'a, R> {
     pair: Option<Pair>,
     first: u32,
     seen: u32,
-    /// Where a region lies, once somebody wants one of its steps.
+    /// Where a region lies, once one of its steps is wanted.
     lies: Stretches,
     found: bool,
 }
@@ -27,7 +27,7 @@ impl<'a, R: Iterator<Item = u32>> Expansion<'a, R> {
         Self { plan, regions, task, maker, pair: None, first: 0, seen: 0, lies, found: false }
     }
 
-    /// The next step: its number, what is kept of it, and where its region lies.
+    /// Returns the next step: its number, what is kept of it, and where its region lies.
     pub fn advance(&mut self) -> Option<(u32, Record, &Stretches)> {
         let of = |device: u32| self.plan.parties.tasks[device as usize];
         loop {
@@ -65,19 +65,19 @@ impl<R: Iterator<Item = u32>> Iterator for Expansion<'_, R> {
 }
 
 impl Plan {
-    /// The step of this number.
+    /// Returns the step of this number.
     #[must_use]
     pub fn step(&self, index: u32) -> Option<Step> {
         let region = index.checked_div(self.copies).filter(|region| *region < self.rounds.regions())?;
         Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
     }
 
-    /// All steps. Those that a step depends on come before it.
+    /// Returns all steps. Those that a step depends on come before it.
     pub fn steps(&self) -> impl Iterator<Item = Step> {
         Expansion::new(self, 0..self.rounds.regions(), None)
     }
 
-    /// The steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
+    /// Returns the steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
     /// No others are looked at than those of regions that its devices hold or shall hold.
     pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
         let number = self.number_of(task);
@@ -85,7 +85,7 @@ impl Plan {
         Expansion::new(self, regions.into_iter(), number)
     }
 
-    /// How much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
+    /// Returns how much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
     /// or unpacked.
     #[must_use]
     pub fn staging_bytes(&self, task: TaskId) -> u64 {
@@ -98,7 +98,7 @@ impl Plan {
         self.rooms_by_task(&rooms)[number as usize]
     }
 
-    /// How much room each task needs for its devices' buffers.
+    /// Returns how much room each task needs for its devices' buffers.
     pub(super) fn rooms_by_task(&self, rooms: &Rooms) -> Vec<u64> {
         let mut bytes = vec![0; self.parties.task_ids.len()];
         let devices = self.parties.ids.iter().zip(&self.parties.tasks);
@@ -122,7 +122,7 @@ impl Plan {
         });
     }
 
-    /// The numbers of all regions that a device of this task holds or shall hold, in order.
+    /// Returns the numbers of all regions that a device of this task holds or shall hold, in order.
     pub(super) fn regions_of(&self, task: u32) -> Vec<u32> {
         if self.is_empty() {
             return Vec::new();
@@ -144,7 +144,7 @@ impl Plan {
         regions
     }
 
-    /// A step, with all that follows.
+    /// Returns a step, with all that follows.
     fn describe(&self, index: u32, record: Record, lies: &Stretches) -> Step {
         let read_from = if record.from() == BufferRole::Source { &lies.held } else { &lies.wanted };
         let bytes = lies.volume() * self.item;

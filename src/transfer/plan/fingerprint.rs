@@ -17,7 +17,7 @@ pub use crate::base::key::TransferKey;
 pub struct Fingerprint(pub [u8; 16]);
 
 impl TransferKey {
-    /// The key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
+    /// Returns the key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
     /// fingerprint.
     #[must_use]
     pub fn of(plan: Fingerprint, step: u32) -> Self {
@@ -46,7 +46,7 @@ pub(super) struct Digest {
 }
 
 impl Digest {
-    /// What is digested for one purpose never meets what is digested for another.
+    /// Returns what is digested for one purpose never meets what is digested for another.
     pub fn new(purpose: &str) -> Self {
         let mut digest = Self { context: Context::new(&SHA256), pending: Vec::with_capacity(1 << 14) };
         digest.text(purpose);
@@ -77,7 +77,7 @@ impl Digest {
     }
 }
 
-/// The fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the
+/// Returns the fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the
 /// array lies on which device before and after. Two descriptions that place the same elements on the same devices are
 /// the same layout, however their axes are named and ordered.
 pub(super) fn layout(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {

@@ -2,9 +2,9 @@
 //!
 //! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
 //! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
-//! description makes the same plan, with the same keys, so nobody has to send a plan to anybody.
+//! description makes the same plan, with the same keys, so plans are not sent.
 //!
-//! It is also arithmetic: nothing is kept of a step. Which region a number means, who gives it and where it is staged
+//! It is also arithmetic: nothing is kept of a step. Which region a number means, which device gives it and where it is staged
 //! follow from the number alone, so a plan of sixteen million steps is made in the time that its devices take.
 //!
 //! | file | its reason to exist |
@@ -14,12 +14,12 @@
 //! | `placement.rs` | which task and host owns a device |
 //! | `tiles.rs` | a sharding as arithmetic: which tile of the array a device holds |
 //! | `rounds.rs` | regions by number, and the numbers of a tile's regions |
-//! | `holders.rs` | who holds a tile, by host and task |
+//! | `holders.rs` | which devices hold a tile, by host and task |
 //! | `turn.rs`, `turns.rs` | whose turn it is to give a region that several hold |
-//! | `make.rs` | the rules that choose who copies what to whom, for one region |
+//! | `make.rs` | the rules that choose which device copies to which, for one region |
 //! | `staging.rs` | room for what has to be packed on its way |
 //! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
-//! | `expand.rs` | the steps of a plan, worked out when somebody looks at them |
+//! | `expand.rs` | the steps of a plan, worked out when they are looked at |
 //! | `ask.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
 //! | `cost.rs` | what a plan moves, and the least that could be moved |
 //! | `document.rs` | plans as JSON |

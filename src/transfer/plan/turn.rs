@@ -11,13 +11,13 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// The first choice of a region of a tile on one host or in one task, if each makes so many. Which of them have to
-    /// do with the host is not known; who begins is another one for each tile, so that nobody is preferred by all.
+    /// Returns the first choice of a region of a tile on one host or in one task, if each makes so many. Which of them have to
+    /// do with the host is not known; the first is another one for each tile, so that none is preferred by all.
     pub fn of(tile: u32, region: u32, each: usize) -> Self {
         Self { number: region * number(each), from: tile }
     }
 
-    /// The choice so many behind this one.
+    /// Returns the choice so many behind this one.
     pub fn then(self, choices: usize) -> Self {
         Self { number: self.number + number(choices), ..self }
     }

@@ -1,13 +1,13 @@
 //! Whose turn it is to give a region that several hold.
 //!
-//! Nobody remembers who gave what before. Instead the choices that all regions make are numbered: those of tiles that
+//! It is not remembered which device gave what before. Instead the choices that all regions make are numbered: those of tiles that
 //! the same hosts hold one after the other, and of each tile in the order of its regions. `n` hosts take them in turns
-//! of `n`, and who begins moves on with every turn, and once more with every `n` turns, and so on: the sum of the digits
+//! of `n`, and the first moves on with every turn, and once more with every `n` turns, and so on: the sum of the digits
 //! of the choice's number, in base `n`, says whose turn it is. So all have equally many, and choices that lie at equal
 //! distances, as those of a round do, fall to different hosts too. Those that fall to a host go round its tasks in the
 //! same way, and the task's devices.
 //!
-//! A region makes no choice for a host that holds it already. So that nobody is passed over for that, such regions are
+//! A region makes no choice for a host that holds it already. So that none is passed over for that, such regions are
 //! found beforehand, host by host, and the numbers of those behind are smaller by what they do not choose.
 
 use std::ops::Range;
@@ -34,7 +34,7 @@ struct Choices {
 /// The choices of all regions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Turns {
-    /// For each tile of the source; none if nobody ever has a choice.
+    /// For each tile of the source; none if no region ever has a choice.
     tiles: Vec<Choices>,
     /// Regions of a tile that some host which needs them holds: which of the tile's, and how many choices fewer those
     /// up to here make.
@@ -95,12 +95,12 @@ impl Turns {
         turns
     }
 
-    /// Whether nobody ever has a choice.
+    /// Returns whether no region ever has a choice.
     pub fn are_none(&self) -> bool {
         self.tiles.is_empty()
     }
 
-    /// The first choice among hosts of a region, of which `ordinal` come before among those of its tile of the source.
+    /// Returns the first choice among hosts of a region, of which `ordinal` come before among those of its tile of the source.
     pub fn anywhere(&self, held: u32, ordinal: u32) -> Turn {
         let Some(Choices { first, each, fewer }) = self.tiles.get(held as usize) else {
             return Turn::default();

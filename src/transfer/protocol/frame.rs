@@ -196,7 +196,7 @@ pub enum FrameError {
 }
 
 impl Header {
-    /// A header with nothing but its kind and who speaks to whom.
+    /// Makes a header with nothing but its kind and the two lives.
     pub const fn new(kind: Kind, from: Member, to: Member) -> Self {
         Self {
             kind,
@@ -215,7 +215,7 @@ impl Header {
         }
     }
 
-    /// As bytes.
+    /// Returns it as bytes.
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0..2].copy_from_slice(&MAGIC.to_le_bytes());
@@ -238,7 +238,7 @@ impl Header {
         bytes
     }
 
-    /// Of bytes.
+    /// Reads it from bytes.
     ///
     /// # Errors
     /// If they are no header, or announce more than may come.
@@ -276,7 +276,7 @@ impl Header {
         })
     }
 
-    /// Whether `flag` is set.
+    /// Returns whether `flag` is set.
     pub const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
@@ -294,7 +294,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// CRC32C of bytes.
+/// Returns the CRC32C of bytes.
 pub fn crc(bytes: &[u8]) -> u32 {
     // A checksum of 32 bits is handed out in 64.
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
@@ -304,7 +304,7 @@ pub fn crc(bytes: &[u8]) -> u32 {
 pub struct Checksum(crc_fast::Digest);
 
 impl Checksum {
-    /// Of nothing yet.
+    /// Makes one of nothing yet.
     pub fn new() -> Self {
         Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
     }
@@ -314,7 +314,7 @@ impl Checksum {
         self.0.update(bytes);
     }
 
-    /// Of all that came.
+    /// Returns that of all bytes so far.
     pub fn value(&self) -> u32 {
         self.0.finalize() as u32
     }

@@ -1,4 +1,4 @@
-//! The handshake of two engines on a fresh socket: who they are, whether they may connect, and on what terms.
+//! The handshake of two engines on a fresh socket: their identities, whether they may connect, and on what terms.
 //!
 //! | message | from | holds |
 //! | --- | --- | --- |
@@ -14,7 +14,7 @@
 //! identities included. The dialler proves first. Until its proof is verified, an acceptor has sent its version, a nonce
 //! and at most the refusal, which is the same for every dialler: nothing that depends on the token or on its identity.
 //! A proof cannot be played back, because the other side's nonce is new for each handshake, and cannot be reflected,
-//! because roles and identities differ. A refusal other than that one carries a proof too, so that nobody else can make
+//! because roles and identities differ. A refusal other than that one carries a proof too, so that no other process can make
 //! a dialler give up on its peer.
 //!
 //! What remains, as with every symmetric secret: a process that a dialler takes for its peer (it holds the peer's address,
@@ -49,9 +49,9 @@ pub type Nonce = [u8; NONCE];
 /// What the dialler says of itself and of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// Who dials.
+    /// The dialler.
     pub from: Member,
-    /// Who is meant.
+    /// The life that it dials.
     pub to: Member,
     /// Tells the connection from others between the two.
     pub nonce: u64,
@@ -69,7 +69,7 @@ pub struct Hello {
     pub chunk: u32,
     /// The last control frame that the dialler has heard.
     pub heard: u32,
-    /// Where a word of the dialler's memory lies that says its incarnation: whoever can read it there can fetch from it.
+    /// Where a word of the dialler's memory lies that says its incarnation: an acceptor that can read it there can fetch from it.
     pub probe: u64,
 }
 
@@ -91,7 +91,7 @@ pub struct Answer {
 pub enum Verdict {
     /// It is.
     Welcome,
-    /// The one who is meant has another life now.
+    /// The task that was dialled has another life now.
     NotMe(Option<Incarnation>),
     /// The dialler's life is not the one that counts.
     NotYou(Option<Incarnation>),
@@ -137,7 +137,7 @@ pub fn seal(bytes: &mut [u8]) {
     }
 }
 
-/// Whether the checksum at the end is right.
+/// Returns whether the checksum at the end is right.
 pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.split_last_chunk::<CHECKSUM>().is_some_and(|(said, checksum)| *checksum == crc(said).to_le_bytes())
 }
@@ -153,7 +153,7 @@ pub fn write_nonce(which: u8, nonce: &Nonce) -> [u8; NONCE_MESSAGE] {
     bytes
 }
 
-/// Whether this is an opening or a challenge.
+/// Returns whether this is an opening or a challenge.
 pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceError> {
     if bytes[0..7] != MAGIC[..] {
         return Err(NonceError::Protocol);
@@ -172,7 +172,7 @@ pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceEr
 }
 
 impl Hello {
-    /// What is said, before its proof. `token` says whether there is one.
+    /// Returns what is said, before its proof. `token` says whether there is one.
     pub fn terms(&self, token: bool) -> [u8; HELLO_TERMS] {
         let mut bytes = [0; HELLO_TERMS];
         bytes[0..4].copy_from_slice(&self.from.task.0.to_le_bytes());
@@ -189,7 +189,7 @@ impl Hello {
         bytes
     }
 
-    /// What is said, and whether the dialler has a token.
+    /// Returns what is said, and whether the dialler has a token.
     pub fn read(bytes: &[u8]) -> Option<(Self, bool)> {
         let member = |task, incarnation| {
             let incarnation = Incarnation::new(u64_at(bytes, incarnation))?;

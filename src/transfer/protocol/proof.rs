@@ -65,7 +65,7 @@ impl<'a> Transcript<'a> {
         bytes
     }
 
-    /// Whether the proof of a message is right, without telling by its time where it differs. None if it came damaged.
+    /// Returns whether the proof of a message is right, without telling by its time where it differs. None if it came damaged.
     pub fn verify<const LENGTH: usize>(&mut self, role: &[u8], bytes: &[u8; LENGTH]) -> Option<bool> {
         let (terms, proof) = bytes.get(..LENGTH - CHECKSUM)?.split_last_chunk::<PROOF>()?;
         is_sealed(bytes).then(|| self.prove(role, terms).ct_eq(proof).into())

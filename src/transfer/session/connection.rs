@@ -33,34 +33,34 @@ use crate::protocol::link::{Class, GroupId, LAUNCHES_MAX, Launching, Link, Numbe
 const LAUNCHES_AT_ONCE: usize = 4;
 
 /// While no more launches are under way, and for no more bytes of one, whether the peer has what was sent may be heard a
-/// little later if nobody waits for it: until then it takes room.
+/// little later if no launch waits for it: until then it takes room.
 const LAUNCHES_UNHEARD: usize = 64;
 const BYTES_UNHEARD: u64 = 64 << 10;
 
 /// The engine of a connection, as the connection sees it.
 pub trait SessionHost: Send + Sync {
-    /// A connection became unused: it may be one of too many.
+    /// Says that a connection became unused: it may be one of too many.
     fn connection_is_unused(&self);
 
-    /// The peer uses the connection that this side asked to end: another one may make room.
+    /// Says that the peer uses the connection that this side asked to end: another one may make room.
     fn make_room(&self);
 
-    /// The connection that this side had agreed to end stays.
+    /// Says that the connection stays that this side had agreed to end.
     fn connection_stays(&self, connection: &Arc<Connection>);
 
-    /// The connection made room for others: its peer agreed.
+    /// Says that the connection made room for others: its peer agreed.
     fn connection_left(&self, connection: &Arc<Connection>);
 
-    /// A lane was lost. The engine makes it anew, or finds out that the peer is dead.
+    /// Says that a lane was lost. The engine makes it anew, or finds out that the peer is dead.
     fn mend(&self, connection: &Arc<Connection>, control: bool, how: &str);
 
-    /// The best way to a peer has failed although the peer may live.
+    /// Says that the best way to a peer has failed although the peer may live.
     fn back_off(&self, peer: Member, how: &str);
 
     /// Has the engine look after its connections at that moment.
     fn look_at(&self, wanted: Instant);
 
-    /// The connection is over.
+    /// Says that the connection is over.
     fn connection_over(&self, connection: &Arc<Connection>, error: &TransferError);
 }
 

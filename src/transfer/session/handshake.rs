@@ -24,7 +24,7 @@ pub enum HelloError {
     /// The wire is not safe, or failed.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// Whoever is there speaks TLS only.
+    /// The other end speaks TLS only.
     #[error("it speaks TLS only, and this engine has no certificates: give every engine some, or none")]
     Secured,
     /// What came is no hello.
@@ -66,7 +66,7 @@ pub fn dial(
     let opening = write_nonce(OPENING, nonce);
     socket.write_all(&opening)?;
     let mut challenge = [0; NONCE_MESSAGE];
-    // As much as an alert of TLS has, which is all that comes from whoever expects a handshake.
+    // As much as an alert of TLS has, which is all that a peer sends that expects a TLS handshake.
     let (head, rest) = challenge.split_at_mut(ALERT.1);
     socket.read_exact(head)?;
     if head.starts_with(&ALERT.0) {
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Every message of a handshake between engines with these keys, in order.
+    /// Returns every message of a handshake between engines with these keys, in order.
     fn messages(keys: [Option<&Key>; 2], nonces: [u8; 2]) -> [Vec<u8>; 5] {
         let opening = write_nonce(OPENING, &[nonces[0]; NONCE]);
         let challenge = write_nonce(CHALLENGE, &[nonces[1]; NONCE]);
@@ -305,7 +305,7 @@ mod tests {
             assert!(accept(&mut far, Some(&key), &[9; NONCE]).is_err());
             drop(far);
             let mut told = Vec::new();
-            // What it said and nobody read resets the socket.
+            // Bytes that were sent and not read reset the socket.
             let _gone = near.read_to_end(&mut told);
             assert_eq!(told, write_nonce(CHALLENGE, &[9; NONCE]));
         }

@@ -1,9 +1,9 @@
 //! How long a thread that waits for something small looks for it before it sleeps.
 //!
 //! To wake a thread takes some microseconds where its processor is awake, and tens of them where the system, or the host
-//! of a virtual machine, has put it to sleep: more than everything else that a small message takes. So whoever waits looks
+//! of a virtual machine, has put it to sleep: more than everything else that a small message takes. So a thread that waits looks
 //! for about as long as a wake-up takes, and sleeps then. Where that was in vain several times in a row, it sleeps at once
-//! the next times: looking costs little where it does not help, and nothing where nobody waits.
+//! the next times: looking costs little where it does not help, and nothing where no thread waits.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use muster_clock as clock;
 
-/// After so many looks in a row that were in vain, nobody looks for a while.
+/// After so many looks in a row that were in vain, threads do not look for a while.
 const VAIN: u32 = 3;
 /// How many waits that is at first; twice as many for each further look that was in vain.
 const REST: u32 = 16;
@@ -20,7 +20,7 @@ const REST_MAX: u32 = 1024;
 /// How often it looks between two looks at the clock.
 const BETWEEN: usize = 16;
 
-/// Who waits on one connection; one thread at a time.
+/// Decides how long the thread looks that waits on a connection; there is one at a time.
 #[derive(Debug)]
 pub struct SpinWait {
     limit: Duration,
@@ -29,12 +29,12 @@ pub struct SpinWait {
 }
 
 impl SpinWait {
-    /// For so long; never if that is zero.
+    /// Makes one that looks for so long; never if that is zero.
     pub const fn new(limit: Duration) -> Self {
         Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
     }
 
-    /// Looks until it is ready, or whoever waits had better sleep, but no longer than there is `time`. Whether it is ready.
+    /// Looks until it is ready, or the thread had better sleep, but no longer than there is `time`. Returns whether it is ready.
     pub fn until(&self, time: Duration, ready: impl Fn() -> bool) -> bool {
         let rest = self.rest.load(Ordering::Relaxed);
         if rest > 0 || self.limit.is_zero() {
@@ -54,7 +54,7 @@ impl SpinWait {
             if looked >= self.limit {
                 break;
             }
-            // Who knows what would have been.
+            // It did not look for long enough to tell.
             if looked >= time {
                 return false;
             }
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// How many of so many waits looked, where nothing comes.
+    /// Returns how many of so many waits looked, where nothing comes.
     fn looks(spin_wait: &SpinWait, waits: u32) -> u32 {
         (0..waits)
             .filter(|_| {

@@ -2,8 +2,8 @@
 //!
 //! All steps between two tasks that depend on nothing leave as one group; a step that passes on what came by another is
 //! a group of its own, launched at once in the order of the plan and held back until what it passes on is here. Both
-//! sides derive the same groups from the same plan; before them they give each other a word, a transfer without bytes
-//! that has the plan's layout, so that those who carry out different plans hear of that and not of keys.
+//! sides derive the same groups from the same plan; before them comes a handshake, a transfer without bytes
+//! that has the plan's layout, so that tasks that carry out different plans hear of that and not of keys.
 //!
 //! What is one stretch of memory on a side is sent from, and received into, its place. What is not is packed into (or
 //! unpacked out of) a piece of staging memory of its own, so no step ever waits for another's. What is passed on leaves
@@ -80,7 +80,7 @@ impl Engine {
     }
 }
 
-/// What both sides compare of each transfer: the beginning of the plan's own.
+/// Returns what both sides compare of each transfer: the beginning of the plan's own.
 fn layout_of(plan: &Plan) -> Fingerprint {
     let whole = u128::from_be_bytes(plan.layout().0);
     Fingerprint((whole >> 64) as u64)

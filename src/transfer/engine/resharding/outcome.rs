@@ -80,7 +80,7 @@ pub enum ReshardError {
     Unproven {
         /// What happened.
         error: Box<Self>,
-        /// Who was written to or read from.
+        /// The peers that were written to or read from.
         with: Vec<Member>,
     },
 }

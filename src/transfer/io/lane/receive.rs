@@ -211,7 +211,7 @@ impl Lane {
         Ok(Step::Go)
     }
 
-    /// What was read ahead of a body is the beginning of it.
+    /// Takes what was read ahead of a body as the beginning of it.
     fn use_ahead(
         &self,
         host: &dyn LaneHost,

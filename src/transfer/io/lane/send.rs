@@ -56,7 +56,7 @@ impl Lane {
         }
     }
 
-    /// There is nothing more to send: what waits in the wire leaves, now or when there is room.
+    /// Sends what waits in the wire, now or when there is room.
     fn flush(&self) -> Result<(), LaneError> {
         if !self.capabilities.is_buffered {
             return Ok(());

@@ -16,7 +16,7 @@ pub struct BlockingWire<'a> {
 }
 
 impl<'a> BlockingWire<'a> {
-    /// On this wire, until then.
+    /// Makes one of this wire, until then.
     pub const fn new(wire: &'a dyn Wire, until: Instant) -> Self {
         Self { wire, until }
     }

@@ -7,9 +7,9 @@
 //! | rule | why |
 //! | --- | --- |
 //! | The address that is dialled is not looked for in the certificate | Addresses of tasks change, and come from the peers themselves: they prove nothing. What counts is that the peer belongs to the cluster. |
-//! | Without a name any certificate of the authority counts; with one, only those that are for it | An authority of the cluster's own signs for nobody else. One that signs for others too needs a name that only engines have. |
+//! | Without a name any certificate of the authority counts; with one, only those that are for it | An authority of the cluster's own signs for no others. One that signs for others too needs a name that only engines have. |
 //! | TLS 1.3 only, and no session is resumed | Both ends are engines; and every connection shows its certificate. |
-//! | Certificates are read when the engine starts | A task lives shorter than a certificate; whoever renews one starts the tasks anew. |
+//! | Certificates are read when the engine starts | A task lives shorter than a certificate; to renew one, the tasks are started anew. |
 
 use std::fmt;
 use std::io;
@@ -29,7 +29,7 @@ use rustls::{
 
 use super::traits::Side;
 
-/// What an engine shows and whom it believes, in PEM. Every engine of a cluster has such, or none.
+/// What an engine shows, and which authority it trusts, in PEM. Every engine of a cluster has such, or none.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Certificates {
     /// Its certificate, with those of the authorities between it and the root. It has to be good for a server.
@@ -43,7 +43,7 @@ pub struct Certificates {
 }
 
 impl fmt::Debug for Certificates {
-    /// Without the key.
+    /// Shows it without the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Certificates").field("name", &self.name).finish_non_exhaustive()
     }
@@ -61,7 +61,7 @@ fn wrong(what: &str, error: impl fmt::Display) -> io::Error {
 }
 
 impl Identity {
-    /// Of an engine with these certificates.
+    /// Makes that of an engine with these certificates.
     ///
     /// # Errors
     /// If one of them cannot be used; the error says which.
@@ -102,7 +102,7 @@ impl Identity {
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// The beginning of a connection.
+    /// Returns the beginning of a connection.
     pub fn begin(&self, side: Side) -> Result<Connection, Error> {
         Ok(match side {
             Side::Dialled => {
@@ -127,7 +127,7 @@ fn read(pem: &[u8], what: &str) -> io::Result<Vec<CertificateDer<'static>>> {
     Ok(found)
 }
 
-/// Whose certificates count, whichever side shows them.
+/// Checks certificates, whichever side shows them.
 #[derive(Debug)]
 struct Members {
     roots: RootCertStore,
@@ -234,7 +234,7 @@ impl ClientCertVerifier for Members {
     }
 }
 
-/// What went wrong between two engines, and what to do about it.
+/// Returns what went wrong between two engines, and what to do about it.
 pub fn explain(error: &Error) -> String {
     use rustls::CertificateError as Why;
     let certificate = |why: &Why| {

@@ -13,7 +13,7 @@ use crate::protocol::frame::{HEADER, Header, Kind};
 
 /// Sends of no more than this are not cut off: small ones have no end to lose.
 const LARGE: usize = 4096;
-/// How long a wire that is held is left alone while nobody could be told that it is not any more.
+/// How long a wire that is held is left alone while no thread attends to it.
 const UNATTENDED: Duration = Duration::from_millis(1);
 
 /// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its [`Config`](crate::Config),
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Owned {
 }
 
 impl Faults {
-    /// All is well, until it is told otherwise.
+    /// Makes a handle by which all is well, until it is told otherwise.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Arc::new(Inner {
@@ -65,33 +65,33 @@ impl Faults {
         }))
     }
 
-    /// A byte of the payload is changed in each of the next so many chunks that are sent; under TLS, of records. Where
-    /// chunks carry no checksum nobody notices.
+    /// Changes a byte of the payload in each of the next so many chunks that are sent; under TLS, of records. Where
+    /// chunks carry no checksum it is not noticed.
     pub fn damage(&self, chunks: usize) {
         self.0.damage.store(chunks, Ordering::SeqCst);
     }
 
-    /// A byte is changed in each of the next so many sends, whatever they are: of a header, of a control frame, of a chunk.
+    /// Changes a byte in each of the next so many sends, whatever they are: of a header, of a control frame, of a chunk.
     pub fn garble(&self, sends: usize) {
         self.0.garble.store(sends, Ordering::SeqCst);
     }
 
-    /// Of each of the next so many large sends only the beginning leaves, and the wire ends there.
+    /// Cuts off each of the next so many large sends: only the beginning leaves, and the wire ends there.
     pub fn truncate(&self, sends: usize) {
         self.0.truncate.store(sends, Ordering::SeqCst);
     }
 
-    /// Whatever is received comes so much later. The thread that receives sleeps meanwhile.
+    /// Delays all that is received by so much. The thread that receives sleeps meanwhile.
     pub fn delay(&self, time: Duration) {
         self.0.delay.store(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// No call sends or receives more bytes than this, and some fewer; 0 for any number.
+    /// Limits how many bytes a call sends or receives, at random below this; 0 for any number.
     pub fn narrow(&self, bytes: usize) {
         self.0.narrow.store(bytes, Ordering::SeqCst);
     }
 
-    /// While it is held a wire takes no bytes and gives none, and its end is not seen either.
+    /// Holds the wires: they take no bytes and give none, and their end is not seen either.
     pub fn hold(&self, held: bool) {
         self.0.held.store(held, Ordering::SeqCst);
         if !held {
@@ -116,7 +116,7 @@ impl Faults {
         chosen.map(|(_, wire)| wire.wire.end()).count()
     }
 
-    /// All is well again.
+    /// Makes all well again.
     pub fn heal(&self) {
         for count in [&self.0.damage, &self.0.garble, &self.0.truncate, &self.0.narrow] {
             count.store(0, Ordering::SeqCst);
@@ -126,7 +126,7 @@ impl Faults {
         self.hold(false);
     }
 
-    /// A wire on which these faults happen.
+    /// Returns a wire on which these faults happen.
     pub(crate) fn around(&self, wire: Box<dyn Wire>) -> Box<dyn Wire> {
         if self.0.refuse.load(Ordering::SeqCst) {
             wire.end();
@@ -149,7 +149,7 @@ fn take(count: &AtomicUsize) -> bool {
 }
 
 impl Inner {
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     fn below(&self, bound: usize) -> usize {
         // SplitMix64: its state is a counter, so that threads may draw at once.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -159,7 +159,7 @@ impl Inner {
         ((drawn ^ (drawn >> 31)) % bound.max(1) as u64) as usize
     }
 
-    /// How much a call may take of so much.
+    /// Returns how much a call may take of so much.
     fn most(&self, len: usize) -> usize {
         match self.narrow.load(Ordering::Relaxed) {
             0 => len,
@@ -175,7 +175,7 @@ struct Faulty {
 }
 
 impl Faulty {
-    /// Whether it may do anything now.
+    /// Returns whether it may do anything now.
     fn ready(&self) -> Result<(), WireError> {
         if !self.faults.held.load(Ordering::SeqCst) {
             return Ok(());
@@ -186,7 +186,7 @@ impl Faulty {
         Err(WireError::Later)
     }
 
-    /// Before something is received.
+    /// Delays, and fails while it is held, before something is received.
     fn receives(&self) -> Result<(), WireError> {
         self.ready()?;
         let delay = self.faults.delay.load(Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl Faulty {
         Ok(())
     }
 
-    /// Sends the views with one byte changed, the one at `at`. Whether it left, and how many did.
+    /// Sends the views with one byte changed, the one at `at`. Returns whether it left, and how many did.
     fn send_damaged(&self, views: &[ReadView<'_>], at: usize) -> (bool, Result<usize, WireError>) {
         let mut before = 0;
         let mut copy = Vec::new();
@@ -219,7 +219,7 @@ impl Faulty {
 /// The first bytes of a record of TLS that carries data, and how long its head is.
 const RECORD: ([u8; 3], usize) = ([23, 3, 3], 5);
 
-/// Where the payload of a chunk or of a record begins, if that is what the views are.
+/// Returns where the payload of a chunk or of a record begins, if that is what the views are.
 fn payload(views: &[ReadView<'_>]) -> Option<usize> {
     let first = views.first().filter(|first| first.len() >= HEADER)?;
     first.read(|bytes| {

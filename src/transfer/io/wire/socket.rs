@@ -16,7 +16,7 @@ const WASTE: usize = 16 << 10;
 pub struct Socket(OwnedFd);
 
 impl Socket {
-    /// Of a socket that does not block.
+    /// Makes one of a socket that does not block.
     pub const fn new(socket: OwnedFd) -> Self {
         Self(socket)
     }

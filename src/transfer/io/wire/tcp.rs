@@ -105,16 +105,16 @@ impl TcpWire {
     }
 }
 
-/// Whether both ends are on this host: nothing between them can be congested.
+/// Returns whether both ends are on this host: nothing between them can be congested.
 fn is_within_this_host(socket: &TcpStream) -> bool {
     let ends = (socket.local_addr(), socket.peer_addr());
     matches!(ends, (Ok(here), Ok(there)) if here.ip() == there.ip() || there.ip().is_loopback())
 }
 
-/// Some congestion controls (BBR) give every segment a moment of its own, by timers: within a host that costs a third of
+/// Turns off pacing: some congestion controls (BBR) give every segment a moment of its own, by timers, which within a host costs a third of
 /// what a connection can carry. Over a network the system's choice stands, for it knows its routes.
 fn do_not_pace(socket: &TcpStream) {
-    // The second is always there, and open to everybody. Without either it is slower, and that is all.
+    // Every system has the second, and lets every process use it. Without either it is slower, and that is all.
     let _set = ["cubic", "reno"].iter().any(|unpaced| sockopt::set_tcp_congestion(socket, unpaced).is_ok());
 }
 

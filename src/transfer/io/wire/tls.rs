@@ -68,7 +68,7 @@ impl Write for Below<'_> {
 }
 
 impl Tls {
-    /// Over this wire. Nothing has been said yet.
+    /// Makes one over this wire. Nothing has been said yet.
     pub fn new(below: Box<dyn Wire>, identity: &Identity, side: Side) -> Result<Self, WireError> {
         let mut connection = identity.begin(side).map_err(|error| WireError::Secure(explain(&error)))?;
         connection.set_buffer_limit(Some(WAITING_MAX));
@@ -123,7 +123,7 @@ fn of_io(error: io::Error) -> WireError {
     }
 }
 
-/// The plaintext that is there, into what of the views is not yet full; none at the end of the stream.
+/// Takes the plaintext that is there, into what of the views is not yet full; none at the end of the stream.
 fn take(
     connection: &mut Connection,
     views: &mut [WriteView<'_>],

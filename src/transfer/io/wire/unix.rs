@@ -80,7 +80,7 @@ impl Endpoint for UnixEndpoint {
         CAPABILITIES
     }
 
-    /// Without waiting: a listener whose queue is full is as good as none at this moment, and there are other ways.
+    /// Dials without waiting: a listener whose queue is full is as good as none at this moment, and there are other ways.
     fn dial(&self, _time: Duration) -> io::Result<Box<dyn Wire>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -95,7 +95,7 @@ struct UnixWire {
 }
 
 impl UnixWire {
-    /// Of a socket that does not block. A wire whose other end is not known is not used.
+    /// Makes one of a socket that does not block. A wire whose other end is not known is not used.
     fn new(socket: UnixStream) -> io::Result<Self> {
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         let peer = Process { pid: peer.pid.as_raw_nonzero().get(), uid: peer.uid.as_raw() };

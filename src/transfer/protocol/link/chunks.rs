@@ -86,12 +86,12 @@ impl Bits {
     }
 }
 
-/// How many chunks so many bytes are.
+/// Returns how many chunks so many bytes are.
 pub fn chunks(total: u64, chunk: u32) -> u32 {
     u32::try_from(total.div_ceil(u64::from(chunk))).unwrap_or(u32::MAX)
 }
 
-/// How many bytes a chunk has.
+/// Returns how many bytes a chunk has.
 pub fn length(total: u64, chunk: u32, index: u32) -> u32 {
     let start = u64::from(index) * u64::from(chunk);
     u32::try_from(total.saturating_sub(start).min(u64::from(chunk))).unwrap_or(chunk)

@@ -37,7 +37,7 @@ const fn following(number: u32) -> u32 {
 }
 
 impl Control {
-    /// Of a link that keeps (or does not keep) what was not acknowledged.
+    /// Makes that of a link that keeps (or does not keep) what was not acknowledged.
     pub const fn new(keeps: bool) -> Self {
         Self {
             queue: VecDeque::new(),
@@ -59,7 +59,7 @@ impl Control {
         self.queue.push_back(frame);
     }
 
-    /// The next frame to be sent on the control connection.
+    /// Returns the next frame to be sent on the control connection.
     pub fn next(&mut self, bare: Header) -> Option<Frame> {
         let mut frame = match self.queue.pop_front() {
             Some(frame) => frame,
@@ -80,7 +80,7 @@ impl Control {
         Some(frame)
     }
 
-    /// The frame whose turn it is.
+    /// Returns the frame whose turn it is.
     pub fn first(&self) -> Option<&Frame> {
         self.queue.front()
     }
@@ -89,7 +89,7 @@ impl Control {
         self.queue.is_empty() && !(self.keeps && self.heard.wrapping_sub(self.told) >= ACK_EVERY)
     }
 
-    /// Whether the frame is new. Drops what it acknowledges.
+    /// Returns whether the frame is new. Drops what it acknowledges.
     pub fn accept(&mut self, header: &Header) -> Result<bool, Violation> {
         self.acknowledge(header.ack);
         if header.control == 0 {
@@ -119,12 +119,12 @@ impl Control {
         self.unheard
     }
 
-    /// The number of the last frame that was heard.
+    /// Returns the number of the last frame that was heard.
     pub const fn heard(&self) -> u32 {
         self.heard
     }
 
-    /// The connection was made anew; the peer has heard up to `number`. What follows is sent again.
+    /// Puts back what the peer has not heard: the connection was made anew, and it has heard up to `number`.
     pub fn again(&mut self, number: u32) {
         self.acknowledge(number);
         while let Some(frame) = self.unacknowledged.pop_back() {

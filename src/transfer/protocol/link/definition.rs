@@ -41,7 +41,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The order of transfers in a group: the same on both sides, whatever order they were asked for in.
+    /// Returns the order of transfers in a group: the same on both sides, whatever order they were asked for in.
     pub const fn order(&self) -> (u64, u32, u32) {
         (self.key.0, self.from.0, self.to.0)
     }
@@ -61,7 +61,7 @@ pub struct Definition {
 }
 
 impl Definition {
-    /// Of transfers in any order.
+    /// Makes one of transfers in any order.
     pub fn new(mut entries: Vec<Entry>) -> Self {
         entries.sort_unstable_by_key(Entry::order);
         let mut words = Vec::with_capacity(entries.len() * 40);
@@ -79,7 +79,7 @@ impl Definition {
         Self { digest: Fingerprint::of(&[&words]).0, sent, received, entries }
     }
 
-    /// As it travels.
+    /// Returns it as it travels.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.entries.len() * ENTRY);
         for entry in &self.entries {
@@ -100,7 +100,7 @@ impl Definition {
         bytes
     }
 
-    /// Of what a peer sent, as seen from this side: what it sends is received here. None if it is no such list.
+    /// Reads what a peer sent, as seen from this side: what it sends is received here. None if it is no such list.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if !bytes.len().is_multiple_of(ENTRY) || bytes.len() / ENTRY > ENTRIES_MAX {
             return None;
@@ -132,7 +132,7 @@ impl Definition {
         entries.is_sorted_by_key(Entry::order).then(|| Self::new(entries))
     }
 
-    /// Which keys it has, for people.
+    /// Returns which keys it has, for people.
     pub fn keys(&self) -> String {
         const SHOWN: usize = 8;
         let shown: Vec<_> =

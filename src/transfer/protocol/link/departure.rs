@@ -43,12 +43,12 @@ impl<T: Clone> Link<T> {
         self.departure.kept == 0 && self.is_idle()
     }
 
-    /// Whether this side has asked whether it may end, and has no answer.
+    /// Returns whether this side has asked whether it may end, and has no answer.
     pub const fn is_asked(&self) -> bool {
         self.departure.asked
     }
 
-    /// Whether this side has said that it is over.
+    /// Returns whether this side has said that it is over.
     pub const fn is_gone(&self) -> bool {
         self.departure.gone
     }
@@ -65,7 +65,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// The peer asks whether it may end.
+    /// Answers the peer, which asks whether it may end.
     pub(super) fn on_leave(&mut self) -> Result<(), Violation> {
         if self.departure.agreed || self.departure.gone {
             return Err(Violation("it asks again to leave, before it has decided"));
@@ -76,7 +76,7 @@ impl<T: Clone> Link<T> {
         Ok(())
     }
 
-    /// The peer agrees that it ends.
+    /// Decides, now that the peer agrees that it ends.
     pub(super) fn on_agree(&mut self) -> Result<(), Violation> {
         self.answered()?;
         self.departure.gone = self.is_unused();
@@ -88,7 +88,7 @@ impl<T: Clone> Link<T> {
         Ok(())
     }
 
-    /// The peer uses it.
+    /// Notes that the peer uses it.
     pub(super) fn on_refuse(&mut self) -> Result<(), Violation> {
         self.answered()?;
         self.outputs.push(Output::Refused);
@@ -103,7 +103,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// The peer has decided to stay.
+    /// Notes that the peer has decided to stay.
     pub(super) fn on_stay(&mut self) -> Result<(), Violation> {
         if !std::mem::take(&mut self.departure.agreed) {
             return Err(Violation("it decides what was not agreed to"));
@@ -115,7 +115,7 @@ impl<T: Clone> Link<T> {
         Ok(())
     }
 
-    /// The peer has let go of it, and so does this side.
+    /// Gives it up, as the peer has.
     pub(super) fn on_gone(&mut self) -> Result<(), Violation> {
         if !self.departure.agreed && !self.departure.gone {
             return Err(Violation("it leaves without having asked"));
@@ -127,7 +127,7 @@ impl<T: Clone> Link<T> {
         Ok(())
     }
 
-    /// Whether nothing is under way or defined here, for when one side is gone.
+    /// Returns whether nothing is under way or defined here, for when one side is gone.
     #[cfg(test)]
     pub fn departure_is_sound(&self) -> bool {
         let launched = self.groups.values().any(|group| group.local.is_some());

@@ -208,7 +208,7 @@ impl<T: Clone> Link<T> {
     }
 }
 
-/// What a definition counts for among those of a peer: an empty one takes room too.
+/// Returns what a definition counts for among those of a peer: an empty one takes room too.
 fn weight(definition: &Definition) -> usize {
     definition.entries.len() + 1
 }

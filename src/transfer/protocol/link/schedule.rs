@@ -25,7 +25,7 @@ impl Class {
     /// All of them, the most urgent first.
     pub const ALL: [Self; 3] = [Self::Latency, Self::Normal, Self::Bulk];
 
-    /// Its name as a metric's label.
+    /// Returns its name as a metric's label.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,12 +51,12 @@ impl Schedule {
         self.waiting[class as usize].push_back(group);
     }
 
-    /// Whether nobody waits.
+    /// Returns whether no group waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// The group whose turn it is, taken out; add it again if it has more.
+    /// Returns the group whose turn it is, taken out; add it again if it has more.
     pub fn next(&mut self) -> Option<(Class, GroupId)> {
         for _ in 0..2 {
             for class in Class::ALL {

@@ -131,7 +131,7 @@ pub struct Link<T> {
 }
 
 impl<T: Clone> Link<T> {
-    /// A link of two members, as they agreed on it.
+    /// Makes a link of two members, as they agreed on it.
     pub fn new(me: Member, peer: Member, terms: Terms, numbers: Numbers) -> Self {
         Self {
             me,
@@ -156,7 +156,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// What there is to do since the last call.
+    /// Returns what there is to do since the last call.
     pub fn outputs(&mut self) -> Vec<Output<T>> {
         std::mem::take(&mut self.outputs)
     }
@@ -220,12 +220,12 @@ impl<T: Clone> Link<T> {
         self.tell(self.header(Kind::Ping), Vec::new());
     }
 
-    /// Whether a launch that sends so many bytes should bring them along.
+    /// Returns whether a launch that sends so many bytes should bring them along.
     pub fn inlines(&self, bytes: u64) -> bool {
         bytes > 0 && bytes <= INLINE_MAX as u64 && self.inline_pending < INLINE_PENDING_MAX
     }
 
-    /// Launches a definition as a group of its channel. Whether it did: not if too many are under way.
+    /// Launches a definition as a group of its channel, and returns whether it did: not if too many are under way.
     pub fn launch(&mut self, launching: Launching<T>) -> bool {
         let Launching { token, definition: number, at, class, source, destination, inline } = launching;
         let (channel, sequence) = at;
@@ -262,7 +262,7 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Nothing is launched with a number that was taken: whether it has launched its own or will, the peer is told.
+    /// Says that nothing is launched with a number that was taken. The peer is told, whether it has launched its own or will.
     pub fn withdraw(&mut self, at: GroupId, why: &str) {
         self.numbers.close(at);
         let given_up = self.groups.remove(&at).is_some_and(|mut early| {
@@ -275,7 +275,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// What a launch sends is defined, or what it receives into may be written.
+    /// Says that what a launch sends is defined, or that what it receives into may be written.
     pub fn ready(&mut self, at: GroupId, source: bool, destination: bool) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let Some(local) = group.local.as_mut().filter(|_| group.stop.is_none()) else { return };
@@ -290,7 +290,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// What was to be received is in place.
+    /// Says that what was to be received is in place.
     pub fn received(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         if group.stop.is_none() && group.matched && group.inbound != Inbound::Done {
@@ -300,7 +300,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// What was to be fetched cannot be, and nothing has been: asks for it to be sent.
+    /// Asks for what was to be fetched to be sent: it cannot be fetched, and nothing of it has been.
     pub fn push_instead(&mut self, at: GroupId) {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let Some(local) = group.local.as_ref().filter(|_| group.inbound == Inbound::Fetching) else { return };
@@ -308,7 +308,7 @@ impl<T: Clone> Link<T> {
         self.tell_of(Kind::Push, at);
     }
 
-    /// Gives a group up. Whether it was under way, or is being given up already: if so, let nothing land any more and
+    /// Gives a group up. Returns whether it was under way, or is being given up already: if so, let nothing land any more and
     /// call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land there
     /// either.
     pub fn stop(&mut self, at: GroupId, why: &str) -> bool {
@@ -323,7 +323,7 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Nothing can land in a group that is given up any more: tells the peer. If the peer has said the same, the group is
+    /// Says that nothing can land any more in a group that is given up, and tells the peer. If the peer has said the same, the group is
     /// forgotten, and its launch returned: nothing more will be said of it.
     pub fn quiesced(&mut self, at: GroupId) -> Option<T> {
         let stop = self.groups.get_mut(&at)?.stop.as_mut()?;
@@ -413,7 +413,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Every launch that is under way, for when the link itself is over.
+    /// Takes every launch that is under way, for when the link itself is over.
     pub fn drain(&mut self) -> Vec<T> {
         self.schedule = Schedule::default();
         let groups = std::mem::take(&mut self.groups);
@@ -422,7 +422,7 @@ impl<T: Clone> Link<T> {
         groups.into_values().filter_map(|group| group.local.map(|local| local.token)).collect()
     }
 
-    /// How many launches of this side are under way.
+    /// Returns how many launches of this side are under way.
     pub const fn launched(&self) -> usize {
         self.launched
     }

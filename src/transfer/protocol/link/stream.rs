@@ -16,22 +16,22 @@ use crate::protocol::frame::{Header, Kind};
 const HAVE_WORDS: usize = 4096;
 
 impl<T: Clone> Link<T> {
-    /// Whether there are chunks to be sent.
+    /// Returns whether there are chunks to be sent.
     pub fn has_chunks(&self) -> bool {
         !self.schedule.is_empty()
     }
 
-    /// Whether there are control frames to be sent.
+    /// Returns whether there are control frames to be sent.
     pub fn has_control(&self) -> bool {
         !self.control.switched && !self.control.is_empty() || !self.control.descriptors.is_empty()
     }
 
-    /// Whether there are control frames for the ring.
+    /// Returns whether there are control frames for the ring.
     pub fn has_for_ring(&self) -> bool {
         self.control.switched && self.control.first().is_some()
     }
 
-    /// The next control frame to be sent on the socket; one that brings descriptors along only if that is `fine`.
+    /// Returns the next control frame to be sent on the socket; one that brings descriptors along only if that is `fine`.
     pub fn next_control(&mut self, fine: bool) -> Option<Frame> {
         if let Some((region, len)) = self.control.descriptors.front().copied() {
             if !fine {
@@ -51,7 +51,7 @@ impl<T: Clone> Link<T> {
         Some(frame)
     }
 
-    /// The next control frame for the ring, if its payload fits into `room`; whether there is one at all.
+    /// Returns the next control frame for the ring, if its payload fits into `room`, and whether there is one at all.
     pub fn next_for_ring(&mut self, room: usize) -> (Option<Frame>, bool) {
         let Some(first) = self.control.first().filter(|_| self.control.switched) else {
             self.differed = false;
@@ -85,12 +85,12 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// Whether nothing is defined, on either side.
+    /// Returns whether nothing is defined, on either side.
     pub fn is_idle(&self) -> bool {
         self.definitions.is_empty() && self.remote.is_empty() && self.groups.is_empty()
     }
 
-    /// Every launch that is under way.
+    /// Returns every launch that is under way.
     pub fn tokens(&self) -> Vec<T> {
         self.groups
             .values()
@@ -98,17 +98,17 @@ impl<T: Clone> Link<T> {
             .collect()
     }
 
-    /// The last control frame that was heard of the peer.
+    /// Returns the last control frame that was heard of the peer.
     pub const fn heard(&self) -> u32 {
         self.control.heard()
     }
 
-    /// The control connection was made anew, and the peer has heard up to this frame.
+    /// Sends again what the peer has not heard: the control connection was made anew, and it has heard up to this frame.
     pub fn control_again(&mut self, number: u32) {
         self.control.again(number);
     }
 
-    /// The next chunk, to be sent on `lane`.
+    /// Returns the next chunk, to be sent on `lane`.
     pub fn next_chunk(&mut self, lane: u16) -> Option<Push<T>> {
         while let Some((class, at)) = self.schedule.next() {
             let header = self.header(Kind::Data);
@@ -144,7 +144,7 @@ impl<T: Clone> Link<T> {
         None
     }
 
-    /// Where a chunk belongs that is about to come. If it has a place, follow with [`Link::landed`],
+    /// Returns where a chunk belongs that is about to come. If it has a place, follow with [`Link::landed`],
     /// [`Link::damaged`] or [`Link::let_fall`].
     pub fn begin_landing(&mut self, header: &Header) -> Landing<T> {
         self.control.acknowledge(header.ack);
@@ -172,7 +172,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// A chunk is in place. Whether it counts: not if the group was given up meanwhile.
+    /// Says that a chunk is in place, and returns whether it counts: not if the group was given up meanwhile.
     pub fn landed(&mut self, header: &Header) -> bool {
         let at = (header.channel, header.sequence);
         if self.groups.get(&at).is_none_or(|group| group.stop.is_some()) {
@@ -189,7 +189,7 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// A chunk came damaged: it is asked for once more; the second time the group cannot be completed.
+    /// Says that a chunk came damaged: it is asked for once more; the second time the group cannot be completed.
     pub fn damaged(&mut self, header: &Header) {
         let at = (header.channel, header.sequence);
         let Some(chunks) = self.landing_of(at) else { return };
@@ -205,7 +205,7 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// A chunk that had begun will not come on this lane.
+    /// Says that a chunk that had begun will not come on this lane.
     pub fn let_fall(&mut self, header: &Header) {
         if let Some(chunks) = self.landing_of((header.channel, header.sequence)) {
             chunks.landing.unset(header.index);
@@ -240,12 +240,12 @@ impl<T: Clone> Link<T> {
         }
     }
 
-    /// A lane that this side sent on is gone. The peer is asked what came.
+    /// Says that a lane on which this side sent is gone. The peer is asked what came.
     pub fn lane_lost(&mut self, lane: u16) {
         self.tell(Header { lane, ..self.header(Kind::Lost) }, Vec::new());
     }
 
-    /// Nothing comes any more from a lane that the peer has lost: tells it what has.
+    /// Says that nothing comes any more from a lane that the peer has lost, and tells the peer what has.
     pub fn lane_closed(&mut self, lane: u16) {
         let mut told = Vec::new();
         for (at, group) in &self.groups {

@@ -342,7 +342,7 @@ impl Story {
         self.connections[on].links[side].audit();
     }
 
-    /// Passes on one of everything that is under way to a side or on it. Whether there was anything.
+    /// Passes on one of everything that is under way to a side or on it. Returns whether there was anything.
     fn pass(&mut self, side: usize) -> bool {
         let mut moved = false;
         for on in 0..self.connections.len() {
