@@ -19,8 +19,8 @@ use tokio::sync::{Notify, broadcast};
 use crate::clock::{self, Clock};
 use crate::coordination::{
     Act, Actor, BarrierEnding, CallId, Caller, ConnectionId, Coordinator, Discarded, Done, Effect, Ending,
-    Event, Input, JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, Timestamp,
-    TransferNote,
+    Event, Input, JobId, JobName, JobSettings, Note, Outcome, Reason, Refusal, Request, ServiceIncarnation,
+    Timestamp, TransferNote,
 };
 use crate::meter;
 
@@ -307,7 +307,7 @@ impl Engine {
             return Err(CannotDeclare::TooMany(most));
         }
         let job = state.core.next_job();
-        let incarnation = clock::random_incarnation();
+        let incarnation = ServiceIncarnation(clock::random_nonzero().get());
         self.feed(state, Input::DeclareJob { job, name, settings, incarnation, actor });
         self.job_changes.fetch_add(1, Ordering::Release);
         Ok(job)
@@ -544,7 +544,7 @@ impl Engine {
                     }
                     Effect::Discard(discarded) => applied.discarded.push(discarded),
                     Effect::WantIncarnation(job) => {
-                        let incarnation = clock::random_incarnation();
+                        let incarnation = ServiceIncarnation(clock::random_nonzero().get());
                         spares.push(Input::SpareIncarnation { job, incarnation });
                     }
                 }

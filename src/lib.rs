@@ -20,7 +20,6 @@
 //! | [`meter`] | what hot paths count and time of themselves |
 pub mod agent;
 pub mod cli;
-pub mod clock;
 pub mod config;
 mod contents;
 pub mod coordination;
@@ -39,4 +38,6 @@ pub mod reports;
 pub mod telemetry;
 pub mod text;
 pub mod tls;
-pub mod transfer;
+
+pub use muster_clock as clock;
+pub use muster_transfer as transfer;

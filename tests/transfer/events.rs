@@ -93,7 +93,7 @@ fn an_event_that_fails_or_is_dropped_fails_the_launch_on_both_sides() {
                 assert!(both.iter().all(|transfer| transfer.outcome().is_none()));
                 let why = if dropped {
                     drop(definer);
-                    "whoever was to define the buffer is gone"
+                    "what was to define the buffer is gone"
                 } else {
                     definer.fail("the step before it was skipped");
                     "the step before it was skipped"

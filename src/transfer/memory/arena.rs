@@ -1,34 +1,23 @@
 //! Arenas: shared memory that buffers are cut from.
 
-use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::buffer::{Buffer, Home};
-use super::raw::Mapping;
-use super::{Memory, Region};
-use crate::transfer::error::MemoryError;
-
-/// What small buffers begin at a multiple of: a cache line, so that neighbours share none.
-const LINE: usize = 64;
-/// What buffers of a page and more begin at a multiple of.
-const PAGE: usize = 4096;
+use super::mapping::Mapping;
+use super::pool::{PAGE, Pool};
+use super::region::{Memory, Region};
+use crate::base::error::MemoryError;
 
 /// A stretch of shared memory, prefaulted, that buffers are cut from. Clones are the same arena; it lives as long as any
 /// of its buffers does.
 #[derive(Debug, Clone)]
-pub struct Arena(Arc<Shared>);
-
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) region: Arc<Region>,
-    free: Mutex<BTreeMap<usize, usize>>,
-}
+pub struct Arena(Arc<Pool>);
 
 impl Arena {
-    /// An arena of `bytes` (rounded up to pages).
+    /// Makes an arena of `bytes` (rounded up to pages).
     ///
     /// # Errors
     /// If the system has no such memory.
@@ -39,13 +28,12 @@ impl Arena {
             .map_err(failed)?;
         rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
         let mapping = Mapping::of(file.as_fd(), len, true).map_err(failed)?;
-        // From here on nobody can change its size, which would fault whoever reads it, and only this mapping writes.
+        // From here on its size cannot change, which would fault processes that read it, and only this mapping writes.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         mapping.prefault(true);
         let region = Arc::new(Region::new(Memory::Arena(mapping, file)));
-        let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
-        Ok(Self(Arc::new(Shared { region, free: Mutex::new(free) })))
+        Ok(Self(Arc::new(Pool::new(region))))
     }
 
     /// Cuts a buffer of `len` bytes. Its contents are whatever was there.
@@ -57,77 +45,16 @@ impl Arena {
         Ok(Buffer::new(Home::Arena(Arc::clone(&self.0)), start, len))
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.0.region.len()
     }
 
-    /// How many bytes are free.
+    /// Returns how many bytes are free.
     #[must_use]
     pub fn free(&self) -> usize {
-        self.0.lock().values().sum()
-    }
-}
-
-/// How many bytes a buffer takes.
-const fn room(len: usize) -> usize {
-    len.next_multiple_of(if len >= PAGE { PAGE } else { LINE })
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The first stretch that fits.
-    fn take(&self, len: usize) -> Result<usize, MemoryError> {
-        let align = if len >= PAGE { PAGE } else { LINE };
-        let mut free = self.lock();
-        let found = if len > self.region.len() {
-            None
-        } else {
-            let wanted = room(len);
-            free.iter().find_map(|(&start, &have)| {
-                let at = start.next_multiple_of(align);
-                (at + wanted <= start + have).then_some((start, have, at, wanted))
-            })
-        };
-        let Some((start, have, at, wanted)) = found else {
-            return Err(MemoryError::Full {
-                wanted: len,
-                free: free.values().sum(),
-                largest: free.values().copied().max().unwrap_or(0),
-                size: self.region.len(),
-            });
-        };
-        free.remove(&start);
-        if at > start {
-            free.insert(start, at - start);
-        }
-        if at + wanted < start + have {
-            free.insert(at + wanted, start + have - at - wanted);
-        }
-        Ok(at)
-    }
-
-    /// Takes a stretch back, and joins it with its neighbours.
-    pub(super) fn give_back(&self, start: usize, len: usize) {
-        if len == 0 {
-            return;
-        }
-        let (mut start, mut end) = (start, start + room(len));
-        let mut free = self.lock();
-        if let Some((&before, &have)) = free.range(..start).next_back()
-            && before + have == start
-        {
-            free.remove(&before);
-            start = before;
-        }
-        if let Some(have) = free.remove(&end) {
-            end += have;
-        }
-        free.insert(start, end - start);
+        self.0.free()
     }
 }
 

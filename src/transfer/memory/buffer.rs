@@ -1,18 +1,20 @@
-//! Buffers, and who uses which bytes of them.
+//! Buffers, and which of their bytes are in use.
+#![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::arena::Shared;
-use super::raw::{Foreign, Piece};
-use super::{Memory, Region};
-use crate::transfer::error::MemoryError;
-use crate::transfer::layout::Layout;
+use super::mapping::Foreign;
+use super::pool::Pool;
+use super::region::{Memory, Region};
+use super::view::{ReadView, WriteView};
+use crate::base::error::MemoryError;
+use crate::base::layout::Layout;
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
-pub(super) enum Home {
-    Arena(Arc<Shared>),
+pub(crate) enum Home {
+    Arena(Arc<Pool>),
     Foreign(Arc<Region>),
 }
 
@@ -40,7 +42,7 @@ struct Usage {
     claims: u32,
 }
 
-/// A buffer that belongs to whoever holds this, and to transfers: nobody else reaches its contents.
+/// A buffer that belongs to the holder of this, and to transfers: programs do not reach its contents.
 #[derive(Debug)]
 pub struct Claim(Buffer);
 
@@ -50,24 +52,24 @@ impl Drop for Claim {
     }
 }
 
-/// What somebody does with a range.
+/// What a range is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// Reads it. Others may too.
+    /// Reads it. Others may, too.
     Read,
-    /// Writes it. Nobody else may use it.
+    /// Writes it. Nothing else may use it.
     Write,
 }
 
 impl Buffer {
-    pub(super) fn new(home: Home, start: usize, len: usize) -> Self {
+    pub(crate) fn new(home: Home, start: usize, len: usize) -> Self {
         Self(Arc::new(Inner { home, start, len, usage: Mutex::default() }))
     }
 
-    /// Memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
+    /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
     /// bytes. Its owner lives until the last handle and the last transfer of the buffer are gone, and is dropped by
     /// whichever thread is the last. Peers on this host read it through the kernel, which is slower than an
-    /// [`Arena`](super::Arena).
+    /// [`Arena`](crate::memory::Arena).
     #[must_use]
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let memory = Foreign::new(owner);
@@ -75,25 +77,25 @@ impl Buffer {
         Self::new(Home::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// All of it.
+    /// Returns all of it.
     #[must_use]
     pub fn span(&self) -> Span {
         Span { buffer: self.clone(), start: 0, len: self.len(), layout: None }
     }
 
-    /// A range of it.
+    /// Returns a range of it.
     ///
     /// # Errors
     /// If the range reaches beyond it.
@@ -111,7 +113,8 @@ impl Buffer {
     pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R, MemoryError> {
         let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Read)?;
-        Ok(span.piece().read(with))
+        // SAFETY: they are reserved against writers until this returns.
+        Ok(unsafe { span.read_view(0, span.len) }.read(with))
     }
 
     /// Calls `with` with its contents, to be changed.
@@ -121,7 +124,8 @@ impl Buffer {
     pub fn write<R>(&self, with: impl FnOnce(&mut [u8]) -> R) -> Result<R, MemoryError> {
         let span = self.unclaimed()?;
         let _reserved = span.reserve(Use::Write)?;
-        Ok(span.piece().write(with))
+        // SAFETY: they are reserved for this call alone.
+        Ok(unsafe { span.write_view(0, span.len) }.write(with))
     }
 
     /// Sets every byte.
@@ -139,13 +143,13 @@ impl Buffer {
         Ok(self.span())
     }
 
-    /// Keeps everybody but transfers from its contents.
-    pub(in crate::transfer) fn claim(&self) -> Claim {
+    /// Keeps programs from its contents, but not transfers.
+    pub(crate) fn claim(&self) -> Claim {
         self.usage().claims += 1;
         Claim(self.clone())
     }
 
-    pub(in crate::transfer) fn region(&self) -> &Arc<Region> {
+    pub(crate) fn region(&self) -> &Arc<Region> {
         match &self.0.home {
             Home::Arena(arena) => &arena.region,
             Home::Foreign(region) => region,
@@ -153,7 +157,7 @@ impl Buffer {
     }
 
     /// Tells the handles apart for sorting.
-    pub(in crate::transfer) fn id(&self) -> usize {
+    pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
 
@@ -187,57 +191,73 @@ impl Span {
         self
     }
 
-    /// What its bytes are: plain ones, unless something else was said.
+    /// Returns what its bytes are: plain ones, unless something else was said.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.layout.clone().unwrap_or_else(|| Layout::bytes(self.len))
     }
 
-    /// The buffer.
+    /// Returns the buffer.
     #[must_use]
     pub const fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Its first byte within the buffer.
+    /// Returns its first byte within the buffer.
     #[must_use]
     pub const fn start(&self) -> usize {
         self.start
     }
 
-    /// How many bytes.
+    /// Returns how many bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    pub(in crate::transfer) fn piece(&self) -> Piece<'_> {
-        Piece::at(self.buffer.region().base(), self.buffer.0.start + self.start, self.len)
+    /// Returns a view of `len` of its bytes from `start` on, and of those of the spans that [go on](Self::goes_on_in)
+    /// after it.
+    ///
+    /// # Safety
+    /// As [`ReadView::at`]: nothing writes these bytes as long as the view is used.
+    pub(crate) unsafe fn read_view(&self, start: usize, len: usize) -> ReadView<'_> {
+        // SAFETY: the buffer keeps its memory, and the caller answers for the bytes.
+        unsafe { ReadView::at(self.buffer.region().base(), self.offset() + start, len) }
     }
 
-    /// `len` of its bytes from `start` on, and of those of the spans that [go on](Self::goes_on_in) after it.
-    pub(in crate::transfer) fn piece_across(&self, start: usize, len: usize) -> Piece<'_> {
-        Piece::at(self.buffer.region().base(), self.offset() + start, len)
+    /// Returns a view to write `len` of its bytes from `start` on, and those of the spans that [go on](Self::goes_on_in)
+    /// after it.
+    ///
+    /// # Safety
+    /// As [`WriteView::at`]: nothing else in this process uses these bytes as long as the view is used.
+    pub(crate) unsafe fn write_view(&self, start: usize, len: usize) -> WriteView<'_> {
+        // SAFETY: as above.
+        unsafe { WriteView::at(self.buffer.region().base(), self.offset() + start, len) }
     }
 
-    /// Whether `next` begins in memory where this one ends.
-    pub(in crate::transfer) fn goes_on_in(&self, next: &Self) -> bool {
+    /// Returns where it lies in this process, as a number that another process can name to the kernel.
+    pub(crate) fn address(&self) -> u64 {
+        self.buffer.region().base().number(self.offset())
+    }
+
+    /// Returns whether `next` begins in memory where this one ends.
+    pub(crate) fn goes_on_in(&self, next: &Self) -> bool {
         Arc::ptr_eq(self.buffer.region(), next.buffer.region()) && self.offset() + self.len == next.offset()
     }
 
-    /// Its first byte within the region.
-    pub(in crate::transfer) fn offset(&self) -> usize {
+    /// Returns its first byte within the region.
+    pub(crate) fn offset(&self) -> usize {
         self.buffer.0.start + self.start
     }
 
     /// Takes the range into use. A range without bytes clashes with nothing.
-    pub(in crate::transfer) fn reserve(&self, how: Use) -> Result<Reservation, MemoryError> {
+    pub(crate) fn reserve(&self, how: Use) -> Result<Reservation, MemoryError> {
         let (start, end) = (self.start, self.start + self.len);
         let clashes = |&(from, to): &(usize, usize)| from < end && start < to;
         let mut usage = self.buffer.usage();

@@ -12,11 +12,11 @@ pub struct Broadcast {
     pub shape: Vec<u64>,
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Who has it.
+    /// The devices that have it.
     pub from: DeviceId,
-    /// Who shall have it, in any order. The sender may be among them.
+    /// The devices that shall have it, in any order. The sender may be among them.
     pub to: Vec<DeviceId>,
-    /// Whose the devices are.
+    /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
     pub options: Options,
@@ -29,7 +29,7 @@ pub struct AllGather {
     pub array: ArrayDescription,
     /// The axes of its mesh along which its parts are put together; `None` for all.
     pub axes: Option<Vec<String>>,
-    /// Whose the devices are.
+    /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
     pub options: Options,
@@ -42,11 +42,11 @@ pub struct Scatter {
     pub shape: Vec<u64>,
     /// The type of its elements.
     pub dtype: Dtype,
-    /// Who has it.
+    /// The devices that have it.
     pub from: DeviceId,
-    /// Who shall have which part.
+    /// The devices that shall have a part each.
     pub to: Sharding,
-    /// Whose the devices are.
+    /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
     pub options: Options,
@@ -59,7 +59,7 @@ pub struct Reshard {
     pub source: ArrayDescription,
     /// The array as it shall be.
     pub destination: ArrayDescription,
-    /// Whose the devices are.
+    /// The tasks and hosts of the devices.
     pub placement: Placement,
     /// What else the plan is made with.
     pub options: Options,
@@ -115,7 +115,7 @@ impl Plan {
     }
 }
 
-/// An array that each of these devices has whole.
+/// Returns an array that each of these devices has whole.
 fn whole(shape: Vec<u64>, dtype: Dtype, devices: Vec<DeviceId>) -> ArrayDescription {
     let axes = vec![Axis { name: "device".to_owned(), size: devices.len() as u64 }];
     ArrayDescription {

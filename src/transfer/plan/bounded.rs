@@ -7,6 +7,9 @@ use std::marker::PhantomData;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::error::PlanError;
+use super::limits::MAX_NAME;
+
 /// Reads a list of at most `N`; ends at the first one beyond.
 pub(super) fn at_most<'de, D, T, const N: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
@@ -30,7 +33,7 @@ impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMost<T, N> {
     }
 }
 
-/// The rest of a list that may have so many.
+/// Returns the rest of a list that may have so many.
 pub(super) fn collect<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
     mut list: A,
     limit: usize,
@@ -45,4 +48,12 @@ pub(super) fn collect<'de, A: SeqAccess<'de>, T: Deserialize<'de>>(
         found.push(next);
     }
     Ok(found)
+}
+
+/// Refuses names that people could not read.
+pub(super) fn check_name(what: &'static str, index: usize, name: &str) -> Result<(), PlanError> {
+    if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
+        return Err(PlanError::Name { what, index });
+    }
+    Ok(())
 }

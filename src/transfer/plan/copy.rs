@@ -71,6 +71,44 @@ pub fn unpack(packed: &[u8], runs: &Runs, buffer: &mut [u8]) -> Result<(), PlanE
     Ok(())
 }
 
+/// Calls `with` for each stretch that is one run, or part of one, on both sides: where it begins in the one and in the other,
+/// and how long it is. Both sides have as many bytes.
+pub fn each_common_run(from: &Runs, to: &Runs, mut with: impl FnMut(usize, usize, usize)) {
+    let (mut sources, mut targets) = (stretches(from), stretches(to));
+    let (mut source, mut target) = ((0, 0), (0, 0));
+    loop {
+        if source.1 == 0 {
+            let Some(next) = sources.next() else { return };
+            source = next;
+        }
+        if target.1 == 0 {
+            let Some(next) = targets.next() else { return };
+            target = next;
+        }
+        let len = source.1.min(target.1);
+        if len == 0 {
+            return;
+        }
+        with(source.0, target.0, len);
+        source = (source.0 + len, source.1 - len);
+        target = (target.0 + len, target.1 - len);
+    }
+}
+
+/// Returns where each run begins, and how long it is.
+fn stretches(runs: &Runs) -> impl Iterator<Item = (usize, usize)> + '_ {
+    let run = to_usize(runs.run_bytes);
+    (0..runs.count()).map(move |number| {
+        let mut rest = number;
+        let mut offset = runs.offset;
+        for (count, stride) in runs.counts.iter().zip(&runs.strides).rev() {
+            offset += rest % count * stride;
+            rest /= count;
+        }
+        (to_usize(offset), run)
+    })
+}
+
 impl Plan {
     /// Carries out the whole plan inside this process, in the order of its steps.
     ///
@@ -105,7 +143,7 @@ impl Plan {
     }
 }
 
-/// The loops of runs that are known to lie inside a buffer of this size, and to fill a stretch of that size.
+/// Returns the loops of runs that are known to lie inside a buffer of this size, and to fill a stretch of that size.
 fn checked(runs: &Runs, buffer: usize, packed: usize) -> Result<Vec<Loop>, PlanError> {
     let wrong = |why| misfit("the runs", why);
     if runs.counts.len() != runs.strides.len() || runs.counts.len() > MAX_RANK {

@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::bounded::at_most;
-use super::rounds::Pair;
 use super::staging::Rooms;
-use super::tiles::NONE;
+use super::tiles::{NONE, Pair};
 use super::{Class, Plan, TaskId};
 
 /// How many steps of a class there are.
@@ -89,7 +88,7 @@ pub struct Cost {
 }
 
 impl Plan {
-    /// What the plan costs, and the least that it could cost. The latter is worked out from the tiles, not from the
+    /// Returns what the plan costs, and the least that it could cost. The latter is worked out from the tiles, not from the
     /// steps.
     #[must_use]
     pub fn cost(&self) -> Cost {
@@ -132,7 +131,7 @@ impl Plan {
         }
     }
 
-    /// What goes from task to task, in the order of the tasks: 40 bytes for each pair, of which there may be as many as
+    /// Returns what goes from task to task, in the order of the tasks: 40 bytes for each pair, of which there may be as many as
     /// messages ([`Cost::messages`]).
     #[must_use]
     pub fn pairs(&self) -> Vec<PairCost> {
@@ -166,7 +165,7 @@ impl Plan {
         pairs.into_values().collect()
     }
 
-    /// The task with the most, if any has something; the first one of equals.
+    /// Returns the task with the most, if any has something; the first one of equals.
     fn busiest(&self, bytes: &[u64]) -> Option<TaskBytes> {
         let tasks = self.parties.task_ids.iter().zip(bytes).rev();
         let (&task, &bytes) = tasks.max_by_key(|(_, bytes)| **bytes)?;

@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use std::str::FromStr;
+
 use serde::de::{SeqAccess, Visitor};
+
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::bounded::{self, at_most};
+use super::bounded::{self, at_most, check_name};
 use super::error::within;
-use super::tiles::Tiling;
 use super::{
     DeviceId, Dtype, MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_RANK, PlanError,
-    Region,
 };
 
 /// An axis of a mesh.
@@ -37,7 +38,7 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// A mesh of these axes and devices.
+    /// Returns a mesh of these axes and devices.
     #[must_use]
     pub fn new(axes: &[(&str, u64)], devices: impl IntoIterator<Item = u32>) -> Self {
         Self {
@@ -48,7 +49,7 @@ impl Mesh {
 }
 
 impl fmt::Display for Mesh {
-    /// Its axes and their sizes: `data=4, model=8`.
+    /// Returns its axes and their sizes: `data=4, model=8`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, axis) in self.axes.iter().enumerate() {
             let comma = if place == 0 { "" } else { ", " };
@@ -116,7 +117,7 @@ impl<'de> Visitor<'de> for PartitionVisitor {
 pub struct PartitionSpec(#[serde(deserialize_with = "at_most::<_, _, MAX_RANK>")] pub Vec<Partition>);
 
 impl PartitionSpec {
-    /// A spec whose entries name some axes each: none for a dimension that stays whole.
+    /// Returns a spec whose entries name some axes each: none for a dimension that stays whole.
     #[must_use]
     pub fn new(entries: &[&[&str]]) -> Self {
         let entry = |axes: &&[&str]| match **axes {
@@ -191,24 +192,7 @@ impl ArrayDescription {
         self.bytes().map(|_| ())
     }
 
-    /// Which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A
-    /// shard that lies beyond the array is empty in every dimension.
-    ///
-    /// # Errors
-    /// As [`ArrayDescription::check`].
-    pub fn shards(&self) -> Result<Vec<(DeviceId, Region)>, PlanError> {
-        self.check()?;
-        let tiling = Tiling::of(self);
-        let mut intervals = Vec::new();
-        let shard = |&(device, tile): &(DeviceId, u32)| {
-            tiling.intervals(tile, &mut intervals);
-            let (start, extent) = intervals.iter().map(|(start, end)| (start, end - start)).unzip();
-            (device, Region { start, extent })
-        };
-        Ok(tiling.devices.iter().map(shard).collect())
-    }
-
-    /// The size of the whole array, in bytes.
+    /// Returns the size of the whole array, in bytes.
     ///
     /// # Errors
     /// [`PlanError::SubByte`] or [`PlanError::TooLarge`].
@@ -275,10 +259,32 @@ impl Sharding {
     }
 }
 
-/// Refuses names that nobody could read.
-pub(super) fn check_name(what: &'static str, index: usize, name: &str) -> Result<(), PlanError> {
-    if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_control) {
-        return Err(PlanError::Name { what, index });
+impl Dtype {
+    /// Returns the size of an element, in bytes.
+    ///
+    /// # Errors
+    /// [`PlanError::SubByte`] for types whose elements do not fill whole bytes: a host keeps each in a byte of its
+    /// own, devices pack them.
+    pub const fn bytes(self) -> Result<u64, PlanError> {
+        match self.bits() {
+            bits if bits % 8 == 0 => Ok(bits as u64 / 8),
+            _ => Err(PlanError::SubByte(self)),
+        }
     }
-    Ok(())
+}
+
+impl FromStr for Dtype {
+    type Err = PlanError;
+
+    fn from_str(text: &str) -> Result<Self, PlanError> {
+        Self::ALL.iter().copied().find(|dtype| dtype.name() == text).ok_or(PlanError::UnknownDtype)
+    }
+}
+
+impl TryFrom<String> for Dtype {
+    type Error = PlanError;
+
+    fn try_from(text: String) -> Result<Self, PlanError> {
+        text.parse()
+    }
 }

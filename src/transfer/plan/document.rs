@@ -16,17 +16,14 @@ use serde::ser::SerializeStruct as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::error::within;
+use super::limits::PLAN_VERSION;
 use super::{
     ArrayDescription, BufferRole, Class, Cost, DeviceId, Fingerprint, MAX_PLAN_TEXT, Options, Placement,
     Plan, PlanError, Region, Runs, Side, Step, TaskId, TransferKey,
 };
 
-/// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the
-/// same.
-pub const PLAN_VERSION: u64 = 2;
-
 impl Plan {
-    /// The plan as JSON, on one line.
+    /// Returns the plan as JSON, on one line.
     ///
     /// # Errors
     /// [`PlanError::TooLong`] if its text is longer than what can be read again. No more than that is written to find out.
@@ -112,7 +109,7 @@ impl io::Write for Bounded {
     }
 }
 
-/// How long the text of a step is at least, for arrays of so many dimensions.
+/// Returns how long the text of a step is at least, for arrays of so many dimensions.
 fn shortest_step(rank: usize) -> serde_json::Result<usize> {
     let zeros = || vec![0; rank];
     let side = || Side {

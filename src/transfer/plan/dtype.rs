@@ -1,11 +1,8 @@
 //! The data types of arrays.
 
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-
-use super::PlanError;
 
 macro_rules! dtypes {
     ($($name:ident $text:literal $bits:literal,)*) => {
@@ -24,7 +21,7 @@ macro_rules! dtypes {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// The size of an element, in bits.
+            /// Returns the size of an element, in bits.
             #[must_use]
             pub const fn bits(self) -> u32 {
                 match self { $(Self::$name => $bits,)* }
@@ -66,39 +63,11 @@ dtypes! {
     Complex128 "complex128" 128,
 }
 
-impl Dtype {
-    /// The size of an element, in bytes.
-    ///
-    /// # Errors
-    /// [`PlanError::SubByte`] for types whose elements do not fill whole bytes: a host keeps each in a byte of its
-    /// own, devices pack them.
-    pub const fn bytes(self) -> Result<u64, PlanError> {
-        match self.bits() {
-            bits if bits % 8 == 0 => Ok(bits as u64 / 8),
-            _ => Err(PlanError::SubByte(self)),
-        }
-    }
-}
+impl Dtype {}
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl FromStr for Dtype {
-    type Err = PlanError;
-
-    fn from_str(text: &str) -> Result<Self, PlanError> {
-        Self::ALL.iter().copied().find(|dtype| dtype.name() == text).ok_or(PlanError::UnknownDtype)
-    }
-}
-
-impl TryFrom<String> for Dtype {
-    type Error = PlanError;
-
-    fn try_from(text: String) -> Result<Self, PlanError> {
-        text.parse()
     }
 }
 

@@ -19,7 +19,7 @@ pub enum PlanError {
     #[error(
         "a plan of {steps} steps is longer as JSON than the {} MiB that are written and read: hand on its source, destination, \
          placement and fan-out instead, from which everybody makes the same plan, or look at the steps of single tasks",
-        super::MAX_PLAN_TEXT >> 20
+        super::limits::MAX_PLAN_TEXT >> 20
     )]
     TooLong {
         /// How many steps it has.
@@ -28,7 +28,7 @@ pub enum PlanError {
     /// A name is empty, too long, or has characters that cannot be shown.
     #[error(
         "the name of {what} number {index} is empty, longer than {} bytes or has control characters",
-        super::MAX_NAME
+        super::limits::MAX_NAME
     )]
     Name {
         /// What is named.
@@ -76,7 +76,7 @@ pub enum PlanError {
     #[error("there is no data type of this name; JAX's names are known, as float32 or bfloat16")]
     UnknownDtype,
     /// The array, or what moves, has more bytes than is allowed.
-    #[error("{what} has more than {} bytes", super::MAX_BYTES)]
+    #[error("{what} has more than {} bytes", super::limits::MAX_BYTES)]
     TooLarge {
         /// What is too large.
         what: &'static str,
@@ -122,7 +122,10 @@ pub enum PlanError {
         why: String,
     },
     /// A plan of another version of the rules.
-    #[error("the plan is of version {found}; this program makes and reads version {}", super::PLAN_VERSION)]
+    #[error(
+        "the plan is of version {found}; this program makes and reads version {}",
+        super::limits::PLAN_VERSION
+    )]
     Version {
         /// The version of the text.
         found: u64,
@@ -146,7 +149,7 @@ pub enum PlanError {
     /// A buffer has another size than the shard.
     #[error("the {role} shard of device {device} has {wanted} bytes, and its buffer has {found}")]
     Buffer {
-        /// Whose buffer.
+        /// The device of the buffer.
         device: DeviceId,
         /// Of which array.
         role: &'static str,

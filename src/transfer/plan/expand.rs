@@ -1,11 +1,11 @@
-//! Steps, worked out when somebody looks at them. Those of a region are worked out together.
+//! Steps, worked out when they are looked at. Those of a region are worked out together.
 
 use super::make::{Maker, Record};
-use super::rounds::Pair;
-use super::tiles::{NONE, Stretches};
-use super::{BufferRole, Plan, Region, Side, Staging, Step, TransferKey, staging, step};
+use super::staging::Rooms;
+use super::tiles::{NONE, Pair, Stretches, extents};
+use super::{BufferRole, Plan, Region, Side, Staging, Step, TaskId, TransferKey, staging, step};
 
-/// The steps of some regions, those of everybody or of one task.
+/// The steps of some regions, those of all tasks or of one.
 pub(super) struct Expansion<'a, R> {
     plan: &'a Plan,
     regions: R,
@@ -15,7 +15,7 @@ pub(super) struct Expansion<'a, R> {
     pair: Option<Pair>,
     first: u32,
     seen: u32,
-    /// Where a region lies, once somebody wants one of its steps.
+    /// Where a region lies, once one of its steps is wanted.
     lies: Stretches,
     found: bool,
 }
@@ -27,7 +27,7 @@ impl<'a, R: Iterator<Item = u32>> Expansion<'a, R> {
         Self { plan, regions, task, maker, pair: None, first: 0, seen: 0, lies, found: false }
     }
 
-    /// The next step: its number, what is kept of it, and where its region lies.
+    /// Returns the next step: its number, what is kept of it, and where its region lies.
     pub fn advance(&mut self) -> Option<(u32, Record, &Stretches)> {
         let of = |device: u32| self.plan.parties.tasks[device as usize];
         loop {
@@ -65,6 +65,53 @@ impl<R: Iterator<Item = u32>> Iterator for Expansion<'_, R> {
 }
 
 impl Plan {
+    /// Returns the step of this number.
+    #[must_use]
+    pub fn step(&self, index: u32) -> Option<Step> {
+        let region = index.checked_div(self.copies).filter(|region| *region < self.rounds.regions())?;
+        Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
+    }
+
+    /// Returns all steps. Those that a step depends on come before it.
+    pub fn steps(&self) -> impl Iterator<Item = Step> {
+        Expansion::new(self, 0..self.rounds.regions(), None)
+    }
+
+    /// Returns the steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
+    /// No others are looked at than those of regions that its devices hold or shall hold.
+    pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
+        let number = self.number_of(task);
+        let regions = number.map(|number| self.regions_of(number)).unwrap_or_default();
+        Expansion::new(self, regions.into_iter(), number)
+    }
+
+    /// Returns how much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
+    /// or unpacked.
+    #[must_use]
+    pub fn staging_bytes(&self, task: TaskId) -> u64 {
+        let Some(number) = self.number_of(task) else { return 0 };
+        let mut rooms = Rooms::of(self.parties.ids.len());
+        let mut steps = Expansion::new(self, self.regions_of(number).into_iter(), Some(number));
+        while let Some((_, record, lies)) = steps.advance() {
+            rooms.note(&[record], lies, self.item);
+        }
+        self.rooms_by_task(&rooms)[number as usize]
+    }
+
+    /// Returns how much room each task needs for its devices' buffers.
+    pub(super) fn rooms_by_task(&self, rooms: &Rooms) -> Vec<u64> {
+        let mut bytes = vec![0; self.parties.task_ids.len()];
+        let devices = self.parties.ids.iter().zip(&self.parties.tasks);
+        for ((&device, &task), needs) in devices.zip(rooms.source.iter().zip(&rooms.destination)) {
+            for (role, needs) in [(BufferRole::Source, *needs.0), (BufferRole::Destination, *needs.1)] {
+                if needs {
+                    bytes[task as usize] += self.shard_bytes(role, device);
+                }
+            }
+        }
+        bytes
+    }
+
     /// Calls back with every region, where it lies, and its steps; not in the order of the plan, but in the one that
     /// takes the least work.
     pub(super) fn each_region(&self, mut visit: impl FnMut(Pair, &Stretches, &[Record])) {
@@ -75,7 +122,7 @@ impl Plan {
         });
     }
 
-    /// The numbers of all regions that a device of this task holds or shall hold, in order.
+    /// Returns the numbers of all regions that a device of this task holds or shall hold, in order.
     pub(super) fn regions_of(&self, task: u32) -> Vec<u32> {
         if self.is_empty() {
             return Vec::new();
@@ -97,7 +144,7 @@ impl Plan {
         regions
     }
 
-    /// A step, with all that follows.
+    /// Returns a step, with all that follows.
     fn describe(&self, index: u32, record: Record, lies: &Stretches) -> Step {
         let read_from = if record.from() == BufferRole::Source { &lies.held } else { &lies.wanted };
         let bytes = lies.volume() * self.item;
@@ -131,8 +178,4 @@ impl Plan {
             destination: side(record.destination, BufferRole::Destination, &lies.wanted),
         }
     }
-}
-
-pub(super) fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {
-    stretches.iter().map(|(start, end)| end - start).collect()
 }

@@ -9,20 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use super::PlanError;
 use super::tiles::Tiling;
+pub use crate::base::key::TransferKey;
 
 /// A digest: the first 128 bits of SHA-256. In text: 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Fingerprint(pub [u8; 16]);
 
-/// Names one step of a plan on both sides of it. Two steps of one plan never have the same key. In text: 16
-/// hexadecimal digits.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct TransferKey(pub u64);
-
 impl TransferKey {
-    /// The key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
+    /// Returns the key of the step number `step` of a plan: a permutation of all 64-bit numbers, chosen by the plan's
     /// fingerprint.
     #[must_use]
     pub fn of(plan: Fingerprint, step: u32) -> Self {
@@ -51,7 +46,7 @@ pub(super) struct Digest {
 }
 
 impl Digest {
-    /// What is digested for one purpose never meets what is digested for another.
+    /// Returns what is digested for one purpose never meets what is digested for another.
     pub fn new(purpose: &str) -> Self {
         let mut digest = Self { context: Context::new(&SHA256), pending: Vec::with_capacity(1 << 14) };
         digest.text(purpose);
@@ -82,7 +77,7 @@ impl Digest {
     }
 }
 
-/// The fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the
+/// Returns the fingerprint of what both sides must agree on before a byte moves: shape, data type, and which part of the
 /// array lies on which device before and after. Two descriptions that place the same elements on the same devices are
 /// the same layout, however their axes are named and ordered.
 pub(super) fn layout(dtype: &str, source: &Tiling, destination: &Tiling) -> Fingerprint {
@@ -138,18 +133,6 @@ impl TryFrom<String> for Fingerprint {
 impl From<Fingerprint> for String {
     fn from(fingerprint: Fingerprint) -> Self {
         fingerprint.to_string()
-    }
-}
-
-impl fmt::Display for TransferKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl fmt::Debug for TransferKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

@@ -1,11 +1,11 @@
-//! Who holds a tile, by host and task, and who of them is asked for which region of it.
+//! The devices that hold a tile, by host and task, and which of them is asked for which region of it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::placement::Placement;
 use super::tiles::{NONE, Tiling, number};
-use super::turns::Turn;
+use super::turn::Turn;
 use super::{DeviceId, PlacedDevice, PlanError, TaskId};
 
 /// Every device that takes part, in the order of ids. Devices, tasks and hosts are numbers within these lists.
@@ -28,7 +28,7 @@ pub(super) struct Parties {
 }
 
 impl Parties {
-    /// Finds whose the devices of both sides are. Also returns the placement without everything that is not used, in
+    /// Finds the tasks and hosts of the devices of both sides. Also returns the placement without everything that is not used, in
     /// order.
     pub fn of(
         source: &Tiling,
@@ -87,7 +87,7 @@ pub(super) struct Span {
     pub groups: Range<u32>,
 }
 
-/// Who holds each tile of a tiling: by host, by task, in order.
+/// The devices that hold each tile of a tiling: by host, by task, in order.
 #[derive(Debug, Clone)]
 pub(super) struct Holders {
     devices: Vec<u32>,
@@ -143,61 +143,61 @@ impl Holders {
         self.tiles[tile as usize] as usize..self.tiles[tile as usize + 1] as usize
     }
 
-    /// The hosts that hold a tile.
+    /// Returns the hosts that hold a tile.
     pub fn spans(&self, tile: u32) -> &[Span] {
         &self.spans[self.span_range(tile)]
     }
 
-    /// The tasks of such a host.
+    /// Returns the tasks of such a host.
     pub fn groups(&self, span: &Span) -> &[Group] {
         &self.groups[span.groups.start as usize..span.groups.end as usize]
     }
 
-    /// The devices of such a task.
+    /// Returns the devices of such a task.
     pub fn devices(&self, group: &Group) -> &[u32] {
         &self.devices[group.devices.start as usize..group.devices.end as usize]
     }
 
-    /// The number of the span of a tile on a host.
+    /// Returns the number of the span of a tile on a host.
     pub fn find_span(&self, tile: u32, host: u32) -> Option<u32> {
         let range = self.span_range(tile);
         let found = self.spans[range.clone()].binary_search_by_key(&host, |span| span.host).ok()?;
         Some(number(range.start + found))
     }
 
-    /// How many tasks there are in a span.
+    /// Returns how many tasks there are in a span.
     pub fn tasks_in(&self, span: u32) -> usize {
         self.spans[span as usize].groups.len()
     }
 
-    /// The number of the group of a task in a span.
+    /// Returns the number of the group of a task in a span.
     pub fn find_group(&self, span: u32, task: u32) -> Option<u32> {
         let span = &self.spans[span as usize];
         let found = self.groups(span).binary_search_by_key(&task, |group| group.task).ok()?;
         Some(span.groups.start + number(found))
     }
 
-    /// How many tiles there are.
+    /// Returns how many tiles there are.
     pub fn tiles(&self) -> u32 {
         number(self.tiles.len() - 1)
     }
 
-    /// Whether each is held by one device only.
+    /// Returns whether each is held by one device only.
     pub fn are_single(&self) -> bool {
         self.devices.len() == self.tiles() as usize
     }
 
-    /// Who holds a tile, if each is held by one device only.
+    /// Returns the device that holds a tile, if each is held by one only.
     pub fn only(&self, tile: u32) -> u32 {
         self.devices[tile as usize]
     }
 
-    /// The numbers of the hosts that hold a tile.
+    /// Returns the numbers of the hosts that hold a tile.
     pub fn hosts(&self, tile: u32) -> impl Iterator<Item = u32> {
         self.spans(tile).iter().map(|span| span.host)
     }
 
-    /// All tiles, those together that the same hosts hold, and of these those that the same tasks do.
+    /// Returns all tiles, those together that the same hosts hold, and of these those that the same tasks do.
     pub fn alike(&self) -> Vec<u32> {
         let tasks = |tile| self.spans(tile).iter().flat_map(|span| self.groups(span)).map(|group| group.task);
         let mut tiles: Vec<u32> = (0..self.tiles()).collect();
@@ -207,21 +207,21 @@ impl Holders {
         tiles
     }
 
-    /// Who gives, of all who hold a tile.
+    /// Returns the device that gives, of all that hold a tile.
     pub fn anywhere(&self, tile: u32, turn: Turn) -> u32 {
         let range = self.span_range(tile);
         let (place, turn) = turn.among(range.len());
         self.on_host(number(range.start + place), turn)
     }
 
-    /// Who gives, of those on a host.
+    /// Returns the device that gives, of those on a host.
     pub fn on_host(&self, span: u32, turn: Turn) -> u32 {
         let groups = &self.spans[span as usize].groups;
         let (place, turn) = turn.among(groups.len());
         self.in_task(groups.start + number(place), turn)
     }
 
-    /// Who gives, of those in a task.
+    /// Returns the device that gives, of those in a task.
     pub fn in_task(&self, group: u32, turn: Turn) -> u32 {
         let devices = self.devices(&self.groups[group as usize]);
         devices[turn.among(devices.len()).0]

@@ -1,9 +1,9 @@
-//! The rules that choose who copies what to whom.
+//! The rules that choose which device copies which region to which.
 //!
-//! Every tile of the source that reaches into a tile of the destination makes one *region*. All who shall hold the
-//! tile of the destination need that region. The rules, in this order, for each region:
+//! Every tile of the source that reaches into a tile of the destination makes one *region*. All devices that
+//! shall hold the tile of the destination need that region. The rules, in this order, for each region:
 //!
-//! 1. who holds it already takes it from itself;
+//! 1. a device that holds it already takes it from itself;
 //! 2. a task of which a device holds it takes it from that device;
 //! 3. a host of which a task holds it takes it from that task, once for each task that needs it;
 //! 4. any other host is fed once, by a host that holds it.
@@ -11,16 +11,15 @@
 //! Of several hosts, tasks or devices that hold it, the one gives whose turn it is.
 //!
 //! What came to one device of a task or host is copied on from there, by steps that come after it. All holders of a
-//! region together feed `fan_out` hosts (or, on their own host, tasks) for each of them; whoever was fed feeds the next
+//! region together feed `fan_out` hosts (or, on their own host, tasks) for each of them; each that was fed feeds the next
 //! `fan_out`, as a tree. The first to be fed is another one for each region, so that neither what arrives nor what is
 //! copied on falls to the same devices.
 
 use super::Plan;
 use super::holders::{Group, Span};
-use super::rounds::Pair;
 use super::step::{BufferRole, Class};
-use super::tiles::{NONE, number};
-use super::turns::Turn;
+use super::tiles::{NONE, Pair, number};
+use super::turn::Turn;
 
 /// One step of a region: everything else about it follows by arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +34,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Whether it is read from the source array, or from the destination array, where an earlier step put it.
+    /// Returns whether it is read from the source array, or from the destination array, where an earlier step put it.
     pub fn from(self) -> BufferRole {
         if self.after == NONE { BufferRole::Source } else { BufferRole::Destination }
     }
@@ -88,7 +87,7 @@ impl<'a> Maker<'a> {
         if !self.plan.turns.are_none() {
             self.ordinal = self.plan.rounds.find(pair.held, pair.wanted).unwrap_or(0);
         } else if self.plan.copies == 1 {
-            // What the rules come to between one who holds it and one who shall: most plans of millions of steps have
+            // What the rules come to between one device that holds it and one that shall: most plans of millions of steps have
             // no other regions.
             let holder = self.plan.holders.only(pair.held);
             self.step(Origin { device: holder, after: NONE }, self.plan.receivers.only(pair.wanted));
@@ -97,12 +96,12 @@ impl<'a> Maker<'a> {
         self.region();
     }
 
-    /// The steps that were made last.
+    /// Returns the steps that were made last.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// Sees to it that all who shall hold the region get it.
+    /// Makes the steps by which all devices that shall hold the region get it.
     fn region(&mut self) {
         let mut away = std::mem::take(&mut self.away);
         let plan = self.plan;
@@ -139,7 +138,7 @@ impl<'a> Maker<'a> {
         self.hosts_fed = fed;
     }
 
-    /// A host that gets the region from elsewhere: one task of it does, and feeds the others. Returns where it is
+    /// Returns a host that gets the region from elsewhere: one task of it does, and feeds the others. Returns where it is
     /// then.
     fn host_fed_from(&mut self, span: &Span, origin: Origin) -> Origin {
         let groups = self.plan.receivers.groups(span);
@@ -193,7 +192,7 @@ impl<'a> Maker<'a> {
         (self.tasks_fed, self.needy) = (fed, needy);
     }
 
-    /// A task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where it is
+    /// Returns a task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where it is
     /// then.
     fn task_fed_from(&mut self, group: &Group, origin: Origin) -> Origin {
         let devices = self.plan.receivers.devices(group);
@@ -206,13 +205,13 @@ impl<'a> Maker<'a> {
         entry
     }
 
-    /// Who feeds the one at `place` of those that are fed, where so many `roots` hold the region: one of these
+    /// Returns which feeds the one at `place` of those that are fed, where so many `roots` hold the region: one of these
     /// (`None`), or one that was fed before.
     fn parent(&self, place: usize, roots: usize) -> Option<usize> {
         place.checked_sub(roots.saturating_mul(self.fan_out)).map(|place| place / self.fan_out)
     }
 
-    /// Where the one at `place` of so many stands in the present region's order.
+    /// Returns where the one at `place` of so many stands in the present region's order.
     fn turned(&self, place: usize, count: usize) -> usize {
         if count == 1 { 0 } else { (self.pair.turn as usize + place) % count }
     }

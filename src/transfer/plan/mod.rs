@@ -2,24 +2,24 @@
 //!
 //! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
 //! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
-//! description makes the same plan, with the same keys, so nobody has to send a plan to anybody.
+//! description makes the same plan, with the same keys, so plans are not sent.
 //!
-//! It is also arithmetic: nothing is kept of a step. Which region a number means, who gives it and where it is staged
+//! It is also arithmetic: nothing is kept of a step. Which region a number means, which device gives it and where it is staged
 //! follow from the number alone, so a plan of sixteen million steps is made in the time that its devices take.
 //!
 //! | file | its reason to exist |
 //! | --- | --- |
 //! | `describe.rs`, `dtype.rs` | what is asked for: meshes, partition specs, arrays, as JAX names them |
-//! | `bounded.rs`, `error.rs` | lists from outside, and why there is no plan |
+//! | `limits.rs`, `bounded.rs`, `error.rs` | bounds, lists from outside, and why there is no plan |
 //! | `placement.rs` | which task and host owns a device |
 //! | `tiles.rs` | a sharding as arithmetic: which tile of the array a device holds |
 //! | `rounds.rs` | regions by number, and the numbers of a tile's regions |
-//! | `holders.rs` | who holds a tile, by host and task |
-//! | `turns.rs` | whose turn it is to give a region that several hold |
-//! | `make.rs` | the rules that choose who copies what to whom, for one region |
+//! | `holders.rs` | which devices hold a tile, by host and task |
+//! | `turn.rs`, `turns.rs` | whose turn it is to give a region that several hold |
+//! | `make.rs` | the rules that choose which device copies to which, for one region |
 //! | `staging.rs` | room for what has to be packed on its way |
 //! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
-//! | `expand.rs` | the steps of a plan, worked out when somebody looks at them |
+//! | `expand.rs` | the steps of a plan, worked out when they are looked at |
 //! | `ask.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
 //! | `cost.rs` | what a plan moves, and the least that could be moved |
 //! | `document.rs` | plans as JSON |
@@ -46,6 +46,7 @@ mod error;
 mod expand;
 mod fingerprint;
 mod holders;
+mod limits;
 mod make;
 mod placement;
 #[expect(clippy::module_inception, reason = "the room is named for what it makes")]
@@ -54,36 +55,22 @@ mod rounds;
 mod staging;
 mod step;
 mod tiles;
+mod turn;
 mod turns;
 
-pub use super::identity::{DeviceId, TaskId};
+pub use crate::base::identity::{DeviceId, TaskId};
 pub use ask::{AllGather, Broadcast, Reshard, Scatter};
+pub(crate) use copy::each_common_run;
 pub use copy::{Shards, copy_region, pack, unpack};
 pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};
 pub use describe::{ArrayDescription, Axis, Mesh, Partition, PartitionSpec, Sharding};
-pub use document::PLAN_VERSION;
 pub use dtype::Dtype;
 pub use error::PlanError;
 pub use fingerprint::{Fingerprint, TransferKey};
+pub use limits::{
+    MAX_AXES, MAX_BYTES, MAX_DESCRIPTION_TEXT, MAX_DEVICES, MAX_NAME, MAX_PLACED, MAX_PLAN_TEXT, MAX_RANK,
+    MAX_STEPS, PLAN_VERSION,
+};
 pub use placement::{HostName, PlacedDevice, Placement};
 pub use plan::{Options, Plan};
 pub use step::{BufferRole, Class, Region, Runs, Side, Staging, Step};
-
-/// The most dimensions of an array.
-pub const MAX_RANK: usize = 32;
-/// The most axes of a mesh.
-pub const MAX_AXES: usize = 32;
-/// The most devices of one mesh.
-pub const MAX_DEVICES: usize = 65_536;
-/// The most devices that a placement tells of.
-pub const MAX_PLACED: usize = 4 * MAX_DEVICES;
-/// The most bytes of the name of an axis or of a host.
-pub const MAX_NAME: usize = 256;
-/// The most steps of a plan. An all-to-all exchange among 8,192 devices has as many.
-pub const MAX_STEPS: u64 = 1 << 26;
-/// The most bytes that all destination shards have together, copies included.
-pub const MAX_BYTES: u64 = 1 << 62;
-/// The most bytes of a description as JSON.
-pub const MAX_DESCRIPTION_TEXT: usize = 64 << 20;
-/// The most bytes of a plan as JSON.
-pub const MAX_PLAN_TEXT: usize = 512 << 20;

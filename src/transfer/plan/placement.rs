@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::at_most;
-use super::describe::check_name;
+use super::bounded::{at_most, check_name};
 use super::error::within;
 use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError, TaskId};
 
 /// What tells hosts apart: a name, or the id of one boot of its kernel. Only whether two are equal matters to a plan.
 pub type HostName = String;
 
-/// A device, and whose it is. Reads the entries of the device list of a job's REST API as well, by their names there.
+/// A device, with its task and host. Reads the entries of the device list of a job's REST API as well, by their names there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PlacedDevice {
     /// The device.
@@ -73,7 +72,7 @@ impl Placement {
         self.index().map(|_| ())
     }
 
-    /// The entries by device.
+    /// Returns the entries by device.
     pub(super) fn index(&self) -> Result<BTreeMap<DeviceId, &PlacedDevice>, PlanError> {
         within("placed devices", self.devices.len(), MAX_PLACED)?;
         let mut tasks: BTreeMap<TaskId, &str> = BTreeMap::new();

@@ -3,31 +3,29 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::expand::{Expansion, extents};
 use super::fingerprint::{self, Digest};
 use super::holders::{Holders, Parties};
 use super::placement::Placement;
 use super::rounds::Rounds;
-use super::staging::Rooms;
-use super::tiles::{Tiling, number};
+use super::tiles::{Tiling, extents, number};
 use super::turns::Turns;
 use super::{
-    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError, Step,
+    ArrayDescription, BufferRole, DeviceId, Fingerprint, MAX_BYTES, MAX_STEPS, PLAN_VERSION, PlanError,
     TaskId,
 };
 
 /// What a plan is made with, beside what it moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// How many others each holder of a region feeds with it, on average, before those who were fed feed others, as
+    /// How many others each holder of a region feeds with it, on average, before those that were fed feed others, as
     /// many each.
     pub fan_out: NonZeroU32,
-    /// How long the whole may take, for whoever carries it out; `None` for no limit. It changes no step and no key.
+    /// How long the whole may take, for a task that carries it out; `None` for no limit. It changes no step and no key.
     pub timeout: Option<Duration>,
 }
 
 impl Default for Options {
-    /// A fan-out of two, by which what one device holds reaches `n` hosts in about `log2(n)` rounds, and nobody sends
+    /// Returns a fan-out of two, by which what one device holds reaches `n` hosts in about `log2(n)` rounds, and none sends
     /// it to more than two; no limit of time.
     fn default() -> Self {
         Self { fan_out: NonZeroU32::MIN.saturating_add(1), timeout: None }
@@ -50,7 +48,7 @@ pub struct Plan {
     pub(super) parties: Parties,
     pub(super) source_tiling: Tiling,
     pub(super) destination_tiling: Tiling,
-    /// Who holds each tile of the source, and who shall hold each of the destination: `copies` devices.
+    /// The devices that hold each tile of the source, and those that shall hold each of the destination: `copies` devices.
     pub(super) holders: Holders,
     pub(super) receivers: Holders,
     pub(super) copies: u32,
@@ -123,128 +121,81 @@ impl Plan {
         })
     }
 
-    /// The array as it is.
+    /// Returns the array as it is.
     #[must_use]
     pub fn source(&self) -> &ArrayDescription {
         &self.source
     }
 
-    /// The array as it shall be.
+    /// Returns the array as it shall be.
     #[must_use]
     pub fn destination(&self) -> &ArrayDescription {
         &self.destination
     }
 
-    /// Whose the devices of both are, in the order of their ids.
+    /// Returns the tasks and hosts of the devices of both, in the order of their ids.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// What the plan was made with.
+    /// Returns what the plan was made with.
     #[must_use]
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// How long the whole may take.
+    /// Returns how long the whole may take.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.options.timeout
     }
 
-    /// What both sides of a transfer compare before a byte moves: shape, data type, and where every tile lies before
+    /// Returns what both sides of a transfer compare before a byte moves: shape, data type, and where every tile lies before
     /// and after.
     #[must_use]
     pub fn layout(&self) -> Fingerprint {
         self.layout
     }
 
-    /// Identifies the plan: its layout, whose the devices are, the fan-out, and the version of the rules. Two plans
+    /// Identifies the plan: its layout, the tasks of the devices, the fan-out, and the version of the rules. Two plans
     /// of one fingerprint have the same steps.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// How many steps there are.
+    /// Returns how many steps there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.rounds.regions() as usize * self.copies as usize
     }
 
-    /// Whether there are none: the array has no elements.
+    /// Returns whether there are none: the array has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rounds.regions() == 0
     }
 
-    /// The step of this number.
-    #[must_use]
-    pub fn step(&self, index: u32) -> Option<Step> {
-        let region = index.checked_div(self.copies).filter(|region| *region < self.rounds.regions())?;
-        Expansion::new(self, std::iter::once(region), None).nth((index % self.copies) as usize)
-    }
-
-    /// All steps. Those that a step depends on come before it.
-    pub fn steps(&self) -> impl Iterator<Item = Step> {
-        Expansion::new(self, 0..self.rounds.regions(), None)
-    }
-
-    /// The steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
-    /// No others are looked at than those of regions that its devices hold or shall hold.
-    pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
-        let number = self.number_of(task);
-        let regions = number.map(|number| self.regions_of(number)).unwrap_or_default();
-        Expansion::new(self, regions.into_iter(), number)
-    }
-
-    /// How much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
-    /// or unpacked.
-    #[must_use]
-    pub fn staging_bytes(&self, task: TaskId) -> u64 {
-        let Some(number) = self.number_of(task) else { return 0 };
-        let mut rooms = Rooms::of(self.parties.ids.len());
-        let mut steps = Expansion::new(self, self.regions_of(number).into_iter(), Some(number));
-        while let Some((_, record, lies)) = steps.advance() {
-            rooms.note(&[record], lies, self.item);
-        }
-        self.rooms_by_task(&rooms)[number as usize]
-    }
-
-    /// How much room each task needs for its devices' buffers.
-    pub(super) fn rooms_by_task(&self, rooms: &Rooms) -> Vec<u64> {
-        let mut bytes = vec![0; self.parties.task_ids.len()];
-        let devices = self.parties.ids.iter().zip(&self.parties.tasks);
-        for ((&device, &task), needs) in devices.zip(rooms.source.iter().zip(&rooms.destination)) {
-            for (role, needs) in [(BufferRole::Source, *needs.0), (BufferRole::Destination, *needs.1)] {
-                if needs {
-                    bytes[task as usize] += self.shard_bytes(role, device);
-                }
-            }
-        }
-        bytes
-    }
-
-    /// The number of a task that owns some of the devices.
-    fn number_of(&self, task: TaskId) -> Option<u32> {
+    /// Returns the number of a task that owns some of the devices.
+    pub(super) fn number_of(&self, task: TaskId) -> Option<u32> {
         self.parties.task_ids.binary_search(&task).ok().map(number)
     }
 
-    /// The tasks that own devices of either side, in order.
+    /// Returns the tasks that own devices of either side, in order.
     #[must_use]
     pub fn tasks(&self) -> &[TaskId] {
         &self.parties.task_ids
     }
 
-    /// The size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None` if the
+    /// Returns the size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None` if the
     /// device has none.
     #[must_use]
     pub fn shard_shape(&self, role: BufferRole, device: DeviceId) -> Option<Vec<u64>> {
         self.shard_bounds(role, device).map(|bounds| extents(&bounds))
     }
 
-    /// Where a device's shard lies in the array: in each dimension the first element, and the one behind the last. A
+    /// Returns where a device's shard lies in the array: in each dimension the first element, and the one behind the last. A
     /// shard is empty if it is so in any dimension. `None` if the device has none.
     #[must_use]
     pub fn shard_bounds(&self, role: BufferRole, device: DeviceId) -> Option<Vec<(u64, u64)>> {
@@ -258,7 +209,7 @@ impl Plan {
         Some(bounds)
     }
 
-    /// The size of a device's shard, in bytes; zero if the device has none.
+    /// Returns the size of a device's shard, in bytes; zero if the device has none.
     #[must_use]
     pub fn shard_bytes(&self, role: BufferRole, device: DeviceId) -> u64 {
         self.shard_shape(role, device).map_or(0, |shape| {

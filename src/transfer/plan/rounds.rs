@@ -7,18 +7,7 @@
 
 use std::cmp::Reverse;
 
-use super::tiles::{Stretches, Tiling, number};
-
-/// The two tiles that have a region in common.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pair {
-    /// The tile of the source.
-    pub held: u32,
-    /// The tile of the destination.
-    pub wanted: u32,
-    /// Another number for each region of a tile of the destination, and for each tile in a round: both added.
-    pub turn: u32,
-}
+use super::tiles::{Pair, Stretches, Tiling, number};
 
 /// Which tiles of another tiling reach into each tile of one.
 #[derive(Debug, Clone)]
@@ -59,7 +48,7 @@ impl Reach {
         self.counts[tile as usize]
     }
 
-    /// The one of this number, in row-major order, of those that reach into a tile.
+    /// Returns the one of this number, in row-major order, of those that reach into a tile.
     fn nth(&self, mut tile: u32, mut ordinal: u32) -> u32 {
         let (mut found, mut apart) = (0, 1);
         for along in self.dimensions.iter().rev() {
@@ -75,7 +64,7 @@ impl Reach {
         found
     }
 
-    /// Which number one of those has; `None` for a tile that is none of them.
+    /// Returns which number one of those has; `None` for a tile that is none of them.
     fn ordinal(&self, mut tile: u32, mut reaching: u32) -> Option<u32> {
         let (mut ordinal, mut apart) = (0, 1);
         for along in self.dimensions.iter().rev() {
@@ -114,7 +103,7 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// How many regions there are. It is no more than the product of both numbers of tiles, so it cannot overflow.
+    /// Returns how many regions there are. It is no more than the product of both numbers of tiles, so it cannot overflow.
     pub fn count(source: &Tiling, destination: &Tiling) -> u64 {
         if destination.is_empty() {
             return 0;
@@ -151,12 +140,12 @@ impl Rounds {
         Self { sources, destinations, order, positions, stages, regions }
     }
 
-    /// How many regions there are.
+    /// Returns how many regions there are.
     pub fn regions(&self) -> u32 {
         self.regions
     }
 
-    /// The region of this number, which must be one.
+    /// Returns the region of this number, which must be one.
     pub fn region(&self, region: u32) -> Pair {
         let later = self.stages.partition_point(|stage| stage.regions <= region);
         let stage = self.stages[later - 1];
@@ -168,19 +157,19 @@ impl Rounds {
         Pair { held, wanted, turn }
     }
 
-    /// The number of the region that a tile of the destination gets in a round, in which it must get one.
+    /// Returns the number of the region that a tile of the destination gets in a round, in which it must get one.
     fn in_round(&self, wanted: u32, round: u32) -> u32 {
         let later = self.stages.partition_point(|stage| stage.round <= round);
         let stage = self.stages[later - 1];
         stage.regions + (round - stage.round) * stage.tiles + self.positions[wanted as usize]
     }
 
-    /// The numbers of all regions of a tile of the destination.
+    /// Returns the numbers of all regions of a tile of the destination.
     pub fn of_wanted(&self, wanted: u32) -> impl Iterator<Item = u32> {
         (0..self.sources.count(wanted)).map(move |round| self.in_round(wanted, round))
     }
 
-    /// The numbers of all regions of a tile of the source.
+    /// Returns the numbers of all regions of a tile of the source.
     pub fn of_held(&self, held: u32) -> impl Iterator<Item = u32> {
         (0..self.destinations.count(held)).filter_map(move |which| {
             let wanted = self.destinations.nth(held, which);
@@ -190,17 +179,17 @@ impl Rounds {
         })
     }
 
-    /// How many regions a tile of the source has.
+    /// Returns how many regions a tile of the source has.
     pub fn count_held(&self, held: u32) -> u32 {
         self.destinations.count(held)
     }
 
-    /// Which of the regions of a tile of the source is that of a tile of the destination, if it has one.
+    /// Returns which of the regions of a tile of the source is that of a tile of the destination, if it has one.
     pub fn find(&self, held: u32, wanted: u32) -> Option<u32> {
         self.destinations.ordinal(held, wanted)
     }
 
-    /// Whether a region is all of both of its tiles: each has no other.
+    /// Returns whether a region is all of both of its tiles: each has no other.
     pub fn is_whole(&self, pair: Pair) -> bool {
         self.sources.count(pair.wanted) == 1 && self.destinations.count(pair.held) == 1
     }
@@ -256,7 +245,7 @@ mod tests {
     use super::super::{ArrayDescription, Dtype, Mesh, PartitionSpec, Sharding};
     use super::*;
 
-    /// A grid of devices over an array, each dimension divided in so many ways.
+    /// Returns a grid of devices over an array, each dimension divided in so many ways.
     fn tiling(shape: &[u64], ways: &[u64]) -> Tiling {
         let names: Vec<String> = (0..ways.len()).map(|axis| format!("a{axis}")).collect();
         let axes: Vec<(&str, u64)> = names.iter().map(String::as_str).zip(ways.iter().copied()).collect();

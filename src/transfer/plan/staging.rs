@@ -44,7 +44,7 @@ impl Rooms {
     }
 }
 
-/// Whether a region of a tile lies in many runs that are short.
+/// Returns whether a region of a tile lies in many runs that are short.
 pub(super) fn is_packed(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -> bool {
     let mut run = item;
     let mut whole = true;
@@ -60,7 +60,7 @@ pub(super) fn is_packed(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -
     several && run < PACKED_BELOW
 }
 
-/// Where the place of a region is in the room of its shard. What comes before it in a dimension comes before it with
+/// Returns where the place of a region is in the room of its shard. What comes before it in a dimension comes before it with
 /// all of the dimensions behind, and with as much of those in front as the region has of them.
 pub(super) fn place(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -> u64 {
     let (mut place, mut outer) = (0, item);

@@ -25,7 +25,7 @@ impl Class {
     /// All of them, the nearest first.
     pub const ALL: [Self; 4] = [Self::SameBuffer, Self::LocalCopy, Self::SameHost, Self::AcrossHosts];
 
-    /// Whether a transport is needed, and not only a copy.
+    /// Returns whether a transport is needed, and not only a copy.
     #[must_use]
     pub const fn leaves_task(self) -> bool {
         matches!(self, Self::SameHost | Self::AcrossHosts)
@@ -100,13 +100,13 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// How many there are.
+    /// Returns how many there are.
     #[must_use]
     pub fn count(&self) -> u64 {
         if self.run_bytes == 0 { 0 } else { self.counts.iter().product() }
     }
 
-    /// How many bytes they have together.
+    /// Returns how many bytes they have together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.count() * self.run_bytes
@@ -169,7 +169,7 @@ pub struct Step {
 }
 
 impl Region {
-    /// The region as stretches of the memory of a dense, row-major buffer of `shape`, with elements of `item` bytes.
+    /// Returns the region as stretches of the memory of a dense, row-major buffer of `shape`, with elements of `item` bytes.
     ///
     /// # Errors
     /// [`PlanError::Region`] if it reaches beyond the shape or has another rank, [`PlanError::TooLarge`] for a buffer
@@ -180,7 +180,7 @@ impl Region {
         Ok(runs(shape, self, item))
     }
 
-    /// Where it begins and ends in each dimension, if that is inside the shape.
+    /// Returns where it begins and ends in each dimension, if that is inside the shape.
     pub(super) fn stretches(&self, shape: &[u64]) -> Result<Vec<(u64, u64)>, PlanError> {
         let wrong = |why: String| PlanError::Region { what: "the region", why };
         if self.start.len() != shape.len() || self.extent.len() != shape.len() || shape.len() > MAX_RANK {
@@ -200,7 +200,7 @@ impl Region {
     }
 }
 
-/// The runs of a region that is known to lie inside the shape.
+/// Returns the runs of a region that is known to lie inside the shape.
 pub(super) fn runs(shape: &[u64], region: &Region, item: u64) -> Runs {
     let none = Runs { offset: 0, run_bytes: 0, counts: Vec::new(), strides: Vec::new() };
     if item == 0 || region.extent.contains(&0) {
@@ -213,13 +213,13 @@ pub(super) fn runs(shape: &[u64], region: &Region, item: u64) -> Runs {
     Runs { offset, run_bytes, counts, strides }
 }
 
-/// How far apart neighbours lie in each dimension of a dense, row-major buffer, in bytes.
+/// Returns how far apart neighbours lie in each dimension of a dense, row-major buffer, in bytes.
 pub(super) fn byte_strides(shape: &[u64], item: u64) -> Result<Vec<u64>, PlanError> {
     let mut strides = vec![item; shape.len()];
     let mut bytes = item;
     for (stride, &size) in strides.iter_mut().zip(shape).rev() {
         *stride = bytes;
-        // A buffer without elements has no strides that anybody asks for; they must be numbers all the same.
+        // A buffer without elements has no strides that are asked for; they must be numbers all the same.
         bytes = bytes.checked_mul(size.max(1)).ok_or(PlanError::TooLarge { what: "a buffer" })?;
     }
     Ok(strides)

@@ -1,9 +1,8 @@
 //! A sharding as arithmetic: which tile of the array each device holds, and where it lies.
 
-use super::rounds::Pair;
-use super::{ArrayDescription, DeviceId};
+use super::{ArrayDescription, DeviceId, PlanError, Region};
 
-/// No tile, no step, nobody.
+/// No tile, no step, no device.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// How one dimension is cut.
@@ -18,14 +17,14 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Where the tile at `place` begins and ends.
+    /// Returns where the tile at `place` begins and ends.
     pub fn interval(self, place: u32) -> (u64, u64) {
         let place = u64::from(place);
         // Below 2^62 + 65,536 at most.
         ((place * self.tile).min(self.size), ((place + 1) * self.tile).min(self.size))
     }
 
-    /// The first and the last tile that reach into a stretch, which must not be empty.
+    /// Returns the first and the last tile that reach into a stretch, which must not be empty.
     pub fn reaching(self, (start, end): (u64, u64)) -> (u32, u32) {
         let place = |element: u64| u32::try_from(element / self.tile).unwrap_or(NONE);
         (place(start), place(end - 1))
@@ -89,24 +88,24 @@ impl Tiling {
         Self { cuts, devices }
     }
 
-    /// How many tiles there are.
+    /// Returns how many tiles there are.
     pub fn tiles(&self) -> u32 {
         self.cuts.iter().map(|cut| cut.count).product()
     }
 
-    /// Whether the array has no elements. Otherwise no tile is empty.
+    /// Returns whether the array has no elements. Otherwise no tile is empty.
     pub fn is_empty(&self) -> bool {
         self.cuts.iter().any(|cut| cut.size == 0)
     }
 
-    /// How many devices hold each tile of an array that has elements: equally many all of them, since each lies at one
+    /// Returns how many devices hold each tile of an array that has elements: equally many all of them, since each lies at one
     /// place along the axes that divide, and anywhere along the others.
     pub fn copies(&self) -> u32 {
         let holding = self.devices.iter().filter(|(_, tile)| *tile != NONE).count();
         number(holding) / self.tiles()
     }
 
-    /// Where a tile begins and ends in each dimension; nowhere, for [`NONE`].
+    /// Returns where a tile begins and ends in each dimension; nowhere, for [`NONE`].
     pub fn intervals(&self, tile: u32, into: &mut Vec<(u64, u64)>) {
         into.clear();
         into.resize(self.cuts.len(), (0, 0));
@@ -119,6 +118,17 @@ impl Tiling {
             rest /= cut.count;
         }
     }
+}
+
+/// The two tiles that have a region in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pair {
+    /// The tile of the source.
+    pub held: u32,
+    /// The tile of the destination.
+    pub wanted: u32,
+    /// Another number for each region of a tile of the destination, and for each tile in a round: both added.
+    pub turn: u32,
 }
 
 /// Where a region and its two tiles lie: in each dimension, where each begins and ends.
@@ -144,13 +154,13 @@ impl Stretches {
         self.common[dimension] = common(held, self.wanted[dimension]);
     }
 
-    /// How many elements the region has. The array is bounded, so it cannot overflow.
+    /// Returns how many elements the region has. The array is bounded, so it cannot overflow.
     pub fn volume(&self) -> u64 {
         self.common.iter().map(|(start, end)| end - start).product()
     }
 }
 
-/// What two tiles have in common along a dimension, in which they overlap.
+/// Returns what two tiles have in common along a dimension, in which they overlap.
 fn common(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
     (one.0.max(other.0), one.1.min(other.1))
 }
@@ -158,4 +168,28 @@ fn common(one: (u64, u64), other: (u64, u64)) -> (u64, u64) {
 /// For counts that are bounded far below 2^32.
 pub(super) fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(NONE)
+}
+
+/// Returns the size of a stretch in each dimension.
+pub(super) fn extents(stretches: &[(u64, u64)]) -> Vec<u64> {
+    stretches.iter().map(|(start, end)| end - start).collect()
+}
+
+impl ArrayDescription {
+    /// Returns which part of the array each device holds, in the order of the devices' ids: JAX's `devices_indices_map`. A
+    /// shard that lies beyond the array is empty in every dimension.
+    ///
+    /// # Errors
+    /// As [`ArrayDescription::check`].
+    pub fn shards(&self) -> Result<Vec<(DeviceId, Region)>, PlanError> {
+        self.check()?;
+        let tiling = Tiling::of(self);
+        let mut intervals = Vec::new();
+        let shard = |&(device, tile): &(DeviceId, u32)| {
+            tiling.intervals(tile, &mut intervals);
+            let (start, extent) = intervals.iter().map(|(start, end)| (start, end - start)).unzip();
+            (device, Region { start, extent })
+        };
+        Ok(tiling.devices.iter().map(shard).collect())
+    }
 }

@@ -1,13 +1,13 @@
 //! Whose turn it is to give a region that several hold.
 //!
-//! Nobody remembers who gave what before. Instead the choices that all regions make are numbered: those of tiles that
+//! It is not remembered which device gave what before. Instead the choices that all regions make are numbered: those of tiles that
 //! the same hosts hold one after the other, and of each tile in the order of its regions. `n` hosts take them in turns
-//! of `n`, and who begins moves on with every turn, and once more with every `n` turns, and so on: the sum of the digits
+//! of `n`, and the first moves on with every turn, and once more with every `n` turns, and so on: the sum of the digits
 //! of the choice's number, in base `n`, says whose turn it is. So all have equally many, and choices that lie at equal
 //! distances, as those of a round do, fall to different hosts too. Those that fall to a host go round its tasks in the
 //! same way, and the task's devices.
 //!
-//! A region makes no choice for a host that holds it already. So that nobody is passed over for that, such regions are
+//! A region makes no choice for a host that holds it already. So that none is passed over for that, such regions are
 //! found beforehand, host by host, and the numbers of those behind are smaller by what they do not choose.
 
 use std::ops::Range;
@@ -15,51 +15,11 @@ use std::ops::Range;
 use super::holders::{Holders, Parties};
 use super::rounds::Rounds;
 use super::tiles::number;
+use super::turn::Turn;
 
 /// How many pairs of a tile that a host holds and one that it shall hold are looked at for each device. There are more
 /// only if hosts have more devices than this; so many of them are near that few regions are asked for elsewhere.
 const LOOKED_AT: usize = 64;
-
-/// The number of a choice.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Turn {
-    number: u32,
-    /// Whose turn it is first.
-    from: u32,
-}
-
-impl Turn {
-    /// The first choice of a region of a tile on one host or in one task, if each makes so many. Which of them have to
-    /// do with the host is not known; who begins is another one for each tile, so that nobody is preferred by all.
-    pub fn of(tile: u32, region: u32, each: usize) -> Self {
-        Self { number: region * number(each), from: tile }
-    }
-
-    /// The choice so many behind this one.
-    pub fn then(self, choices: usize) -> Self {
-        Self { number: self.number + number(choices), ..self }
-    }
-
-    /// Whose turn it is among so many, and the number of the choice among what that one has.
-    pub fn among(self, many: usize) -> (usize, Self) {
-        if many == 1 {
-            return (0, self);
-        }
-        let many = number(many);
-        let (mut next, mut rest) = (self.from, self.number);
-        // Most often there are two, four or eight, and dividing costs ten times as much as this.
-        if many.is_power_of_two() {
-            while rest > 0 {
-                (next, rest) = (next + (rest & (many - 1)), rest >> many.trailing_zeros());
-            }
-        } else {
-            while rest > 0 {
-                (next, rest) = (next + rest % many, rest / many);
-            }
-        }
-        ((next % many) as usize, Self { number: self.number / many, ..self })
-    }
-}
 
 /// The choices of a tile of the source.
 #[derive(Debug, Clone, Default)]
@@ -74,7 +34,7 @@ struct Choices {
 /// The choices of all regions.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Turns {
-    /// For each tile of the source; none if nobody ever has a choice.
+    /// For each tile of the source; none if no region ever has a choice.
     tiles: Vec<Choices>,
     /// Regions of a tile that some host which needs them holds: which of the tile's, and how many choices fewer those
     /// up to here make.
@@ -135,12 +95,12 @@ impl Turns {
         turns
     }
 
-    /// Whether nobody ever has a choice.
+    /// Returns whether no region ever has a choice.
     pub fn are_none(&self) -> bool {
         self.tiles.is_empty()
     }
 
-    /// The first choice among hosts of a region, of which `ordinal` come before among those of its tile of the source.
+    /// Returns the first choice among hosts of a region, of which `ordinal` come before among those of its tile of the source.
     pub fn anywhere(&self, held: u32, ordinal: u32) -> Turn {
         let Some(Choices { first, each, fewer }) = self.tiles.get(held as usize) else {
             return Turn::default();

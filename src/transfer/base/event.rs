@@ -1,0 +1,126 @@
+//! Definition events: when a buffer's contents are there.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::base::sync::lock;
+
+type Outcome = Result<(), String>;
+type Listener = Box<dyn FnOnce(Outcome) + Send>;
+
+enum State {
+    Pending(Vec<Listener>),
+    Over(Outcome),
+}
+
+/// Says when a buffer is defined: its contents are there to be sent, or it is free to be received into. Clones are the
+/// same event.
+#[derive(Clone)]
+pub struct Event(Arc<Mutex<State>>);
+
+/// The other end of an [`Event`]: held by what fills the buffer. Dropped before it is completed, it fails the event: nothing
+/// waits for ever.
+#[derive(Debug)]
+pub struct Definer(Event);
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Event").field(&self.outcome()).finish()
+    }
+}
+
+impl Event {
+    /// Makes an event that has not happened, and what makes it happen.
+    #[must_use]
+    pub fn new() -> (Definer, Self) {
+        let event = Self(Arc::new(Mutex::new(State::Pending(Vec::new()))));
+        (Definer(event.clone()), event)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.0)
+    }
+
+    /// Returns how it went, if it is known; an error says why the buffer will never be defined.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<(), String>> {
+        match &*self.lock() {
+            State::Pending(_) => None,
+            State::Over(outcome) => Some(outcome.clone()),
+        }
+    }
+
+    /// Calls `listener` when it is known how it went: on the thread that says so, or here and now.
+    pub(crate) fn when_over(&self, listener: impl FnOnce(Outcome) + Send + 'static) {
+        let mut state = self.lock();
+        let outcome = match &mut *state {
+            State::Pending(listeners) => {
+                listeners.push(Box::new(listener));
+                return;
+            }
+            State::Over(outcome) => outcome.clone(),
+        };
+        drop(state);
+        listener(outcome);
+    }
+
+    fn end(&self, outcome: Outcome) {
+        let mut state = self.lock();
+        let State::Pending(listeners) = &mut *state else { return };
+        let listeners = std::mem::take(listeners);
+        *state = State::Over(outcome.clone());
+        drop(state);
+        for listener in listeners {
+            listener(outcome.clone());
+        }
+    }
+}
+
+impl Definer {
+    /// Says that the buffer is defined.
+    pub fn complete(self) {
+        self.0.end(Ok(()));
+    }
+
+    /// Says that the buffer will never be defined.
+    pub fn fail(self, why: impl Into<String>) {
+        self.0.end(Err(why.into()));
+    }
+}
+
+impl Drop for Definer {
+    fn drop(&mut self) {
+        self.0.end(Err("what was to define the buffer is gone".to_owned()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn listeners_are_told_once_whenever_they_come() {
+        let (definer, event) = Event::new();
+        let (tell, told) = channel();
+        let late = tell.clone();
+        event.when_over(move |outcome| tell.send(outcome).unwrap());
+        assert!(told.try_recv().is_err() && event.outcome().is_none());
+        definer.complete();
+        assert_eq!(told.try_recv(), Ok(Ok(())));
+        event.when_over(move |outcome| late.send(outcome).unwrap());
+        assert_eq!(told.try_recv(), Ok(Ok(())));
+        assert!(told.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_definer_that_is_dropped_fails_its_event() {
+        let (definer, event) = Event::new();
+        drop(definer);
+        assert!(event.outcome().is_some_and(|outcome| outcome.is_err()));
+        let (definer, event) = Event::new();
+        definer.fail("the step was skipped");
+        assert_eq!(event.outcome(), Some(Err("the step was skipped".to_owned())));
+    }
+}

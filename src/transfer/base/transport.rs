@@ -1,0 +1,63 @@
+//! Ways for bytes between two processes.
+
+use std::fmt;
+
+/// A way for bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportKind {
+    /// Shared memory that both processes map; the receiver copies.
+    Shm,
+    /// The receiver reads the sender's memory through the kernel (`process_vm_readv`).
+    Pvm,
+    /// The sender writes to a Unix socket: same host, but neither memory can be read.
+    Unix,
+    /// The sender writes to TCP connections.
+    Tcp,
+    /// The sender writes to sockets that are known within one process only.
+    Loopback,
+}
+
+impl TransportKind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Loopback];
+
+    /// Returns its name as a metric's label.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Pvm => "pvm",
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+            Self::Loopback => "loopback",
+        }
+    }
+}
+
+impl fmt::Display for TransportKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which transports may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// The best that both sides can: shared memory, another process's memory, a Unix socket, TCP. Chosen again where one
+    /// fails.
+    #[default]
+    Auto,
+    /// On this host, arenas as shared memory; other memory by a Unix socket.
+    Shm,
+    /// On this host, all memory through the kernel.
+    Pvm,
+    /// On this host, a Unix socket.
+    Unix,
+    /// TCP, even on this host.
+    Tcp,
+    /// Between engines of one process, as over TCP but without listening on anything: for tests, and for programs that
+    /// embed several engines.
+    Loopback,
+}

@@ -1,0 +1,211 @@
+//! Accepts wires from other engines: the handshake, and whether the dialler's connection or lane is admitted.
+//!
+//! All of it blocks, on threads of its own with time limits; nothing here touches the path of the bytes. What this side
+//! dials is in [`dial`](super::dial).
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use muster_clock as clock;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::cliques::CliqueKey;
+use super::connect::{HELLO_TIMEOUT, add_lane, connect_error, is_own_user, open_connection, probe, wrap};
+use super::dial::make;
+use super::handshake_limits::HandshakeGuard;
+use super::shared::EngineShared;
+use crate::base::error::TransferError;
+use crate::base::identity::Member;
+use crate::base::sync::lock;
+use crate::io::wire::{BlockingWire, Listener, Side, Wire};
+use crate::protocol::hello::{Answer, Hello, Verdict};
+use crate::session::connection::Connection;
+use crate::session::handshake::{self, HelloError};
+
+/// How long a dialler waits for its refusal that does not know the token: so often can one thread be asked.
+const UNPROVEN_PAUSE: Duration = Duration::from_secs(1);
+/// How long a hello of a life that the membership does not name waits for one that does.
+const MEMBERSHIP_WAIT: Duration = Duration::from_secs(3);
+/// How long a lane waits for the connection that it joins: the dialler may know of it first.
+const CONNECTION_WAIT: Duration = Duration::from_millis(500);
+
+/// Accepts on every listener until the engine ends.
+pub fn accept(
+    shared: &Arc<EngineShared>,
+    listeners: Vec<Arc<dyn Listener>>,
+) -> io::Result<Vec<JoinHandle<()>>> {
+    let mut threads = Vec::new();
+    for listener in listeners {
+        lock(&shared.listeners).push(Arc::clone(&listener));
+        let shared = Arc::clone(shared);
+        let name = format!("muster-accept-{}", listener.kind());
+        threads.push(thread::Builder::new().name(name).spawn(move || {
+            loop {
+                let accepted = listener.accept();
+                if shared.closed.load(Ordering::Acquire) {
+                    return;
+                }
+                match accepted {
+                    Ok(wire) => begin_handshake(&shared, wire),
+                    // Out of descriptors, or a connection that was gone again: neither is a reason to stop.
+                    Err(_) => thread::sleep(Duration::from_millis(10)),
+                }
+            }
+        })?);
+    }
+    Ok(threads)
+}
+
+/// Wakes the listening threads of an engine that ends.
+pub fn stop(shared: &EngineShared) {
+    let listeners = std::mem::take(&mut *lock(&shared.listeners));
+    for listener in listeners {
+        listener.stop();
+    }
+    shared.handshakes.close();
+}
+
+/// Takes a dialler's hello on a thread of its own.
+fn begin_handshake(shared: &Arc<EngineShared>, wire: Box<dyn Wire>) {
+    if !is_own_user(&*wire) {
+        return;
+    }
+    let Some(mut guard) = shared.handshakes.admit(&*wire) else { return };
+    let shared = Arc::clone(shared);
+    let spawned = thread::Builder::new().name("muster-hello".to_owned()).spawn(move || {
+        if let Err(error) = take_hello(&shared, wire, &mut guard) {
+            tracing::debug!(%error, "a connection was not taken");
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::debug!(%error, "no thread for a handshake");
+    }
+}
+
+/// Waits [`UNPROVEN_PAUSE`], or until the connection is ended for another one.
+fn pause(wire: &dyn Wire) {
+    // No event is asked for: the end of a connection is told of all the same.
+    let mut ended = [PollFd::from_borrowed_fd(wire.descriptor(), PollFlags::empty())];
+    let _ended_or_over = poll(&mut ended, Timespec::try_from(UNPROVEN_PAUSE).ok().as_ref());
+}
+
+fn take_hello(
+    shared: &Arc<EngineShared>,
+    wire: Box<dyn Wire>,
+    guard: &mut HandshakeGuard,
+) -> Result<(), HelloError> {
+    let until = clock::monotonic() + HELLO_TIMEOUT;
+    let is_exposed = wire.capabilities().is_exposed;
+    let wire = wrap(shared, wire, Side::Accepted, until)?;
+    let mut blocking = BlockingWire::new(&*wire, until);
+    let dialler = match handshake::accept(&mut blocking, shared.key.as_ref(), &clock::random_bytes()) {
+        Err(HelloError::Unproven) => {
+            pause(&*wire);
+            handshake::refuse(&mut blocking)?;
+            return Err(HelloError::Unproven);
+        }
+        dialler => dialler?,
+    };
+    // By its proof, its certificate, or as a process of this user on this host.
+    let is_proven = shared.key.is_some() || shared.wrapping.identity.is_some() || !is_exposed;
+    if is_proven && !guard.prove() {
+        return Err(HelloError::Protocol);
+    }
+    let hello = dialler.hello;
+    let mut expected = None;
+    let (verdict, joined) = admit(shared, &hello, &mut expected);
+    // Before it is told: a dialler that is turned away may look at the count at once.
+    if matches!(verdict, Verdict::NotMe(_) | Verdict::NotYou(_)) {
+        shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
+    }
+    let heard = joined.as_ref().map_or(0, |connection| connection.control_heard());
+    let answer = Answer { verdict, heard, probe: probe(shared), checks: shared.config.checks };
+    dialler.reply(&mut blocking, &answer).inspect_err(|_| {
+        if let Some((peer, making)) = expected {
+            dial_instead(shared, peer, making);
+        }
+    })?;
+    if let Some(connection) = joined {
+        return add_lane(&connection, &hello, wire, hello.heard);
+    }
+    // Only now is it known that the dialler is of the cluster.
+    let key = CliqueKey::new(shared.here(), hello.from);
+    let old = lock(&shared.cliques).get(key).cloned();
+    if let Some(old) = old {
+        let how = "it began a new connection".to_owned();
+        old.close(TransferError::PeerDead { member: hello.from, how });
+        let mut cliques = lock(&shared.cliques);
+        expected = cliques.expect(key).map(|making| (hello.from, making));
+    }
+    let connection = open_connection(shared, &hello, &*wire, hello.from, hello.probe, false);
+    add_lane(&connection, &hello, wire, hello.heard).inspect_err(|error| {
+        connection.close(connect_error(&hello.from, error));
+        if let Some((peer, making)) = expected {
+            dial_instead(shared, peer, making);
+        }
+    })?;
+    shared.clique_ready(&connection);
+    Ok(())
+}
+
+/// Makes the connection that was expected of a peer and does not come, if any request waits for it.
+fn dial_instead(shared: &Arc<EngineShared>, peer: Member, making: u64) {
+    let key = CliqueKey::new(shared.here(), peer);
+    if lock(&shared.cliques).is_awaited(key, making) {
+        make(shared, peer, making);
+    }
+}
+
+/// Decides whether a hello is welcome, and which connection a lane joins. The making that is expected of a hello that begins a
+/// connection is put where the caller finds it.
+fn admit(
+    shared: &Arc<EngineShared>,
+    hello: &Hello,
+    expected: &mut Option<(Member, u64)>,
+) -> (Verdict, Option<Arc<Connection>>) {
+    let here = shared.here();
+    if hello.to != here {
+        let current = (hello.to.task == here.task).then_some(here.incarnation);
+        return (Verdict::NotMe(current), None);
+    }
+    // Incarnations are random: which of two is newer is for the membership to say, once it names the dialler's task.
+    let known =
+        shared.await_membership(MEMBERSHIP_WAIT, |membership| membership.has(hello.from).then_some(()));
+    if known.is_none() {
+        let current = shared.membership().member(hello.from.task).map(|member| member.incarnation);
+        return (Verdict::NotYou(current), None);
+    }
+    if !hello.begins {
+        let wanted =
+            |connection: &&Arc<Connection>| connection.peer == hello.from && connection.nonce == hello.nonce;
+        if let Some(connection) = shared.await_connection(CONNECTION_WAIT, wanted) {
+            return (Verdict::Welcome, Some(connection));
+        }
+        return (Verdict::NoSuchLink, None);
+    }
+    let key = CliqueKey::new(here, hello.from);
+    let mut cliques = lock(&shared.cliques);
+    if shared.closed.load(Ordering::Acquire) {
+        // It has forgotten what it was dialling itself, and so cannot say which of two connections would count.
+        return (Verdict::NotMe(None), None);
+    }
+    let (pending, old) = (cliques.is_pending(key), cliques.get(key).is_some());
+    // Both dial, or dialled a moment ago: the connection of the lower task counts. If the peer has lost that one,
+    // this side will know in a moment, and the peer asks again.
+    if (pending || old) && here.task < hello.from.task {
+        return (Verdict::Busy, None);
+    }
+    if !pending && !old {
+        if cliques.len() >= shared.config.cliques_max.saturating_mul(2) {
+            drop(cliques);
+            shared.ask_to_make_room();
+            return (Verdict::Full, None);
+        }
+        // At once, so that this side does not begin to dial as well.
+        *expected = cliques.expect(key).map(|making| (hello.from, making));
+    }
+    (Verdict::Welcome, None)
+}

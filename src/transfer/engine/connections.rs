@@ -1,0 +1,130 @@
+//! What becomes of an engine's connections: which requests one serves, which one makes room, and their end.
+//!
+//! It dials nothing; that is in [`dial`](super::dial) and [`mend`](super::mend).
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use muster_clock as clock;
+
+use super::cliques::{CliqueKey, Readiness};
+use super::shared::EngineShared;
+use super::thread_pool::for_each_parallel;
+use crate::base::error::TransferError;
+use crate::base::identity::Member;
+use crate::base::sync::lock;
+use crate::session::connection::{Connection, ConnectionLease};
+
+/// What ends because its peer has gone.
+enum Lost {
+    /// A connection that is being made.
+    Making(CliqueKey),
+    /// One that is there.
+    Connection(Arc<Connection>),
+}
+
+impl EngineShared {
+    /// Serves all requests that wait for the clique of a new connection, in their order.
+    pub(super) fn clique_ready(&self, connection: &Arc<Connection>) {
+        self.serve(&ConnectionLease::adopt(connection));
+        self.ask_to_make_room();
+    }
+
+    /// Serves all requests that wait for a clique, whose connection is kept meanwhile.
+    pub(super) fn serve(&self, kept: &ConnectionLease) {
+        let connection = kept.connection();
+        let key = CliqueKey::new(connection.me, connection.peer);
+        let replaced = loop {
+            let readiness = lock(&self.cliques).make_ready(key, connection, clock::monotonic());
+            match readiness {
+                Readiness::Waited(waiters) => {
+                    waiters.into_iter().for_each(|waiter| waiter.tell(Ok(kept.renew())));
+                }
+                Readiness::Ready(replaced) => break replaced,
+            }
+        };
+        if let Some(replaced) = replaced {
+            let how = "another connection with it took the place of this one".to_owned();
+            replaced.close(TransferError::PeerDead { member: replaced.peer, how });
+        }
+        // The membership may have changed, or the engine ended, while it was being made and in no table.
+        if self.closed.load(Ordering::Acquire) {
+            connection.close(TransferError::Closed);
+        } else if !self.membership.read().unwrap_or_else(PoisonError::into_inner).has(connection.peer) {
+            let member = connection.peer;
+            let current = self.membership().member(member.task).map(|member| member.incarnation);
+            connection.close(TransferError::StaleIncarnation { member, current });
+        }
+        if connection.over().is_some() {
+            lock(&self.cliques).forget(connection);
+        }
+    }
+
+    /// Makes room if there are too many connections, now that one more is unused.
+    pub(super) fn on_unused(&self) {
+        let crowded = lock(&self.cliques).is_crowded(self.config.cliques_max, clock::monotonic());
+        if crowded {
+            self.ask_to_make_room();
+        }
+    }
+
+    /// Asks the peers of unused connections, if there are too many, whether they may end.
+    pub(super) fn ask_to_make_room(&self) {
+        // Without the lock, which the answer takes.
+        let surplus = lock(&self.cliques).surplus(self.config.cliques_max, clock::monotonic());
+        surplus.iter().for_each(|connection| connection.ask_to_leave());
+    }
+
+    /// Takes a connection back that this side had agreed to end, and that the peer keeps.
+    pub(super) fn on_stayed(&self, connection: &Arc<Connection>) {
+        let mut cliques = lock(&self.cliques);
+        if connection.over().is_none() {
+            cliques.restore(connection, clock::monotonic());
+        }
+    }
+
+    /// Forgets a connection that made room for others: its peer agreed.
+    pub(super) fn on_left(&self, connection: &Arc<Connection>) {
+        lock(&self.cliques).evict(connection);
+    }
+
+    /// Tells all requests that wait for a clique that it cannot be made.
+    pub(super) fn clique_failed(&self, key: CliqueKey, making: Option<u64>, error: &TransferError) {
+        let waiters = lock(&self.cliques).give_up(key, making);
+        for waiter in waiters {
+            waiter.tell(Err(error.clone()));
+        }
+    }
+
+    /// Ends everything with the lives that have gone, all of it at the same time: a program that hears of one end, on the
+    /// thread that brings it about, holds up no other.
+    pub(super) fn end_all(
+        &self,
+        gone: impl Fn(Member) -> bool + Copy,
+        error: impl Fn(Member) -> TransferError,
+    ) {
+        let making = lock(&self.cliques).pending(gone).into_iter().map(|key| {
+            let member = key.members().iter().copied().find(|member| gone(*member)).unwrap_or(self.here());
+            (Lost::Making(key), error(member))
+        });
+        let mut lost: Vec<_> = making.collect();
+        // All that there are: one that is just being made is not in the cache yet, or not any more.
+        for connection in lock(&self.connections).iter().filter(|connection| gone(connection.peer)) {
+            lost.push((Lost::Connection(Arc::clone(connection)), error(connection.peer)));
+        }
+        for_each_parallel(&lost, |(what, error)| match what {
+            Lost::Making(key) => self.clique_failed(*key, None, error),
+            Lost::Connection(connection) => connection.close(error.clone()),
+        });
+    }
+
+    /// Forgets a connection that is over.
+    pub(super) fn on_connection_over(&self, connection: &Arc<Connection>, error: &TransferError) {
+        tracing::debug!(peer = %connection.peer, %error, "connection over");
+        if !connection.is_gone() && !matches!(error, TransferError::Closed) {
+            self.meters.aborted(error);
+        }
+        lock(&self.cliques).forget(connection);
+        lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
+    }
+}

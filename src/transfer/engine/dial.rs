@@ -1,0 +1,284 @@
+//! Dials other engines: connections, and their further lanes.
+//!
+//! As in [`accept`](super::accept) all of it blocks, on threads of its own with time limits. Begin at [`make`].
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use muster_clock as clock;
+
+use super::cliques::CliqueKey;
+use super::connect::{HELLO_TIMEOUT, add_lane, connect_error, is_own_user, open_connection, probe, wrap};
+use super::shared::EngineShared;
+use crate::base::error::TransferError;
+use crate::base::identity::{Address, Member};
+use crate::base::meters::Stage;
+use crate::base::sync::lock;
+use crate::base::transport::{Choice, TransportKind};
+use crate::io::wire::{self, BlockingWire, Endpoint, Side, Wire};
+use crate::protocol::hello::{Hello, Verdict};
+use crate::session::connection::{Connection, SessionHost};
+use crate::session::handshake::{self, HelloError};
+
+/// The number of the lane that begins a connection.
+const FIRST_LANE: u16 = 0;
+
+/// Makes a clique, on a thread of its own.
+pub fn make(shared: &Arc<EngineShared>, peer: Member, making: u64) {
+    let weak = Arc::downgrade(shared);
+    let spawned = shared.diallers.run(move || {
+        let Some(dialling) = weak.upgrade() else { return };
+        let (key, began) = (CliqueKey::new(dialling.here(), peer), clock::monotonic());
+        match dial_all(&dialling, peer, making) {
+            Ok(true) => dialling.meters.observe_time(Stage::Connect, began.elapsed()),
+            Ok(false) => {}
+            Err(error) => dialling.clique_failed(key, Some(making), &error),
+        }
+    });
+    if let Err(error) = spawned {
+        let why = format!("no thread to dial on: {error}");
+        let transport = named_kind(shared.config.transport);
+        let error = TransferError::Transport { transport, member: peer, why };
+        shared.clique_failed(CliqueKey::new(shared.here(), peer), Some(making), &error);
+    }
+}
+
+/// Makes a clique whose connection this side agreed to end, unless its peer decides that it stays.
+pub fn make_unless_it_stays(shared: &Arc<EngineShared>, old: Arc<Connection>, making: u64) {
+    let (weak, peer) = (Arc::downgrade(shared), old.peer);
+    let key = CliqueKey::new(shared.here(), peer);
+    let spawned = shared.diallers.run(move || {
+        let Some(shared) = weak.upgrade() else { return };
+        match old.await_decision(clock::monotonic() + shared.config.dial_timeout) {
+            Ok(None) => make(&shared, peer, making),
+            Ok(Some(kept)) if lock(&shared.cliques).is_making(key, making) => shared.serve(&kept),
+            // The peer has begun another one.
+            Ok(Some(_)) => {}
+            Err(error) => shared.clique_failed(key, Some(making), &error),
+        }
+    });
+    if let Err(error) = spawned {
+        let why = format!("no thread to wait on: {error}");
+        let error = TransferError::Transport { transport: TransportKind::Tcp, member: peer, why };
+        shared.clique_failed(key, Some(making), &error);
+    }
+}
+
+/// Dials until there is a connection, and returns whether it made one: not if no request wants it from here any more.
+fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<bool, TransferError> {
+    let key = CliqueKey::new(shared.here(), peer);
+    let until = clock::monotonic() + shared.config.dial_timeout;
+    let mut why = Vec::new();
+    let mut pause = Duration::from_millis(20);
+    loop {
+        if shared.closed.load(Ordering::Acquire) {
+            return Err(TransferError::Closed);
+        }
+        let abandoned = {
+            let mut cliques = lock(&shared.cliques);
+            if !cliques.is_making(key, making) {
+                return Ok(false);
+            }
+            cliques.abandon(key, making)
+        };
+        if let Some(waiters) = abandoned {
+            // The requests were dropped; they are told all the same, to drop what they hold.
+            waiters.into_iter().for_each(|waiter| waiter.tell(Err(TransferError::Dropped)));
+            return Ok(false);
+        }
+        let membership = shared.membership();
+        let Some(info) = membership.peers.get(&peer.task).filter(|info| info.incarnation == peer.incarnation)
+        else {
+            let current = membership.member(peer.task).map(|member| member.incarnation);
+            return Err(TransferError::StaleIncarnation { member: peer, current });
+        };
+        why.clear();
+        let mut refused = 0;
+        let endpoints = endpoints(shared, peer, &info.address);
+        let count = endpoints.len();
+        for endpoint in endpoints {
+            match dial(shared, peer, &*endpoint, None) {
+                Ok(dialled) => return establish(shared, peer, &info.address, dialled).map(|()| true),
+                // Theirs counts: it will be here in a moment.
+                Err(HelloError::Refused(Verdict::Busy)) => {
+                    why =
+                        vec![format!("{endpoint}: it is dialling as well, and its connection does not come")];
+                    break;
+                }
+                Err(HelloError::Refused(Verdict::NotMe(current))) => {
+                    shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
+                    return Err(TransferError::StaleIncarnation { member: peer, current });
+                }
+                Err(error) => {
+                    let dead = matches!(&error, HelloError::Io(error) if error.kind() == io::ErrorKind::ConnectionRefused);
+                    refused += usize::from(dead);
+                    // What was refused in words came by a way that works.
+                    if !endpoint.capabilities().is_breakable && !matches!(error, HelloError::Refused(_)) {
+                        shared.back_off(peer, &format!("{endpoint}: {error}"));
+                    }
+                    why.push(format!("{endpoint}: {error}"));
+                }
+            }
+        }
+        if count > 0 && refused == count {
+            return Err(TransferError::PeerDead { member: peer, how: why.join("; ") });
+        }
+        if count == 0 {
+            why.push("it has no address that the chosen transport can use".to_owned());
+        }
+        if clock::monotonic() + pause >= until || count == 0 {
+            let transport = named_kind(shared.config.transport);
+            return Err(TransferError::Transport { transport, member: peer, why: why.join("; ") });
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+/// Returns what a connection is called that was not made: what was chosen, or else the last that is tried.
+const fn named_kind(choice: Choice) -> TransportKind {
+    match choice {
+        Choice::Shm => TransportKind::Shm,
+        Choice::Pvm => TransportKind::Pvm,
+        Choice::Unix => TransportKind::Unix,
+        Choice::Auto | Choice::Tcp => TransportKind::Tcp,
+        Choice::Loopback => TransportKind::Loopback,
+    }
+}
+
+/// Returns the endpoints of a peer, the best first; one that has failed comes last for a time.
+fn endpoints(shared: &EngineShared, peer: Member, address: &Address) -> Vec<Box<dyn Endpoint>> {
+    let mut endpoints = wire::endpoints(shared.config.transport, &shared.address, address);
+    if shared.backoff.has(peer, clock::monotonic()) {
+        endpoints.sort_by_key(|endpoint| !endpoint.capabilities().is_breakable);
+    }
+    endpoints
+}
+
+/// A lane of a connection that is there: which, and whether it is the one for control.
+struct Joining<'a> {
+    connection: &'a Connection,
+    lane: u16,
+    control: bool,
+}
+
+struct Dialled {
+    wire: Box<dyn Wire>,
+    hello: Hello,
+    heard: u32,
+    probe: u64,
+}
+
+fn dial(
+    shared: &EngineShared,
+    peer: Member,
+    endpoint: &dyn Endpoint,
+    joining: Option<Joining<'_>>,
+) -> Result<Dialled, HelloError> {
+    let wire = endpoint.dial(HELLO_TIMEOUT)?;
+    if !is_own_user(&*wire) {
+        return Err(HelloError::Protocol);
+    }
+    let until = clock::monotonic() + HELLO_TIMEOUT;
+    let wire = wrap(shared, wire, Side::Dialled, until)?;
+    let hello = Hello {
+        from: shared.here(),
+        to: peer,
+        nonce: joining.as_ref().map_or_else(clock::random_u64, |joining| joining.connection.nonce),
+        lane: joining.as_ref().map_or(FIRST_LANE, |joining| joining.lane),
+        control: joining.as_ref().is_none_or(|joining| joining.control),
+        begins: joining.is_none(),
+        fetch: shared.config.transport != Choice::Unix,
+        checks: shared.config.checks,
+        chunk: shared.config.chunk,
+        heard: joining.as_ref().map_or(0, |joining| joining.connection.control_heard()),
+        probe: probe(shared),
+    };
+    let mut blocking = BlockingWire::new(&*wire, until);
+    let answer = handshake::dial(&mut blocking, &hello, shared.key.as_ref(), &clock::random_bytes())?;
+    let hello = Hello { checks: hello.checks || answer.checks, ..hello };
+    Ok(Dialled { wire, hello, heard: answer.heard, probe: answer.probe })
+}
+
+/// Gives a connection that was made its lanes, and serves the requests that wait for it.
+fn establish(
+    shared: &Arc<EngineShared>,
+    peer: Member,
+    address: &Address,
+    dialled: Dialled,
+) -> Result<(), TransferError> {
+    // The peer has welcomed it, and may use it at this moment. So it counts, even if another one was faster meanwhile: the
+    // peer would have said that it is busy if that one still were.
+    let Dialled { wire, hello, probe, .. } = dialled;
+    let breaks = wire.capabilities().is_breakable;
+    let connection = open_connection(shared, &hello, &*wire, peer, probe, true);
+    if let Err(error) = add_lane(&connection, &hello, wire, 0) {
+        let error = connect_error(&peer, &error);
+        connection.close(error.clone());
+        return Err(error);
+    }
+    if breaks {
+        for number in 1..=shared.config.lanes as u16 {
+            // One of them is enough to go on; the control lane serves where there is none.
+            if let Err(error) = join(shared, &connection, address, number, false) {
+                tracing::debug!(%peer, %error, lane = number, "a lane could not be made");
+            }
+        }
+    }
+    shared.clique_ready(&connection);
+    Ok(())
+}
+
+/// Adds a lane to a connection of this side's dialling.
+pub fn join(
+    shared: &Arc<EngineShared>,
+    connection: &Arc<Connection>,
+    address: &Address,
+    lane: u16,
+    control: bool,
+) -> Result<(), HelloError> {
+    let mut last = HelloError::Protocol;
+    for endpoint in lane_endpoints(shared, connection.peer, address) {
+        match dial(shared, connection.peer, &*endpoint, Some(Joining { connection, lane, control })) {
+            Ok(Dialled { wire, hello, heard, .. }) => return add_lane(connection, &hello, wire, heard),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Returns the endpoints by which a connection that may lose lanes gets more of them.
+pub fn lane_endpoints(shared: &EngineShared, peer: Member, address: &Address) -> Vec<Box<dyn Endpoint>> {
+    let mut endpoints = endpoints(shared, peer, address);
+    endpoints.retain(|endpoint| endpoint.capabilities().is_breakable);
+    endpoints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Arena, Config, DeviceId, Engine, Incarnation, Membership, Options, Peer, Spec, TaskId, TransferKey,
+    };
+
+    #[test]
+    fn what_cannot_be_dialled_is_named_by_what_was_chosen() {
+        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(7).unwrap() };
+        let mut config = Config::new(member(0), vec![DeviceId(0)]);
+        config.transport = Choice::Unix;
+        let engine = Engine::start(config).unwrap();
+        let peer = |task, address: Address| {
+            let devices = vec![DeviceId(task)];
+            (TaskId(task), Peer { incarnation: member(task).incarnation, address, devices })
+        };
+        let peers = [peer(0, engine.address().clone()), peer(1, Address::default())].into();
+        engine.on_membership(Membership { peers });
+        let buffer = Arena::new(4096).unwrap().allocate(16).unwrap();
+        let spec = Spec::send(buffer.span(), DeviceId(0), DeviceId(1), TransferKey(1));
+        let error = engine.prepare(vec![spec], Options::default()).wait().unwrap_err().to_string();
+        assert!(error.contains("unix") && !error.contains("tcp"), "{error}");
+    }
+}

@@ -1,0 +1,260 @@
+//! The handshakes that an engine has in progress with diallers: bounded in number, in all and for each source.
+//!
+//! A handshake occupies a thread. When there are too many, the oldest one of the source that has the most is ended in
+//! favour of the new one, so that silent or slow diallers keep out neither other sources nor, for longer than they are
+//! renewed, their own. A dialler that has proven its identity is not ended.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use crate::base::sync::lock;
+use crate::io::wire::Wire;
+
+/// The most handshakes in progress, in all and for one source.
+pub const HANDSHAKES_MAX: usize = 256;
+const PER_SOURCE_MAX: usize = 64;
+/// The most threads: a handshake that was ended keeps its thread for the moment until that notices.
+const THREADS_MAX: usize = HANDSHAKES_MAX + PER_SOURCE_MAX;
+
+/// Where a dialler is: its address (of IPv6 its network), or none on this host.
+type Source = Option<IpAddr>;
+
+/// A handshake whose dialler has proven nothing.
+struct Stranger {
+    source: Source,
+    /// Shut down to end it.
+    socket: OwnedFd,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    threads: usize,
+    /// Those that may be ended, the oldest first, and how many there are besides.
+    strangers: BTreeMap<u64, Stranger>,
+    proven: usize,
+    closed: bool,
+}
+
+/// The handshakes in progress.
+#[derive(Clone, Default)]
+pub struct HandshakeLimits(Arc<Mutex<State>>);
+
+/// A handshake in progress, until it is dropped.
+pub struct HandshakeGuard {
+    limits: HandshakeLimits,
+    number: u64,
+    is_proven: bool,
+}
+
+impl HandshakeLimits {
+    /// Admits a dialler to a handshake, at the cost of another one if there are too many. None if that is no use either.
+    pub fn admit(&self, wire: &dyn Wire) -> Option<HandshakeGuard> {
+        let socket = wire.descriptor().try_clone_to_owned().ok()?;
+        let source = wire.source().map(network);
+        let mut state = lock(&self.0);
+        if state.closed || state.threads >= THREADS_MAX {
+            return None;
+        }
+        let of_source = state.strangers.values().filter(|other| other.source == source).count();
+        if of_source >= PER_SOURCE_MAX {
+            state.end_oldest(source);
+        } else if state.strangers.len() + state.proven >= HANDSHAKES_MAX {
+            let busiest = state.busiest()?;
+            state.end_oldest(busiest);
+        }
+        let number = state.next;
+        state.next += 1;
+        state.threads += 1;
+        state.strangers.insert(number, Stranger { source, socket });
+        Some(HandshakeGuard { limits: self.clone(), number, is_proven: false })
+    }
+
+    /// Ends those of strangers, and admits no more.
+    pub fn close(&self) {
+        let mut state = lock(&self.0);
+        state.closed = true;
+        for stranger in std::mem::take(&mut state.strangers).into_values() {
+            stranger.end();
+        }
+    }
+}
+
+impl State {
+    /// Returns the source with the most handshakes that may be ended.
+    fn busiest(&self) -> Option<Source> {
+        let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
+        for stranger in self.strangers.values() {
+            *counts.entry(stranger.source).or_default() += 1;
+        }
+        counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source)
+    }
+
+    fn end_oldest(&mut self, source: Source) {
+        let oldest =
+            self.strangers.iter().find(|(_, other)| other.source == source).map(|(number, _)| *number);
+        if let Some(stranger) = oldest.and_then(|number| self.strangers.remove(&number)) {
+            stranger.end();
+        }
+    }
+}
+
+impl Stranger {
+    /// Wakes the thread that waits for it.
+    fn end(self) {
+        // A socket that is gone already needs no end.
+        let _gone = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+}
+
+impl HandshakeGuard {
+    /// Notes that the dialler has proven its identity, and returns false if the handshake was ended before.
+    pub fn prove(&mut self) -> bool {
+        let mut state = lock(&self.limits.0);
+        let there = state.strangers.remove(&self.number).is_some();
+        if there {
+            state.proven += 1;
+            self.is_proven = true;
+        }
+        there
+    }
+}
+
+impl Drop for HandshakeGuard {
+    fn drop(&mut self) {
+        let mut state = lock(&self.limits.0);
+        state.threads -= 1;
+        state.strangers.remove(&self.number);
+        state.proven -= usize::from(self.is_proven);
+    }
+}
+
+/// Returns what counts as one source: an address, or of IPv6 the network of 64 bits, all of which its owner has.
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
+        address => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::fd::{AsFd as _, BorrowedFd};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::base::transport::TransportKind;
+    use crate::io::wire::{Received, WireCapabilities, WireError};
+    use crate::memory::{ReadView, WriteView};
+
+    /// An end of a socket that says where the other one is.
+    struct From(UnixStream, Option<IpAddr>);
+
+    impl Wire for From {
+        fn kind(&self) -> TransportKind {
+            TransportKind::Tcp
+        }
+        fn capabilities(&self) -> WireCapabilities {
+            WireCapabilities {
+                shares_memory: false,
+                is_breakable: true,
+                is_exposed: true,
+                is_buffered: false,
+            }
+        }
+        fn source(&self) -> Option<IpAddr> {
+            self.1
+        }
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+        fn send(&self, _: &[ReadView<'_>]) -> Result<usize, WireError> {
+            Err(WireError::Later)
+        }
+        fn receive(&self, _: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+            Err(WireError::Later)
+        }
+        fn discard(&self, _: usize) -> Result<usize, WireError> {
+            Err(WireError::Later)
+        }
+        fn end(&self) {}
+    }
+
+    struct Dialler {
+        near: UnixStream,
+        /// Open as long as the dialler is.
+        _far: From,
+        guard: Option<HandshakeGuard>,
+    }
+
+    fn dial(handshakes: &HandshakeLimits, from: &str) -> Dialler {
+        let (near, far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let far = From(far, Some(from.parse().unwrap()));
+        let guard = handshakes.admit(&far);
+        Dialler { near, _far: far, guard }
+    }
+
+    impl Dialler {
+        fn is_ended(&mut self) -> bool {
+            matches!(self.near.read(&mut [0]), Ok(0))
+        }
+    }
+
+    #[test]
+    fn a_source_with_too_many_loses_its_oldest_and_no_other_source_does() {
+        let handshakes = HandshakeLimits::default();
+        let mut other = dial(&handshakes, "10.0.0.2");
+        let mut many: Vec<_> = (0..PER_SOURCE_MAX + 10).map(|_| dial(&handshakes, "10.0.0.1")).collect();
+        let ended: Vec<_> = many.iter_mut().map(Dialler::is_ended).collect();
+        assert_eq!(ended.iter().filter(|ended| **ended).count(), 10);
+        assert!(ended[..10].iter().all(|ended| *ended), "the oldest");
+        assert!(!other.is_ended() && many.iter().all(|dialler| dialler.guard.is_some()));
+        assert_eq!(lock(&handshakes.0).threads, PER_SOURCE_MAX + 11);
+        // Their threads notice, and there is room again.
+        many.truncate(0);
+        let state = lock(&handshakes.0);
+        assert_eq!((state.threads, state.strangers.len()), (1, 1));
+        drop(state);
+    }
+
+    #[test]
+    fn one_network_is_one_source() {
+        let handshakes = HandshakeLimits::default();
+        let mut many: Vec<_> =
+            (0..=PER_SOURCE_MAX).map(|n| dial(&handshakes, &format!("2001:db8::{n:x}"))).collect();
+        assert!(many[0].is_ended() && !many[1].is_ended());
+        let mut mapped: Vec<_> =
+            (0..=PER_SOURCE_MAX).map(|n| dial(&handshakes, &format!("::ffff:10.0.0.{n}"))).collect();
+        assert!(!mapped[0].is_ended(), "addresses of the older kind are sources of their own");
+    }
+
+    #[test]
+    fn many_sources_lose_the_oldest_of_the_busiest_and_a_proven_dialler_stays() {
+        let handshakes = HandshakeLimits::default();
+        let mut proven = dial(&handshakes, "10.9.9.9");
+        assert!(proven.guard.as_mut().unwrap().prove());
+        let mut single = dial(&handshakes, "10.8.8.8");
+        let mut many: Vec<_> =
+            (0..HANDSHAKES_MAX + 20).map(|n| dial(&handshakes, &format!("10.0.0.{}", n % 8))).collect();
+        assert!(!proven.is_ended() && !single.is_ended());
+        let alive = many.iter_mut().filter_map(|dialler| (!dialler.is_ended()).then_some(())).count();
+        assert_eq!(alive + 2, HANDSHAKES_MAX);
+        assert!(lock(&handshakes.0).threads <= THREADS_MAX);
+        // No thread has noticed yet: at some point there are no more.
+        let refused = (0..THREADS_MAX).filter(|_| dial(&handshakes, "10.7.7.7").guard.is_none()).count();
+        assert!(refused == 0, "each of these was dropped at once");
+        let kept: Vec<_> = (0..THREADS_MAX).map(|_| dial(&handshakes, "10.7.7.7")).collect();
+        assert!(kept.iter().any(|dialler| dialler.guard.is_none()));
+        assert_eq!(lock(&handshakes.0).threads, THREADS_MAX);
+        // One that was ended cannot prove itself any more.
+        let ended = many.iter_mut().find_map(|dialler| dialler.is_ended().then_some(&mut dialler.guard));
+        assert!(!ended.unwrap().as_mut().unwrap().prove());
+        handshakes.close();
+        assert!(single.is_ended() && !proven.is_ended());
+        assert!(dial(&handshakes, "10.6.6.6").guard.is_none());
+    }
+}

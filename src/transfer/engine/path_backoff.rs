@@ -1,0 +1,54 @@
+//! Which best ways to which peers have failed: for a time the other ways are tried first.
+//!
+//! A Unix socket that cannot be dialled, or that is lost while it is in use, says nothing of TCP to the same peer. So for
+//! a time the other ways come first; the failed one is still tried, last. Then the better way is tried first again, by
+//! the next connection that is made: none that works is given up for it.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use crate::base::identity::Member;
+use crate::base::sync::lock;
+
+/// How long other ways come first.
+const BACKOFF: Duration = Duration::from_secs(60);
+
+/// The peers whose best way has failed, and when.
+#[derive(Debug, Default)]
+pub struct PathBackoff(Mutex<HashMap<Member, Instant>>);
+
+impl PathBackoff {
+    /// Notes that the best way to a peer has failed now.
+    pub fn add(&self, peer: Member, now: Instant) {
+        lock(&self.0).insert(peer, now);
+    }
+
+    /// Returns whether other ways to a peer come first.
+    pub fn has(&self, peer: Member, now: Instant) -> bool {
+        lock(&self.0).get(&peer).is_some_and(|failed| now.saturating_duration_since(*failed) < BACKOFF)
+    }
+
+    /// Forgets lives that are over.
+    pub fn retain(&self, lives: impl Fn(Member) -> bool) {
+        lock(&self.0).retain(|peer, _| lives(*peer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::identity::{Incarnation, TaskId};
+    use muster_clock as clock;
+
+    #[test]
+    fn a_backoff_is_for_a_time_and_for_one_life() {
+        let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(7).unwrap() };
+        let (backoff, now) = (PathBackoff::default(), clock::monotonic());
+        backoff.add(member(0), now);
+        assert!(backoff.has(member(0), now) && backoff.has(member(0), now + BACKOFF / 2));
+        assert!(!backoff.has(member(1), now) && !backoff.has(member(0), now + BACKOFF));
+        backoff.retain(|peer| peer != member(0));
+        assert!(!backoff.has(member(0), now));
+    }
+}

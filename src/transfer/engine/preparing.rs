@@ -1,0 +1,104 @@
+//! A preparation under way, as the program holds it.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use muster_clock as clock;
+
+use super::cliques::Wanted;
+use super::prepared::Prepared;
+use crate::base::error::PrepareError;
+use crate::base::meters::Meters;
+use crate::base::sync::lock;
+
+struct Arrival {
+    result: Option<Result<Prepared, PrepareError>>,
+    waker: Option<std::task::Waker>,
+}
+
+/// A preparation under way. Dropped, it is given up: connections that no other request waits for are not made.
+#[must_use = "nothing is launched by preparing it"]
+pub struct Preparing {
+    slot: Arc<Mutex<Arrival>>,
+    changed: Arc<Condvar>,
+    wanted: Arc<AtomicBool>,
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        self.wanted.store(false, Ordering::Release);
+    }
+}
+
+impl Preparing {
+    /// Makes one that waits, what says whether it still exists, and what ends its waiting.
+    pub(super) fn new(
+        meters: &Arc<Meters>,
+    ) -> (Self, Wanted, impl FnOnce(Result<Prepared, PrepareError>) + Send + 'static) {
+        let wanted = Arc::new(AtomicBool::new(true));
+        let asked = Arc::clone(&wanted);
+        let slot = Arc::new(Mutex::new(Arrival { result: None, waker: None }));
+        let (done, changed) = (Arc::clone(&slot), Arc::new(Condvar::new()));
+        let (signal, meters) = (Arc::clone(&changed), Arc::clone(meters));
+        let finish = move |result: Result<Prepared, PrepareError>| {
+            if let Err(error) = &result {
+                meters.failed(None, &error.clone().into());
+            }
+            let mut slot = lock(&done);
+            slot.result = Some(result);
+            let waker = slot.waker.take();
+            drop(slot);
+            signal.notify_all();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        };
+        (Self { slot, changed, wanted }, Arc::new(move || asked.load(Ordering::Acquire)), finish)
+    }
+
+    /// Waits for it on this thread.
+    ///
+    /// # Errors
+    /// If the request is wrong, or a peer cannot be reached.
+    pub fn wait(self) -> Result<Prepared, PrepareError> {
+        let mut slot = lock(&self.slot);
+        loop {
+            if let Some(result) = slot.result.take() {
+                return result;
+            }
+            slot = self.changed.wait(slot).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits so long. None if it is not prepared by then: it goes on, until this is dropped.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_for(&mut self, time: Duration) -> Option<Result<Prepared, PrepareError>> {
+        let until = clock::monotonic() + time;
+        let mut slot = lock(&self.slot);
+        loop {
+            if let Some(result) = slot.result.take() {
+                return Some(result);
+            }
+            let left = until.checked_duration_since(clock::monotonic())?;
+            slot = self.changed.wait_timeout(slot, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Future for Preparing {
+    type Output = Result<Prepared, PrepareError>;
+
+    fn poll(self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Poll<Self::Output> {
+        let mut slot = lock(&self.slot);
+        if let Some(result) = slot.result.take() {
+            return Poll::Ready(result);
+        }
+        slot.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}

@@ -1,0 +1,87 @@
+//! A plan carried out by engines: each task does its part, and needs to be told nothing by the others.
+//!
+//! All steps between two tasks that depend on nothing leave as one group; a step that passes on what came by another is
+//! a group of its own, launched at once in the order of the plan and held back until what it passes on is here. Both
+//! sides derive the same groups from the same plan; before them comes a handshake, a transfer without bytes
+//! that has the plan's layout, so that tasks that carry out different plans hear of that and not of keys.
+//!
+//! What is one stretch of memory on a side is sent from, and received into, its place. What is not is packed into (or
+//! unpacked out of) a piece of staging memory of its own, so no step ever waits for another's. What is passed on leaves
+//! from the place where it arrived, as soon as it has: no thread has a hand in it.
+
+mod copy;
+mod outcome;
+mod run;
+mod task;
+
+use std::sync::mpsc::channel;
+
+use muster_clock as clock;
+
+pub use outcome::{Moved, ReshardError, ShardBuffers};
+use run::Run;
+use task::{StepRole, check, divide};
+
+use super::handle::Engine;
+use super::prepared::Options;
+use crate::base::layout::Fingerprint;
+use crate::memory::Arena;
+use crate::plan::Plan;
+
+impl Engine {
+    /// Carries out this task's part of a plan, and waits for it: every task of the plan does the same. The shards belong
+    /// to the plan until it returns. Staging memory is taken from `staging` and given back.
+    ///
+    /// A channel of its own ([`Options::channel`]) keeps the order of its groups apart from other launches.
+    ///
+    /// It takes no longer than the plan's time, or [`Options::deadline`] if that is shorter; and, if it fails, once
+    /// [`Options::stall`] until what was under way has come to rest. The connection with a peer that does not say so in that
+    /// time is ended, and with it whatever else is under way on it.
+    ///
+    /// # Errors
+    /// If a shard does not fit the plan, a transfer fails, or the time is over. Whatever else was under way is given up
+    /// then, with proof.
+    pub fn carry_out(
+        &self,
+        plan: &Plan,
+        shards: &ShardBuffers,
+        staging: &Arena,
+        options: Options,
+    ) -> Result<Moved, ReshardError> {
+        let began = clock::monotonic();
+        let here = self.here().task;
+        let _claims = check(plan, shards, here)?;
+        let tasks = divide(plan, shards, staging, here)?;
+        let limit = plan.timeout().into_iter().chain(options.deadline).min();
+        let (sender, outcomes) = channel();
+        let mut run = Run {
+            engine: self,
+            shards,
+            tasks,
+            transfers: Vec::new(),
+            open: 0,
+            limit: limit.map(|limit| (limit, began + limit)),
+            options,
+            layout: layout_of(plan),
+            sender,
+            outcomes,
+        };
+        run.go().map_err(|error| run.give_up(error))?;
+        let mut moved =
+            Moved { elapsed: clock::monotonic().saturating_duration_since(began), ..Moved::default() };
+        for task in &run.tasks {
+            match task.role {
+                StepRole::Copy => moved.copied += task.step.bytes,
+                StepRole::Send(_) => moved.sent += task.step.bytes,
+                StepRole::Receive(_) => moved.received += task.step.bytes,
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// Returns what both sides compare of each transfer: the beginning of the plan's own.
+fn layout_of(plan: &Plan) -> Fingerprint {
+    let whole = u128::from_be_bytes(plan.layout().0);
+    Fingerprint((whole >> 64) as u64)
+}

@@ -1,0 +1,265 @@
+//! A plan under way: what is launched when, and what follows an arrival.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use muster_clock as clock;
+
+use super::copy::{copy_runs, dense};
+use super::outcome::{ReshardError, ShardBuffers};
+use super::task::{StepRole, Task};
+use crate::base::error::TransferError;
+use crate::base::event::Event;
+use crate::base::identity::{Member, Membership, TaskId};
+use crate::base::key::TransferKey;
+use crate::base::layout::{Fingerprint, Layout};
+use crate::engine::handle::Engine;
+use crate::engine::prepared::{Options, Spec};
+use crate::launch::transfer::{Quiesced, Transfer};
+use crate::memory::Buffer;
+use crate::plan::{BufferRole, Side, Step};
+
+/// The outcome of a transfer: of a step's, by its place among the tasks, or of the handshake with a step's peer.
+pub struct Arrived {
+    at: usize,
+    handshake: bool,
+    outcome: Result<(), TransferError>,
+}
+
+/// A plan under way.
+pub struct Run<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) shards: &'a ShardBuffers,
+    pub(super) tasks: Vec<Task>,
+    pub(super) transfers: Vec<Transfer>,
+    /// How many transfers have no outcome yet.
+    pub(super) open: usize,
+    /// How long it may take, and until when that is.
+    pub(super) limit: Option<(Duration, Instant)>,
+    pub(super) options: Options,
+    pub(super) layout: Fingerprint,
+    pub(super) sender: Sender<Arrived>,
+    pub(super) outcomes: Receiver<Arrived>,
+}
+
+impl Run<'_> {
+    /// Carries it out, and waits for it.
+    pub fn go(&mut self) -> Result<(), ReshardError> {
+        // With each peer: its first step, and those that depend on nothing.
+        let mut first: BTreeMap<TaskId, (usize, Vec<usize>)> = BTreeMap::new();
+        for (at, task) in self.tasks.iter().enumerate() {
+            if let Some(peer) = task.role.peer() {
+                let (_, independent) = first.entry(peer).or_insert_with(|| (at, Vec::new()));
+                if task.step.after.is_none() {
+                    independent.push(at);
+                }
+            }
+        }
+        // A request for each peer: one that cannot be reached holds back no other.
+        let membership = self.engine.membership();
+        for (peer, (at, independent)) in first {
+            self.plan_handshake(&membership, peer, at);
+            independent.iter().for_each(|at| self.pack(*at));
+            self.launch(&independent);
+        }
+        for at in 0..self.tasks.len() {
+            if self.tasks[at].role != StepRole::Copy && self.tasks[at].step.after.is_some() {
+                self.launch(&[at]);
+            }
+        }
+        for at in 0..self.tasks.len() {
+            if self.tasks[at].role == StepRole::Copy && self.tasks[at].step.after.is_none() {
+                self.copy(at);
+            }
+        }
+        while self.open > 0 {
+            let Arrived { at, handshake, outcome } = self.next()?;
+            self.open -= 1;
+            let step = self.tasks[at].step.index;
+            match outcome {
+                Ok(()) => {}
+                Err(TransferError::Deadline { .. }) => return Err(self.timed_out()),
+                // If anything else fails a handshake, the steps with that peer fail too, and say more.
+                Err(error) if !handshake || tells_plans_apart(&error) => {
+                    return Err(ReshardError::Transfer { step, error });
+                }
+                Err(_) => {}
+            }
+            if !handshake {
+                self.tasks[at].done = true;
+                self.unpack(at);
+                std::mem::take(&mut self.tasks[at].copies).into_iter().for_each(|copy| self.copy(copy));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the outcome of the next transfer that is over.
+    fn next(&self) -> Result<Arrived, ReshardError> {
+        let outcome = match self.limit {
+            // It never ends: the run has the other end too.
+            None => self.outcomes.recv().ok(),
+            Some((_, until)) => {
+                self.outcomes.recv_timeout(until.saturating_duration_since(clock::monotonic())).ok()
+            }
+        };
+        outcome.ok_or_else(|| self.timed_out())
+    }
+
+    fn timed_out(&self) -> ReshardError {
+        let crossing = || self.tasks.iter().filter_map(|task| Some((task.done, task.role.peer()?)));
+        let open = || crossing().filter(|(done, _)| !done);
+        let with: BTreeSet<_> = open().map(|(_, peer)| peer).collect();
+        ReshardError::Timeout {
+            limit: self.limit.map_or(Duration::MAX, |(limit, _)| limit),
+            open: open().count(),
+            steps: crossing().count(),
+            with: with.into_iter().collect(),
+        }
+    }
+
+    /// Gives up all that is under way, and waits until it comes to rest.
+    pub fn give_up(&mut self, error: ReshardError) -> ReshardError {
+        let began = clock::monotonic();
+        let why = match &error {
+            ReshardError::Transfer { error, .. } if cause(error).contains(GAVE_UP) => cause(error),
+            error => format!("task {} {GAVE_UP}: {error}", self.engine.here().task),
+        };
+        let proofs: Vec<Quiesced> = self.transfers.iter().map(|transfer| transfer.cancel(&why)).collect();
+        let rested = |share: u32| {
+            let until = began + self.options.stall / 4 * share;
+            // At once, not one after the other: they have one end of time.
+            proofs.iter().all(|proof| proof.wait_for(until.saturating_duration_since(clock::monotonic())))
+        };
+        // Most of the time is for peers to say so. Without their connections, only threads of this task have to finish.
+        if rested(3) {
+            return error;
+        }
+        let why = format!(
+            "it did not say within {:?} that what was given up has come to rest there",
+            self.options.stall / 4 * 3
+        );
+        let with: BTreeSet<Member> =
+            self.transfers.iter().flat_map(|transfer| transfer.cut_off(&why)).collect();
+        tracing::warn!(?with, why, "the connections with these were ended");
+        if rested(4) {
+            return error;
+        }
+        ReshardError::Unproven { error: Box::new(error), with: with.into_iter().collect() }
+    }
+
+    /// Exchanges the plan's layout with a peer: a transfer without bytes that has it.
+    fn plan_handshake(&mut self, membership: &Membership, peer: TaskId, at: usize) {
+        // "the plan"
+        const HANDSHAKE: TransferKey = TransferKey(0x7468_6520_706c_616e);
+        let here = self.engine.here().task;
+        let Step { source, destination, .. } = &self.tasks[at].step;
+        // Another plan may have other devices: the handshake is between the first ones of both tasks.
+        let device = |task: TaskId| {
+            let known = membership.peers.get(&task).and_then(|peer| peer.devices.iter().min());
+            known.copied().unwrap_or(if source.task == task { source.device } else { destination.device })
+        };
+        let (from, to) = (device(here.min(peer)), device(here.max(peer)));
+        let span = Buffer::foreign(Vec::new()).span();
+        let spec = if here < peer {
+            Spec::send(span, from, to, HANDSHAKE)
+        } else {
+            Spec::receive(span, from, to, HANDSHAKE)
+        };
+        self.request(&[], vec![spec], &[at], true);
+    }
+
+    /// Launches steps with one peer as one group.
+    fn launch(&mut self, steps: &[usize]) {
+        if steps.is_empty() {
+            return;
+        }
+        let held: Vec<_> = steps.iter().filter_map(|at| self.tasks[*at].arrival.take()).collect();
+        let specs = steps.iter().filter_map(|at| {
+            let Task { step, role, span, .. } = &self.tasks[*at];
+            let (from, to, span) = (step.source.device, step.destination.device, span.clone()?);
+            Some(match role {
+                StepRole::Send(_) => Spec::send(span, from, to, step.key),
+                _ => Spec::receive(span, from, to, step.key),
+            })
+        });
+        let specs = specs.collect();
+        self.request(&held, specs, steps, false);
+    }
+
+    fn request(&mut self, held: &[Event], specs: Vec<Spec>, steps: &[usize], handshake: bool) {
+        let specs = specs.into_iter().map(|spec| {
+            let layout = Layout::part(spec.span.len() as u64, self.layout);
+            spec.with_layout(layout)
+        });
+        let left = self.limit.map(|(_, until)| until.saturating_duration_since(clock::monotonic()));
+        let options = Options { deadline: left, ..self.options };
+        let transfer = self.engine.transfer(held, specs.collect(), options);
+        for (number, &at) in steps.iter().enumerate() {
+            let definers = if handshake { Vec::new() } else { std::mem::take(&mut self.tasks[at].definers) };
+            let sender = self.sender.clone();
+            // On the thread that brings the outcome about: a step that passes on what came waits for no other.
+            transfer.on_outcome(number, move |outcome| {
+                for definer in definers {
+                    match &outcome {
+                        Ok(()) => definer.complete(),
+                        Err(error) => definer.fail(cause(error)),
+                    }
+                }
+                // A plan that was given up receives no more.
+                let _sent = sender.send(Arrived { at, handshake, outcome });
+            });
+        }
+        self.open += steps.len();
+        self.transfers.push(transfer);
+    }
+
+    fn buffer(&self, side: &Side) -> Option<&Buffer> {
+        match side.buffer {
+            BufferRole::Source => self.shards.source.get(&side.device),
+            BufferRole::Destination => self.shards.destination.get(&side.device),
+        }
+    }
+
+    fn copy(&self, at: usize) {
+        let step = &self.tasks[at].step;
+        if let (Some(from), Some(to)) = (self.buffer(&step.source), self.buffer(&step.destination)) {
+            copy_runs((&from.span(), &step.source.runs), (&to.span(), &step.destination.runs));
+        }
+    }
+
+    fn pack(&self, at: usize) {
+        let task = &self.tasks[at];
+        if let (StepRole::Send(_), true) = (task.role, task.staged)
+            && let (Some(from), Some(span)) = (self.buffer(&task.step.source), &task.span)
+        {
+            copy_runs((&from.span(), &task.step.source.runs), (span, &dense(task.step.bytes)));
+        }
+    }
+
+    fn unpack(&self, at: usize) {
+        let task = &self.tasks[at];
+        if let (StepRole::Receive(_), true) = (task.role, task.staged)
+            && let (Some(to), Some(span)) = (self.buffer(&task.step.destination), &task.span)
+        {
+            copy_runs((span, &dense(task.step.bytes)), (&to.span(), &task.step.destination.runs));
+        }
+    }
+}
+
+/// Returns why a transfer failed, without the tasks that passed it on: it may have come a long way.
+fn cause(error: &TransferError) -> String {
+    match error {
+        TransferError::Cancelled { reason, .. } | TransferError::Dependency(reason) => reason.clone(),
+        error => error.to_string(),
+    }
+}
+
+/// What a task says that gave a plan up.
+const GAVE_UP: &str = "gave the plan up";
+
+/// Returns whether both sides came, with different plans.
+const fn tells_plans_apart(error: &TransferError) -> bool {
+    matches!(error, TransferError::LayoutMismatch { .. } | TransferError::OrderMismatch { .. })
+}

@@ -1,0 +1,136 @@
+//! The steps of a plan that one task takes part in, with the memory that they need.
+
+use std::collections::HashSet;
+
+use super::outcome::{ReshardError, ShardBuffers};
+use crate::base::event::{Definer, Event};
+use crate::base::identity::{DeviceId, TaskId};
+use crate::memory::{Arena, Buffer, Claim, Span};
+use crate::plan::{BufferRole, Plan, Side, Step};
+
+/// What a task does in one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepRole {
+    /// It copies between two of its own shards.
+    Copy,
+    /// It sends to this task.
+    Send(TaskId),
+    /// It receives from this task.
+    Receive(TaskId),
+}
+
+impl StepRole {
+    /// Returns the task at the other end.
+    pub const fn peer(self) -> Option<TaskId> {
+        match self {
+            Self::Copy => None,
+            Self::Send(peer) | Self::Receive(peer) => Some(peer),
+        }
+    }
+}
+
+/// A step, and what it needs here.
+pub struct Task {
+    /// The step.
+    pub step: Step,
+    /// What this task does in it.
+    pub role: StepRole,
+    /// Where its bytes leave or arrive as one stretch.
+    pub span: Option<Span>,
+    /// Whether they have to be packed or unpacked.
+    pub staged: bool,
+    /// The event of the arrival that it passes on.
+    pub arrival: Option<Event>,
+    /// Completed when it is here, for the steps that pass it on.
+    pub definers: Vec<Definer>,
+    /// The copies that are made when it is here, by their places among the tasks.
+    pub copies: Vec<usize>,
+    /// Whether it is done.
+    pub done: bool,
+}
+
+/// Returns the steps of this task, with their memory, and which waits for which.
+pub fn divide(
+    plan: &Plan,
+    shards: &ShardBuffers,
+    staging: &Arena,
+    here: TaskId,
+) -> Result<Vec<Task>, ReshardError> {
+    let mut tasks: Vec<Task> = Vec::new();
+    for step in plan.for_task(here) {
+        let role = match (step.source.task == here, step.destination.task == here) {
+            (true, true) => StepRole::Copy,
+            (true, false) => StepRole::Send(step.destination.task),
+            _ => StepRole::Receive(step.source.task),
+        };
+        let before =
+            step.after.and_then(|after| tasks.binary_search_by_key(&after, |task| task.step.index).ok());
+        let mut arrival = None;
+        let (span, staged) = match (role, before) {
+            (StepRole::Copy, _) => (None, false),
+            (StepRole::Receive(_), _) => place(shards, &step.destination, staging)?,
+            (StepRole::Send(_), None) => place(shards, &step.source, staging)?,
+            (StepRole::Send(_), Some(before)) => {
+                // It leaves from where it arrived as one stretch: it is not touched between the two.
+                let (definer, event) = Event::new();
+                tasks[before].definers.push(definer);
+                arrival = Some(event);
+                (tasks[before].span.clone(), false)
+            }
+        };
+        if role == StepRole::Copy
+            && let Some(before) = before
+        {
+            let at = tasks.len();
+            tasks[before].copies.push(at);
+        }
+        let (definers, copies) = (Vec::new(), Vec::new());
+        tasks.push(Task { step, role, span, staged, arrival, definers, copies, done: false });
+    }
+    Ok(tasks)
+}
+
+/// Checks the shards, and claims them for the plan.
+pub fn check(plan: &Plan, shards: &ShardBuffers, here: TaskId) -> Result<Vec<Claim>, ReshardError> {
+    let mut claims = Vec::new();
+    let mine: HashSet<DeviceId> = plan
+        .placement()
+        .devices
+        .iter()
+        .filter(|placed| placed.task == here)
+        .map(|placed| placed.device)
+        .collect();
+    for (role, array, given) in [
+        (BufferRole::Source, plan.source(), &shards.source),
+        (BufferRole::Destination, plan.destination(), &shards.destination),
+    ] {
+        for &device in &array.sharding.mesh.devices {
+            if !mine.contains(&device) {
+                continue;
+            }
+            let wanted = plan.shard_bytes(role, device);
+            let found = given.get(&device);
+            if found.map(|buffer| buffer.len() as u64) != Some(wanted) {
+                let found = found.map_or(0, |buffer| buffer.len() as u64);
+                return Err(ReshardError::Shard { device, role: role.name(), wanted, found });
+            }
+            claims.extend(found.map(Buffer::claim));
+        }
+    }
+    Ok(claims)
+}
+
+/// Returns where the bytes of a side leave or arrive: their own place if they are one stretch, else staging memory.
+fn place(shards: &ShardBuffers, side: &Side, staging: &Arena) -> Result<(Option<Span>, bool), ReshardError> {
+    let buffer = match side.buffer {
+        BufferRole::Source => shards.source.get(&side.device),
+        BufferRole::Destination => shards.destination.get(&side.device),
+    };
+    let bytes = usize::try_from(side.runs.bytes()).unwrap_or(usize::MAX);
+    if side.runs.count() <= 1 {
+        let start = usize::try_from(side.runs.offset).unwrap_or(usize::MAX);
+        let span = buffer.map(|buffer| buffer.range(start..start.saturating_add(bytes))).transpose()?;
+        return Ok((span, false));
+    }
+    Ok((Some(staging.allocate(bytes)?.span()), true))
+}

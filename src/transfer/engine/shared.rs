@@ -1,0 +1,204 @@
+//! What the threads of an engine share: its tables, and how they wait for them.
+//!
+//! It decides nothing: connections are found, made and ended in the files beside it. Begin at [`EngineShared`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use muster_clock as clock;
+
+use super::cliques::Cliques;
+use super::config::Config;
+use super::handshake_limits::HandshakeLimits;
+use super::path_backoff::PathBackoff;
+use super::thread_pool::ThreadPool;
+use crate::base::counts::{Counters, Counts};
+use crate::base::identity::{Address, Member, Membership, TaskId};
+use crate::base::meters::Meters;
+use crate::base::sync::lock;
+use crate::io::threads::IoThreads;
+use crate::io::wire::{Listener, Wrapping};
+use crate::launch::outcome::Launch;
+use crate::launch::peer_launch::Limits;
+use crate::protocol::link::{GroupId, Numbers};
+use crate::protocol::proof::Key;
+use crate::session::connection::Connection;
+
+/// How often a peer is looked after, and asked whether it lives, within the shortest limit of what waits for it: silence
+/// is known to a part of that.
+pub const LOOKS: u32 = 32;
+
+/// The most threads that dial: one for each connection that an engine keeps by default, so that peers that do not answer
+/// hold up no others.
+pub const DIALLERS_MAX: usize = 1024;
+
+/// What the threads of an engine share.
+pub struct EngineShared {
+    this: Weak<Self>,
+    pub(super) config: Config,
+    pub(super) address: Address,
+    /// What is put around its wires.
+    pub(super) wrapping: Wrapping,
+    /// A word that holds this life's incarnation: a process that reads it there can read this process's memory.
+    pub(super) probe: Box<AtomicU64>,
+    pub(super) membership: RwLock<Membership>,
+    pub(super) changed: (Mutex<()>, Condvar),
+    pub(super) cliques: Mutex<Cliques>,
+    pub(super) connections: Mutex<Vec<Arc<Connection>>>,
+    /// Tells the threads that wait for a connection that there is another one.
+    pub(super) connected: Condvar,
+    pub(super) io: Arc<IoThreads>,
+    pub(super) counts: Arc<Counts>,
+    pub(super) meters: Arc<Meters>,
+    pub(super) backoff: PathBackoff,
+    pub(super) closed: AtomicBool,
+    /// What the cluster token gives, if there is one.
+    pub(super) key: Option<Key>,
+    /// The handshakes of diallers in progress.
+    pub(super) handshakes: HandshakeLimits,
+    /// The threads that dial.
+    pub(super) diallers: ThreadPool,
+    /// Stopped when the engine ends, to wake the threads that accept.
+    pub(super) listeners: Mutex<Vec<Arc<dyn Listener>>>,
+    pub(super) keeper: (Mutex<Option<Instant>>, Condvar),
+    pub(super) lanes: AtomicUsize,
+    pub(super) numbers: Mutex<HashMap<Member, Numbers>>,
+    /// Bytes moved with each task, whichever life of it and connection. Connections end at any moment: what they moved is
+    /// counted here as they move it.
+    pub(super) moved: Mutex<BTreeMap<TaskId, Arc<Counters>>>,
+    /// Launches with a deadline that may still wait for their connections.
+    pub(super) expected: Mutex<Vec<(Instant, Weak<Launch>)>>,
+}
+
+impl EngineShared {
+    /// Makes what the threads of a new engine share.
+    pub(super) fn new(config: Config, address: Address, wrapping: Wrapping, io: Arc<IoThreads>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            address,
+            wrapping,
+            probe: Box::new(AtomicU64::new(config.here.incarnation.get())),
+            membership: RwLock::default(),
+            changed: (Mutex::new(()), Condvar::new()),
+            cliques: Mutex::default(),
+            connections: Mutex::default(),
+            connected: Condvar::new(),
+            io,
+            counts: Arc::default(),
+            meters: Arc::new(Meters::new(config.here.task)),
+            backoff: PathBackoff::default(),
+            closed: AtomicBool::new(false),
+            key: config.token.as_deref().map(Key::new),
+            handshakes: HandshakeLimits::default(),
+            diallers: ThreadPool::new("muster-dial", DIALLERS_MAX),
+            listeners: Mutex::default(),
+            keeper: (Mutex::new(None), Condvar::new()),
+            lanes: AtomicUsize::new(0),
+            numbers: Mutex::default(),
+            moved: Mutex::default(),
+            expected: Mutex::default(),
+            config,
+        })
+    }
+
+    /// Returns itself as threads know it that may outlive the engine.
+    pub(super) fn weak(&self) -> Weak<Self> {
+        self.this.clone()
+    }
+
+    /// Returns whose engine it is.
+    pub(super) const fn here(&self) -> Member {
+        self.config.here
+    }
+
+    /// Returns the numbers of launches with a life of a peer.
+    pub(super) fn numbers(&self, peer: Member) -> Numbers {
+        lock(&self.numbers).entry(peer).or_default().clone()
+    }
+
+    /// Returns where bytes are counted that are moved with a task.
+    pub(super) fn moved(&self, task: TaskId) -> Arc<Counters> {
+        Arc::clone(lock(&self.moved).entry(task).or_default())
+    }
+
+    /// Says that nothing is launched with a number that was taken: a peer that has launched its own is told.
+    pub(super) fn withdraw(&self, peer: Member, at: GroupId) {
+        let connections: Vec<_> =
+            lock(&self.connections).iter().filter(|connection| connection.peer == peer).cloned().collect();
+        for connection in connections {
+            connection.withdraw(at, "the other side's launch of the same number failed before it began");
+        }
+    }
+
+    /// Returns the membership that it has.
+    pub(super) fn membership(&self) -> Membership {
+        self.membership.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until `ask` has an answer of the membership, or the time is over.
+    pub(super) fn await_membership<R>(
+        &self,
+        time: Duration,
+        ask: impl Fn(&Membership) -> Option<R>,
+    ) -> Option<R> {
+        let until = clock::monotonic() + time;
+        let mut guard = lock(&self.changed.0);
+        loop {
+            if let Some(answer) = ask(&self.membership.read().unwrap_or_else(PoisonError::into_inner)) {
+                return Some(answer);
+            }
+            let left = until.checked_duration_since(clock::monotonic())?;
+            if self.closed.load(Ordering::Acquire) {
+                return None;
+            }
+            guard = self.changed.1.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until there is such a connection, or the time is over.
+    pub(super) fn await_connection(
+        &self,
+        time: Duration,
+        wanted: impl Fn(&&Arc<Connection>) -> bool,
+    ) -> Option<Arc<Connection>> {
+        let until = clock::monotonic() + time;
+        let mut connections = lock(&self.connections);
+        loop {
+            if let Some(found) = connections.iter().find(&wanted) {
+                return Some(Arc::clone(found));
+            }
+            let left = until.checked_duration_since(clock::monotonic())?;
+            let told = self.connected.wait_timeout(connections, left);
+            connections = told.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Returns a number for a lane that takes the place of another. Those of the first lanes are below all of these.
+    pub(super) fn next_lane(&self) -> u16 {
+        const FIRST: usize = 1000;
+        (FIRST + self.lanes.fetch_add(1, Ordering::Relaxed) % (usize::from(u16::MAX) - FIRST)) as u16
+    }
+
+    /// Fails a launch at its deadline if it has no connections by then.
+    pub(super) fn expect(&self, launch: &Arc<Launch>, deadline: Instant) {
+        lock(&self.expected).push((deadline, Arc::downgrade(launch)));
+        self.plan_look(deadline);
+    }
+
+    /// Has the keeper look after launches with these limits.
+    pub(super) fn watch(&self, limits: &Limits) {
+        let soon = clock::monotonic() + limits.stall / LOOKS;
+        self.plan_look(limits.deadline.map_or(soon, |deadline| deadline.min(soon)));
+    }
+
+    /// Has the keeper look at that moment at the latest.
+    pub(super) fn plan_look(&self, wanted: Instant) {
+        let mut planned = lock(&self.keeper.0);
+        if planned.is_none_or(|planned| wanted < planned) {
+            *planned = Some(wanted);
+            self.keeper.1.notify_one();
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! A place in the order of a channel, taken before there is a connection.
+
+use std::sync::Arc;
+
+use super::shared::EngineShared;
+use crate::base::identity::Member;
+use crate::protocol::link::{GroupId, Numbers};
+
+/// A place in the order of a channel with a peer, for a launch whose connection may not be there yet. Dropped unused, it
+/// tells the peer that nothing comes.
+pub struct Ticket {
+    shared: Arc<EngineShared>,
+    numbers: Numbers,
+    peer: Member,
+    at: Option<GroupId>,
+}
+
+impl Ticket {
+    /// Takes the next place.
+    pub(super) fn take(shared: &Arc<EngineShared>, peer: Member, channel: u32) -> Self {
+        let numbers = shared.numbers(peer);
+        let at = Some(numbers.take(channel));
+        Self { shared: Arc::clone(shared), numbers, peer, at }
+    }
+
+    /// Returns the peer.
+    pub(super) const fn peer(&self) -> Member {
+        self.peer
+    }
+
+    /// Gives out the number, for a launch that is made now.
+    pub(super) fn used(mut self) -> Option<GroupId> {
+        self.at.take()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(at) = self.at {
+            // First, so that either a launch of the peer finds it so when it comes, or is here to be found.
+            self.numbers.close(at);
+            self.shared.withdraw(self.peer, at);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! The receiving half of a lane: headers, and what follows them straight into its place.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::input::{Input, Reading};
+use super::state::{Lane, LaneError, LaneHost, Replies};
+use crate::base::sync::lock;
+use crate::io::sys;
+use crate::io::wire::{Received, WireError};
+use crate::launch::peer_launch::{AccessGuard, PeerLaunch};
+use crate::memory::{WriteView, total};
+use crate::protocol::frame::{FrameError, HEADER, Header, Kind, crc, flag};
+use crate::protocol::link::{Landing, Violation};
+
+/// How much one lane may read before others have their turn.
+const TURN: usize = 4 << 20;
+
+/// The most descriptors that wait for the frames that they belong to.
+const DESCRIPTORS_MAX: usize = 64;
+
+/// How a step of receiving went.
+enum Step {
+    /// On to the next.
+    Go,
+    /// The wire had no more than this when it was read.
+    Drained,
+}
+
+impl Lane {
+    /// Receives what is there. Returns whether there may be more.
+    pub fn pump_input(&self) -> Result<bool, LaneError> {
+        let Some(host) = self.host() else { return Err(LaneError::Closed) };
+        let mut input = lock(&self.input);
+        let mut turn = 0;
+        while turn < TURN {
+            if self.is_over() {
+                return Err(LaneError::Closed);
+            }
+            // What came with one call is answered with one.
+            let mut replies = Replies::default();
+            let step = self.receive_more(&*host, &mut input, &mut turn, &mut replies);
+            host.reply(replies);
+            match step {
+                Ok(Step::Go) => {}
+                Ok(Step::Drained) | Err(LaneError::Wire(WireError::Later)) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn receive_more(
+        &self,
+        host: &dyn LaneHost,
+        input: &mut Input,
+        turn: &mut usize,
+        replies: &mut Replies,
+    ) -> Result<Step, LaneError> {
+        if let Reading::Held { header } = input.now {
+            let Some(placed) = self.place(host, header) else { return Ok(Step::Drained) };
+            input.now = placed;
+            self.use_ahead(host, input, header.len as usize, replies)?;
+        }
+        self.receive_some(host, input, turn, replies)
+    }
+
+    /// Counts bytes that came. If the wire is dry then, an edge will tell of the next.
+    fn count_received(
+        &self,
+        host: &dyn LaneHost,
+        received: Received,
+        turn: &mut usize,
+    ) -> Result<Step, LaneError> {
+        let Received { bytes, dry } = received;
+        if bytes == 0 {
+            return Err(LaneError::Closed);
+        }
+        *turn += bytes;
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        host.mark_heard();
+        Ok(if dry && !self.ending.load(Ordering::SeqCst) { Step::Drained } else { Step::Go })
+    }
+
+    fn receive_some(
+        &self,
+        host: &dyn LaneHost,
+        input: &mut Input,
+        turn: &mut usize,
+        replies: &mut Replies,
+    ) -> Result<Step, LaneError> {
+        match &mut input.now {
+            Reading::Held { .. } => Ok(Step::Drained),
+            Reading::Header => {
+                if input.ahead().len() >= HEADER {
+                    return self.begin_all(host, input, replies);
+                }
+                input.make_room();
+                let Input { ahead, to, descriptors, .. } = &mut *input;
+                let received = self.wire.receive_with(&mut ahead[*to..], descriptors)?;
+                if descriptors.len() > DESCRIPTORS_MAX {
+                    return Err(LaneError::Violation(Violation("descriptors came that belong to nothing")));
+                }
+                let step = self.count_received(host, received, turn)?;
+                input.to += received.bytes;
+                self.begin_all(host, input, replies)?;
+                // A body that was begun has to be asked for, unless its place is awaited.
+                Ok(if matches!(input.now, Reading::Header) && input.ahead().len() < HEADER {
+                    step
+                } else {
+                    Step::Go
+                })
+            }
+            Reading::Control { bytes, got, .. } => {
+                let received = self.wire.receive(&mut [WriteView::of(&mut bytes[*got..])])?;
+                *got += received.bytes;
+                self.count_received(host, received, turn)?;
+                if *got == bytes.len()
+                    && let Reading::Control { header, bytes, .. } =
+                        std::mem::replace(&mut input.now, Reading::Header)
+                {
+                    self.control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
+                }
+                Ok(Step::Go)
+            }
+            Reading::Chunk { .. } => self.receive_chunk(host, input, turn),
+            Reading::Discard { left } => {
+                let bytes = self.wire.discard(*left)?;
+                *left -= bytes;
+                let over = *left == 0;
+                self.count_received(host, Received { bytes, dry: false }, turn)?;
+                if over {
+                    input.now = Reading::Header;
+                }
+                Ok(Step::Go)
+            }
+        }
+    }
+
+    /// Receives more of a chunk, straight into its place.
+    fn receive_chunk(
+        &self,
+        host: &dyn LaneHost,
+        input: &mut Input,
+        turn: &mut usize,
+    ) -> Result<Step, LaneError> {
+        let Reading::Chunk { header, launch, start, got } = &mut input.now else { return Ok(Step::Go) };
+        let (header, launch, start) = (*header, Arc::clone(launch), *start);
+        let len = header.len as usize;
+        let Some(guard) = launch.access() else {
+            host.abandon_chunk(&header);
+            input.now = Reading::Discard { left: len - *got };
+            return Ok(Step::Go);
+        };
+        let mut done = *got;
+        let mut views = Vec::with_capacity(8);
+        let left = (len - done) as u64;
+        guard.bytes().inbound(start + done as u64, left, sys::PIECES_MAX, &mut views);
+        let body = total(&views);
+        // The next header comes along; not where descriptors may, which this read would drop.
+        (input.from, input.to) = (0, 0);
+        if body as u64 == left && !self.capabilities.shares_memory {
+            views.push(WriteView::of(&mut input.ahead[..HEADER]));
+        }
+        let received = self.wire.receive(&mut views)?;
+        drop(views);
+        let step = self.count_received(host, received, turn)?;
+        done += received.bytes.min(body);
+        input.to = received.bytes.saturating_sub(body);
+        if done == len {
+            self.finish_chunk(host, &header, &launch, &guard, start);
+            drop(guard);
+            input.now = Reading::Header;
+        } else if let Reading::Chunk { got, .. } = &mut input.now {
+            *got = done;
+        }
+        Ok(step)
+    }
+
+    /// Says that a chunk is in place, and whether it is whole.
+    fn finish_chunk(
+        &self,
+        host: &dyn LaneHost,
+        header: &Header,
+        launch: &Arc<PeerLaunch>,
+        guard: &AccessGuard<'_>,
+        start: u64,
+    ) {
+        let intact = !header.has(flag::CHECKED)
+            || guard.bytes().inbound_checksum(start, u64::from(header.len)) == header.payload_crc;
+        host.end_landing(self.kind, header, launch, start, intact);
+    }
+
+    /// Begins the frames whose headers were read ahead, and ends those that were read whole.
+    fn begin_all(
+        &self,
+        host: &dyn LaneHost,
+        input: &mut Input,
+        replies: &mut Replies,
+    ) -> Result<Step, LaneError> {
+        while matches!(input.now, Reading::Header) && input.ahead().len() >= HEADER {
+            let mut bytes = [0; HEADER];
+            bytes.copy_from_slice(&input.ahead()[..HEADER]);
+            let header = Header::decode(&bytes)?;
+            input.take(HEADER);
+            let len = header.len as usize;
+            input.now = self.begin(host, header, &mut input.descriptors, replies)?;
+            self.use_ahead(host, input, len, replies)?;
+        }
+        Ok(Step::Go)
+    }
+
+    /// Takes what was read ahead of a body as the beginning of it.
+    fn use_ahead(
+        &self,
+        host: &dyn LaneHost,
+        input: &mut Input,
+        len: usize,
+        replies: &mut Replies,
+    ) -> Result<(), LaneError> {
+        let there = input.ahead().len().min(len);
+        let (from, to) = (input.from, input.from + there);
+        match &mut input.now {
+            Reading::Header | Reading::Held { .. } => return Ok(()),
+            Reading::Control { bytes, got, .. } => {
+                bytes[..there].copy_from_slice(&input.ahead[from..to]);
+                *got = there;
+            }
+            Reading::Discard { left } => *left -= there,
+            Reading::Chunk { launch, start, got, .. } => {
+                if let Some(guard) = launch.access() {
+                    guard.bytes().copy_in(*start, &input.ahead[from..to]);
+                }
+                *got = there;
+            }
+        }
+        input.take(there);
+        if there < len {
+            return Ok(());
+        }
+        match std::mem::replace(&mut input.now, Reading::Header) {
+            Reading::Control { header, bytes, .. } => {
+                self.control_frame(host, &header, bytes, &mut input.descriptors, replies)?;
+            }
+            Reading::Chunk { header, launch, start, .. } => {
+                if let Some(guard) = launch.access() {
+                    self.finish_chunk(host, &header, &launch, &guard, start);
+                } else {
+                    host.abandon_chunk(&header);
+                }
+            }
+            Reading::Header | Reading::Discard { .. } | Reading::Held { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn begin(
+        &self,
+        host: &dyn LaneHost,
+        header: Header,
+        descriptors: &mut Vec<OwnedFd>,
+        replies: &mut Replies,
+    ) -> Result<Reading, LaneError> {
+        if !host.is_between(&header) {
+            return Err(LaneError::Fenced);
+        }
+        let len = header.len as usize;
+        if header.kind == Kind::Data {
+            return Ok(self.place(host, header).unwrap_or(Reading::Held { header }));
+        }
+        if len == 0 {
+            self.control_frame(host, &header, Vec::new(), descriptors, replies)?;
+            return Ok(Reading::Header);
+        }
+        Ok(Reading::Control { header, bytes: vec![0; len], got: 0 })
+    }
+
+    /// Returns where a chunk goes; none if that is not known yet.
+    fn place(&self, host: &dyn LaneHost, header: Header) -> Option<Reading> {
+        let mut landing = host.begin_landing(&header);
+        if landing == Landing::Early {
+            // The thread that learns of its place from here on sees that it is awaited.
+            self.held.store(true, Ordering::SeqCst);
+            landing = host.begin_landing(&header);
+            if landing == Landing::Early {
+                return None;
+            }
+        }
+        self.held.store(false, Ordering::SeqCst);
+        Some(match landing {
+            Landing::At(launch, start) => Reading::Chunk { header, launch, start, got: 0 },
+            _ if header.len == 0 => Reading::Header,
+            _ => Reading::Discard { left: header.len as usize },
+        })
+    }
+
+    fn control_frame(
+        &self,
+        host: &dyn LaneHost,
+        header: &Header,
+        payload: Vec<u8>,
+        descriptors: &mut Vec<OwnedFd>,
+        replies: &mut Replies,
+    ) -> Result<(), LaneError> {
+        if header.has(flag::CHECKED) && crc(&payload) != header.payload_crc {
+            return Err(LaneError::Frame(FrameError::Damaged));
+        }
+        let wanted = match header.kind {
+            Kind::Ring => 2,
+            Kind::Region | Kind::Descriptor => 1,
+            _ => 0,
+        };
+        let there = descriptors.len().min(wanted);
+        let descriptors = descriptors.drain(..there).collect();
+        Ok(host.control_frame(header, payload, descriptors, replies)?)
+    }
+}

@@ -1,0 +1,186 @@
+//! The sending half of a lane: control frames first, and chunks straight out of their buffers.
+
+use std::sync::TryLockError;
+use std::sync::atomic::Ordering;
+
+use super::output::Output;
+use super::state::{Lane, LaneError, LaneHost};
+use crate::io::sys;
+use crate::io::wire::WireError;
+use crate::memory::ReadView;
+use crate::protocol::frame::{HEADER, Kind, crc, flag};
+use crate::protocol::link::Frame;
+
+impl Lane {
+    /// Sends what there is, until the wire takes no more.
+    pub fn pump_output(&self) -> Result<(), LaneError> {
+        let Some(host) = self.host() else { return Err(LaneError::Closed) };
+        loop {
+            let mut output = match self.output.try_lock() {
+                Ok(output) => output,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    // The thread that is at it looks again before it leaves.
+                    self.again.store(true, Ordering::SeqCst);
+                    match self.output.try_lock() {
+                        Ok(output) => output,
+                        Err(_) => return Ok(()),
+                    }
+                }
+            };
+            self.again.store(false, Ordering::SeqCst);
+            let outcome = self.send_all(&*host, &mut output);
+            drop(output);
+            outcome?;
+            if !self.again.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends until the wire is full, or there is nothing more to send.
+    fn send_all(&self, host: &dyn LaneHost, output: &mut Output) -> Result<(), LaneError> {
+        loop {
+            if self.is_over() {
+                return Err(LaneError::Closed);
+            }
+            if matches!(output, Output::Idle) && !self.take_next(host, output) {
+                return self.flush();
+            }
+            let sent = match self.send_some(host, output) {
+                Ok(sent) => sent,
+                Err(WireError::Later) => return Ok(()),
+                Err(error) => return Err(LaneError::Wire(error)),
+            };
+            self.bytes.fetch_add(sent as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Sends what waits in the wire, now or when there is room.
+    fn flush(&self) -> Result<(), LaneError> {
+        if !self.capabilities.is_buffered {
+            return Ok(());
+        }
+        match self.wire.flush() {
+            Ok(()) | Err(WireError::Later) => Ok(()),
+            Err(error) => Err(LaneError::Wire(error)),
+        }
+    }
+
+    /// Begins with what is to be sent next, if there is something: control frames first.
+    fn take_next(&self, host: &dyn LaneHost, output: &mut Output) -> bool {
+        loop {
+            if self.control && self.take_control(host, output) || self.take_chunk(host, output) {
+                return true;
+            }
+            // Something was said between the two: the chunk waits for it.
+            if !self.control || !host.has_control() {
+                return false;
+            }
+        }
+    }
+
+    fn take_control(&self, host: &dyn LaneHost, output: &mut Output) -> bool {
+        // Everything that waits, up to a bound, leaves in one call.
+        let mut bytes = Vec::new();
+        let mut descriptor = None;
+        while bytes.len() < 256 << 10 {
+            let Some(frame) = host.next_control(descriptor.is_none() && bytes.is_empty()) else {
+                break;
+            };
+            if matches!(frame.header.kind, Kind::Region | Kind::Ring | Kind::Descriptor) {
+                descriptor = Some((frame.header.kind, frame.header.index));
+            }
+            encode(&frame, &mut bytes);
+            if descriptor.is_some() {
+                break;
+            }
+        }
+        if bytes.is_empty() {
+            return false;
+        }
+        *output = Output::Bytes { bytes, sent: 0, descriptor };
+        true
+    }
+
+    fn take_chunk(&self, host: &dyn LaneHost, output: &mut Output) -> bool {
+        loop {
+            let Some(push) = host.next_chunk(self.id, self.control) else { return false };
+            // Given up since: it does not begin.
+            let Some(guard) = push.token.access_owned() else { continue };
+            let (mut header, start) = (push.header, push.start);
+            if self.checks {
+                // Read here, it is in the cache when the kernel copies it a moment later.
+                header.flags |= flag::CHECKED;
+                header.payload_crc = guard.bytes().outbound_checksum(start, u64::from(header.len));
+            }
+            let len = header.len as usize;
+            *output = Output::Chunk { header: header.encode(), guard, start, len, sent: 0 };
+            return true;
+        }
+    }
+
+    fn send_some(&self, host: &dyn LaneHost, output: &mut Output) -> Result<usize, WireError> {
+        match output {
+            Output::Idle => Ok(0),
+            Output::Bytes { bytes, sent, descriptor } => {
+                let now = match *descriptor {
+                    Some((kind, region)) if *sent == 0 => {
+                        host.send_with_descriptors(&*self.wire, bytes, kind, region)?
+                    }
+                    _ => self.wire.send(&[ReadView::of(&bytes[*sent..])])?,
+                };
+                *sent += now;
+                if *sent == bytes.len() {
+                    *output = Output::Idle;
+                }
+                Ok(now)
+            }
+            Output::Chunk { header, guard, start, len, sent } => {
+                let launch = guard.launch();
+                let body = sent.saturating_sub(HEADER);
+                if guard.is_closing() {
+                    // Given up in the middle of a chunk: the frame ends with what it began with, out of a copy.
+                    let mut bytes = Vec::new();
+                    if *sent > 0 {
+                        bytes.extend_from_slice(&header[(*sent).min(HEADER)..]);
+                        guard.bytes().copy_out(*start + body as u64, (*len - body) as u64, &mut bytes);
+                    }
+                    *output = if bytes.is_empty() {
+                        Output::Idle
+                    } else {
+                        Output::Bytes { bytes, sent: 0, descriptor: None }
+                    };
+                    return Ok(0);
+                }
+                let mut views = Vec::with_capacity(8);
+                if *sent < HEADER {
+                    views.push(ReadView::of(&header[*sent..]));
+                }
+                let left = (*len - body) as u64;
+                guard.bytes().outbound(*start + body as u64, left, sys::PIECES_MAX, &mut views);
+                let now = self.wire.send(&views)?;
+                launch.set_transport(self.kind);
+                launch.add_progress((now as u64).min(left));
+                drop(views);
+                *sent += now;
+                if *sent == HEADER + *len {
+                    host.count_sent(self.kind, *len as u64);
+                    *output = Output::Idle;
+                }
+                Ok(now)
+            }
+        }
+    }
+}
+
+/// Appends a control frame.
+fn encode(frame: &Frame, into: &mut Vec<u8>) {
+    let mut header = frame.header;
+    if !frame.payload.is_empty() {
+        header.flags |= flag::CHECKED;
+        header.payload_crc = crc(&frame.payload);
+    }
+    into.extend_from_slice(&header.encode());
+    into.extend_from_slice(&frame.payload);
+}

@@ -1,0 +1,9 @@
+//! What moves bytes: wires, lanes over them, rings of shared memory, and the threads that attend to them.
+
+pub mod fetch;
+pub mod lane;
+pub mod reactor;
+pub mod ring;
+pub mod sys;
+pub mod threads;
+pub mod wire;

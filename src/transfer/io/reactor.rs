@@ -1,0 +1,235 @@
+//! The threads that wait for sockets: each lane belongs to one of them.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+
+use crate::io::lane::{Lane, LaneError};
+use crate::io::wire::{WireAttendant, WireWaker};
+
+/// Events taken in one call.
+const EVENTS: usize = 64;
+/// The number of the thread's own waker among its events.
+const WAKER: u64 = u64::MAX;
+
+/// One thread and its sockets.
+pub struct Reactor {
+    epoll: OwnedFd,
+    waker: OwnedFd,
+    woken: AtomicBool,
+    stopping: AtomicBool,
+    shared: Mutex<Shared>,
+    next: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Shared {
+    lanes: HashMap<u64, Arc<Lane>>,
+    /// Sessions whose bells ring here.
+    bells: HashMap<u64, Weak<dyn BellHost>>,
+    /// Lanes with something to send that no thread is sending, or to read that could not be read before.
+    eager: Vec<u64>,
+    /// Lanes that are to be looked at in both directions, though no edge said so.
+    woken: Vec<u64>,
+}
+
+/// A session with a bell, as its reactor sees it.
+pub trait BellHost: Send + Sync {
+    /// Takes a ring of the bell: there is something to read in the ring, or room to write.
+    fn bell_rang(&self);
+}
+
+impl WireAttendant for Reactor {
+    fn look(&self, seat: u64) {
+        self.lock().woken.push(seat);
+        self.wake();
+    }
+}
+
+impl Reactor {
+    /// Starts a thread.
+    pub fn start(name: &str) -> std::io::Result<(Arc<Self>, std::thread::JoinHandle<()>)> {
+        let reactor = Arc::new(Self {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            woken: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            shared: Mutex::default(),
+            next: AtomicUsize::new(0),
+        });
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&reactor.epoll, &reactor.waker, epoll::EventData::new_u64(WAKER), flags)?;
+        let running = Arc::clone(&reactor);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || running.run())?;
+        Ok((reactor, thread))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a lane in.
+    pub fn add(self: &Arc<Self>, lane: &Arc<Lane>) -> std::io::Result<()> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+        let mut shared = self.lock();
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(std::io::ErrorKind::NotConnected.into());
+        }
+        lane.set_seat(number);
+        let reactor: Weak<Self> = Arc::downgrade(self);
+        lane.wire().set_waker(WireWaker::new(reactor, number));
+        shared.lanes.insert(number, Arc::clone(lane));
+        let flags =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let added =
+            epoll::add(&self.epoll, lane.wire().descriptor(), epoll::EventData::new_u64(number), flags);
+        if added.is_err() {
+            shared.lanes.remove(&number);
+        }
+        Ok(added?)
+    }
+
+    /// Takes the bell of a session in. It is never read: every ring is an edge.
+    pub fn add_bell(&self, bell: BorrowedFd<'_>, host: Weak<dyn BellHost>) -> std::io::Result<()> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) as u64;
+        let mut shared = self.lock();
+        shared.bells.retain(|_, host| host.strong_count() > 0);
+        shared.bells.insert(number, host);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, bell, epoll::EventData::new_u64(number), flags)?)
+    }
+
+    /// Has the thread send what the lane has to send.
+    pub fn pump(&self, lane: &Arc<Lane>) {
+        // Without a seat it is only being added, and is looked at then.
+        if let Some(seat) = lane.seat() {
+            self.lock().eager.push(seat);
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if !self.woken.swap(true, Ordering::SeqCst) {
+            let _full_is_fine = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.woken.store(false, Ordering::SeqCst);
+        self.wake();
+    }
+
+    fn run(&self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        // Lanes that have more to read than one turn allows.
+        let mut unread: Vec<(u64, Arc<Lane>)> = Vec::new();
+        while !self.stopping.load(Ordering::SeqCst) {
+            events.clear();
+            let wait = if unread.is_empty() { None } else { Timespec::try_from(Duration::ZERO).ok() };
+            match epoll::wait(self.epoll.as_fd(), rustix::buffer::spare_capacity(&mut events), wait.as_ref())
+            {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+            let mut readable = std::mem::take(&mut unread);
+            for event in &events {
+                self.on_event(event.data.u64(), event.flags, &mut readable);
+            }
+            for (number, lane) in readable {
+                self.pump_input(number, lane, &mut unread);
+            }
+            self.pump_requested(&mut unread);
+        }
+        let lanes: Vec<_> = self.lock().lanes.drain().collect();
+        for (_, lane) in lanes {
+            lane.close();
+            lane.drain();
+        }
+    }
+
+    /// Takes an event: rings a bell, sends what there is room for, and notes a lane that can be read.
+    fn on_event(&self, number: u64, flags: epoll::EventFlags, readable: &mut Vec<(u64, Arc<Lane>)>) {
+        const ENDS: epoll::EventFlags =
+            epoll::EventFlags::RDHUP.union(epoll::EventFlags::HUP).union(epoll::EventFlags::ERR);
+        if number == WAKER {
+            let mut count = [0; 8];
+            let _drained = rustix::io::read(&self.waker, &mut count);
+            self.woken.store(false, Ordering::SeqCst);
+            return;
+        }
+        let (lane, bell) = {
+            let shared = self.lock();
+            (shared.lanes.get(&number).cloned(), shared.bells.get(&number).and_then(Weak::upgrade))
+        };
+        if let Some(host) = bell {
+            host.bell_rang();
+        }
+        let Some(lane) = lane else { return };
+        if flags.intersects(ENDS) {
+            lane.mark_hung_up();
+        }
+        if flags.contains(epoll::EventFlags::OUT)
+            && let Err(error) = lane.pump_output()
+        {
+            return self.end_unwritable(number, &lane, &error);
+        }
+        if flags.intersects(ENDS.union(epoll::EventFlags::IN))
+            && !readable.iter().any(|(other, _)| *other == number)
+        {
+            readable.push((number, lane));
+        }
+    }
+
+    /// Reads a lane for one turn, and notes it if there is more.
+    fn pump_input(&self, number: u64, lane: Arc<Lane>, unread: &mut Vec<(u64, Arc<Lane>)>) {
+        match lane.pump_input() {
+            Ok(true) => unread.push((number, lane)),
+            Ok(false) => {}
+            Err(error) => self.end(number, &lane, &error),
+        }
+    }
+
+    /// Pumps the lanes that other threads have asked for.
+    fn pump_requested(&self, unread: &mut Vec<(u64, Arc<Lane>)>) {
+        let (eager, woken) = {
+            let mut shared = self.lock();
+            (std::mem::take(&mut shared.eager), std::mem::take(&mut shared.woken))
+        };
+        let eager = eager.into_iter().map(|number| (number, false));
+        for (number, both) in eager.chain(woken.into_iter().map(|number| (number, true))) {
+            let Some(lane) = self.lock().lanes.get(&number).cloned() else { continue };
+            if let Err(error) = lane.pump_output() {
+                self.end_unwritable(number, &lane, &error);
+            } else if both || lane.is_held() {
+                self.pump_input(number, lane, unread);
+            }
+        }
+    }
+
+    /// Ends a lane on which nothing can be sent any more. What the peer said before it closed it is read first.
+    fn end_unwritable(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
+        const TURNS: usize = 64;
+        for _ in 0..TURNS {
+            if !matches!(lane.pump_input(), Ok(true)) {
+                break;
+            }
+        }
+        self.end(number, lane, error);
+    }
+
+    fn end(&self, number: u64, lane: &Arc<Lane>, error: &LaneError) {
+        self.lock().lanes.remove(&number);
+        let _gone = epoll::delete(&self.epoll, lane.wire().descriptor());
+        lane.close();
+        lane.drain();
+        if let Some(host) = lane.host() {
+            host.lane_over(lane, error);
+        }
+    }
+}

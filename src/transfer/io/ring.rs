@@ -1,0 +1,560 @@
+//! Control frames between two processes of one host, without a system call while both are awake.
+//!
+//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. The reader that finds
+//! the ring empty says so before it sleeps, and how it is to be woken: the reactor by its bell, a thread that waits for a
+//! transfer by the very word. So the peer wakes a thread that waits, and no thread of this process does; and a frame that no
+//! launch waits for wakes nothing, and is found at the next look.
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 0..8 | how many bytes were ever written |
+//! | 64..72 | how many were ever read |
+//! | 128..132 | how the reader sleeps |
+//! | 192..196 | whether the writer waits for room |
+//! | 256..260 | whether its owner has taken back the memory that it shares |
+//! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
+//!
+//! Nothing in it is trusted: counters are checked, and a frame is copied before it is looked at.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::thread::futex;
+
+use crate::memory::Mapping;
+use crate::protocol::frame::HEADER;
+use crate::protocol::link::{Urgency, Violation};
+
+const WRITTEN: usize = 0;
+const READ: usize = 64;
+const SLEEP: usize = 128;
+const WAITING: usize = 192;
+const REVOKED: usize = 256;
+const FRAMES: usize = 4096;
+const CAPACITY: usize = 256 << 10;
+/// No more frames fit.
+pub const FRAMES_MAX: usize = CAPACITY / HEADER;
+
+/// The reader is awake, or will look before it sleeps.
+const AWAKE: u32 = 0;
+/// The reader's reactor waits for the bell.
+const BELL: u32 = 1;
+/// A thread waits for the word itself, and a launch waits to hear that the peer has what was sent.
+const WORD: u32 = 2;
+/// A thread waits for the word itself, and no launch does.
+const PATIENT: u32 = 3;
+
+/// What this side reads.
+pub struct Inbox {
+    memory: Mapping,
+    file: OwnedFd,
+    bell: OwnedFd,
+    reading: Mutex<()>,
+    open: AtomicBool,
+}
+
+/// What the other side reads.
+pub struct Outbox {
+    memory: Mapping,
+    bell: OwnedFd,
+    writing: Mutex<()>,
+}
+
+/// A frame as it was in the ring: its header and its payload.
+type Taken = ([u8; HEADER], Vec<u8>);
+
+/// What there is to write.
+pub enum NextFrame {
+    /// A frame.
+    Frame([u8; HEADER], Vec<u8>, Urgency),
+    /// No frame.
+    Nothing,
+    /// A frame for which there is no room now.
+    TooLong,
+}
+
+/// Leave to read the inbox: one thread at a time.
+pub struct Reader<'a> {
+    inbox: &'a Inbox,
+    /// Until it leaves.
+    reading: Option<MutexGuard<'a, ()>>,
+}
+
+/// A thread that is about to wait, and has said how.
+pub struct Sleep<'a>(&'a Inbox, u32);
+
+fn ring(bell: &OwnedFd) {
+    let _a_full_counter_rings_as_well = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+impl Inbox {
+    /// Makes an empty one. Nothing is read before [`open`](Self::open).
+    pub fn new() -> rustix::io::Result<Self> {
+        let file = rustix::fs::memfd_create("muster-inbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, (FRAMES + CAPACITY) as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let memory = Mapping::of(file.as_fd(), FRAMES + CAPACITY, true)?;
+        memory.prefault(true);
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
+        Ok(Self { memory, file, bell, reading: Mutex::new(()), open: AtomicBool::new(false) })
+    }
+
+    /// Returns what the other side needs: the memory, and the bell.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.file.as_fd(), self.bell.as_fd()]
+    }
+
+    /// Rings when there is something to read, or room to write.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Opens it: from here on it is read.
+    pub fn open(&self) {
+        self.open.store(true, Ordering::SeqCst);
+        self.ring();
+    }
+
+    /// Has the reactor look at it.
+    pub fn ring(&self) {
+        ring(&self.bell);
+    }
+
+    /// Returns whether it is read.
+    pub fn is_open(&self) -> bool {
+        self.open.load(Ordering::SeqCst)
+    }
+
+    /// Gives leave to read, if it is open and no other thread reads now.
+    pub fn read(&self) -> Option<Reader<'_>> {
+        if !self.is_open() {
+            return None;
+        }
+        let reading = match self.reading.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Reader { inbox: self, reading: Some(reading) })
+    }
+
+    /// Returns whether there is nothing to read.
+    pub fn is_empty(&self) -> bool {
+        self.memory.word64(WRITTEN).load(Ordering::SeqCst) == self.memory.word64(READ).load(Ordering::SeqCst)
+    }
+
+    /// Says that the memory which the other side reads is used for other things from here on.
+    pub fn revoke(&self) {
+        self.memory.word32(REVOKED).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Wakes a thread that waits for the word.
+    pub fn wake(&self) {
+        let word = self.memory.word32(SLEEP);
+        // In this order: a patient sleeper may become impatient meanwhile, and not the other way round.
+        let waits = |how| word.compare_exchange(how, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if waits(PATIENT) || waits(WORD) {
+            let _woken = futex::wake(word, futex::Flags::empty(), u32::MAX);
+        }
+    }
+
+    /// Says that a launch waits for what was sent. The caller has counted it before.
+    pub fn note_send_waiter(&self) {
+        let word = self.memory.word32(SLEEP);
+        let patient = word.compare_exchange(PATIENT, WORD, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        // It may be here already, written when no launch waited.
+        if patient && !self.is_empty() {
+            self.wake();
+        }
+    }
+}
+
+impl<'a> Reader<'a> {
+    /// Returns the next frame, copied out of the ring.
+    pub fn next(&self) -> Result<Option<Taken>, Violation> {
+        let memory = &self.inbox.memory;
+        let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
+        let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));
+        let there = end.wrapping_sub(at);
+        if there == 0 {
+            return Ok(None);
+        }
+        if there > CAPACITY as u64 || there < HEADER as u64 || !there.is_multiple_of(HEADER as u64) {
+            return Err(Violation("the counters of its ring make no sense"));
+        }
+        let mut header = [0; HEADER];
+        copy_out(memory, at, &mut header);
+        let len = crate::protocol::frame::u32_at(&header, 48) as usize;
+        let whole = HEADER + len.next_multiple_of(HEADER);
+        if whole as u64 > there {
+            return Err(Violation("a frame of its ring is longer than what it wrote"));
+        }
+        let mut payload = vec![0; len];
+        copy_out(memory, at.wrapping_add(HEADER as u64), &mut payload);
+        read.store(at.wrapping_add(whole as u64), Ordering::Release);
+        Ok(Some((header, payload)))
+    }
+
+    /// Returns whether there is something to read.
+    pub fn has_more(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    /// Returns whether the writer waits for room that there is now.
+    pub fn writer_waits(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let word = self.inbox.memory.word32(WAITING);
+        word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Leaves it to the reactor. Something may have come meanwhile: look at [`Inbox::is_empty`].
+    pub fn release(mut self) -> &'a Inbox {
+        self.unlock();
+        self.inbox
+    }
+
+    /// Gives up the leave to read, and returns whether this thread had it.
+    fn unlock(&mut self) -> bool {
+        let Some(reading) = self.reading.take() else { return false };
+        self.inbox.memory.word32(SLEEP).store(BELL, Ordering::SeqCst);
+        drop(reading);
+        true
+    }
+
+    /// Says that this thread looks before it leaves or sleeps: the writer wakes nothing.
+    pub fn stay_awake(&self) {
+        self.inbox.memory.word32(SLEEP).store(AWAKE, Ordering::SeqCst);
+    }
+
+    /// Says that this thread will wait for the word, and whether a launch waits for what was sent. The caller then looks
+    /// whether that has changed or what it waits for is there, and calls [`Sleep::wait`].
+    pub fn prepare_sleep(&self, senders: bool) -> Sleep<'a> {
+        let how = if senders { WORD } else { PATIENT };
+        self.inbox.memory.word32(SLEEP).store(how, Ordering::SeqCst);
+        Sleep(self.inbox, how)
+    }
+}
+
+impl Drop for Reader<'_> {
+    /// The reader has panicked, or has no use for the rest: the reactor looks.
+    fn drop(&mut self) {
+        if self.unlock() {
+            self.inbox.ring();
+        }
+    }
+}
+
+impl Sleep<'_> {
+    /// Waits until something comes, or a thread wakes it, or the time is over.
+    pub fn wait(self, time: Duration) {
+        let word = self.0.memory.word32(SLEEP);
+        if self.0.is_empty()
+            && let Ok(time) = Timespec::try_from(time)
+        {
+            let _whatever_woke_it = futex::wait(word, futex::Flags::empty(), self.1, Some(&time));
+        }
+        word.store(AWAKE, Ordering::SeqCst);
+    }
+}
+
+impl Outbox {
+    /// Maps what the other side sent.
+    pub fn of(file: &OwnedFd, bell: OwnedFd) -> Option<Self> {
+        let memory = Mapping::sealed(file.as_fd(), FRAMES + CAPACITY, true)?;
+        memory.prefault(true);
+        Some(Self { memory, bell, writing: Mutex::new(()) })
+    }
+
+    /// Writes frames until `next` has no more, or one does not fit: then the reader will ring this side's bell when there
+    /// is room. `next` is told how many bytes of payload fit.
+    pub fn write(&self, mut next: impl FnMut(usize) -> NextFrame) {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (written, read) = (self.memory.word64(WRITTEN), self.memory.word64(READ));
+        let mut end = written.load(Ordering::Relaxed);
+        let begun = end;
+        let mut urgency = Urgency::Lazy;
+        let waiting = self.memory.word32(WAITING);
+        loop {
+            let used = end.wrapping_sub(read.load(Ordering::Acquire)).min(CAPACITY as u64) as usize;
+            let room = CAPACITY - used;
+            let given = if room < HEADER { NextFrame::TooLong } else { next(room - HEADER) };
+            match given {
+                NextFrame::Frame(header, payload, urgent) => {
+                    urgency = urgency.max(urgent);
+                    copy_in(&self.memory, end, &header);
+                    copy_in(&self.memory, end.wrapping_add(HEADER as u64), &payload);
+                    end = end.wrapping_add((HEADER + payload.len().next_multiple_of(HEADER)) as u64);
+                    written.store(end, Ordering::Release);
+                }
+                NextFrame::Nothing => break,
+                // Said; then it tries once more, in case the reader made room before it could see that.
+                NextFrame::TooLong if waiting.swap(1, Ordering::SeqCst) == 0 => {}
+                NextFrame::TooLong => {
+                    urgency = Urgency::Everyone;
+                    break;
+                }
+            }
+        }
+        // Without a frame the reader may have to be woken all the same: to make room.
+        if end == begun && urgency == Urgency::Lazy {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        let sleep = self.memory.word32(SLEEP);
+        match sleep.load(Ordering::Relaxed) {
+            AWAKE => return,
+            WORD if urgency < Urgency::SendWaiters => return,
+            PATIENT if urgency < Urgency::Everyone => return,
+            _ => {}
+        }
+        match sleep.swap(AWAKE, Ordering::SeqCst) {
+            BELL => ring(&self.bell),
+            WORD | PATIENT => {
+                let _woken = futex::wake(sleep, futex::Flags::empty(), u32::MAX);
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns whether all that was read of the other side's memory before this call counts.
+    pub fn is_valid(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.memory.word32(REVOKED).load(Ordering::SeqCst) == 0
+    }
+
+    /// Tells the other side that there is room again.
+    pub fn ring(&self) {
+        ring(&self.bell);
+    }
+}
+
+fn copy_out(memory: &Mapping, at: u64, into: &mut [u8]) {
+    let (start, first) = split(at, into.len());
+    let (head, tail) = into.split_at_mut(first);
+    memory.copy_out(FRAMES + start, head);
+    memory.copy_out(FRAMES, tail);
+}
+
+fn copy_in(memory: &Mapping, at: u64, bytes: &[u8]) {
+    let (start, first) = split(at, bytes.len());
+    let (head, tail) = bytes.split_at(first);
+    memory.copy_in(FRAMES + start, head);
+    memory.copy_in(FRAMES, tail);
+}
+
+/// Returns where byte `at` lies in the ring, and how many of `len` bytes lie before its end; the others are at its
+/// beginning.
+fn split(at: u64, len: usize) -> (usize, usize) {
+    let start = (at % CAPACITY as u64) as usize;
+    (start, len.min(CAPACITY - start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Inbox, Outbox) {
+        let inbox = Inbox::new().unwrap();
+        let [file, bell] = inbox.descriptors();
+        let outbox =
+            Outbox::of(&file.try_clone_to_owned().unwrap(), bell.try_clone_to_owned().unwrap()).unwrap();
+        inbox.open();
+        (inbox, outbox)
+    }
+
+    fn frame(number: u64, len: usize) -> ([u8; HEADER], Vec<u8>) {
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&number.to_le_bytes());
+        header[48..52].copy_from_slice(&(len as u32).to_le_bytes());
+        (header, vec![number as u8; len])
+    }
+
+    #[test]
+    fn frames_of_every_length_come_through_in_order_and_a_full_ring_makes_the_writer_wait() {
+        let (inbox, outbox) = pair();
+        const COUNT: u64 = 20_000;
+        let (mut sent, mut got) = (0, 0);
+        while got < COUNT {
+            let len = |number: u64| (number * 37 % 5000) as usize;
+            outbox.write(|room| {
+                if sent == COUNT {
+                    return NextFrame::Nothing;
+                }
+                if len(sent) > room {
+                    return NextFrame::TooLong;
+                }
+                sent += 1;
+                let (header, payload) = frame(sent - 1, len(sent - 1));
+                NextFrame::Frame(header, payload, Urgency::Everyone)
+            });
+            let reader = inbox.read().unwrap();
+            while let Some(read) = reader.next().unwrap() {
+                assert_eq!(read, frame(got, len(got)));
+                got += 1;
+            }
+            assert!(got == COUNT || reader.writer_waits());
+            assert_eq!(got, sent);
+            reader.release();
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_the_word_is_woken_by_the_writer() {
+        let (inbox, outbox) = pair();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..1000 {
+                    say(&outbox, number, Urgency::Everyone);
+                }
+            });
+            let reader = inbox.read().unwrap();
+            let mut got = 0;
+            while got < 1000 {
+                while let Some(read) = reader.next().unwrap() {
+                    assert_eq!(read, frame(got, 8));
+                    got += 1;
+                }
+                if got < 1000 {
+                    reader.prepare_sleep(true).wait(Duration::from_secs(20));
+                }
+            }
+        });
+    }
+
+    fn say(outbox: &Outbox, number: u64, urgency: Urgency) {
+        let mut once = Some(frame(number, 8));
+        outbox.write(|_| {
+            once.take().map_or(NextFrame::Nothing, |(header, bytes)| NextFrame::Frame(header, bytes, urgency))
+        });
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_by_what_its_waiters_wait_for_and_the_reactor_by_everything() {
+        use Urgency::{Everyone, Lazy, SendWaiters};
+        for (senders, urgency, wakes) in [
+            (false, Lazy, false),
+            (false, SendWaiters, false),
+            (false, Everyone, true),
+            (true, Lazy, false),
+            (true, SendWaiters, true),
+            (true, Everyone, true),
+        ] {
+            let (inbox, outbox) = pair();
+            let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
+            let reader = inbox.read().unwrap();
+            let _sleep = reader.prepare_sleep(senders);
+            let before = how();
+            say(&outbox, 1, urgency);
+            assert_eq!(how(), if wakes { AWAKE } else { before }, "{senders} {urgency:?}");
+            // A launch that begins to wait for what was sent finds what was said before.
+            inbox.note_send_waiter();
+            assert_eq!(how(), if wakes || !senders { AWAKE } else { before }, "{senders} {urgency:?}");
+            assert!(reader.release().memory.word32(SLEEP).load(Ordering::SeqCst) == BELL);
+            say(&outbox, 2, urgency);
+            assert_eq!(how(), AWAKE, "{urgency:?}");
+        }
+    }
+
+    #[test]
+    fn a_full_ring_wakes_every_sleeper() {
+        let (inbox, outbox) = pair();
+        let reader = inbox.read().unwrap();
+        let _sleep = reader.prepare_sleep(false);
+        let how = || inbox.memory.word32(SLEEP).load(Ordering::SeqCst);
+        // One by one, until there is room for one more only, and what comes next is longer.
+        for number in 1..(CAPACITY / 128) as u64 {
+            say(&outbox, number, Urgency::Lazy);
+        }
+        assert_eq!(how(), PATIENT);
+        outbox.write(|_| NextFrame::TooLong);
+        assert_eq!(how(), AWAKE);
+    }
+
+    /// One thread writes what can wait, and then either what cannot, or what a launch begins to wait for at that moment.
+    /// No thread is woken by a clock.
+    #[test]
+    fn no_wake_up_is_lost_between_a_sleeper_a_writer_and_a_new_send_waiter() {
+        use std::sync::atomic::AtomicUsize;
+        const ROUNDS: u64 = 20_000;
+        let (inbox, outbox) = pair();
+        let waiters = AtomicUsize::new(0);
+        let (next, rounds) = std::sync::mpsc::sync_channel::<u64>(0);
+        std::thread::scope(|scope| {
+            let (inbox, outbox, waiters) = (&inbox, &outbox, &waiters);
+            scope.spawn(move || {
+                for round in rounds {
+                    let mut dice = round.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    let mut roll = |sides: u64| {
+                        dice = dice.rotate_left(17).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                        dice % sides
+                    };
+                    for _ in 0..roll(3) {
+                        say(outbox, u64::MAX, [Urgency::Lazy, Urgency::SendWaiters][roll(2) as usize]);
+                    }
+                    if roll(2) == 0 {
+                        say(outbox, round, Urgency::Everyone);
+                        continue;
+                    }
+                    let note = || {
+                        waiters.fetch_add(1, Ordering::SeqCst);
+                        inbox.note_send_waiter();
+                    };
+                    if roll(2) == 0 {
+                        std::thread::scope(|scope| {
+                            scope.spawn(note);
+                            say(outbox, round, Urgency::SendWaiters);
+                        });
+                    } else {
+                        say(outbox, round, Urgency::SendWaiters);
+                        note();
+                    }
+                }
+            });
+            let reader = inbox.read().unwrap();
+            for round in 0..ROUNDS {
+                next.send(round).unwrap();
+                let mut here = false;
+                while !here {
+                    while let Some(read) = reader.next().unwrap() {
+                        here |= read == frame(round, 8);
+                    }
+                    let senders = waiters.load(Ordering::SeqCst) > 0;
+                    let sleep = reader.prepare_sleep(senders);
+                    if !here && senders == (waiters.load(Ordering::SeqCst) > 0) {
+                        let began = muster_clock::monotonic();
+                        sleep.wait(Duration::from_secs(60));
+                        assert!(
+                            began.elapsed() < Duration::from_secs(30),
+                            "it was not woken in round {round}"
+                        );
+                    }
+                }
+                waiters.store(0, Ordering::SeqCst);
+            }
+            drop(next);
+        });
+    }
+
+    #[test]
+    fn a_reader_of_the_peers_memory_sees_that_it_was_revoked() {
+        let (inbox, outbox) = pair();
+        assert!(outbox.is_valid());
+        inbox.revoke();
+        assert!(!outbox.is_valid());
+    }
+
+    #[test]
+    fn counters_that_make_no_sense_are_a_violation() {
+        let (inbox, _outbox) = pair();
+        for written in [1, HEADER as u64 - 1, CAPACITY as u64 + 64, u64::MAX] {
+            inbox.memory.word64(WRITTEN).store(written, Ordering::SeqCst);
+            assert!(inbox.read().unwrap().next().is_err(), "{written}");
+        }
+    }
+}

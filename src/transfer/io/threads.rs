@@ -1,0 +1,42 @@
+//! The threads of an engine that move bytes: reactors, and those that fetch.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use super::fetch::Fetchers;
+use super::reactor::Reactor;
+
+/// The threads that move bytes.
+pub struct IoThreads {
+    reactors: Vec<Arc<Reactor>>,
+    /// Those that fetch.
+    pub fetchers: Arc<Fetchers>,
+}
+
+impl IoThreads {
+    /// Starts so many of both kinds, one of each at least.
+    ///
+    /// # Errors
+    /// If the system gives no threads.
+    pub fn start(reactors: usize, fetchers: usize) -> std::io::Result<(Arc<Self>, Vec<JoinHandle<()>>)> {
+        let (fetchers, mut threads) = Fetchers::start(fetchers.max(1))?;
+        let mut all = Vec::new();
+        for n in 0..reactors.max(1) {
+            let (reactor, thread) = Reactor::start(&format!("muster-io-{n}"))?;
+            all.push(reactor);
+            threads.push(thread);
+        }
+        Ok((Arc::new(Self { reactors: all, fetchers }), threads))
+    }
+
+    /// Returns the reactor of a lane.
+    pub fn reactor(&self, lane: u16) -> &Arc<Reactor> {
+        &self.reactors[lane as usize % self.reactors.len()]
+    }
+
+    /// Ends the threads.
+    pub fn stop(&self) {
+        self.reactors.iter().for_each(|reactor| reactor.stop());
+        self.fetchers.stop();
+    }
+}

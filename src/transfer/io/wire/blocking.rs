@@ -1,0 +1,62 @@
+//! A wire on which a hello is said: it blocks, and all of it together has a time limit, however slowly it comes.
+
+use std::io::{self, Read, Write};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::traits::{Wire, WireError};
+use crate::memory::{ReadView, WriteView};
+use muster_clock as clock;
+
+/// Reads and writes until a moment.
+pub struct BlockingWire<'a> {
+    wire: &'a dyn Wire,
+    until: Instant,
+}
+
+impl<'a> BlockingWire<'a> {
+    /// Makes one of this wire, until then.
+    pub const fn new(wire: &'a dyn Wire, until: Instant) -> Self {
+        Self { wire, until }
+    }
+
+    fn again<R>(
+        &self,
+        wanted: PollFlags,
+        mut attempt: impl FnMut() -> Result<R, WireError>,
+    ) -> io::Result<R> {
+        loop {
+            match attempt() {
+                Err(WireError::Later) => {}
+                outcome => return Ok(outcome?),
+            }
+            let left = self.until.saturating_duration_since(clock::monotonic());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let time = Timespec::try_from(left).map_err(|_| io::ErrorKind::TimedOut)?;
+            let descriptor = self.wire.descriptor();
+            match poll(&mut [PollFd::from_borrowed_fd(descriptor, wanted)], Some(&time)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Read for BlockingWire<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.again(PollFlags::IN, || Ok(self.wire.receive(&mut [WriteView::of(buf)])?.bytes))
+    }
+}
+
+impl Write for BlockingWire<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.again(PollFlags::OUT, || self.wire.send(&[ReadView::of(buf)]))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

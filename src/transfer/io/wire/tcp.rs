@@ -1,0 +1,153 @@
+//! TCP connections.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::retry_on_intr;
+use rustix::net::sockopt;
+
+use super::socket::Socket;
+use super::traits::{
+    Endpoint, ListenSettings, Listener, Received, Transport, Wire, WireCapabilities, WireError,
+};
+use crate::base::identity::Address;
+use crate::base::transport::TransportKind;
+use crate::io::sys;
+use crate::memory::{ReadView, WriteView};
+
+/// Room in the socket for so much that is not yet read or sent.
+const SOCKET_BUFFER: usize = 2 << 20;
+/// The most addresses of a peer that are tried.
+const ADDRESSES_MAX: usize = 8;
+
+const CAPABILITIES: WireCapabilities =
+    WireCapabilities { shares_memory: false, is_breakable: true, is_exposed: true, is_buffered: false };
+
+/// Makes such wires.
+pub struct Tcp;
+
+impl Transport for Tcp {
+    fn listen(
+        &self,
+        settings: &ListenSettings<'_>,
+        address: &mut Address,
+    ) -> io::Result<Option<Arc<dyn Listener>>> {
+        let listener = settings.listen.map(TcpListener::bind).transpose()?;
+        let bound = listener.iter().map(TcpListener::local_addr).collect::<io::Result<_>>()?;
+        address.tcp = if settings.advertise.is_empty() { bound } else { settings.advertise.to_vec() };
+        Ok(listener.map(|listener| Arc::new(PortListener(listener)) as Arc<dyn Listener>))
+    }
+
+    fn endpoints(&self, _here: &Address, peer: &Address) -> Vec<Box<dyn Endpoint>> {
+        peer.tcp
+            .iter()
+            .take(ADDRESSES_MAX)
+            .map(|at| Box::new(TcpEndpoint(*at)) as Box<dyn Endpoint>)
+            .collect()
+    }
+}
+
+struct PortListener(TcpListener);
+
+impl Listener for PortListener {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn accept(&self) -> io::Result<Box<dyn Wire>> {
+        Ok(Box::new(TcpWire::new(self.0.accept()?.0)?))
+    }
+
+    fn stop(&self) {
+        let _woken = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
+struct TcpEndpoint(SocketAddr);
+
+impl fmt::Display for TcpEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tcp:{}", self.0)
+    }
+}
+
+impl Endpoint for TcpEndpoint {
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
+    }
+
+    fn dial(&self, time: Duration) -> io::Result<Box<dyn Wire>> {
+        Ok(Box::new(TcpWire::new(TcpStream::connect_timeout(&self.0, time)?)?))
+    }
+}
+
+struct TcpWire {
+    socket: Socket,
+    source: Option<IpAddr>,
+}
+
+impl TcpWire {
+    fn new(socket: TcpStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        if is_within_this_host(&socket) {
+            do_not_pace(&socket);
+        }
+        let source = socket.peer_addr().ok().map(|peer| peer.ip());
+        let socket = socket2::Socket::from(socket);
+        let _bounded_by_the_system = socket.set_send_buffer_size(SOCKET_BUFFER);
+        let _bounded_by_the_system = socket.set_recv_buffer_size(SOCKET_BUFFER);
+        Ok(Self { socket: Socket::new(socket.into()), source })
+    }
+}
+
+/// Returns whether both ends are on this host: nothing between them can be congested.
+fn is_within_this_host(socket: &TcpStream) -> bool {
+    let ends = (socket.local_addr(), socket.peer_addr());
+    matches!(ends, (Ok(here), Ok(there)) if here.ip() == there.ip() || there.ip().is_loopback())
+}
+
+/// Turns off pacing: some congestion controls (BBR) give every segment a moment of its own, by timers, which within a host costs a third of
+/// what a connection can carry. Over a network the system's choice stands, for it knows its routes.
+fn do_not_pace(socket: &TcpStream) {
+    // Every system has the second, and lets every process use it. Without either it is slower, and that is all.
+    let _set = ["cubic", "reno"].iter().any(|unpaced| sockopt::set_tcp_congestion(socket, unpaced).is_ok());
+}
+
+impl Wire for TcpWire {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn capabilities(&self) -> WireCapabilities {
+        CAPABILITIES
+    }
+
+    fn source(&self) -> Option<IpAddr> {
+        self.source
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
+        self.socket.send(views)
+    }
+
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        self.socket.receive(views)
+    }
+
+    fn discard(&self, len: usize) -> Result<usize, WireError> {
+        Ok(retry_on_intr(|| sys::discard(self.socket.as_fd(), len))?)
+    }
+
+    fn end(&self) {
+        self.socket.end();
+    }
+}

@@ -1,0 +1,239 @@
+//! TLS over a wire that others on the network could listen to.
+//!
+//! Two things are unlike those of a socket. Decrypted bytes may wait in here while the socket has none: so what is received
+//! fills the views as far as it can, and is dry only when the wire below is. And records may wait in here while there is
+//! nothing more to send: so what is idle is flushed whenever the wire below has room.
+//!
+//! The end of a connection is not announced: frames say their lengths, and what is cut off is asked for again.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustls::Connection;
+
+use super::blocking::BlockingWire;
+use super::certificates::{Identity, explain};
+use super::traits::{Process, Received, Side, Wire, WireCapabilities, WireError, WireWaker};
+use crate::base::sync::lock;
+use crate::base::transport::TransportKind;
+use crate::memory::{ReadView, WriteView, total};
+use muster_clock as clock;
+
+/// So much may be encrypted and not yet sent.
+const WAITING_MAX: usize = 128 << 10;
+/// How long a peer that is refused has to hear why.
+const HEAR_OUT: Duration = Duration::from_millis(500);
+/// What is dropped is decrypted into this much at once.
+const WASTE: usize = 16 << 10;
+
+/// A wire under TLS.
+pub struct Tls {
+    below: Box<dyn Wire>,
+    connection: Mutex<Connection>,
+}
+
+/// The wire below, as TLS reads and writes it.
+struct Below<'a> {
+    wire: &'a dyn Wire,
+    /// Nothing more comes before the next edge.
+    dry: bool,
+}
+
+impl Read for Below<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if self.dry {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let received = self.wire.receive(&mut [WriteView::of(buf)])?;
+        self.dry = received.dry;
+        Ok(received.bytes)
+    }
+}
+
+impl Write for Below<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        Ok(self.wire.send(&[ReadView::of(buf)])?)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let views: Vec<_> = slices.iter().map(|slice| ReadView::of(slice)).collect();
+        Ok(self.wire.send(&views)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Tls {
+    /// Makes one over this wire. Nothing has been said yet.
+    pub fn new(below: Box<dyn Wire>, identity: &Identity, side: Side) -> Result<Self, WireError> {
+        let mut connection = identity.begin(side).map_err(|error| WireError::Secure(explain(&error)))?;
+        connection.set_buffer_limit(Some(WAITING_MAX));
+        Ok(Self { below, connection: Mutex::new(connection) })
+    }
+
+    fn below(&self) -> Below<'_> {
+        Below { wire: &*self.below, dry: false }
+    }
+
+    /// Sends the records that wait.
+    fn push(&self, connection: &mut Connection) -> Result<(), WireError> {
+        while connection.wants_write() {
+            connection.write_tls(&mut self.below()).map_err(of_io)?;
+        }
+        Ok(())
+    }
+
+    /// Reads what the other side still sends, and drops it: a close before that takes back the alert that says why.
+    fn hear_out(&self, until: Instant) {
+        let mut spoken = BlockingWire::new(&*self.below, until.min(clock::monotonic() + HEAR_OUT));
+        let mut waste = [0; WASTE];
+        while let Ok(1..) = spoken.read(&mut waste) {}
+    }
+
+    /// Decrypts what has come. A peer that is refused is told why, if that is possible at once.
+    fn process(&self, connection: &mut Connection) -> Result<(), WireError> {
+        let processed = connection.process_new_packets();
+        // An edge tells when there is room for what is not sent now.
+        match self.push(connection) {
+            Ok(()) | Err(WireError::Later) => {}
+            Err(error) => return processed.map_or_else(|error| Err(refused(&error)), |_| Err(error)),
+        }
+        processed.map(drop).map_err(|error| refused(&error))
+    }
+}
+
+fn refused(error: &rustls::Error) -> WireError {
+    WireError::Secure(explain(error))
+}
+
+fn of_io(error: io::Error) -> WireError {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return WireError::Later;
+    }
+    if let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        return refused(error);
+    }
+    match rustix::io::Errno::from_io_error(&error) {
+        Some(error) => WireError::System(error),
+        None => WireError::Secure(error.to_string()),
+    }
+}
+
+/// Takes the plaintext that is there, into what of the views is not yet full; none at the end of the stream.
+fn take(
+    connection: &mut Connection,
+    views: &mut [WriteView<'_>],
+    mut done: usize,
+) -> Result<Option<usize>, WireError> {
+    let mut before = 0;
+    for view in views {
+        let end = before + view.len();
+        while done < end {
+            let mut left = view.part(done - before, end - done);
+            match left.write(|bytes| connection.reader().read(bytes)) {
+                Ok(0) => return Ok(None),
+                Ok(some) => done += some,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Some(done)),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+                Err(error) => return Err(of_io(error)),
+            }
+        }
+        before = end;
+    }
+    Ok(Some(done))
+}
+
+impl Wire for Tls {
+    fn kind(&self) -> TransportKind {
+        self.below.kind()
+    }
+
+    fn capabilities(&self) -> WireCapabilities {
+        WireCapabilities { is_exposed: false, is_buffered: true, ..self.below.capabilities() }
+    }
+
+    fn peer(&self) -> Option<Process> {
+        self.below.peer()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.below.descriptor()
+    }
+
+    fn begin(&self, until: Instant) -> Result<(), WireError> {
+        let mut connection = lock(&self.connection);
+        let finished = connection.complete_io(&mut BlockingWire::new(&*self.below, until));
+        finished.map(drop).inspect_err(|_| self.hear_out(until)).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe => WireError::Secure(
+                "it hung up in the TLS handshake: give every engine certificates, or none".to_owned(),
+            ),
+            _ => of_io(error),
+        })
+    }
+
+    fn send(&self, views: &[ReadView<'_>]) -> Result<usize, WireError> {
+        let mut connection = lock(&self.connection);
+        // Only so much is encrypted as there is room for below.
+        self.push(&mut connection)?;
+        let mut taken = 0;
+        for view in views {
+            let some = view.read(|bytes| connection.writer().write(bytes)).map_err(of_io)?;
+            taken += some;
+            if some < view.len() {
+                break;
+            }
+        }
+        match self.push(&mut connection) {
+            Ok(()) | Err(WireError::Later) => Ok(taken),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn receive(&self, views: &mut [WriteView<'_>]) -> Result<Received, WireError> {
+        let total = total(views);
+        let mut connection = lock(&self.connection);
+        let mut below = self.below();
+        let mut done = 0;
+        loop {
+            match take(&mut connection, views, done)? {
+                // The end, which the next call tells of if something came before it.
+                None => return Ok(Received { bytes: done, dry: false }),
+                Some(now) => done = now,
+            }
+            if done == total {
+                return Ok(Received { bytes: done, dry: false });
+            }
+            match connection.read_tls(&mut below).map_err(of_io) {
+                Ok(_) => self.process(&mut connection)?,
+                Err(WireError::Later) if done > 0 => return Ok(Received { bytes: done, dry: true }),
+                Err(_) if done > 0 => return Ok(Received { bytes: done, dry: false }),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn discard(&self, len: usize) -> Result<usize, WireError> {
+        let mut waste = [0; WASTE];
+        let most = len.min(WASTE);
+        Ok(self.receive(&mut [WriteView::of(&mut waste[..most])])?.bytes)
+    }
+
+    fn flush(&self) -> Result<(), WireError> {
+        self.push(&mut lock(&self.connection))
+    }
+
+    fn set_waker(&self, waker: WireWaker) {
+        self.below.set_waker(waker);
+    }
+
+    fn end(&self) {
+        self.below.end();
+    }
+}

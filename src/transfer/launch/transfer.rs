@@ -1,0 +1,173 @@
+//! What a program holds of a launch.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use muster_clock as clock;
+
+use super::outcome::{Launch, Stats, Wanted};
+use crate::base::error::TransferError;
+use crate::base::identity::{Member, TaskId};
+
+/// Transfers under way. A future of the outcome of all; to wait without a runtime, [`wait`](Transfer::wait).
+///
+/// Dropping it does not cancel anything.
+#[derive(Clone)]
+pub struct Transfer {
+    launch: Arc<Launch>,
+    here: TaskId,
+}
+
+impl std::fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transfer").field("left", &self.launch.left()).finish_non_exhaustive()
+    }
+}
+
+impl Transfer {
+    pub(crate) const fn new(launch: Arc<Launch>, here: TaskId) -> Self {
+        Self { launch, here }
+    }
+
+    /// Returns how many transfers it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.launch.len()
+    }
+
+    /// Returns whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.launch.len() == 0
+    }
+
+    /// Returns the outcome, if it is known.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<Stats, TransferError>> {
+        self.launch.whole()
+    }
+
+    /// Returns the outcome of the transfer with this number in the request, if it is known.
+    #[must_use]
+    pub fn outcome_of(&self, number: usize) -> Option<Result<(), TransferError>> {
+        self.launch.outcome(u32::try_from(number).ok()?)
+    }
+
+    /// Returns a future of the outcome of the transfer with this number in the request.
+    #[must_use]
+    pub fn one(&self, number: usize) -> Completion {
+        Completion { launch: Arc::clone(&self.launch), number: number as u32 }
+    }
+
+    /// Waits for the outcome on this thread.
+    ///
+    /// # Errors
+    /// Of the first transfer that failed, when all have their outcome.
+    pub fn wait(&self) -> Result<Stats, TransferError> {
+        self.launch.block(Wanted::All, None, Launch::whole).unwrap_or(Err(TransferError::Closed))
+    }
+
+    /// Waits so long; none if it is not known by then.
+    #[must_use]
+    pub fn wait_for(&self, time: Duration) -> Option<Result<Stats, TransferError>> {
+        self.launch.block(Wanted::All, Some(clock::monotonic() + time), Launch::whole)
+    }
+
+    /// Gives up what is not complete. What is returned resolves when no byte can land any more, neither here nor at
+    /// the peers: it is a proof, not a request.
+    pub fn cancel(&self, reason: &str) -> Quiesced {
+        self.launch.cancel(self.here, reason);
+        Quiesced { launch: Arc::clone(&self.launch) }
+    }
+
+    /// Ends the connections with the peers that have not said, since it was given up, that nothing can land there any more.
+    /// Returns those peers: nothing of them counts any more, and the proof needs no word of theirs.
+    pub(crate) fn cut_off(&self, why: &str) -> Vec<Member> {
+        self.launch.cut_off(why)
+    }
+
+    /// Calls `callback` with the outcome of the transfer with this number: on the thread that brings it about, or on this
+    /// one if there is an outcome already.
+    pub(crate) fn on_outcome(
+        &self,
+        number: usize,
+        callback: impl FnOnce(Result<(), TransferError>) + Send + 'static,
+    ) {
+        self.launch.on_outcome(number as u32, Box::new(callback));
+    }
+}
+
+impl Future for Transfer {
+    type Output = Result<Stats, TransferError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.launch.poll(Wanted::All, cx, Launch::whole)
+    }
+}
+
+/// A future of the outcome of one transfer.
+#[derive(Clone)]
+pub struct Completion {
+    launch: Arc<Launch>,
+    number: u32,
+}
+
+impl Completion {
+    /// Waits for it on this thread.
+    ///
+    /// # Errors
+    /// If the transfer failed.
+    pub fn wait(&self) -> Result<(), TransferError> {
+        self.launch
+            .block(Wanted::One(self.number), None, |launch| launch.outcome(self.number))
+            .unwrap_or(Err(TransferError::Closed))
+    }
+
+    /// Waits so long; none if it is not known by then.
+    #[must_use]
+    pub fn wait_for(&self, time: Duration) -> Option<Result<(), TransferError>> {
+        self.launch.block(Wanted::One(self.number), Some(clock::monotonic() + time), |launch| {
+            launch.outcome(self.number)
+        })
+    }
+}
+
+impl Future for Completion {
+    type Output = Result<(), TransferError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let number = self.number;
+        self.launch.poll(Wanted::One(number), cx, |launch| launch.outcome(number))
+    }
+}
+
+/// Resolves when no byte of a cancelled transfer can land any more.
+#[derive(Clone)]
+#[must_use = "the cancellation is proven only when this resolves"]
+pub struct Quiesced {
+    launch: Arc<Launch>,
+}
+
+impl Quiesced {
+    /// Waits for it on this thread.
+    pub fn wait(&self) {
+        self.launch.block(Wanted::Proof, None, Launch::proof);
+    }
+
+    /// Waits so long; whether it is proven by then.
+    #[must_use]
+    pub fn wait_for(&self, time: Duration) -> bool {
+        self.launch.block(Wanted::Proof, Some(clock::monotonic() + time), Launch::proof).is_some()
+    }
+}
+
+impl Future for Quiesced {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.launch.poll(Wanted::Proof, cx, Launch::proof)
+    }
+}

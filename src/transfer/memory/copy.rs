@@ -1,0 +1,170 @@
+//! Copies of memory that another process may change meanwhile.
+//!
+//! The compiler may take it for granted that plain memory stays as it is while it is copied. Here every access is volatile
+//! or an instruction that the compiler does not look into, so a peer that writes meanwhile spoils the bytes and nothing
+//! else. Begin at [`from_shared`].
+#![allow(unsafe_code, reason = "a copy between two addresses; callers say whose they are")]
+
+/// From this length on one instruction copies all of it.
+#[cfg(target_arch = "x86_64")]
+const LONG: usize = 256;
+const WORD: usize = size_of::<u64>();
+
+/// Copies `len` bytes out of memory that another process may change.
+///
+/// # Safety
+/// `from` is mapped for `len` bytes, and `to` is `len` bytes that only the caller uses.
+pub unsafe fn from_shared(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= LONG {
+        // SAFETY: passed on.
+        return unsafe { move_string(from, to, len) };
+    }
+    let head = from.align_offset(WORD).min(len);
+    let words = (len - head) / WORD;
+    // SAFETY: all of it lies within the two ranges, and `from` is aligned after `head` bytes.
+    unsafe {
+        for at in 0..head {
+            to.add(at).write(from.add(at).read_volatile());
+        }
+        for word in 0..words {
+            let at = head + word * WORD;
+            to.add(at).cast::<u64>().write_unaligned(from.add(at).cast::<u64>().read_volatile());
+        }
+        for at in head + words * WORD..len {
+            to.add(at).write(from.add(at).read_volatile());
+        }
+    }
+}
+
+/// Copies `len` bytes into memory that another process may read and change.
+///
+/// # Safety
+/// `to` is mapped to be written for `len` bytes, and `from` is `len` bytes that nothing changes.
+pub unsafe fn to_shared(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= LONG {
+        // SAFETY: passed on.
+        return unsafe { move_string(from, to, len) };
+    }
+    let head = to.align_offset(WORD).min(len);
+    let words = (len - head) / WORD;
+    // SAFETY: as in `from_shared`, with `to` aligned after `head` bytes.
+    unsafe {
+        for at in 0..head {
+            to.add(at).write_volatile(from.add(at).read());
+        }
+        for word in 0..words {
+            let at = head + word * WORD;
+            to.add(at).cast::<u64>().write_volatile(from.add(at).cast::<u64>().read_unaligned());
+        }
+        for at in head + words * WORD..len {
+            to.add(at).write_volatile(from.add(at).read());
+        }
+    }
+}
+
+/// Copies as [`from_shared`] does, past the caches: what is written is not read from memory before, which is a third of
+/// what a plain copy moves, and nothing else is driven out of the caches. For more than they hold.
+///
+/// # Safety
+/// As [`from_shared`].
+pub unsafe fn from_shared_past_caches(from: *const u8, to: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const LINE: usize = 64;
+        let head = to.align_offset(LINE).min(len);
+        let lines = (len - head) / LINE;
+        let done = head + lines * LINE;
+        // SAFETY: the head, the lines and the rest are the whole of both ranges, and `to` is aligned after the head.
+        unsafe {
+            from_shared(from, to, head);
+            for line in 0..lines {
+                let at = head + line * LINE;
+                stream_line(from.add(at), to.add(at));
+            }
+            // Such stores may come after later ones, and a thread that is told that the bytes are there must see them.
+            std::arch::x86_64::_mm_sfence();
+            from_shared(from.add(done), to.add(done), len - done);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: passed on.
+    unsafe {
+        from_shared(from, to, len);
+    }
+}
+
+/// Copies with the processor's own instruction for it.
+#[cfg(target_arch = "x86_64")]
+unsafe fn move_string(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: it reads and writes the two ranges, upwards, as the calling convention has the direction flag.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// Copies one line of the cache to an aligned place.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn stream_line(from: *const u8, to: *mut u8) {
+    // SAFETY: 64 bytes of both; `to` is a multiple of 16.
+    unsafe {
+        std::arch::asm!(
+            "movdqu {a}, [{from}]",
+            "movdqu {b}, [{from} + 16]",
+            "movdqu {c}, [{from} + 32]",
+            "movdqu {d}, [{from} + 48]",
+            "movntdq [{to}], {a}",
+            "movntdq [{to} + 16], {b}",
+            "movntdq [{to} + 32], {c}",
+            "movntdq [{to} + 48], {d}",
+            from = in(reg) from,
+            to = in(reg) to,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Copy = unsafe fn(*const u8, *mut u8, usize);
+
+    #[test]
+    fn copies_of_shared_memory_copy_just_the_bytes_that_were_named() {
+        let source: Vec<u8> = (0..1000_u32).map(|n| n as u8 ^ (n >> 3) as u8).collect();
+        let copies: [Copy; 3] = [from_shared, to_shared, from_shared_past_caches];
+        for (from, to, len) in [
+            (0, 0, 1000),
+            (1, 0, 999),
+            (0, 3, 700),
+            (3, 9, 255),
+            (3, 9, 256),
+            (7, 5, 64),
+            (7, 5, 63),
+            (9, 60, 1),
+            (0, 64, 0),
+            (13, 1, 511),
+        ] {
+            for copy in copies {
+                let mut target = vec![0xee; 1200];
+                // SAFETY: both ranges lie within their vectors.
+                unsafe { copy(source[from..].as_ptr(), target[to..].as_mut_ptr(), len) };
+                assert_eq!(target[to..to + len], source[from..from + len], "{len} from {from} to {to}");
+                assert!(target[..to].iter().chain(&target[to + len..]).all(|byte| *byte == 0xee));
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The free stretches of an arena.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::region::Region;
+use crate::base::error::MemoryError;
+use crate::base::sync::lock;
+
+/// What small buffers begin at a multiple of: a cache line, so that neighbours share none.
+const LINE: usize = 64;
+/// What buffers of a page and more begin at a multiple of.
+pub const PAGE: usize = 4096;
+
+/// The free stretches of an arena.
+#[derive(Debug)]
+pub struct Pool {
+    /// The memory.
+    pub region: Arc<Region>,
+    free: Mutex<BTreeMap<usize, usize>>,
+}
+
+/// Returns how many bytes a buffer takes.
+const fn room(len: usize) -> usize {
+    len.next_multiple_of(if len >= PAGE { PAGE } else { LINE })
+}
+
+impl Pool {
+    /// Makes a pool of which all is free.
+    pub fn new(region: Arc<Region>) -> Self {
+        let len = region.len();
+        let free = if len > 0 { BTreeMap::from([(0, len)]) } else { BTreeMap::new() };
+        Self { region, free: Mutex::new(free) }
+    }
+
+    /// Returns how many bytes are free.
+    pub fn free(&self) -> usize {
+        lock(&self.free).values().sum()
+    }
+
+    /// Takes the first stretch that fits.
+    pub fn take(&self, len: usize) -> Result<usize, MemoryError> {
+        let align = if len >= PAGE { PAGE } else { LINE };
+        let mut free = lock(&self.free);
+        let found = if len > self.region.len() {
+            None
+        } else {
+            let wanted = room(len);
+            free.iter().find_map(|(&start, &have)| {
+                let at = start.next_multiple_of(align);
+                (at + wanted <= start + have).then_some((start, have, at, wanted))
+            })
+        };
+        let Some((start, have, at, wanted)) = found else {
+            return Err(MemoryError::Full {
+                wanted: len,
+                free: free.values().sum(),
+                largest: free.values().copied().max().unwrap_or(0),
+                size: self.region.len(),
+            });
+        };
+        free.remove(&start);
+        if at > start {
+            free.insert(start, at - start);
+        }
+        if at + wanted < start + have {
+            free.insert(at + wanted, start + have - at - wanted);
+        }
+        Ok(at)
+    }
+
+    /// Takes a stretch back, and joins it with its neighbours.
+    pub fn give_back(&self, start: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let (mut start, mut end) = (start, start + room(len));
+        let mut free = lock(&self.free);
+        if let Some((&before, &have)) = free.range(..start).next_back()
+            && before + have == start
+        {
+            free.remove(&before);
+            start = before;
+        }
+        if let Some(have) = free.remove(&end) {
+            end += have;
+        }
+        free.insert(start, end - start);
+    }
+}

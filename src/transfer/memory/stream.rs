@@ -1,0 +1,174 @@
+//! The bytes of one direction of a launch, as one stream.
+#![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
+
+use super::buffer::Span;
+use super::view::{ReadView, WriteView};
+
+/// The bytes of one direction, as one stream in the order of the definition.
+#[derive(Debug, Default)]
+pub struct SpanStream {
+    /// The spans, in order.
+    pub spans: Vec<Span>,
+    /// Where each begins in the stream; one more for the end.
+    starts: Vec<u64>,
+    /// The number of each within the launch.
+    pub specs: Vec<u32>,
+    /// Whether each goes on in memory where the one before it ends: small buffers that were allocated one after the
+    /// other are one stretch for the kernel, and for checksums.
+    joined: Vec<bool>,
+}
+
+impl SpanStream {
+    /// Makes a stream of spans with their numbers.
+    pub fn new(parts: impl IntoIterator<Item = (u32, Span)>) -> Self {
+        let mut stream = Self { starts: vec![0], ..Self::default() };
+        let mut end = 0;
+        for (spec, span) in parts {
+            end += span.len() as u64;
+            stream.joined.push(stream.spans.last().is_some_and(|last: &Span| last.goes_on_in(&span)));
+            stream.starts.push(end);
+            stream.specs.push(spec);
+            stream.spans.push(span);
+        }
+        stream
+    }
+
+    /// Returns how many bytes it has.
+    pub fn total(&self) -> u64 {
+        self.starts.last().copied().unwrap_or(0)
+    }
+
+    /// Returns where a span begins in the stream.
+    pub fn start(&self, at: usize) -> u64 {
+        self.starts[at]
+    }
+
+    /// Returns whether a span goes on in memory where the one before it in the list ends.
+    pub fn is_joined(&self, at: usize) -> bool {
+        self.joined[at]
+    }
+
+    /// Calls `with` for each span that has bytes of `start..start + len`: its place in the list, its first byte of
+    /// them, and how many.
+    pub fn each(&self, start: u64, len: u64, mut with: impl FnMut(usize, usize, usize)) {
+        let end = start + len;
+        let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
+        while at < self.spans.len() && self.starts[at] < end {
+            let from = start.max(self.starts[at]);
+            let to = end.min(self.starts[at + 1]);
+            if from < to {
+                with(at, (from - self.starts[at]) as usize, (to - from) as usize);
+            }
+            at += 1;
+        }
+    }
+
+    /// Calls `with` for each stretch of memory that the bytes `start..start + len` are, as few as they are, until it returns
+    /// false: the span in which the stretch begins, its first byte of it, and how long it is.
+    fn each_stretch<'a>(
+        &'a self,
+        start: u64,
+        len: u64,
+        mut with: impl FnMut(&'a Span, usize, usize) -> bool,
+    ) {
+        let end = start + len;
+        let mut at = self.starts.partition_point(|begin| *begin <= start).saturating_sub(1);
+        while at < self.spans.len() && self.starts[at] < end {
+            let (first, from) = (at, start.max(self.starts[at]));
+            at += 1;
+            while at < self.spans.len() && self.joined[at] && self.starts[at] < end {
+                at += 1;
+            }
+            let to = end.min(self.starts[at]);
+            if from < to
+                && !with(&self.spans[first], (from - self.starts[first]) as usize, (to - from) as usize)
+            {
+                return;
+            }
+        }
+    }
+
+    /// Appends views of the bytes `start..start + len`, as few as they are, until `into` has `most`.
+    ///
+    /// # Safety
+    /// As [`ReadView::at`]: nothing writes these bytes as long as the views are used.
+    pub unsafe fn read_views<'a>(&'a self, start: u64, len: u64, most: usize, into: &mut Vec<ReadView<'a>>) {
+        self.each_stretch(start, len, |span, from, bytes| {
+            if into.len() < most {
+                // SAFETY: the caller answers for the bytes.
+                into.push(unsafe { span.read_view(from, bytes) });
+            }
+            into.len() < most
+        });
+    }
+
+    /// Appends views to write the bytes `start..start + len`, as few as they are, until `into` has `most`.
+    ///
+    /// # Safety
+    /// As [`WriteView::at`]: nothing else in this process uses these bytes as long as the views are used.
+    pub unsafe fn write_views<'a>(
+        &'a self,
+        start: u64,
+        len: u64,
+        most: usize,
+        into: &mut Vec<WriteView<'a>>,
+    ) {
+        self.each_stretch(start, len, |span, from, bytes| {
+            if into.len() < most {
+                // SAFETY: the caller answers for the bytes.
+                into.push(unsafe { span.write_view(from, bytes) });
+            }
+            into.len() < most
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Arena, Buffer};
+
+    #[test]
+    fn what_lies_together_is_one_piece_and_nothing_else_is() {
+        let arena = Arena::new(1 << 20).unwrap();
+        let buffers: Vec<_> = (0..4).map(|_| arena.allocate(4096).unwrap()).collect();
+        for (n, buffer) in buffers.iter().enumerate() {
+            buffer.fill(n as u8 + 1).unwrap();
+        }
+        let foreign = Buffer::foreign(vec![9; 100]);
+        let empty = foreign.range(50..50).unwrap();
+        let spans = [
+            buffers[0].span(),
+            buffers[1].span(),
+            empty,
+            buffers[2].range(0..4095).unwrap(),
+            buffers[3].span(),
+            foreign.span(),
+            buffers[0].range(0..7).unwrap(),
+        ];
+        // SAFETY: nothing else uses the buffers.
+        let contents = |span: &Span| unsafe { span.read_view(0, span.len()) }.read(<[u8]>::to_vec);
+        let bytes: Vec<u8> = spans.iter().flat_map(contents).collect();
+        let stream = SpanStream::new(spans.into_iter().zip(0..).map(|(span, spec)| (spec, span)));
+        assert_eq!(stream.total(), bytes.len() as u64);
+        let adjoin = buffers[1].span().offset() == buffers[0].span().offset() + 4096;
+        assert!(adjoin, "an arena gives out what is next to the last");
+        for (start, len, pieces) in [
+            (0, 8192, 1),
+            (1, 8190, 1),
+            (4096, 4096, 1),
+            (0, 0, 0),
+            (8192, 4095, 1),
+            (8191, 4097, 3),
+            (0, bytes.len(), 5),
+            (bytes.len() - 8, 8, 2),
+        ] {
+            let mut found = Vec::new();
+            // SAFETY: as above.
+            unsafe { stream.read_views(start as u64, len as u64, usize::MAX, &mut found) };
+            let joined: Vec<u8> = found.iter().flat_map(|piece| piece.read(<[u8]>::to_vec)).collect();
+            assert_eq!(joined, &bytes[start..start + len], "{len} from {start}");
+            assert_eq!(found.len(), pieces, "{len} from {start}");
+        }
+    }
+}

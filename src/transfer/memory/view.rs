@@ -1,0 +1,181 @@
+//! Views of memory: an address and a length that borrow the owner of the bytes.
+//!
+//! Rust's references cannot describe memory that other processes use meanwhile, so nothing keeps a reference to bytes that
+//! a transfer uses. A [`ReadView`] is read, a [`WriteView`] is written, and a [`PeerView`] is of memory that another process
+//! may change at any moment: it is only copied. Reservations ([`super::buffer`]) and the gate of a launch
+//! ([`crate::launch`]) say when one may be made.
+#![allow(unsafe_code, reason = "the one place that turns addresses into bytes")]
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use super::copy;
+
+/// Where a stretch of memory begins. It is only compared and added to; a view reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(pub(super) NonNull<u8>);
+
+// SAFETY: an address is a number; what is done at it is done through views, whose owner keeps it alive.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+impl Address {
+    /// Returns the address as the number by which another process names it to the kernel.
+    pub fn number(self, offset: usize) -> u64 {
+        (self.0.as_ptr() as u64).wrapping_add(offset as u64)
+    }
+}
+
+/// Bytes that may be read for `'a`. Laid out as the kernel takes a vector of them.
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct ReadView<'a>(libc::iovec, PhantomData<&'a [u8]>);
+
+/// Bytes that only the holder uses for `'a`, and may write. Laid out as the kernel takes a vector of them.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct WriteView<'a>(libc::iovec, PhantomData<&'a mut [u8]>);
+
+/// Bytes that are mapped for `'a`, and that another process may change meanwhile.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerView<'a>(*const u8, usize, PhantomData<&'a ()>);
+
+// SAFETY: as a shared slice: its maker promised that the bytes are there and stay as they are.
+unsafe impl Send for ReadView<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for ReadView<'_> {}
+// SAFETY: as an exclusive slice.
+unsafe impl Send for WriteView<'_> {}
+
+/// Returns the part of a view from `start` on, `len` bytes at most.
+fn part(view: libc::iovec, start: usize, len: usize) -> libc::iovec {
+    let start = start.min(view.iov_len);
+    let iov_base = view.iov_base.cast::<u8>().wrapping_add(start).cast();
+    libc::iovec { iov_base, iov_len: len.min(view.iov_len - start) }
+}
+
+impl<'a> ReadView<'a> {
+    /// Makes a view of the `len` bytes at `start` after `base`.
+    ///
+    /// # Safety
+    /// For `'a` the bytes are mapped, and nothing writes them: the caller holds a reservation to read them, or a guard of
+    /// the launch that does.
+    pub unsafe fn at(base: Address, start: usize, len: usize) -> Self {
+        let iov_base = base.0.as_ptr().wrapping_add(start).cast();
+        Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
+    }
+
+    /// Makes a view of a slice.
+    pub const fn of(bytes: &'a [u8]) -> Self {
+        Self(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }, PhantomData)
+    }
+
+    /// Returns how many bytes it has.
+    pub const fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// Returns its part from `start` on, `len` bytes at most.
+    #[cfg(feature = "faults")]
+    pub fn part(&self, start: usize, len: usize) -> Self {
+        Self(part(self.0, start, len), PhantomData)
+    }
+
+    /// Calls `with` with the bytes.
+    pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> R {
+        if self.len() == 0 {
+            return with(&[]);
+        }
+        // SAFETY: its maker promised that the bytes are there and that nothing writes them.
+        with(unsafe { std::slice::from_raw_parts(self.0.iov_base.cast(), self.len()) })
+    }
+
+    /// Returns the views as the kernel takes them.
+    pub(crate) fn vectors<'p>(views: &'p [ReadView<'_>]) -> &'p [libc::iovec] {
+        // SAFETY: `ReadView` is a transparent wrapper of `iovec`.
+        unsafe { std::slice::from_raw_parts(views.as_ptr().cast(), views.len()) }
+    }
+}
+
+impl<'a> WriteView<'a> {
+    /// Makes a view of the `len` bytes at `start` after `base`.
+    ///
+    /// # Safety
+    /// For `'a` the bytes are mapped to be written, and nothing else in this process uses them: the caller holds a
+    /// reservation to write them, or a guard of the launch that does, and makes no second view of the same bytes.
+    pub unsafe fn at(base: Address, start: usize, len: usize) -> Self {
+        let iov_base = base.0.as_ptr().wrapping_add(start).cast();
+        Self(libc::iovec { iov_base, iov_len: len }, PhantomData)
+    }
+
+    /// Makes a view of a slice.
+    pub const fn of(bytes: &'a mut [u8]) -> Self {
+        Self(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }, PhantomData)
+    }
+
+    /// Returns how many bytes it has.
+    pub const fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// Returns its part from `start` on, `len` bytes at most.
+    pub fn part(&mut self, start: usize, len: usize) -> WriteView<'_> {
+        WriteView(part(self.0, start, len), PhantomData)
+    }
+
+    /// Drops the first `len` bytes of it.
+    pub fn advance(&mut self, len: usize) {
+        self.0 = part(self.0, len, usize::MAX);
+    }
+
+    /// Copies from `source`, as many bytes as both have.
+    pub fn copy_from(&mut self, source: &ReadView<'_>) {
+        let len = self.len().min(source.len());
+        // SAFETY: both are there, and `copy` allows that they overlap.
+        unsafe { std::ptr::copy(source.0.iov_base.cast::<u8>(), self.0.iov_base.cast::<u8>(), len) };
+    }
+
+    /// Copies from the memory of another process, as many bytes as both have; `past_caches` is for more than they hold.
+    pub fn copy_from_peer(&mut self, source: &PeerView<'_>, past_caches: bool) {
+        let (to, len) = (self.0.iov_base.cast::<u8>(), self.len().min(source.1));
+        // SAFETY: both are mapped for `len` bytes; these are the holder's alone, and those are treated as shared.
+        unsafe {
+            if past_caches {
+                copy::from_shared_past_caches(source.0, to, len);
+            } else {
+                copy::from_shared(source.0, to, len);
+            }
+        }
+    }
+
+    /// Calls `with` with the bytes, to be written.
+    pub fn write<R>(&mut self, with: impl FnOnce(&mut [u8]) -> R) -> R {
+        if self.len() == 0 {
+            return with(&mut []);
+        }
+        // SAFETY: its maker promised that the bytes are there and that nothing else uses them.
+        with(unsafe { std::slice::from_raw_parts_mut(self.0.iov_base.cast(), self.len()) })
+    }
+
+    /// Returns the views as the kernel takes them.
+    pub(crate) fn vectors<'p>(views: &'p [WriteView<'_>]) -> &'p [libc::iovec] {
+        // SAFETY: `WriteView` is a transparent wrapper of `iovec`.
+        unsafe { std::slice::from_raw_parts(views.as_ptr().cast(), views.len()) }
+    }
+}
+
+impl PeerView<'_> {
+    /// Makes a view of the `len` bytes at `start` after `base`.
+    ///
+    /// # Safety
+    /// For its lifetime the bytes are mapped.
+    pub(super) unsafe fn at(base: Address, start: usize, len: usize) -> Self {
+        Self(base.0.as_ptr().wrapping_add(start), len, PhantomData)
+    }
+}
+
+/// Returns how many bytes the views have together.
+pub fn total(views: &[WriteView<'_>]) -> usize {
+    views.iter().map(WriteView::len).sum()
+}

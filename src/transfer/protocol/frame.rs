@@ -1,0 +1,361 @@
+//! What travels on a connection: a header of 64 bytes, then a payload. Little endian.
+//!
+//! | bytes | field |
+//! | --- | --- |
+//! | 0..2 | magic, 0x4d58 |
+//! | 2 | version |
+//! | 3 | kind |
+//! | 4 | flags |
+//! | 5 | class |
+//! | 6..8 | lane, in `Lost` |
+//! | 8..16 | incarnation of the sender |
+//! | 16..24 | incarnation of the receiver |
+//! | 24..28 | channel |
+//! | 28..32 | chunk, or the number of a definition or region |
+//! | 32..40 | sequence of the group on its channel |
+//! | 40..44 | number of this control frame; 0 for data |
+//! | 44..48 | the last control frame that the sender has received |
+//! | 48..52 | length of the payload |
+//! | 52..56 | CRC32C of the payload, where the flag says so |
+//! | 56..60 | zero |
+//! | 60..64 | CRC32C of bytes 0..60 |
+//!
+//! Every frame carries both incarnations: one of another life is recognised wherever it comes from.
+
+use crate::base::identity::Member;
+
+/// Bytes of a header.
+pub const HEADER: usize = 64;
+/// The largest payload of a control frame. Larger ones are refused before they are read.
+pub const CONTROL_MAX: usize = 64 << 10;
+/// The largest payload of a data frame.
+pub const CHUNK_MAX: usize = 4 << 20;
+
+const MAGIC: u16 = 0x4d58;
+const VERSION: u8 = 1;
+
+/// What a frame says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Part of the list of transfers of a prepared launch.
+    Define = 1,
+    /// The list is not used any more.
+    Undefine = 2,
+    /// A launch: the next group of its channel.
+    Go = 3,
+    /// More of a launch's buffers are ready.
+    Ready = 4,
+    /// The group is given up, and no byte of it can land here any more; the payload says why.
+    Stop = 5,
+    /// No byte of the group can land here any more.
+    Stopped = 6,
+    /// All that was sent in the group is here.
+    Done = 7,
+    /// A chunk came damaged: once more.
+    Damaged = 8,
+    /// The sender has lost a lane.
+    Lost = 9,
+    /// Which chunks of a group are here: a bit for each, from the one that is named on.
+    Have = 10,
+    /// Are you there?
+    Ping = 11,
+    /// Yes.
+    Pong = 12,
+    /// A chunk of a group's bytes.
+    Data = 13,
+    /// Only tells what was received.
+    Ack = 14,
+    /// Shared memory that the receiver may map: the descriptor comes with it.
+    Region = 15,
+    /// The shared memory is not used any more.
+    Unregion = 16,
+    /// What should have been fetched cannot be: send it.
+    Push = 17,
+    /// A ring to write control frames to: its memory and its bell come with the frame.
+    Ring = 18,
+    /// The last control frame on the socket: those that follow are in the ring.
+    Switch = 19,
+    /// The descriptor of a region, on the socket, when its `Region` is in the ring.
+    Descriptor = 20,
+    /// May the connection end? Nothing is under way here.
+    Leave = 21,
+    /// Yes: nor here, and nothing will be.
+    Agree = 22,
+    /// No: it is used here.
+    Refuse = 23,
+    /// It is agreed, and so it ends.
+    Gone = 24,
+    /// It is agreed, but it was used meanwhile, and goes on.
+    Stay = 25,
+}
+
+impl Kind {
+    const fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Define,
+            2 => Self::Undefine,
+            3 => Self::Go,
+            4 => Self::Ready,
+            5 => Self::Stop,
+            6 => Self::Stopped,
+            7 => Self::Done,
+            8 => Self::Damaged,
+            9 => Self::Lost,
+            10 => Self::Have,
+            11 => Self::Ping,
+            12 => Self::Pong,
+            13 => Self::Data,
+            14 => Self::Ack,
+            15 => Self::Region,
+            16 => Self::Unregion,
+            17 => Self::Push,
+            18 => Self::Ring,
+            19 => Self::Switch,
+            20 => Self::Descriptor,
+            21 => Self::Leave,
+            22 => Self::Agree,
+            23 => Self::Refuse,
+            24 => Self::Gone,
+            25 => Self::Stay,
+            _ => return None,
+        })
+    }
+}
+
+/// Flags of a frame.
+pub mod flag {
+    /// `Go`, `Ready`: what is sent is defined.
+    pub const SOURCE: u8 = 1;
+    /// `Go`, `Ready`: what is received into may be written.
+    pub const DESTINATION: u8 = 2;
+    /// `Go`: the payload is all that is sent in the group.
+    pub const INLINE: u8 = 4;
+    /// The CRC of the payload is given.
+    pub const CHECKED: u8 = 8;
+    /// `Define`: more of the same definition follows.
+    pub const MORE: u8 = 16;
+}
+
+/// A frame without its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What it says.
+    pub kind: Kind,
+    /// See [`flag`].
+    pub flags: u8,
+    /// The priority class of a launch.
+    pub class: u8,
+    /// A lane, in `Lost` and `Have`.
+    pub lane: u16,
+    /// The sender's incarnation.
+    pub source: u64,
+    /// The receiver's incarnation.
+    pub destination: u64,
+    /// The channel of a group.
+    pub channel: u32,
+    /// The chunk of a group, or the number of a definition or region.
+    pub index: u32,
+    /// The number of a group.
+    pub sequence: u64,
+    /// The number of this control frame; 0 for data and whatever need not arrive.
+    pub control: u32,
+    /// The last control frame that the sender has received.
+    pub ack: u32,
+    /// Bytes of payload.
+    pub len: u32,
+    /// CRC32C of the payload, with [`flag::CHECKED`].
+    pub payload_crc: u32,
+}
+
+/// What is wrong with a header.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Not ours, or bytes were lost.
+    #[error("this is no frame: it begins with {0:04x}")]
+    Magic(u16),
+    /// Another version of the protocol.
+    #[error("version {0} of the protocol is not spoken here; version {VERSION} is")]
+    Version(u8),
+    /// Damaged on the way.
+    #[error("the header is damaged")]
+    Damaged,
+    /// A kind that this version does not know.
+    #[error("frames of kind {0} are not known")]
+    Kind(u8),
+    /// More than may come.
+    #[error("{len} bytes of payload in a {kind:?} frame; at most {bound} may come")]
+    TooLong {
+        /// Of what kind.
+        kind: Kind,
+        /// How many.
+        len: u32,
+        /// The bound.
+        bound: usize,
+    },
+}
+
+impl Header {
+    /// Makes a header with nothing but its kind and the two lives.
+    pub const fn new(kind: Kind, from: Member, to: Member) -> Self {
+        Self {
+            kind,
+            flags: 0,
+            class: 0,
+            lane: 0,
+            source: from.incarnation.get(),
+            destination: to.incarnation.get(),
+            channel: 0,
+            index: 0,
+            sequence: 0,
+            control: 0,
+            ack: 0,
+            len: 0,
+            payload_crc: 0,
+        }
+    }
+
+    /// Returns it as bytes.
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[0..2].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[2] = VERSION;
+        bytes[3] = self.kind as u8;
+        bytes[4] = self.flags;
+        bytes[5] = self.class;
+        bytes[6..8].copy_from_slice(&self.lane.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.source.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.destination.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.channel.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.index.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.control.to_le_bytes());
+        bytes[44..48].copy_from_slice(&self.ack.to_le_bytes());
+        bytes[48..52].copy_from_slice(&self.len.to_le_bytes());
+        bytes[52..56].copy_from_slice(&self.payload_crc.to_le_bytes());
+        let crc = crc(&bytes[..60]);
+        bytes[60..64].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads it from bytes.
+    ///
+    /// # Errors
+    /// If they are no header, or announce more than may come.
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, FrameError> {
+        let magic = u16::from_le_bytes([bytes[0], bytes[1]]);
+        if magic != MAGIC {
+            return Err(FrameError::Magic(magic));
+        }
+        if bytes[2] != VERSION {
+            return Err(FrameError::Version(bytes[2]));
+        }
+        if u32_at(bytes, 60) != crc(&bytes[..60]) {
+            return Err(FrameError::Damaged);
+        }
+        let kind = Kind::from_byte(bytes[3]).ok_or(FrameError::Kind(bytes[3]))?;
+        let len = u32_at(bytes, 48);
+        let bound = if kind == Kind::Data { CHUNK_MAX } else { CONTROL_MAX };
+        if len as usize > bound {
+            return Err(FrameError::TooLong { kind, len, bound });
+        }
+        Ok(Self {
+            kind,
+            flags: bytes[4],
+            class: bytes[5],
+            lane: u16::from_le_bytes([bytes[6], bytes[7]]),
+            source: u64_at(bytes, 8),
+            destination: u64_at(bytes, 16),
+            channel: u32_at(bytes, 24),
+            index: u32_at(bytes, 28),
+            sequence: u64_at(bytes, 32),
+            control: u32_at(bytes, 40),
+            ack: u32_at(bytes, 44),
+            len,
+            payload_crc: u32_at(bytes, 52),
+        })
+    }
+
+    /// Returns whether `flag` is set.
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// Returns the CRC32C of bytes.
+pub fn crc(bytes: &[u8]) -> u32 {
+    // A checksum of 32 bits is handed out in 64.
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// CRC32C of bytes that come in pieces.
+pub struct Checksum(crc_fast::Digest);
+
+impl Checksum {
+    /// Makes one of nothing yet.
+    pub fn new() -> Self {
+        Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
+    }
+
+    /// Takes more.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Returns that of all bytes so far.
+    pub fn value(&self) -> u32 {
+        self.0.finalize() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::identity::{Incarnation, TaskId};
+
+    fn header() -> Header {
+        let member = |task, n| Member { task: TaskId(task), incarnation: Incarnation::new(n).unwrap() };
+        let mut header = Header::new(Kind::Data, member(0, 7), member(1, 9));
+        header.flags = flag::CHECKED;
+        header.channel = 3;
+        header.sequence = u64::MAX;
+        header.len = 4096;
+        header.lane = 513;
+        header
+    }
+
+    #[test]
+    fn a_header_comes_back_as_it_was() {
+        assert_eq!(Header::decode(&header().encode()), Ok(header()));
+    }
+
+    #[test]
+    fn every_damaged_bit_is_noticed() {
+        let bytes = header().encode();
+        for bit in 0..HEADER * 8 {
+            let mut damaged = bytes;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::decode(&damaged).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn absurd_lengths_are_refused() {
+        let long = Header { len: CHUNK_MAX as u32 + 1, ..header() };
+        assert!(matches!(Header::decode(&long.encode()), Err(FrameError::TooLong { .. })));
+        let long = Header { kind: Kind::Go, len: CONTROL_MAX as u32 + 1, ..header() };
+        assert!(matches!(Header::decode(&long.encode()), Err(FrameError::TooLong { .. })));
+    }
+}

@@ -1,0 +1,253 @@
+//! The handshake of two engines on a fresh socket: their identities, whether they may connect, and on what terms.
+//!
+//! | message | from | holds |
+//! | --- | --- | --- |
+//! | opening | dialler | the version, a nonce |
+//! | challenge | acceptor | the version, a nonce |
+//! | hello | dialler | both identities, the terms, the dialler's proof |
+//! | answer | acceptor | the verdict, the acceptor's proof |
+//! | confirmation | dialler | a second proof: the dialler has accepted the answer |
+//!
+//! All messages have a fixed length, end with a checksum, and are read with one time limit for all of them.
+//!
+//! With a cluster token a proof is an HMAC of the sender's role and of every message so far, both nonces and both
+//! identities included. The dialler proves first. Until its proof is verified, an acceptor has sent its version, a nonce
+//! and at most the refusal, which is the same for every dialler: nothing that depends on the token or on its identity.
+//! A proof cannot be played back, because the other side's nonce is new for each handshake, and cannot be reflected,
+//! because roles and identities differ. A refusal other than that one carries a proof too, so that no other process can make
+//! a dialler give up on its peer.
+//!
+//! What remains, as with every symmetric secret: a process that a dialler takes for its peer (it holds the peer's address,
+//! or can write the peer's entry) receives a proof, and can test guesses of the token against it without further contact.
+//! Each guess costs [`ITERATIONS`] hashes; a token of 128 random bits cannot be guessed. And a process between two engines
+//! can pass their handshake on and then read and change what follows: TLS is what prevents that.
+//!
+//! Without a token on either side the proofs are empty.
+
+use super::frame::{crc, u32_at, u64_at};
+use crate::base::identity::{Incarnation, Member, TaskId};
+
+pub const MAGIC: &[u8; 7] = b"MUSTERX";
+/// The version of this handshake, as it stands after [`MAGIC`].
+pub const VERSION: u8 = b'3';
+/// An opening or a challenge: magic, version, which of the two it is, the nonce, a checksum.
+pub const NONCE_MESSAGE: usize = 48;
+pub const NONCE: usize = 32;
+pub const OPENING: u8 = 1;
+pub const CHALLENGE: u8 = 2;
+/// A hello or an answer without its proof and its checksum.
+pub const HELLO_TERMS: usize = 56;
+pub const ANSWER_TERMS: usize = 24;
+pub const PROOF: usize = 32;
+pub const CHECKSUM: usize = 4;
+pub const HELLO: usize = HELLO_TERMS + PROOF + CHECKSUM;
+pub const ANSWER: usize = ANSWER_TERMS + PROOF + CHECKSUM;
+pub const CONFIRMATION: usize = PROOF + CHECKSUM;
+/// A nonce, drawn for one handshake.
+pub type Nonce = [u8; NONCE];
+
+/// What the dialler says of itself and of the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello {
+    /// The dialler.
+    pub from: Member,
+    /// The life that it dials.
+    pub to: Member,
+    /// Tells the connection from others between the two.
+    pub nonce: u64,
+    /// The number of this lane.
+    pub lane: u16,
+    /// Whether control frames go here.
+    pub control: bool,
+    /// Whether a connection is begun (else a lane joins one that is there).
+    pub begins: bool,
+    /// Whether the receiver should fetch.
+    pub fetch: bool,
+    /// Whether the dialler wants checksums. Chunks carry them if either side does.
+    pub checks: bool,
+    /// Bytes of a chunk.
+    pub chunk: u32,
+    /// The last control frame that the dialler has heard.
+    pub heard: u32,
+    /// Where a word of the dialler's memory lies that says its incarnation: an acceptor that can read it there can fetch from it.
+    pub probe: u64,
+}
+
+/// What the acceptor answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether it goes on.
+    pub verdict: Verdict,
+    /// The last control frame that the acceptor has heard.
+    pub heard: u32,
+    /// As in the hello.
+    pub probe: u64,
+    /// Whether the acceptor wants checksums.
+    pub checks: bool,
+}
+
+/// Whether a hello is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is.
+    Welcome,
+    /// The task that was dialled has another life now.
+    NotMe(Option<Incarnation>),
+    /// The dialler's life is not the one that counts.
+    NotYou(Option<Incarnation>),
+    /// The answerer is dialling as well, and its connection counts.
+    Busy,
+    /// The token is missing, or should not be there, or is another.
+    Token,
+    /// The lane belongs to no connection.
+    NoSuchLink,
+    /// Too many connections.
+    Full,
+}
+
+/// Why a message is no opening or challenge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NonceError {
+    /// It is another protocol's, or damaged.
+    Protocol,
+    /// It is of another version.
+    Version(u8),
+}
+
+/// Returns a refusal in words.
+pub fn refusal(verdict: Verdict) -> String {
+    let now = |current: Option<Incarnation>| {
+        current.map_or_else(String::new, |now| format!(": the incarnation that counts is {now}"))
+    };
+    match verdict {
+        Verdict::Welcome => "accepted".to_owned(),
+        Verdict::NotMe(current) => format!("the task has been restarted{}", now(current)),
+        Verdict::NotYou(current) => format!("this task's incarnation does not count there{}", now(current)),
+        Verdict::Busy => "it is dialling as well".to_owned(),
+        Verdict::Token => "the cluster tokens differ: give every engine the same one, or none".to_owned(),
+        Verdict::NoSuchLink => "the connection is not known there any more".to_owned(),
+        Verdict::Full => "it has as many connections as it takes".to_owned(),
+    }
+}
+
+/// Puts the checksum of what is before it at the end.
+pub fn seal(bytes: &mut [u8]) {
+    if let Some((said, checksum)) = bytes.split_last_chunk_mut::<CHECKSUM>() {
+        *checksum = crc(said).to_le_bytes();
+    }
+}
+
+/// Returns whether the checksum at the end is right.
+pub fn is_sealed(bytes: &[u8]) -> bool {
+    bytes.split_last_chunk::<CHECKSUM>().is_some_and(|(said, checksum)| *checksum == crc(said).to_le_bytes())
+}
+
+/// Makes an opening or a challenge.
+pub fn write_nonce(which: u8, nonce: &Nonce) -> [u8; NONCE_MESSAGE] {
+    let mut bytes = [0; NONCE_MESSAGE];
+    bytes[0..7].copy_from_slice(MAGIC);
+    bytes[7] = VERSION;
+    bytes[8] = which;
+    bytes[12..44].copy_from_slice(nonce);
+    seal(&mut bytes);
+    bytes
+}
+
+/// Returns whether this is an opening or a challenge.
+pub fn check_nonce(which: u8, bytes: &[u8; NONCE_MESSAGE]) -> Result<(), NonceError> {
+    if bytes[0..7] != MAGIC[..] {
+        return Err(NonceError::Protocol);
+    }
+    if bytes[7] != VERSION {
+        return Err(if bytes[7].is_ascii_digit() {
+            NonceError::Version(bytes[7])
+        } else {
+            NonceError::Protocol
+        });
+    }
+    if bytes[8] != which || !is_sealed(bytes) {
+        return Err(NonceError::Protocol);
+    }
+    Ok(())
+}
+
+impl Hello {
+    /// Returns what is said, before its proof. `token` says whether there is one.
+    pub fn terms(&self, token: bool) -> [u8; HELLO_TERMS] {
+        let mut bytes = [0; HELLO_TERMS];
+        bytes[0..4].copy_from_slice(&self.from.task.0.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.from.incarnation.get().to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.to.task.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.to.incarnation.get().to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.nonce.to_le_bytes());
+        bytes[32..34].copy_from_slice(&self.lane.to_le_bytes());
+        let flags = [self.control, self.begins, self.fetch, self.checks, token];
+        bytes[34] = flags.iter().enumerate().fold(0, |bits, (at, set)| bits | u8::from(*set) << at);
+        bytes[36..40].copy_from_slice(&self.chunk.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.heard.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.probe.to_le_bytes());
+        bytes
+    }
+
+    /// Returns what is said, and whether the dialler has a token.
+    pub fn read(bytes: &[u8]) -> Option<(Self, bool)> {
+        let member = |task, incarnation| {
+            let incarnation = Incarnation::new(u64_at(bytes, incarnation))?;
+            Some(Member { task: TaskId(u32_at(bytes, task)), incarnation })
+        };
+        let flag = |at: u8| bytes[34] >> at & 1 != 0;
+        let hello = Self {
+            from: member(0, 4)?,
+            to: member(12, 16)?,
+            nonce: u64_at(bytes, 24),
+            lane: u16::from_le_bytes([bytes[32], bytes[33]]),
+            control: flag(0),
+            begins: flag(1),
+            fetch: flag(2),
+            checks: flag(3),
+            chunk: u32_at(bytes, 36),
+            heard: u32_at(bytes, 40),
+            probe: u64_at(bytes, 48),
+        };
+        Some((hello, flag(4)))
+    }
+}
+
+impl Answer {
+    /// The refusal of a dialler that has proven nothing: the same for all of them.
+    pub const UNPROVEN: Self = Self { verdict: Verdict::Token, heard: 0, probe: 0, checks: false };
+
+    pub fn terms(&self) -> [u8; ANSWER_TERMS] {
+        let (code, detail) = match self.verdict {
+            Verdict::Welcome => (0, 0),
+            Verdict::NotMe(now) => (1, now.map_or(0, Incarnation::get)),
+            Verdict::NotYou(now) => (2, now.map_or(0, Incarnation::get)),
+            Verdict::Busy => (3, 0),
+            Verdict::Token => (4, 0),
+            Verdict::NoSuchLink => (5, 0),
+            Verdict::Full => (6, 0),
+        };
+        let mut bytes = [0; ANSWER_TERMS];
+        bytes[0] = code;
+        bytes[1] = u8::from(self.checks);
+        bytes[4..8].copy_from_slice(&self.heard.to_le_bytes());
+        bytes[8..16].copy_from_slice(&detail.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.probe.to_le_bytes());
+        bytes
+    }
+
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let detail = Incarnation::new(u64_at(bytes, 8));
+        let verdict = match bytes[0] {
+            0 => Verdict::Welcome,
+            1 => Verdict::NotMe(detail),
+            2 => Verdict::NotYou(detail),
+            3 => Verdict::Busy,
+            4 => Verdict::Token,
+            5 => Verdict::NoSuchLink,
+            6 => Verdict::Full,
+            _ => return None,
+        };
+        Some(Self { verdict, heard: u32_at(bytes, 4), probe: u64_at(bytes, 16), checks: bytes[1] != 0 })
+    }
+}

@@ -1,0 +1,188 @@
+//! Definitions: the list of transfers that a prepared launch makes with one peer, as both sides know it.
+
+use crate::base::identity::DeviceId;
+use crate::base::key::TransferKey;
+use crate::base::layout::Fingerprint;
+use crate::protocol::frame::{u32_at, u64_at};
+
+/// Bytes of an entry on the wire.
+pub const ENTRY: usize = 48;
+/// The most transfers of one definition.
+pub const ENTRIES_MAX: usize = 1 << 16;
+
+/// Where a peer on the same host can fetch what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// It cannot: it is a receive, or nothing is to be fetched.
+    None,
+    /// In shared memory that it may map: the region, and the offset in it.
+    Region(u32, u64),
+    /// At an address of the sender's process.
+    Address(u64),
+}
+
+/// One transfer. Equal on both sides but for `outgoing` and `source`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// Its key.
+    pub key: TransferKey,
+    /// From which device.
+    pub from: DeviceId,
+    /// To which device.
+    pub to: DeviceId,
+    /// How many bytes.
+    pub bytes: u64,
+    /// Of its layout.
+    pub fingerprint: Fingerprint,
+    /// Whether this side sends it.
+    pub outgoing: bool,
+    /// Where the receiver may fetch it.
+    pub source: Source,
+}
+
+impl Entry {
+    /// Returns the order of transfers in a group: the same on both sides, whatever order they were asked for in.
+    pub const fn order(&self) -> (u64, u32, u32) {
+        (self.key.0, self.from.0, self.to.0)
+    }
+}
+
+/// A list of transfers with one peer, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Definition {
+    /// The transfers, by [`Entry::order`].
+    pub entries: Vec<Entry>,
+    /// Of everything that must be equal on both sides.
+    pub digest: u64,
+    /// Bytes that this side sends.
+    pub sent: u64,
+    /// Bytes that this side receives.
+    pub received: u64,
+}
+
+impl Definition {
+    /// Makes one of transfers in any order.
+    pub fn new(mut entries: Vec<Entry>) -> Self {
+        entries.sort_unstable_by_key(Entry::order);
+        let mut words = Vec::with_capacity(entries.len() * 40);
+        for entry in &entries {
+            words.extend_from_slice(&entry.key.0.to_le_bytes());
+            words.extend_from_slice(&entry.from.0.to_le_bytes());
+            words.extend_from_slice(&entry.to.0.to_le_bytes());
+            words.extend_from_slice(&entry.bytes.to_le_bytes());
+            words.extend_from_slice(&entry.fingerprint.0.to_le_bytes());
+        }
+        let total = |outgoing| {
+            entries.iter().filter(|e| e.outgoing == outgoing).fold(0u64, |n, e| n.saturating_add(e.bytes))
+        };
+        let (sent, received) = (total(true), total(false));
+        Self { digest: Fingerprint::of(&[&words]).0, sent, received, entries }
+    }
+
+    /// Returns it as it travels.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.entries.len() * ENTRY);
+        for entry in &self.entries {
+            let (kind, region, offset) = match entry.source {
+                Source::None => (0u32, 0, 0),
+                Source::Region(region, offset) => (1, region, offset),
+                Source::Address(address) => (2, 0, address),
+            };
+            bytes.extend_from_slice(&entry.key.0.to_le_bytes());
+            bytes.extend_from_slice(&entry.from.0.to_le_bytes());
+            bytes.extend_from_slice(&entry.to.0.to_le_bytes());
+            bytes.extend_from_slice(&entry.bytes.to_le_bytes());
+            bytes.extend_from_slice(&entry.fingerprint.0.to_le_bytes());
+            bytes.extend_from_slice(&(kind << 1 | u32::from(entry.outgoing)).to_le_bytes());
+            bytes.extend_from_slice(&region.to_le_bytes());
+            bytes.extend_from_slice(&offset.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads what a peer sent, as seen from this side: what it sends is received here. None if it is no such list.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        if !bytes.len().is_multiple_of(ENTRY) || bytes.len() / ENTRY > ENTRIES_MAX {
+            return None;
+        }
+        let mut total = 0u64;
+        let entries = bytes
+            .chunks_exact(ENTRY)
+            .map(|entry| {
+                let word = u32_at(entry, 32);
+                let source = match word >> 1 {
+                    0 => Source::None,
+                    1 => Source::Region(u32_at(entry, 36), u64_at(entry, 40)),
+                    2 => Source::Address(u64_at(entry, 40)),
+                    _ => return None,
+                };
+                let bytes = u64_at(entry, 16);
+                total = total.checked_add(bytes)?;
+                Some(Entry {
+                    key: TransferKey(u64_at(entry, 0)),
+                    from: DeviceId(u32_at(entry, 8)),
+                    to: DeviceId(u32_at(entry, 12)),
+                    bytes,
+                    fingerprint: Fingerprint(u64_at(entry, 24)),
+                    outgoing: word & 1 == 0,
+                    source,
+                })
+            })
+            .collect::<Option<Vec<_>>>()?;
+        entries.is_sorted_by_key(Entry::order).then(|| Self::new(entries))
+    }
+
+    /// Returns which keys it has, for people.
+    pub fn keys(&self) -> String {
+        const SHOWN: usize = 8;
+        let shown: Vec<_> =
+            self.entries.iter().take(SHOWN).map(|e| format!("{} ({}→{})", e.key, e.from, e.to)).collect();
+        let more = self.entries.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("[{}{more}]", shown.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: u64, outgoing: bool) -> Entry {
+        Entry {
+            key: TransferKey(key),
+            from: DeviceId(u32::from(!outgoing)),
+            to: DeviceId(u32::from(outgoing)),
+            bytes: key * 10,
+            fingerprint: Fingerprint(key),
+            outgoing,
+            source: if outgoing { Source::Region(4, key) } else { Source::None },
+        }
+    }
+
+    #[test]
+    fn both_sides_have_one_digest_whatever_the_order() {
+        let here = Definition::new(vec![entry(3, true), entry(1, false), entry(2, true)]);
+        let there = Definition::decode(&here.encode()).unwrap();
+        assert_eq!(here.digest, there.digest);
+        assert_eq!((here.sent, here.received), (there.received, there.sent));
+        assert_eq!(Definition::new(vec![entry(2, true), entry(3, true), entry(1, false)]), here);
+        assert_ne!(Definition::new(vec![entry(2, true), entry(3, true)]).digest, here.digest);
+        assert_eq!(here.keys(), "[0000000000000001 (1→0), 0000000000000002 (0→1), 0000000000000003 (0→1)]");
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused() {
+        let bytes = Definition::new(vec![entry(1, true), entry(2, true)]).encode();
+        assert!(Definition::decode(&bytes[..bytes.len() - 1]).is_none());
+        let mut swapped = bytes[ENTRY..].to_vec();
+        swapped.extend_from_slice(&bytes[..ENTRY]);
+        assert!(Definition::decode(&swapped).is_none(), "not in order");
+        let mut unknown = bytes.clone();
+        unknown[32] = 0xff;
+        assert!(Definition::decode(&unknown).is_none());
+        let mut vast = bytes;
+        vast[16..24].fill(0xff);
+        vast[ENTRY + 16..ENTRY + 24].fill(0xff);
+        assert!(Definition::decode(&vast).is_none(), "the sum overflows");
+    }
+}

@@ -1,0 +1,112 @@
+//! Whose chunk is next: three classes, each with its share while all want to send.
+
+use std::collections::VecDeque;
+
+/// A group: its channel and its number on it.
+pub type GroupId = (u32, u64);
+
+/// How urgent a launch is.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Class {
+    /// Before all others: sixteen chunks for each bulk chunk.
+    Latency = 0,
+    /// As most are: four chunks for each bulk chunk.
+    #[default]
+    Normal = 1,
+    /// What may take its time. It is never starved.
+    Bulk = 2,
+}
+
+impl Class {
+    /// All of them, the most urgent first.
+    pub const ALL: [Self; 3] = [Self::Latency, Self::Normal, Self::Bulk];
+
+    /// Returns its name as a metric's label.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Normal => "normal",
+            Self::Bulk => "bulk",
+        }
+    }
+}
+
+const SHARES: [u8; 3] = [16, 4, 1];
+
+/// The groups with chunks to send.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    waiting: [VecDeque<GroupId>; 3],
+    left: [u8; 3],
+}
+
+impl Schedule {
+    /// Puts a group at the end of its class.
+    pub fn add(&mut self, class: Class, group: GroupId) {
+        self.waiting[class as usize].push_back(group);
+    }
+
+    /// Returns whether no group waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.iter().all(VecDeque::is_empty)
+    }
+
+    /// Returns the group whose turn it is, taken out; add it again if it has more.
+    pub fn next(&mut self) -> Option<(Class, GroupId)> {
+        for _ in 0..2 {
+            for class in Class::ALL {
+                let at = class as usize;
+                if self.left[at] > 0
+                    && let Some(group) = self.waiting[at].pop_front()
+                {
+                    self.left[at] -= 1;
+                    return Some((class, group));
+                }
+            }
+            self.left = SHARES;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_share_and_none_starves() {
+        let mut schedule = Schedule::default();
+        for class in Class::ALL {
+            schedule.add(class, (class as u32, 0));
+        }
+        let mut served = [0; 3];
+        for _ in 0..210 {
+            let (class, group) = schedule.next().unwrap();
+            served[class as usize] += 1;
+            schedule.add(class, group);
+        }
+        assert_eq!(served, [160, 40, 10]);
+    }
+
+    #[test]
+    fn within_a_class_groups_take_turns() {
+        let mut schedule = Schedule::default();
+        for n in 0..3 {
+            schedule.add(Class::Bulk, (0, n));
+        }
+        let order: Vec<_> = std::iter::from_fn(|| {
+            let (class, group) = schedule.next()?;
+            schedule.add(class, group);
+            Some(group.1)
+        })
+        .take(6)
+        .collect();
+        assert_eq!(order, [0, 1, 2, 0, 1, 2]);
+        assert!(Schedule::default().next().is_none());
+    }
+}

@@ -1,0 +1,286 @@
+//! Chunks and control frames of a link: which is sent next, where one lands, and what is sent again.
+
+use std::sync::Arc;
+
+#[cfg(test)]
+use super::chunks;
+use super::chunks::{Chunks, Inbound, NONE, Outbound, length};
+use super::definition::Definition;
+
+use super::message::{Frame, Landing, Output, Push, Urgency};
+use super::schedule::GroupId;
+use super::state::Link;
+use crate::protocol::frame::{Header, Kind};
+
+/// Words of 64 chunks that one `Have` tells of.
+const HAVE_WORDS: usize = 4096;
+
+impl<T: Clone> Link<T> {
+    /// Returns whether there are chunks to be sent.
+    pub fn has_chunks(&self) -> bool {
+        !self.schedule.is_empty()
+    }
+
+    /// Returns whether there are control frames to be sent.
+    pub fn has_control(&self) -> bool {
+        !self.control.switched && !self.control.is_empty() || !self.control.descriptors.is_empty()
+    }
+
+    /// Returns whether there are control frames for the ring.
+    pub fn has_for_ring(&self) -> bool {
+        self.control.switched && self.control.first().is_some()
+    }
+
+    /// Returns the next control frame to be sent on the socket; one that brings descriptors along only if that is `fine`.
+    pub fn next_control(&mut self, fine: bool) -> Option<Frame> {
+        if let Some((region, len)) = self.control.descriptors.front().copied() {
+            if !fine {
+                return None;
+            }
+            self.control.descriptors.pop_front();
+            let header = Header { index: region, sequence: len, ..self.header(Kind::Descriptor) };
+            return Some(Frame { header, payload: Vec::new() });
+        }
+        let brings = |frame: &Frame| matches!(frame.header.kind, Kind::Region | Kind::Ring);
+        if self.control.switched || !fine && self.control.first().is_some_and(brings) {
+            return None;
+        }
+        let bare = self.header(Kind::Ack);
+        let frame = self.control.next(bare)?;
+        self.control.switched = frame.header.kind == Kind::Switch;
+        Some(frame)
+    }
+
+    /// Returns the next control frame for the ring, if its payload fits into `room`, and whether there is one at all.
+    pub fn next_for_ring(&mut self, room: usize) -> (Option<Frame>, bool) {
+        let Some(first) = self.control.first().filter(|_| self.control.switched) else {
+            self.differed = false;
+            return (None, false);
+        };
+        if first.payload.len() > room {
+            return (None, true);
+        }
+        if first.header.kind == Kind::Region {
+            self.control.descriptors.push_back((first.header.index, first.header.sequence));
+        }
+        let bare = self.header(Kind::Ack);
+        (self.control.next(bare), true)
+    }
+
+    /// Returns which waiters have to hear at once of a frame that goes to the ring.
+    pub fn urgency(&self, header: &Header) -> Urgency {
+        // A peer that launches only to fetch says once more when it is here. All that has to be done until then is done on
+        // this side.
+        let fetched = |definition: &Arc<Definition>| {
+            definition.received > 0 && definition.entries.iter().all(|entry| !entry.outgoing)
+        };
+        match header.kind {
+            // The peer has to find it out for itself.
+            _ if self.differed => Urgency::Everyone,
+            Kind::Done => Urgency::SendWaiters,
+            Kind::Go if self.terms.fetch && self.definitions.get(&header.index).is_some_and(fetched) => {
+                Urgency::Lazy
+            }
+            _ => Urgency::Everyone,
+        }
+    }
+
+    /// Returns whether nothing is defined, on either side.
+    pub fn is_idle(&self) -> bool {
+        self.definitions.is_empty() && self.remote.is_empty() && self.groups.is_empty()
+    }
+
+    /// Returns every launch that is under way.
+    pub fn tokens(&self) -> Vec<T> {
+        self.groups
+            .values()
+            .filter_map(|group| group.local.as_ref().map(|local| local.token.clone()))
+            .collect()
+    }
+
+    /// Returns the last control frame that was heard of the peer.
+    pub const fn heard(&self) -> u32 {
+        self.control.heard()
+    }
+
+    /// Sends again what the peer has not heard: the control connection was made anew, and it has heard up to this frame.
+    pub fn control_again(&mut self, number: u32) {
+        self.control.again(number);
+    }
+
+    /// Returns the next chunk, to be sent on `lane`.
+    pub fn next_chunk(&mut self, lane: u16) -> Option<Push<T>> {
+        while let Some((class, at)) = self.schedule.next() {
+            let header = self.header(Kind::Data);
+            let Some(group) = self.groups.get_mut(&at).filter(|group| group.stop.is_none()) else { continue };
+            let (Outbound::Pushing(out), Some(local)) = (&mut group.out, &group.local) else { continue };
+            let count = out.lanes.len() as u32;
+            let index = match out.again.pop() {
+                Some(index) => index,
+                None if out.next < count => {
+                    out.next += 1;
+                    out.next - 1
+                }
+                None => continue,
+            };
+            out.lanes[index as usize] = lane;
+            let len = length(out.total, self.terms.chunk, index);
+            let token = local.token.clone();
+            if out.next < count || !out.again.is_empty() {
+                self.schedule.add(class, at);
+            }
+            let (channel, sequence) = at;
+            let header = Header {
+                channel,
+                sequence,
+                index,
+                len,
+                class: class as u8,
+                ack: self.control.heard(),
+                ..header
+            };
+            return Some(Push { token, header, start: u64::from(index) * u64::from(self.terms.chunk) });
+        }
+        None
+    }
+
+    /// Returns where a chunk belongs that is about to come. If it has a place, follow with [`Link::landed`],
+    /// [`Link::damaged`] or [`Link::let_fall`].
+    pub fn begin_landing(&mut self, header: &Header) -> Landing<T> {
+        self.control.acknowledge(header.ack);
+        let Some(group) = self.groups.get_mut(&(header.channel, header.sequence)) else {
+            return Landing::Nowhere;
+        };
+        let (Some(local), None) = (&group.local, &group.stop) else { return Landing::Nowhere };
+        let Inbound::Landing(chunks) = &mut group.inbound else {
+            return if group.matched { Landing::Nowhere } else { Landing::Early };
+        };
+        let index = header.index;
+        if header.len == 0 || length(chunks.total, self.terms.chunk, index) != header.len {
+            return Landing::Nowhere;
+        }
+        if chunks.landed.has(index) || !chunks.landing.set(index) {
+            return Landing::Nowhere;
+        }
+        Landing::At(local.token.clone(), u64::from(index) * u64::from(self.terms.chunk))
+    }
+
+    fn landing_of(&mut self, at: GroupId) -> Option<&mut Chunks> {
+        match &mut self.groups.get_mut(&at)?.inbound {
+            Inbound::Landing(chunks) => Some(chunks),
+            _ => None,
+        }
+    }
+
+    /// Says that a chunk is in place, and returns whether it counts: not if the group was given up meanwhile.
+    pub fn landed(&mut self, header: &Header) -> bool {
+        let at = (header.channel, header.sequence);
+        if self.groups.get(&at).is_none_or(|group| group.stop.is_some()) {
+            return false;
+        }
+        let Some(chunks) = self.landing_of(at) else { return false };
+        chunks.landing.unset(header.index);
+        if chunks.landed.set(header.index) {
+            chunks.left -= 1;
+            if chunks.left == 0 {
+                self.received(at);
+            }
+        }
+        true
+    }
+
+    /// Says that a chunk came damaged: it is asked for once more; the second time the group cannot be completed.
+    pub fn damaged(&mut self, header: &Header) {
+        let at = (header.channel, header.sequence);
+        let Some(chunks) = self.landing_of(at) else { return };
+        chunks.landing.unset(header.index);
+        if chunks.damaged.set(header.index) {
+            let (channel, sequence) = at;
+            self.tell(
+                Header { channel, sequence, index: header.index, ..self.header(Kind::Damaged) },
+                Vec::new(),
+            );
+        } else if let Some(local) = self.groups.get(&at).and_then(|group| group.local.as_ref()) {
+            self.outputs.push(Output::Damaged(local.token.clone(), header.index));
+        }
+    }
+
+    /// Says that a chunk that had begun will not come on this lane.
+    pub fn let_fall(&mut self, header: &Header) {
+        if let Some(chunks) = self.landing_of((header.channel, header.sequence)) {
+            chunks.landing.unset(header.index);
+        }
+    }
+
+    pub(super) fn on_damaged(&mut self, at: GroupId, index: u32) {
+        self.send_again(at, |chunk, _| chunk == index);
+    }
+
+    pub(super) fn on_have(&mut self, at: GroupId, lane: u16, first: u32, bitmap: &[u8]) {
+        self.send_again(at, |chunk, by| {
+            let bit = chunk.checked_sub(first).filter(|_| by == lane);
+            bit.and_then(|bit| Some(bitmap.get(bit as usize / 8)? >> (bit % 8) & 1 == 0)).unwrap_or(false)
+        });
+    }
+
+    /// Sends those chunks again that were sent and are chosen.
+    fn send_again(&mut self, at: GroupId, chosen: impl Fn(u32, u16) -> bool) {
+        let Some(group) = self.groups.get_mut(&at).filter(|group| group.stop.is_none()) else { return };
+        let (Outbound::Pushing(out), Some(local)) = (&mut group.out, &group.local) else { return };
+        let idle = out.again.is_empty() && out.next as usize == out.lanes.len();
+        for chunk in 0..out.next {
+            let lane = &mut out.lanes[chunk as usize];
+            if *lane != NONE && chosen(chunk, *lane) {
+                *lane = NONE;
+                out.again.push(chunk);
+            }
+        }
+        if idle && !out.again.is_empty() {
+            self.schedule.add(local.class, at);
+        }
+    }
+
+    /// Says that a lane on which this side sent is gone. The peer is asked what came.
+    pub fn lane_lost(&mut self, lane: u16) {
+        self.tell(Header { lane, ..self.header(Kind::Lost) }, Vec::new());
+    }
+
+    /// Says that nothing comes any more from a lane that the peer has lost, and tells the peer what has.
+    pub fn lane_closed(&mut self, lane: u16) {
+        let mut told = Vec::new();
+        for (at, group) in &self.groups {
+            if let Inbound::Landing(chunks) = &group.inbound
+                && group.stop.is_none()
+            {
+                for (part, words) in chunks.landed.0.chunks(HAVE_WORDS).enumerate() {
+                    let bitmap: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                    told.push((*at, (part * HAVE_WORDS * 64) as u32, bitmap));
+                }
+            }
+        }
+        for ((channel, sequence), index, bitmap) in told {
+            self.tell(Header { channel, sequence, lane, index, ..self.header(Kind::Have) }, bitmap);
+        }
+    }
+
+    /// Checks what must always hold.
+    #[cfg(test)]
+    pub fn audit(&self) {
+        for group in self.groups.values() {
+            if let Inbound::Landing(chunks) = &group.inbound {
+                let both = chunks.landed.0.iter().zip(&chunks.landing.0).any(|(a, b)| a & b != 0);
+                assert!(!both, "a chunk lands that has landed");
+                assert!(group.matched, "something lands in a group that is not matched");
+                let landed: u32 = chunks.landed.0.iter().map(|word| word.count_ones()).sum();
+                assert_eq!(landed + chunks.left, chunks::chunks(chunks.total, self.terms.chunk));
+            }
+        }
+        let locals = self.groups.values().filter(|group| group.local.is_some()).count();
+        assert_eq!(locals, self.launched, "launches are counted");
+        let inline = self.groups.values().filter(|group| group.out == Outbound::Inline).count();
+        assert_eq!(inline, self.inline_pending, "inline groups are counted");
+        let held = self.groups.values().filter_map(|group| group.remote.as_ref()?.inline.as_ref()).count();
+        assert_eq!(held, self.inline_held, "inline bytes are counted");
+        self.audit_departure();
+    }
+}

@@ -1,0 +1,213 @@
+//! Peers that know no rules, or never stop.
+
+use super::*;
+use crate::protocol::frame::{Header, Kind, flag};
+use crate::protocol::link::definition::Definition;
+use crate::protocol::link::state::*;
+use crate::protocol::link::*;
+use std::sync::Arc;
+
+/// What a link holds of what a peer sent, in bytes, roughly.
+fn held(link: &Link<usize>) -> usize {
+    let definition = |definition: &Arc<Definition>| 64 * (definition.entries.len() + 1);
+    let of_groups = |group: &Group<usize>| {
+        let remote = group.remote.as_ref();
+        let inline = remote.and_then(|remote| remote.inline.as_ref()).map_or(0, Vec::len);
+        size_of::<Group<usize>>() + inline + group.given_up.as_ref().map_or(0, String::len)
+    };
+    link.groups.values().map(of_groups).sum::<usize>()
+        + link.remote.values().map(definition).sum::<usize>()
+        + link.withdrawn.iter().map(definition).sum::<usize>()
+        + link.control.unheard()
+        + link.partial.as_ref().map_or(0, |(_, bytes)| bytes.len())
+}
+
+const KINDS: [Kind; 23] = [
+    Kind::Define,
+    Kind::Undefine,
+    Kind::Go,
+    Kind::Ready,
+    Kind::Stop,
+    Kind::Stopped,
+    Kind::Done,
+    Kind::Damaged,
+    Kind::Lost,
+    Kind::Have,
+    Kind::Ping,
+    Kind::Pong,
+    Kind::Data,
+    Kind::Ack,
+    Kind::Region,
+    Kind::Unregion,
+    Kind::Push,
+    Kind::Switch,
+    Kind::Leave,
+    Kind::Agree,
+    Kind::Refuse,
+    Kind::Gone,
+    Kind::Stay,
+];
+
+/// A link with a few launches, for a peer that knows no rules.
+fn victim(random: &mut fastrand::Rng) -> Link<usize> {
+    let terms = Terms { chunk: CHUNK, fetch: random.bool(), lasting: random.bool() };
+    let mut link = Link::new(member(0), member(1), terms, Numbers::default());
+    for token in 0..4 {
+        let definition = link.define(Definition::new(vec![entry(1, 0, 90, 1, 0), entry(2, 1, 120, 2, 0)]));
+        let (source, destination, class) = (true, random.bool(), Class::Normal);
+        let at = link.numbers.take(0);
+        assert!(link.launch(Launching { token, definition, at, class, source, destination, inline: None }));
+    }
+    link
+}
+
+#[test]
+fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
+    let list = |here| Definition::new(vec![entry(1, 0, 90, 1, here), entry(2, 1, 120, 2, here)]).encode();
+    let mut violations = 0;
+    for seed in 0..3000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut link = victim(&mut random);
+        let mut number = 0;
+        for _ in 0..random.usize(1..300) {
+            let kind = KINDS[random.usize(0..KINDS.len())];
+            number += 1;
+            let mut header = Header {
+                flags: random.u8(0..32),
+                lane: random.u16(0..3),
+                channel: random.u32(0..2),
+                index: random.u32(0..9),
+                sequence: random.u64(0..6),
+                control: number,
+                ack: random.u32(0..40),
+                ..Header::new(kind, member(1), member(0))
+            };
+            let mut payload = match random.u8(0..4) {
+                0 => list(1),
+                1 => vec![random.u8(..); random.usize(0..300)],
+                _ => Vec::new(),
+            };
+            if kind == Kind::Define {
+                header.flags &= !flag::MORE | if random.bool() { flag::MORE } else { 0 };
+            }
+            if random.u8(0..20) == 0 {
+                header.index = random.u32(..);
+                header.sequence = random.u64(..);
+                payload.truncate(random.usize(0..=payload.len()));
+            }
+            if random.u8(0..40) == 0 {
+                header.control = random.u32(..);
+            }
+            if kind == Kind::Data {
+                header.len = random.u32(0..20);
+                if let Landing::At(token, start) = link.begin_landing(&header) {
+                    assert!(start + u64::from(header.len) <= 120);
+                    match random.u8(0..3) {
+                        0 => drop(link.landed(&header)),
+                        1 => link.damaged(&header),
+                        _ => link.let_fall(&header),
+                    }
+                    let _launch = token;
+                }
+                number -= 1;
+            } else if link.receive(&header, payload).is_err() {
+                violations += 1;
+                break;
+            }
+            for output in link.outputs() {
+                match output {
+                    Output::StoppedByPeer(token, _) => drop(link.quiesced((0, token as u64))),
+                    Output::Fetch(token, _) | Output::Inline(token, _) if random.bool() => {
+                        link.received((0, token as u64))
+                    }
+                    Output::CloseLane(lane) => link.lane_closed(lane),
+                    _ => {}
+                }
+            }
+            while random.bool() && link.next_control(true).is_some() {}
+            while random.bool() && link.next_chunk(1).is_some() {}
+            link.audit();
+        }
+        assert!(held(&link) < 4 << 20, "seed {seed}: {} bytes", held(&link));
+    }
+    assert!(violations > 1000);
+}
+
+/// The frames of one round.
+type Flood = Box<dyn FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>>;
+
+/// Sends frames of one kind until the link has had enough, or a million of them.
+fn flood(lasting: bool, mut next: impl FnMut(u64, Header) -> Vec<(Header, Vec<u8>)>) -> (usize, bool) {
+    let mut link: Link<usize> =
+        Link::new(member(0), member(1), Terms { chunk: CHUNK, fetch: false, lasting }, Numbers::default());
+    let mut control = 0;
+    let mut most = 0;
+    for round in 0..1_100_000 {
+        for (mut header, payload) in next(round, Header::new(Kind::Ping, member(1), member(0))) {
+            control += 1;
+            header.control = control;
+            let refused = link.receive(&header, payload).is_err();
+            if round % (1 << 17) == 0 || refused {
+                most = most.max(held(&link));
+            }
+            if refused {
+                return (most, true);
+            }
+            link.outputs();
+        }
+    }
+    (most.max(held(&link)), false)
+}
+
+#[test]
+fn whatever_a_peer_sends_without_end_takes_only_so_much_memory() {
+    const BOUND: usize = 400 << 20;
+    let small = Definition::new(vec![entry(1, 1, 4000, 1, 1)]).encode();
+    let wide: Vec<u8> = Definition::new((0..1000).map(|key| entry(key, 1, 10, 1, 1)).collect()).encode();
+    let of = |kind, header: Header| Header { kind, ..header };
+    let floods: [(&str, Flood); 6] = [
+        ("pings", Box::new(move |_, header| vec![(header, Vec::new()); 4])),
+        (
+            "definitions of nothing",
+            Box::new(move |n, header| {
+                vec![(Header { index: n as u32 + 1, ..of(Kind::Define, header) }, Vec::new()); 1]
+            }),
+        ),
+        ("launches with their bytes", {
+            let small = small.clone();
+            Box::new(move |n, header| {
+                let define = (Header { index: 1, ..of(Kind::Define, header) }, small.clone());
+                let header = Header { index: 1, flags: flag::INLINE, sequence: n, ..of(Kind::Go, header) };
+                let go = (header, vec![1; 4000]);
+                if n == 0 { vec![define, go] } else { vec![go] }
+            })
+        }),
+        (
+            "launches of lists that are withdrawn",
+            Box::new(move |n, header| {
+                let index = n as u32 + 1;
+                let define = (Header { index, ..of(Kind::Define, header) }, wide.clone());
+                let go = (Header { index, sequence: n, ..of(Kind::Go, header) }, Vec::new());
+                let undefine = (Header { index, ..of(Kind::Undefine, header) }, Vec::new());
+                vec![define, go, undefine]
+            }),
+        ),
+        (
+            "launches that are given up",
+            Box::new(move |n, header| {
+                vec![(Header { sequence: n, ..of(Kind::Stop, header) }, vec![b'x'; 2000])]
+            }),
+        ),
+        (
+            "one definition without end",
+            Box::new(move |_, header| {
+                vec![(Header { index: 1, flags: flag::MORE, ..of(Kind::Define, header) }, vec![0; 4800])]
+            }),
+        ),
+    ];
+    for (what, next) in floods {
+        let (most, refused) = flood(what.len() % 2 == 0, next);
+        println!("{what}: at most {} KiB, refused: {refused}", most >> 10);
+        assert!(most < BOUND && refused, "{what}: {most} bytes, refused: {refused}");
+    }
+}

@@ -1,0 +1,366 @@
+//! The world of a simulation: two sides, what is between them, and a model of what each launch may have seen.
+
+use super::*;
+use crate::protocol::frame::{Header, Kind};
+use crate::protocol::link::definition::{Definition, Entry};
+use crate::protocol::link::*;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+/// A launch as its side sees it.
+#[derive(Default)]
+pub(super) struct Launched {
+    pub(super) plan: usize,
+    pub(super) at: GroupId,
+    /// On which connection.
+    pub(super) on: usize,
+    pub(super) sends: u64,
+    pub(super) receives: u64,
+    pub(super) matched: bool,
+    pub(super) sent: bool,
+    pub(super) differs: bool,
+    /// First bytes of the chunks that are in place; the whole for what was fetched or came inline.
+    pub(super) landed: BTreeSet<u64>,
+    pub(super) arrived: u64,
+    pub(super) failed: bool,
+    /// `Link::quiesced` was called.
+    pub(super) quiesced: bool,
+    pub(super) peer_quiet: bool,
+    pub(super) ready: (bool, bool),
+    pub(super) fetching: bool,
+    pub(super) over: bool,
+    /// Its number was taken, and nothing was launched.
+    pub(super) withdrawn: bool,
+}
+
+impl Launched {
+    pub(super) fn complete(&self) -> bool {
+        !self.failed && self.sent && self.matched && self.arrived == self.receives
+    }
+}
+
+pub(super) struct Side {
+    pub(super) numbers: Numbers,
+    /// The connection that it knows of.
+    pub(super) knows: Option<usize>,
+    /// Those that it keeps, to launch or not.
+    pub(super) kept: Vec<usize>,
+    pub(super) launched: Vec<Launched>,
+    /// What is planned and not yet asked for, of each channel.
+    pub(super) planned: BTreeMap<u32, VecDeque<usize>>,
+    /// Plans that have their number, and are launched at some later time, in any order.
+    pub(super) taken: Vec<(usize, GroupId)>,
+    /// Definitions that are still there, and on which connection.
+    pub(super) defined: Vec<(usize, u32)>,
+    pub(super) fetches: Vec<usize>,
+}
+
+/// A frame as it was first said.
+pub(super) type Said = (Kind, GroupId, u32, Vec<u8>);
+
+/// A connection: a link on each side, and what is between them.
+pub(super) struct Between {
+    pub(super) links: [Link<usize>; 2],
+    /// Which sides have let go of it.
+    pub(super) ended: [bool; 2],
+    pub(super) lanes: Vec<Lane>,
+    pub(super) next_lane: u16,
+    /// Control frames under way to each end; none while the connection is lost.
+    pub(super) control: Option<[VecDeque<Frame>; 2]>,
+    /// Every control frame that each side has said, by its number.
+    pub(super) said: [HashMap<u32, Said>; 2],
+    pub(super) heard: [u32; 2],
+}
+
+/// A lane as its two ends see it.
+pub(super) struct Lane {
+    pub(super) id: u16,
+    /// Whether bytes still pass.
+    pub(super) whole: bool,
+    /// Whether the end has not noticed that they do not.
+    pub(super) open: [bool; 2],
+    /// Under way to each end: header, whether damaged.
+    pub(super) wire: [VecDeque<(Header, bool)>; 2],
+    /// Half received at each end.
+    pub(super) half: [Option<(Header, usize, bool)>; 2],
+}
+
+pub(super) struct Plan {
+    pub(super) channel: u32,
+    pub(super) definitions: [Vec<Entry>; 2],
+    pub(super) same: bool,
+}
+
+pub(super) struct Story {
+    pub(super) random: fastrand::Rng,
+    pub(super) lasting: bool,
+    pub(super) sides: [Side; 2],
+    pub(super) plans: Vec<Plan>,
+    pub(super) terms: Terms,
+    pub(super) connections: Vec<Between>,
+    pub(super) stopping: bool,
+    pub(super) leaving: bool,
+    pub(super) harm: bool,
+    /// How many connections both sides let go of; how often one of them used it and said so, or used it before the other
+    /// could decide; how often both asked at once.
+    pub(super) left: [usize; 4],
+}
+
+pub(super) fn plan(random: &mut fastrand::Rng) -> Plan {
+    let channel = random.u32(0..3);
+    let count = random.u64(1..4);
+    let mut entries: Vec<(u64, u32, u64, u64)> = (0..count)
+        .map(|key| (key, random.u32(0..2), if random.u8(0..5) == 0 { 0 } else { random.u64(0..150) }, key))
+        .collect();
+    let mine = |list: &[(u64, u32, u64, u64)], here| {
+        list.iter().map(|&(key, from, bytes, print)| entry(key, from, bytes, print, here)).collect()
+    };
+    let first = mine(&entries, 0);
+    let same = random.u8(0..12) > 0;
+    if !same {
+        match random.u8(0..4) {
+            0 => entries[0].0 += 100,
+            1 => entries[0].2 += 1,
+            2 => entries[0].3 += 1,
+            _ => entries.push((50, 0, 10, 1)),
+        }
+    }
+    Plan { channel, definitions: [first, mine(&entries, 1)], same }
+}
+
+impl Story {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let lasting = random.u8(0..3) == 0;
+        let fetch = lasting && random.bool();
+        let plans: Vec<_> = (0..random.usize(1..24)).map(|_| plan(&mut random)).collect();
+        let side = || {
+            let mut planned: BTreeMap<u32, VecDeque<usize>> = BTreeMap::new();
+            for (at, plan) in plans.iter().enumerate() {
+                planned.entry(plan.channel).or_default().push_back(at);
+            }
+            Side {
+                numbers: Numbers::default(),
+                knows: None,
+                kept: Vec::new(),
+                launched: Vec::new(),
+                planned,
+                taken: Vec::new(),
+                defined: Vec::new(),
+                fetches: Vec::new(),
+            }
+        };
+        let sides = [side(), side()];
+        let harm = random.u8(0..4) > 0;
+        let stopping = random.u8(0..3) > 0;
+        let leaving = random.u8(0..3) > 0;
+        let terms = Terms { chunk: CHUNK, fetch, lasting };
+        let connections = Vec::new();
+        let mut story =
+            Self { random, lasting, sides, plans, terms, connections, stopping, leaving, harm, left: [0; 4] };
+        story.connect(0);
+        story
+    }
+
+    /// A side makes a connection. The other side learns of it at once, and lets go of another that it knows of.
+    pub(super) fn connect(&mut self, side: usize) -> usize {
+        let on = self.connections.len();
+        let links = [0, 1].map(|me: u32| {
+            let numbers = self.sides[me as usize].numbers.clone();
+            Link::new(member(me), member(1 - me), self.terms, numbers)
+        });
+        self.connections.push(Between {
+            links,
+            ended: [false; 2],
+            lanes: Vec::new(),
+            next_lane: 0,
+            control: Some(Default::default()),
+            said: Default::default(),
+            heard: [0; 2],
+        });
+        for _ in 0..self.random.usize(1..4) {
+            self.open_lane(on);
+        }
+        if let Some(old) = self.sides[1 - side].knows {
+            self.end(1 - side, old);
+        }
+        self.sides.iter_mut().for_each(|side| side.knows = Some(on));
+        on
+    }
+
+    /// A side lets go of a connection.
+    pub(super) fn end(&mut self, side: usize, on: usize) {
+        let between = &mut self.connections[on];
+        if !std::mem::replace(&mut between.ended[side], true) {
+            assert!(!between.links[side].keep(), "it ends without this side's leave");
+            assert!(between.links[side].drain().is_empty(), "a launch ends with its connection");
+            self.left[0] += usize::from(between.ended == [true; 2]);
+        }
+        self.sides[side].knows.take_if(|knows| *knows == on);
+    }
+
+    pub(super) fn open_lane(&mut self, on: usize) {
+        let between = &mut self.connections[on];
+        let id = between.next_lane;
+        between.next_lane += 1;
+        let (wire, half) = Default::default();
+        between.lanes.push(Lane { id, whole: true, open: [true; 2], wire, half });
+    }
+
+    pub(super) fn take(&mut self, side: usize) {
+        let channels: Vec<u32> =
+            self.sides[side].planned.iter().filter(|(_, list)| !list.is_empty()).map(|(c, _)| *c).collect();
+        let Some(channel) = self.random.choice(channels) else { return };
+        let here = &mut self.sides[side];
+        let Some(number) = here.planned.get_mut(&channel).and_then(VecDeque::pop_front) else { return };
+        here.taken.push((number, here.numbers.take(channel)));
+    }
+
+    pub(super) fn withdraw(&mut self, side: usize, (plan, at): (usize, GroupId)) {
+        let here = &mut self.sides[side];
+        let done = Launched { plan, at, ready: (true, true), withdrawn: true, ..Launched::default() };
+        here.launched.push(Launched { failed: true, quiesced: true, peer_quiet: true, ..done });
+        here.numbers.close(at);
+        // Told at once, or when the peer launches its own.
+        let at_once = self.random.bool();
+        for between in self.connections.iter_mut().filter(|between| !between.ended[side]) {
+            let link = &mut between.links[side];
+            if at_once || link.groups.contains_key(&at) {
+                link.withdraw(at, NEVER);
+            }
+        }
+    }
+
+    /// Keeps the connection that a side is to launch on, which may have to be made; none while the peer decides whether
+    /// that which there is stays.
+    pub(super) fn keep(&mut self, side: usize) -> Option<usize> {
+        let Some(on) = self.sides[side].knows else {
+            let on = self.connect(side);
+            assert!(self.connections[on].links[side].keep());
+            return Some(on);
+        };
+        if self.connections[on].links[side].keep() {
+            return Some(on);
+        }
+        if self.connections[on].links[side].is_gone() {
+            self.sides[side].knows = None;
+            return self.keep(side);
+        }
+        None
+    }
+
+    pub(super) fn kept(&mut self, side: usize) {
+        let here = &mut self.sides[side];
+        if here.kept.is_empty() || self.random.u8(0..3) == 0 {
+            let kept = self.keep(side);
+            self.sides[side].kept.extend(kept);
+        } else {
+            let on = here.kept.swap_remove(self.random.usize(0..here.kept.len()));
+            self.connections[on].links[side].release();
+        }
+    }
+
+    /// Whether it did something.
+    pub(super) fn launch(&mut self, side: usize) -> bool {
+        if self.sides[side].taken.is_empty() || self.random.bool() {
+            self.take(side);
+        }
+        let count = self.sides[side].taken.len();
+        if count == 0 {
+            return false;
+        }
+        let place = self.random.usize(0..count);
+        if self.stopping && self.random.u8(0..12) == 0 {
+            let taken = self.sides[side].taken.swap_remove(place);
+            self.withdraw(side, taken);
+            return true;
+        }
+        let Some(on) = self.keep(side) else { return false };
+        let (number, at) = self.sides[side].taken.swap_remove(place);
+        let definition = Definition::new(self.plans[number].definitions[side].clone());
+        let (sends, receives) = (definition.sent, definition.received);
+        let (here, link) = (&mut self.sides[side], &mut self.connections[on].links[side]);
+        let definition = link.define(definition);
+        link.release();
+        let ready = (self.random.bool(), self.random.bool());
+        let token = here.launched.len();
+        let inline = (ready.0 && self.random.bool() && link.inlines(sends)).then(|| vec![7; sends as usize]);
+        let class = Class::ALL[self.random.usize(0..3)];
+        let (source, destination) = ready;
+        here.launched.push(Launched { plan: number, sends, receives, ready, on, ..Launched::default() });
+        here.launched[token].at = at;
+        assert!(link.launch(Launching { token, definition, at, class, source, destination, inline }));
+        // What was launched can be launched again as long as it is defined.
+        if !self.leaving && self.random.bool() || self.leaving && self.random.u8(0..10) > 0 {
+            link.undefine(definition);
+        } else {
+            here.defined.push((on, definition));
+        }
+        self.perform(side, on);
+        true
+    }
+
+    pub(super) fn undefine(&mut self, side: usize) {
+        if let Some((on, definition)) = self.sides[side].defined.pop()
+            && !self.connections[on].ended[side]
+        {
+            self.connections[on].links[side].undefine(definition);
+        }
+    }
+
+    pub(super) fn link(&mut self, side: usize, token: usize) -> &mut Link<usize> {
+        let on = self.sides[side].launched[token].on;
+        &mut self.connections[on].links[side]
+    }
+
+    pub(super) fn give_up(&mut self, side: usize, token: usize) {
+        let launched = &self.sides[side].launched[token];
+        let (on, at) = (launched.on, launched.at);
+        if launched.withdrawn || self.connections[on].ended[side] {
+            return;
+        }
+        if !self.connections[on].links[side].stop(at, "enough") {
+            self.peer_is_quiet(side, token);
+        }
+        self.fail(side, token);
+    }
+
+    /// It is claimed that nothing can land at the peer any more.
+    pub(super) fn peer_is_quiet(&mut self, side: usize, token: usize) {
+        let launched = &mut self.sides[side].launched[token];
+        launched.peer_quiet = true;
+        let at = launched.at;
+        if let Some(other) = self.sides[1 - side].launched.iter().find(|other| other.at == at) {
+            // Of lists that differ nothing ever lands.
+            let over = other.quiesced || other.arrived == other.receives || !self.plans[other.plan].same;
+            assert!(over, "a stop is proven while bytes can land");
+        }
+    }
+
+    pub(super) fn fail(&mut self, side: usize, token: usize) {
+        let launched = &mut self.sides[side].launched[token];
+        if !launched.complete() {
+            launched.failed = true;
+        }
+        // What was complete stays so; but no visit begins any more.
+        launched.failed |= launched.arrived < launched.receives;
+        self.quiet(side, token);
+    }
+
+    pub(super) fn quiet(&mut self, side: usize, token: usize) {
+        let launched = &mut self.sides[side].launched[token];
+        if launched.failed && !launched.fetching && !launched.quiesced {
+            launched.quiesced = true;
+            let at = launched.at;
+            if let Some(token) = self.link(side, token).quiesced(at) {
+                self.over(side, token);
+            }
+        }
+    }
+
+    /// Nothing more will be said of a launch.
+    pub(super) fn over(&mut self, side: usize, token: usize) {
+        let launched = &mut self.sides[side].launched[token];
+        assert!(!launched.over && (launched.complete() || launched.quiesced || launched.differs));
+        launched.over = true;
+    }
+}

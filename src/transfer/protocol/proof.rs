@@ -1,0 +1,73 @@
+//! The proofs of a handshake: that a side knows the cluster token.
+
+use std::num::NonZeroU32;
+
+use subtle::ConstantTimeEq as _;
+
+use super::hello::{CHECKSUM, PROOF, is_sealed, seal};
+
+/// How many hashes the key is made with: what one guess of a token costs.
+const ITERATIONS: NonZeroU32 = NonZeroU32::new(100_000).expect("it is not zero");
+
+/// The roles in a handshake, as proofs name them. All have one length, so that no two inputs of a proof can be equal.
+pub const DIALLER: &[u8; 9] = b"dialler 3";
+/// See `DIALLER`.
+pub const ACCEPTOR: &[u8; 9] = b"accepts 3";
+/// See `DIALLER`.
+pub const CONFIRMS: &[u8; 9] = b"confirm 3";
+
+/// The key that a cluster token gives.
+pub struct Key(ring::hmac::Key);
+
+impl Key {
+    /// Takes some milliseconds, on purpose.
+    pub fn new(token: &[u8]) -> Self {
+        let mut derived = [0; 32];
+        let algorithm = ring::pbkdf2::PBKDF2_HMAC_SHA256;
+        ring::pbkdf2::derive(algorithm, ITERATIONS, b"muster transfer token", token, &mut derived);
+        Self(ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &derived))
+    }
+}
+
+/// Every message of a handshake so far, without checksums, as proofs cover them.
+pub struct Transcript<'a> {
+    /// The key of this side.
+    pub key: Option<&'a Key>,
+    /// All messages so far.
+    pub said: Vec<u8>,
+}
+
+impl<'a> Transcript<'a> {
+    /// Begins with an opening and a challenge.
+    pub fn new(key: Option<&'a Key>, opening: &[u8], challenge: &[u8]) -> Self {
+        Self { key, said: [opening, challenge].concat() }
+    }
+
+    /// Returns the proof of a role that says this now.
+    pub fn prove(&mut self, role: &[u8], terms: &[u8]) -> [u8; PROOF] {
+        self.said.extend_from_slice(terms);
+        let mut proof = [0; PROOF];
+        if let Some(Key(key)) = self.key {
+            let mut context = ring::hmac::Context::with_key(key);
+            context.update(role);
+            context.update(&self.said);
+            proof.copy_from_slice(context.sign().as_ref());
+        }
+        proof
+    }
+
+    /// Makes the message of these terms, with its proof.
+    pub fn write<const LENGTH: usize>(&mut self, role: &[u8], terms: &[u8]) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        bytes[..terms.len()].copy_from_slice(terms);
+        bytes[terms.len()..terms.len() + PROOF].copy_from_slice(&self.prove(role, terms));
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// Returns whether the proof of a message is right, without telling by its time where it differs. None if it came damaged.
+    pub fn verify<const LENGTH: usize>(&mut self, role: &[u8], bytes: &[u8; LENGTH]) -> Option<bool> {
+        let (terms, proof) = bytes.get(..LENGTH - CHECKSUM)?.split_last_chunk::<PROOF>()?;
+        is_sealed(bytes).then(|| self.prove(role, terms).ct_eq(proof).into())
+    }
+}

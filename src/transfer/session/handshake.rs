@@ -1,0 +1,349 @@
+//! The handshake on a fresh wire, as a dialler and as an acceptor.
+//!
+//! What is said, and why it is safe, is in [`crate::protocol::hello`]. Nothing here knows connections: begin at [`dial`] and
+//! [`accept`].
+
+use std::io::{Read, Write};
+
+use crate::io::wire::WireError;
+use crate::protocol::hello::{
+    ANSWER, ANSWER_TERMS, Answer, CHALLENGE, CONFIRMATION, HELLO, Hello, NONCE_MESSAGE, Nonce, NonceError,
+    OPENING, VERSION, Verdict, check_nonce, refusal, seal, write_nonce,
+};
+use crate::protocol::proof::{ACCEPTOR, CONFIRMS, DIALLER, Key, Transcript};
+
+/// How an alert of TLS begins, and how long it is.
+const ALERT: ([u8; 2], usize) = ([21, 3], 7);
+
+/// Why two engines did not meet.
+#[derive(Debug, thiserror::Error)]
+pub enum HelloError {
+    /// The socket failed.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// The wire is not safe, or failed.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The other end speaks TLS only.
+    #[error("it speaks TLS only, and this engine has no certificates: give every engine some, or none")]
+    Secured,
+    /// What came is no hello.
+    #[error("the other end speaks another protocol")]
+    Protocol,
+    /// The other side has another version of this program.
+    #[error(
+        "it speaks version {} of the handshake and this engine version {}: run the same program everywhere",
+        char::from(*.0), char::from(VERSION)
+    )]
+    Version(u8),
+    /// The dialler has not proven that it knows the token.
+    #[error("the dialler does not know the cluster token")]
+    Unproven,
+    /// It was refused.
+    #[error("{}", refusal(*.0))]
+    Refused(Verdict),
+    /// The answerer does not know the token.
+    #[error("the other end does not know the cluster token")]
+    Impostor,
+}
+
+impl From<NonceError> for HelloError {
+    fn from(error: NonceError) -> Self {
+        match error {
+            NonceError::Protocol => Self::Protocol,
+            NonceError::Version(version) => Self::Version(version),
+        }
+    }
+}
+
+/// Dials on a socket that is connected and has time limits.
+pub fn dial(
+    socket: &mut (impl Read + Write),
+    hello: &Hello,
+    key: Option<&Key>,
+    nonce: &Nonce,
+) -> Result<Answer, HelloError> {
+    let opening = write_nonce(OPENING, nonce);
+    socket.write_all(&opening)?;
+    let mut challenge = [0; NONCE_MESSAGE];
+    // As much as an alert of TLS has, which is all that a peer sends that expects a TLS handshake.
+    let (head, rest) = challenge.split_at_mut(ALERT.1);
+    socket.read_exact(head)?;
+    if head.starts_with(&ALERT.0) {
+        return Err(HelloError::Secured);
+    }
+    socket.read_exact(rest)?;
+    check_nonce(CHALLENGE, &challenge)?;
+    let mut transcript = Transcript::new(key, &opening, &challenge);
+    socket.write_all(&transcript.write::<HELLO>(DIALLER, &hello.terms(key.is_some())))?;
+    let mut bytes = [0; ANSWER];
+    socket.read_exact(&mut bytes)?;
+    let proven = transcript.verify(ACCEPTOR, &bytes).ok_or(HelloError::Protocol)?;
+    let answer = Answer::read(&bytes).ok_or(HelloError::Protocol)?;
+    match answer.verdict {
+        // Nothing can prove it: the tokens differ.
+        Verdict::Token => return Err(HelloError::Refused(Verdict::Token)),
+        _ if !proven => return Err(HelloError::Impostor),
+        Verdict::Welcome => {}
+        refused => return Err(HelloError::Refused(refused)),
+    }
+    socket.write_all(&transcript.write::<CONFIRMATION>(CONFIRMS, &[]))?;
+    Ok(answer)
+}
+
+/// A dialler whose proof is right, or that needs none, and that waits for its answer.
+pub struct ProvenDialler<'a> {
+    /// What it says.
+    pub hello: Hello,
+    transcript: Transcript<'a>,
+}
+
+/// Reads what a dialler says, and verifies its proof.
+///
+/// # Errors
+/// [`HelloError::Unproven`] if it does not know the token: it waits for its [`refuse`]al.
+pub fn accept<'a>(
+    socket: &mut (impl Read + Write),
+    key: Option<&'a Key>,
+    nonce: &Nonce,
+) -> Result<ProvenDialler<'a>, HelloError> {
+    let mut opening = [0; NONCE_MESSAGE];
+    socket.read_exact(&mut opening)?;
+    let challenge = write_nonce(CHALLENGE, nonce);
+    let checked = check_nonce(OPENING, &opening);
+    if matches!(checked, Ok(()) | Err(NonceError::Version(_))) {
+        socket.write_all(&challenge)?;
+    }
+    checked?;
+    let mut transcript = Transcript::new(key, &opening, &challenge);
+    let mut bytes = [0; HELLO];
+    socket.read_exact(&mut bytes)?;
+    let proven = transcript.verify(DIALLER, &bytes).ok_or(HelloError::Protocol)?;
+    let (hello, token) = Hello::read(&bytes).ok_or(HelloError::Protocol)?;
+    if !proven || token != key.is_some() {
+        return Err(HelloError::Unproven);
+    }
+    Ok(ProvenDialler { hello, transcript })
+}
+
+/// Tells a dialler that it does not know the token.
+pub fn refuse(socket: &mut impl Write) -> Result<(), HelloError> {
+    let mut bytes = [0; ANSWER];
+    bytes[..ANSWER_TERMS].copy_from_slice(&Answer::UNPROVEN.terms());
+    seal(&mut bytes);
+    Ok(socket.write_all(&bytes)?)
+}
+
+impl ProvenDialler<'_> {
+    /// Answers, and waits until the dialler has confirmed that it goes on.
+    pub fn reply(mut self, socket: &mut (impl Read + Write), answer: &Answer) -> Result<(), HelloError> {
+        socket.write_all(&self.transcript.write::<ANSWER>(ACCEPTOR, &answer.terms()))?;
+        if answer.verdict != Verdict::Welcome {
+            return Err(HelloError::Refused(answer.verdict));
+        }
+        let mut bytes = [0; CONFIRMATION];
+        socket.read_exact(&mut bytes)?;
+        match self.transcript.verify(CONFIRMS, &bytes) {
+            Some(true) => Ok(()),
+            Some(false) => Err(HelloError::Unproven),
+            None => Err(HelloError::Protocol),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::base::identity::{Incarnation, Member, TaskId};
+    use crate::protocol::hello::{CHECKSUM, NONCE, PROOF};
+
+    fn hello() -> Hello {
+        let member = |task, n| Member { task: TaskId(task), incarnation: Incarnation::new(n).unwrap() };
+        Hello {
+            from: member(0, 1),
+            to: member(1, 2),
+            nonce: 3,
+            lane: 4,
+            control: true,
+            begins: true,
+            fetch: false,
+            checks: true,
+            chunk: 5,
+            heard: 6,
+            probe: 7,
+        }
+    }
+
+    fn answer(verdict: Verdict) -> Answer {
+        Answer { verdict, heard: 10, probe: 11, checks: true }
+    }
+
+    fn meet(here: Option<&[u8]>, there: Option<&[u8]>, verdict: Verdict) -> [Result<(), String>; 2] {
+        let (mut a, mut b) = UnixStream::pair().unwrap();
+        let [here, there] = [here, there].map(|token| token.map(Key::new));
+        std::thread::scope(|scope| {
+            let answering = scope.spawn(move || -> Result<(), HelloError> {
+                let heard =
+                    accept(&mut b, there.as_ref(), &[9; NONCE]).inspect_err(|_| refuse(&mut b).unwrap())?;
+                assert_eq!(heard.hello, hello());
+                heard.reply(&mut b, &answer(verdict))
+            });
+            let dialled = dial(&mut a, &hello(), here.as_ref(), &[8; NONCE])
+                .map(|told| assert_eq!(told, answer(Verdict::Welcome)));
+            drop(a);
+            let answered = answering.join().unwrap();
+            [dialled.map_err(|error| error.to_string()), answered.map_err(|error| error.to_string())]
+        })
+    }
+
+    #[test]
+    fn equal_tokens_meet_and_others_do_not() {
+        assert_eq!(meet(None, None, Verdict::Welcome), [Ok(()), Ok(())]);
+        assert_eq!(meet(Some(b"s"), Some(b"s"), Verdict::Welcome), [Ok(()), Ok(())]);
+        for (here, there) in [(None, Some(&b"s"[..])), (Some(&b"s"[..]), None), (Some(b"s"), Some(b"t"))] {
+            let [dialled, answered] = meet(here, there, Verdict::Welcome);
+            assert!(dialled.unwrap_err().contains("tokens differ"), "{here:?} {there:?}");
+            assert!(answered.unwrap_err().contains("does not know"), "{here:?} {there:?}");
+        }
+    }
+
+    /// Returns every message of a handshake between engines with these keys, in order.
+    fn messages(keys: [Option<&Key>; 2], nonces: [u8; 2]) -> [Vec<u8>; 5] {
+        let opening = write_nonce(OPENING, &[nonces[0]; NONCE]);
+        let challenge = write_nonce(CHALLENGE, &[nonces[1]; NONCE]);
+        let mut transcript = Transcript::new(keys[0], &opening, &challenge);
+        let hello = transcript.write::<HELLO>(DIALLER, &hello().terms(keys[0].is_some()));
+        transcript.key = keys[1];
+        let answer = transcript.write::<ANSWER>(ACCEPTOR, &answer(Verdict::Welcome).terms());
+        transcript.key = keys[0];
+        let confirmation = transcript.write::<CONFIRMATION>(CONFIRMS, &[]);
+        [opening.to_vec(), challenge.to_vec(), hello.to_vec(), answer.to_vec(), confirmation.to_vec()]
+    }
+
+    /// Plays one side's messages to the other side, whose nonce is this.
+    fn hears(key: Option<&Key>, nonce: u8, said: &[&[u8]]) -> Result<(), HelloError> {
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        near.write_all(&said.concat()).unwrap();
+        near.shutdown(std::net::Shutdown::Write).unwrap();
+        let heard = accept(&mut far, key, &[nonce; NONCE])?;
+        heard.reply(&mut far, &answer(Verdict::Welcome))
+    }
+
+    fn dials(key: Option<&Key>, nonce: u8, said: &[&[u8]]) -> Result<Answer, HelloError> {
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(&said.concat()).unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        dial(&mut near, &hello(), key, &[nonce; NONCE])
+    }
+
+    #[test]
+    fn messages_with_any_bit_changed_are_refused() {
+        let key = Key::new(b"s");
+        for key in [None, Some(&key)] {
+            let [opening, challenge, hello, answer, confirmation] = messages([key, key], [8, 9]);
+            assert!(hears(key, 9, &[&opening, &hello, &confirmation]).is_ok());
+            assert!(dials(key, 8, &[&challenge, &answer]).is_ok());
+            let changed = |message: &[u8], bit: usize| {
+                let mut message = message.to_vec();
+                message[bit / 8] ^= 1 << (bit % 8);
+                message
+            };
+            for bit in 0..8 * NONCE_MESSAGE {
+                assert!(hears(key, 9, &[&changed(&opening, bit), &hello, &confirmation]).is_err(), "{bit}");
+                assert!(dials(key, 8, &[&changed(&challenge, bit), &answer]).is_err(), "{bit}");
+            }
+            for bit in 0..8 * HELLO {
+                assert!(hears(key, 9, &[&opening, &changed(&hello, bit), &confirmation]).is_err(), "{bit}");
+            }
+            for bit in 0..8 * ANSWER {
+                assert!(dials(key, 8, &[&challenge, &changed(&answer, bit)]).is_err(), "{bit}");
+            }
+            for bit in 0..8 * CONFIRMATION {
+                assert!(hears(key, 9, &[&opening, &hello, &changed(&confirmation, bit)]).is_err(), "{bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_proof_counts_for_its_role_its_nonces_and_its_token_only() {
+        let (key, other) = (Key::new(b"s"), Key::new(b"t"));
+        let key = Some(&key);
+        let [opening, challenge, hello, answer, confirmation] = messages([key, key], [8, 9]);
+        // Played back to another nonce, on either side.
+        let unproven = |heard| matches!(heard, Err(HelloError::Unproven));
+        assert!(unproven(hears(key, 7, &[&opening, &hello, &confirmation])));
+        assert!(matches!(dials(key, 7, &[&challenge, &answer]), Err(HelloError::Impostor)));
+        // The proof of one role in the place of another: nothing that a side says is a proof for that side.
+        let with_proof = |message: &[u8], of: &[u8]| {
+            let mut message = message.to_vec();
+            let at = message.len() - PROOF - CHECKSUM;
+            let from = of.len() - PROOF - CHECKSUM;
+            message[at..at + PROOF].copy_from_slice(&of[from..from + PROOF]);
+            seal(&mut message);
+            message
+        };
+        assert!(unproven(hears(key, 9, &[&opening, &with_proof(&hello, &answer), &confirmation])));
+        assert!(unproven(hears(key, 9, &[&opening, &hello, &with_proof(&confirmation, &answer)])));
+        let reflected = dials(key, 8, &[&challenge, &with_proof(&answer, &hello)]);
+        assert!(matches!(reflected, Err(HelloError::Impostor)));
+        assert!(matches!(dials(key, 8, &[&opening, &answer]), Err(HelloError::Protocol)), "no challenge");
+        // Another token on the side that proves.
+        let [opening, challenge, hello, answer, confirmation] = messages([Some(&other); 2], [8, 9]);
+        assert!(unproven(hears(key, 9, &[&opening, &hello, &confirmation])));
+        assert!(matches!(dials(key, 8, &[&challenge, &answer]), Err(HelloError::Impostor)));
+    }
+
+    #[test]
+    fn a_dialler_that_proves_nothing_learns_a_version_and_a_nonce() {
+        let key = Key::new(b"s");
+        for hello in [[0; HELLO].to_vec(), messages([None, None], [8, 9])[2].clone()] {
+            let (mut near, mut far) = UnixStream::pair().unwrap();
+            near.write_all(&write_nonce(OPENING, &[8; NONCE])).unwrap();
+            near.write_all(&hello).unwrap();
+            assert!(accept(&mut far, Some(&key), &[9; NONCE]).is_err());
+            drop(far);
+            let mut told = Vec::new();
+            // Bytes that were sent and not read reset the socket.
+            let _gone = near.read_to_end(&mut told);
+            assert_eq!(told, write_nonce(CHALLENGE, &[9; NONCE]));
+        }
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        refuse(&mut far).unwrap();
+        drop(far);
+        let mut told = Vec::new();
+        near.read_to_end(&mut told).unwrap();
+        assert_eq!(told[0], 4);
+        assert!(told[1..ANSWER - CHECKSUM].iter().all(|byte| *byte == 0), "{told:?}");
+    }
+
+    #[test]
+    fn a_refusal_says_why_and_is_believed_from_the_peer_only() {
+        let now = Incarnation::new(77);
+        let [dialled, _] = meet(None, None, Verdict::NotMe(now));
+        assert!(dialled.unwrap_err().contains("000000000000004d"));
+        let (key, other) = (Key::new(b"s"), Key::new(b"t"));
+        let [_, challenge, ..] = messages([None, None], [8, 9]);
+        for liar in [None, Some(&other)] {
+            let mut transcript = Transcript::new(liar, &write_nonce(OPENING, &[8; NONCE]), &challenge);
+            transcript.said.extend_from_slice(&hello().terms(true));
+            let refusal = transcript.write::<ANSWER>(ACCEPTOR, &answer(Verdict::NotMe(now)).terms());
+            let told = dials(Some(&key), 8, &[&challenge, &refusal]);
+            assert!(matches!(told, Err(HelloError::Impostor)), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut opening = write_nonce(OPENING, &[8; NONCE]);
+        opening[7] = b'4';
+        seal(&mut opening);
+        let told = hears(None, 9, &[&opening]).unwrap_err().to_string();
+        assert!(told.contains("version 4") && told.contains("version 3"), "{told}");
+        let mut challenge = write_nonce(CHALLENGE, &[9; NONCE]);
+        challenge[7] = b'4';
+        let told = dials(None, 8, &[&challenge]).unwrap_err().to_string();
+        assert!(told.contains("version 4"), "{told}");
+    }
+}

@@ -1,0 +1,118 @@
+//! What launches and the threads that fetch ask of a connection.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::connection::Connection;
+use crate::base::error::TransferError;
+use crate::base::sync::lock;
+use crate::base::transport::TransportKind;
+use crate::io::fetch::{FetchHost, PeerMemory};
+use crate::io::ring::Outbox;
+use crate::launch::peer_launch::{PeerLaunch, give_up};
+use crate::launch::session_handle::SessionHandle;
+use crate::protocol::link::GroupId;
+use crate::protocol::link::definition::Source;
+
+impl SessionHandle for Connection {
+    fn add_send_waiter(&self) {
+        self.send_waiters.fetch_add(1, Ordering::SeqCst);
+        if let Some(inbox) = &self.inbox {
+            inbox.note_send_waiter();
+        }
+    }
+
+    fn remove_send_waiter(&self) {
+        self.send_waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn wake_lanes(&self) {
+        for lane in self.lanes() {
+            self.pump_deferred(&lane);
+        }
+    }
+
+    fn wake_poller(&self) {
+        if let Some(inbox) = &self.inbox {
+            inbox.wake();
+        }
+    }
+
+    fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool {
+        self.poll_ring_until(until, soon, done)
+    }
+
+    fn mark_ready(&self, at: GroupId) {
+        lock(&self.link).ready(at, true, true);
+        self.perform();
+    }
+
+    fn stop(&self, at: GroupId, why: &str) -> bool {
+        let stopped = self.over.get().is_none() && lock(&self.link).stop(at, why);
+        if stopped {
+            self.wake_held();
+        }
+        stopped
+    }
+
+    fn mark_quiesced(&self, at: GroupId) {
+        // Dropped without the lock: its memory may go with it.
+        let over = lock(&self.link).quiesced(at);
+        drop(over);
+        self.flush(0);
+    }
+
+    fn end(&self, error: TransferError) {
+        self.close(error);
+    }
+}
+
+impl FetchHost for Connection {
+    fn pid(&self) -> Option<i32> {
+        self.pid
+    }
+
+    fn peer_memory(&self, source: Source) -> Option<Arc<PeerMemory>> {
+        match source {
+            Source::Region(id, _) => lock(&self.shared).get(&id).cloned().flatten(),
+            _ => None,
+        }
+    }
+
+    fn can_fetch(&self) -> bool {
+        self.outbox.get().is_some()
+    }
+
+    fn fetch_counts(&self) -> bool {
+        self.outbox.get().is_some_and(Outbox::is_valid) && self.over.get().is_none()
+    }
+
+    fn fetch_is_late(&self, launch: &Arc<PeerLaunch>) {
+        let how = "its memory was let go of while it was read".to_owned();
+        give_up(launch, TransferError::PeerDead { member: self.peer, how });
+    }
+
+    fn fetch_failed(&self, launch: &Arc<PeerLaunch>, kind: TransportKind, error: Errno, nothing_yet: bool) {
+        let Some(at) = launch.group() else { return };
+        if nothing_yet && error != Errno::SRCH {
+            lock(&self.link).push_instead(at);
+            self.counts.fallbacks.fetch_add(1, Ordering::Relaxed);
+            self.perform();
+        } else {
+            let why = error.to_string();
+            give_up(launch, TransferError::Transport { transport: kind, member: self.peer, why });
+        }
+    }
+
+    fn fetched(&self, at: GroupId) {
+        lock(&self.link).received(at);
+        self.perform();
+    }
+
+    fn count_received(&self, kind: TransportKind, bytes: u64) {
+        self.count(kind, true, bytes);
+    }
+}

@@ -1,0 +1,247 @@
+//! What a connection does because its link says so, and how what there is to say leaves.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use muster_clock as clock;
+
+use super::connection::Connection;
+use crate::base::error::TransferError;
+use crate::base::sync::lock;
+use crate::base::transport::TransportKind;
+use crate::io::fetch::FetchHost;
+use crate::io::lane::{Lane, Replies};
+use crate::io::ring::Inbox;
+use crate::launch::peer_launch::{OwnedAccessGuard, PeerLaunch, give_up};
+use crate::protocol::link::{Difference, Output};
+
+/// The launching thread sends launches of no more than this; the reactors send all others.
+const SEND_AT_ONCE: u64 = 64 << 10;
+
+impl Connection {
+    /// Does what the link asks for, and sends what there is.
+    pub(super) fn perform(&self) {
+        let mut replies = Replies::default();
+        self.perform_all(&mut replies);
+        self.send_replies(replies);
+    }
+
+    /// Does what the link asks for; what there is to say leaves by the reactor, with whatever else there is by then.
+    pub(super) fn perform_deferred(&self) {
+        let mut replies = Replies::default();
+        self.perform_all(&mut replies);
+        if !replies.landed.is_empty() {
+            return self.send_replies(replies);
+        }
+        let chunks = lock(&self.link).has_chunks();
+        for lane in self.lanes() {
+            if lane.control || chunks {
+                self.pump_deferred(&lane);
+            }
+        }
+    }
+
+    /// Does what the link asks for, until it asks for nothing.
+    pub(super) fn perform_all(&self, replies: &mut Replies) {
+        replies.due = true;
+        loop {
+            let outputs = {
+                let mut link = lock(&self.link);
+                replies.unused = link.is_unused();
+                link.outputs()
+            };
+            if outputs.is_empty() {
+                return;
+            }
+            for output in outputs {
+                self.perform_output(output, replies);
+            }
+        }
+    }
+
+    /// Sends what there is to say to frames that came together, and completes what they brought.
+    pub(super) fn send_replies(&self, replies: Replies) {
+        let Replies { due, sends, unused, landed } = replies;
+        if !due {
+            return;
+        }
+        self.flush(sends);
+        self.complete_landed(landed);
+        if unused && let Some(host) = self.host() {
+            host.connection_is_unused();
+        }
+    }
+
+    /// Completes launches whose arrival the peer has heard of by now: the program may end the process at once.
+    fn complete_landed(&self, landed: Vec<OwnedAccessGuard>) {
+        for guard in landed {
+            let launch = guard.launch();
+            launch.add_arrived(0, launch.lists.inbound.total());
+        }
+    }
+
+    fn perform_output(&self, output: Output<Arc<PeerLaunch>>, replies: &mut Replies) {
+        match output {
+            Output::Matched(launch) => {
+                launch.mark_matched();
+                self.wake_held();
+                replies.sends += launch.lists.outbound.total();
+            }
+            Output::Inline(launch, bytes) => self.place_inline(&launch, &bytes, replies),
+            Output::Fetch(launch, definition) => {
+                if let Some(this) = self.weak().upgrade() {
+                    let host: Arc<dyn FetchHost> = this;
+                    self.io.fetchers.fetch(host, &launch, &definition);
+                }
+            }
+            Output::Sent(launch, fetched) => {
+                if fetched && let Some(span) = launch.lists.outbound.spans.first() {
+                    let arena = span.buffer().region().shared().is_some();
+                    let kind = if arena { TransportKind::Shm } else { TransportKind::Pvm };
+                    launch.set_transport(kind);
+                    self.count(kind, false, launch.lists.outbound.total());
+                }
+                launch.mark_sent();
+            }
+            Output::StoppedByPeer(launch, why) => {
+                launch.mark_peer_quiet();
+                launch.fail(TransferError::Cancelled { by: self.peer.task, reason: why });
+                self.wake_held();
+            }
+            Output::StopConfirmed(launch) => launch.mark_peer_quiet(),
+            Output::Differ(launch, difference) => fail_different(&launch, difference),
+            Output::Damaged(launch, chunk) => {
+                give_up(&launch, TransferError::Integrity { chunk, member: self.peer });
+            }
+            Output::CloseLane(id) => self.close_lane(id),
+            Output::Unregion(id) => {
+                lock(&self.shared).remove(&id);
+            }
+            Output::Switched => {
+                if let Some(inbox) = &self.inbox {
+                    // Opening rings the bell: the reactor reads what is there already.
+                    inbox.open();
+                }
+            }
+            Output::Refused => {
+                if let Some(host) = self.host() {
+                    host.make_room();
+                }
+            }
+            Output::Left => {
+                self.decided.notify_all();
+                self.tell_host(|host, connection| host.connection_left(connection));
+            }
+            Output::Stays => {
+                self.decided.notify_all();
+                self.tell_host(|host, connection| host.connection_stays(connection));
+            }
+            Output::Ended => {
+                self.flush(0);
+                self.close(self.made_room_error());
+            }
+            // Dropped without the lock: its memory may go with it.
+            Output::Over(_) => {}
+        }
+    }
+
+    /// Closes a lane that the peer has lost, and tells the link when nothing comes from it any more.
+    fn close_lane(&self, id: u16) {
+        // Its reactor says when nothing comes from it any more: this may be the very lane. Under the lock, so
+        // that a lane that is just ending is told before it is out of the list, or not found.
+        let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+        let found = lanes.iter().find(|lane| lane.id == id).map(|lane| lane.end_for_peer());
+        if found.is_none() {
+            lock(&self.lost_lanes).insert(id);
+        }
+        drop(lanes);
+        if found.is_none() {
+            lock(&self.link).lane_closed(id);
+        }
+    }
+
+    /// Puts what came with a launch in place.
+    fn place_inline(&self, launch: &Arc<PeerLaunch>, bytes: &[u8], replies: &mut Replies) {
+        let Some(guard) = launch.access_owned() else { return };
+        guard.bytes().copy_in(0, bytes);
+        let by = self.inline_transport(self.inbox.as_ref().is_some_and(Inbox::is_open));
+        launch.set_transport(by);
+        self.count(by, true, bytes.len() as u64);
+        if let Some(at) = launch.group() {
+            lock(&self.link).received(at);
+        }
+        replies.landed.push(guard);
+    }
+
+    /// Returns what carries the bytes that come with a launch, by a ring or not.
+    pub(super) const fn inline_transport(&self, ring: bool) -> TransportKind {
+        if ring { TransportKind::Shm } else { self.kind }
+    }
+
+    /// Sends what there is: control at once, on this thread; chunks on this thread only if they are few.
+    pub(super) fn flush(&self, sends: u64) {
+        let (ring, control, chunks) = {
+            let link = lock(&self.link);
+            (link.has_for_ring(), link.has_control(), link.has_chunks())
+        };
+        if ring {
+            self.fill_ring();
+        }
+        let control = control || ring && lock(&self.link).has_control();
+        if !control && !chunks {
+            return;
+        }
+        let lanes = self.lanes();
+        let bulk = lanes.iter().any(|lane| !lane.control);
+        for lane in &lanes {
+            if lane.control && (control || !bulk) {
+                // Its reactor ends a lane on which nothing can be sent: what the peer said is read there first.
+                if chunks && !bulk && sends > SEND_AT_ONCE || lane.pump_output().is_err() {
+                    self.pump_deferred(lane);
+                }
+            } else if !lane.control && chunks {
+                self.pump_deferred(lane);
+            }
+        }
+    }
+
+    /// Waits until all that there is to say has left, or the time is over: the peer may not have heard yet of what is long
+    /// known here.
+    pub fn drain(&self, until: Instant) {
+        const BETWEEN: Duration = Duration::from_micros(100);
+        let is_queued = || {
+            let link = lock(&self.link);
+            let waits = link.has_for_ring() || link.has_control();
+            drop(link);
+            waits || self.lanes().iter().any(|lane| lane.control && lane.is_sending())
+        };
+        while self.over.get().is_none() && is_queued() && clock::monotonic() < until {
+            self.flush(0);
+            std::thread::park_timeout(BETWEEN);
+        }
+    }
+
+    /// Has the lane's reactor pump it.
+    pub(super) fn pump_deferred(&self, lane: &Arc<Lane>) {
+        self.io.reactor(lane.id).pump(lane);
+    }
+
+    /// Has the lanes go on that wait to learn where a chunk belongs.
+    pub(super) fn wake_held(&self) {
+        for lane in self.lanes() {
+            if lane.is_held() {
+                self.pump_deferred(&lane);
+            }
+        }
+    }
+}
+
+/// Fails a launch of which the peer launched another list.
+fn fail_different(launch: &Arc<PeerLaunch>, difference: Difference) {
+    let (channel, sequence) = launch.group().unwrap_or_default();
+    launch.mark_peer_quiet();
+    launch.fail(match difference {
+        Difference::Layout { key, here, there } => TransferError::LayoutMismatch { key, here, there },
+        Difference::Order { here, there } => TransferError::OrderMismatch { channel, sequence, here, there },
+    });
+}

@@ -1,0 +1,123 @@
+//! How long a thread that waits for something small looks for it before it sleeps.
+//!
+//! To wake a thread takes some microseconds where its processor is awake, and tens of them where the system, or the host
+//! of a virtual machine, has put it to sleep: more than everything else that a small message takes. So a thread that waits looks
+//! for about as long as a wake-up takes, and sleeps then. Where that was in vain several times in a row, it sleeps at once
+//! the next times: looking costs little where it does not help, and nothing where no thread waits.
+
+use std::hint::spin_loop;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use muster_clock as clock;
+
+/// After so many looks in a row that were in vain, threads do not look for a while.
+const VAIN: u32 = 3;
+/// How many waits that is at first; twice as many for each further look that was in vain.
+const REST: u32 = 16;
+/// The most.
+const REST_MAX: u32 = 1024;
+/// How often it looks between two looks at the clock.
+const BETWEEN: usize = 16;
+
+/// Decides how long the thread looks that waits on a connection; there is one at a time.
+#[derive(Debug)]
+pub struct SpinWait {
+    limit: Duration,
+    vain: AtomicU32,
+    rest: AtomicU32,
+}
+
+impl SpinWait {
+    /// Makes one that looks for so long; never if that is zero.
+    pub const fn new(limit: Duration) -> Self {
+        Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
+    }
+
+    /// Looks until it is ready, or the thread had better sleep, but no longer than there is `time`. Returns whether it is ready.
+    pub fn until(&self, time: Duration, ready: impl Fn() -> bool) -> bool {
+        let rest = self.rest.load(Ordering::Relaxed);
+        if rest > 0 || self.limit.is_zero() {
+            self.rest.store(rest.saturating_sub(1), Ordering::Relaxed);
+            return false;
+        }
+        let began = clock::monotonic();
+        loop {
+            for _ in 0..BETWEEN {
+                if ready() {
+                    self.vain.store(0, Ordering::Relaxed);
+                    return true;
+                }
+                spin_loop();
+            }
+            let looked = clock::monotonic().saturating_duration_since(began);
+            if looked >= self.limit {
+                break;
+            }
+            // It did not look for long enough to tell.
+            if looked >= time {
+                return false;
+            }
+        }
+        let vain = self.vain.load(Ordering::Relaxed).saturating_add(1);
+        self.vain.store(vain, Ordering::Relaxed);
+        if let Some(further) = vain.checked_sub(VAIN) {
+            self.rest.store((REST << further.min(16)).min(REST_MAX), Ordering::Relaxed);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Returns how many of so many waits looked, where nothing comes.
+    fn looks(spin_wait: &SpinWait, waits: u32) -> u32 {
+        (0..waits)
+            .filter(|_| {
+                let looked = Cell::new(false);
+                let ready = || {
+                    looked.set(true);
+                    false
+                };
+                assert!(!spin_wait.until(Duration::MAX, ready));
+                looked.get()
+            })
+            .count() as u32
+    }
+
+    #[test]
+    fn what_is_in_vain_is_done_less_and_less_and_what_helps_always() {
+        let spin_wait = SpinWait::new(Duration::from_nanos(1));
+        assert_eq!(looks(&spin_wait, 3), 3);
+        assert_eq!(looks(&spin_wait, 16), 0);
+        assert_eq!(looks(&spin_wait, 1), 1);
+        assert_eq!(looks(&spin_wait, 32), 0);
+        // In the long run once in so many waits.
+        looks(&spin_wait, 4 * REST_MAX);
+        assert_eq!(looks(&spin_wait, 10 * (REST_MAX + 1)), 10);
+        // One that helps, and it is as at the beginning.
+        while !spin_wait.until(Duration::MAX, || true) {}
+        assert!((0..100).all(|_| spin_wait.until(Duration::MAX, || true)));
+        assert_eq!(looks(&spin_wait, 3 + 16), 3);
+    }
+
+    #[test]
+    fn who_has_no_time_looks_no_longer_than_that_and_it_says_nothing_of_looking() {
+        let spin_wait = SpinWait::new(Duration::from_secs(3600));
+        for _ in 0..10 {
+            assert!(!spin_wait.until(Duration::from_micros(1), || false));
+        }
+        assert!(spin_wait.until(Duration::ZERO, || true), "it looks as before");
+    }
+
+    #[test]
+    fn nobody_looks_for_no_time() {
+        let spin_wait = SpinWait::new(Duration::ZERO);
+        assert_eq!(looks(&spin_wait, 100), 0);
+        assert!(!spin_wait.until(Duration::MAX, || true));
+    }
+}

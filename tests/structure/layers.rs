@@ -1,0 +1,32 @@
+//! The table of layers.
+
+/// A part of the code, and its layers.
+pub struct Part {
+    /// Its name in messages.
+    pub name: &'static str,
+    /// Where the root of its crate lies.
+    pub crate_root: &'static str,
+    /// The modules of each level, the lowest first. Modules of one level do not know one another.
+    pub levels: &'static [&'static [&'static str]],
+}
+
+/// All parts whose layers are held.
+pub const PARTS: &[Part] = &[Part {
+    name: "transfer",
+    crate_root: "src/transfer",
+    levels: &[&["base"], &["memory", "plan"], &["protocol"], &["launch"], &["io"], &["session"], &["engine"]],
+}];
+
+impl Part {
+    /// Returns the module of the table to which a file belongs.
+    pub fn module(&self, file: &str) -> Option<&'static str> {
+        let first = file.split('/').next().unwrap_or(file).trim_end_matches(".rs");
+        self.levels.iter().flat_map(|level| level.iter()).copied().find(|module| *module == first)
+    }
+
+    /// Returns the level of a file.
+    pub fn level(&self, file: &str) -> Option<usize> {
+        let module = self.module(file)?;
+        self.levels.iter().position(|level| level.contains(&module))
+    }
+}

@@ -1,0 +1,67 @@
+//! Holds the layers of the code: what imports what, read from the sources.
+//!
+//! `layers.rs` is a table: the layers of each part of the code, the lowest first. An import of a higher layer, or of
+//! another module of the same level, fails, and so does a circle between files. `sources.rs` reads the imports, `graph.rs`
+//! looks for circles. A part is added by a row of the table.
+
+mod graph;
+mod layers;
+mod sources;
+
+use std::collections::BTreeSet;
+
+use layers::{PARTS, Part};
+use sources::Sources;
+
+fn read(part: &Part) -> Sources {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let sources = Sources::read(&root.join(part.crate_root));
+    assert!(sources.files.len() > 20, "{}: {} files were found", part.name, sources.files.len());
+    sources
+}
+
+#[test]
+fn every_file_belongs_to_a_layer() {
+    for part in PARTS {
+        let stray: Vec<_> = read(part)
+            .files
+            .keys()
+            .filter(|file| file.contains('/') && part.level(file).is_none())
+            .cloned()
+            .collect();
+        assert!(stray.is_empty(), "{}: no layer has {stray:?}", part.name);
+    }
+}
+
+#[test]
+fn imports_look_down_only() {
+    for part in PARTS {
+        let mut wrong = BTreeSet::new();
+        let sources = read(part);
+        let mut arrows = 0;
+        for (from, to) in sources.imports() {
+            let (Some(higher), Some(lower)) = (part.level(&from), part.level(&to)) else { continue };
+            arrows += 1;
+            let same = higher == lower && part.module(&from) == part.module(&to);
+            if !same && lower >= higher {
+                wrong.insert(format!("{from} imports {to}"));
+            }
+        }
+        assert!(arrows > 20, "{}: {arrows} imports were found", part.name);
+        assert!(wrong.is_empty(), "{}: imports that look up:\n{}", part.name, list(&wrong));
+    }
+}
+
+#[test]
+fn files_form_no_circles() {
+    for part in PARTS {
+        let sources = read(part);
+        let circles: BTreeSet<_> =
+            graph::circles(&sources.imports()).into_iter().map(|files| files.join(" <-> ")).collect();
+        assert!(circles.is_empty(), "{}: circles between files:\n{}", part.name, list(&circles));
+    }
+}
+
+fn list(lines: &BTreeSet<String>) -> String {
+    lines.iter().map(|line| format!("  {line}\n")).collect()
+}
