@@ -372,7 +372,6 @@ async fn keys(filter: &str) {
         );
         let page = |world: &World| {
             drop(world.engine.look(|core, _| core.job(world.job).unwrap().keys(b"", b"", false, 100)));
-            drop(world.engine.look(|core, _| core.keys(world.job, "", None, 100)));
         };
         note("keys: the root with one directory of 1,000,000 is looked at", world.measure(page).await);
         let bounds = |world: &World| {

@@ -16,6 +16,7 @@ use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
 use crate::grpc::Limits;
 use crate::http::{Audit, BodyBudget, Hosts, OnAuditFailure, Redaction, Streams};
+use crate::telemetry::log::LogFormat;
 use crate::telemetry::traces::Protocol;
 
 mod file;
@@ -28,10 +29,7 @@ mod value;
 pub use guarding::{Open, Tls};
 pub use keys::{JOB_KEYS, Key, SERVER_KEYS, Shown, variable};
 pub use load::load;
-pub use value::{
-    TASKS_MAX, parse_address, parse_duration, parse_positive_duration, parse_rules, parse_tasks,
-    show_duration, show_rules,
-};
+pub use value::{parse_address, parse_rules, parse_tasks, show_rules};
 
 /// Everything that a server is told.
 #[derive(Debug, Clone)]
@@ -168,34 +166,6 @@ pub struct Job {
     pub grpc: Option<SocketAddr>,
     /// Its settings.
     pub settings: JobSettings,
-}
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// For people.
-    Human,
-    /// One JSON object a line.
-    Json,
-}
-
-impl LogFormat {
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "human" => Ok(Self::Human),
-            "json" => Ok(Self::Json),
-            _ => Err("write human or json".into()),
-        }
-    }
-}
-
-impl fmt::Display for LogFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Human => "human",
-            Self::Json => "json",
-        })
-    }
 }
 
 /// Where a value comes from, weakest first.

@@ -92,6 +92,7 @@ struct State {
 struct WaitingCalls {
     tables: [HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>>; Self::TABLES],
     len: usize,
+    removed: usize,
 }
 
 impl WaitingCalls {
@@ -109,13 +110,18 @@ impl WaitingCalls {
     }
 
     fn remove(&mut self, call: CallId) -> Option<Waiting> {
-        let table = self.table(call);
-        let waiting = table.remove(&call)?;
-        // What very many calls took is given back. Each of those that are left is moved once at most for each that has gone.
-        if table.capacity() > Self::KEPT && table.len() < table.capacity() / 8 {
-            table.shrink_to(table.capacity() / 4);
-        }
+        let waiting = self.table(call).remove(&call)?;
         self.len -= 1;
+        self.removed = self.removed.wrapping_add(1);
+        // What very many calls took is given back. The tables empty alike: each has its turn, so that the lock is not held
+        // until all of them have moved what is left. The period is prime, so that it meets every table.
+        const PERIOD: usize = 61;
+        if self.removed.is_multiple_of(PERIOD) {
+            let table = self.table(call);
+            if table.capacity() > Self::KEPT && table.len() < table.capacity() / 8 {
+                table.shrink_to(table.capacity() / 4);
+            }
+        }
         Some(waiting)
     }
 }

@@ -4,9 +4,13 @@
 //! escapes by it: the command line ([`one_line`]), the log (`telemetry::log`), pages (`http::pages::Escape`) and JSON on a
 //! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`short_span`], [`bytes`]).
 
+mod duration;
+
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
+
+pub use duration::{parse_duration, parse_positive_duration, show_duration};
 
 /// The text on one line, with every hidden character spelled out: what a client wrote must neither forge a second line nor
 /// steer a terminal, and two texts that look alike must be alike. A line break shows as ` | `.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::error::AgentError;
-use super::place::TASKS_MAX;
+use crate::coordination::TASKS_MAX;
 use crate::transfer::{Certificates, Choice, DeviceId, TaskId};
 
 /// Devices of task `n` are numbered from `n` times this on, as JAX numbers CPU devices.

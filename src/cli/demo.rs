@@ -22,9 +22,10 @@ use super::output::{Output, print};
 use super::server::Server;
 use super::worker::{CALLED_OFF, Seen, parse};
 use super::{limits, memory};
-use crate::config::{Asked, AskedJobs, LogFormat, Profile, load, parse_address, parse_duration};
+use crate::config::{Asked, AskedJobs, Profile, load, parse_address};
 use crate::coordination::{JobName, TaskId};
-use crate::telemetry::log;
+use crate::telemetry::log::{self, LogFormat};
+use crate::text::parse_duration;
 use verdict::Story;
 
 /// How many workers there are.

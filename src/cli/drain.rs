@@ -10,9 +10,9 @@ use http::Method;
 use super::client::Client;
 use super::output::Output;
 use super::place::{Meant, Place, converse, send};
-use crate::config::parse_duration;
 use crate::coordination::{Change, Reason, RunNumber, RunState};
 use crate::http::{DrainView, EventsPage, NewDrain};
+use crate::text::parse_duration;
 
 /// Ask all tasks of a run to agree on a step and save
 ///
@@ -66,9 +66,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             let run = view.run;
             let agreed = async {
                 loop {
-                    let over =
-                        view.run != run || !matches!(view.state, RunState::Forming | RunState::Running);
-                    if over || agreed_step(&view).is_some() {
+                    let over = view.run != run || !is_under_way(&view);
+                    if over || has_failed(&view) || agreed_step(&view).is_some() {
                         return anyhow::Ok(());
                     }
                     tokio::time::sleep(PAUSE).await;
@@ -82,6 +81,13 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                 && done.is_ok()
                 && agreed_step(&view).is_none()
             {
+                if view.run == run && is_under_way(&view) {
+                    arguments.place.show(&view, said)?;
+                    bail!(
+                        "the tasks of run {run} did not agree on a step, since the barrier at which they agree failed; see why \
+                         with: muster events"
+                    );
+                }
                 return ended(arguments, &client, &job, &view).await;
             }
             let Ok(done) = waited else {
@@ -116,6 +122,14 @@ fn how_it_ended(run: RunNumber, agreed: bool) -> Output {
         true => format!("Run {run} was drained: its tasks agreed on a step, and it has ended."),
         false => format!("Run {run} was asked to save, and has ended."),
     })
+}
+
+fn is_under_way(view: &DrainView) -> bool {
+    matches!(view.state, RunState::Forming | RunState::Running)
+}
+
+fn has_failed(view: &DrainView) -> bool {
+    view.preemption.as_ref().is_some_and(|preemption| preemption.failed)
 }
 
 fn agreed_step(view: &DrainView) -> Option<i64> {

@@ -9,11 +9,9 @@ use clap::Args;
 use super::client::{Client, Sent};
 use super::output::{Colour, Line, Output, Style, complain, print, print_json_line};
 use super::place::{Meant, Place, converse, encoded, exact_moment};
-use crate::config::parse_duration;
 use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::{EventLine, EventsPage};
-use crate::telemetry::events::{kind, subject};
-use crate::text::Untrusted;
+use crate::text::{Untrusted, parse_duration};
 
 /// Show what happened in a job, each change with its reason
 ///
@@ -220,7 +218,8 @@ fn columns(
 }
 
 fn line(event: &EventLine) -> String {
-    let (task, barrier) = subject(&event.what);
+    let about = event.what.about();
+    let (task, barrier) = (about.task, about.barrier);
     let barrier = barrier.map_or_else(
         || "-".to_owned(),
         |(id, counter)| {
@@ -232,7 +231,7 @@ fn line(event: &EventLine) -> String {
         &event.number.to_string(),
         &exact_moment(event.at),
         &event.run.to_string(),
-        kind(&event.what),
+        event.what.kind(),
         &task.map_or_else(|| "-".to_owned(), |task| task.to_string()),
         &barrier,
         &event.reason,

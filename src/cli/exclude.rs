@@ -9,9 +9,9 @@ use http::Method;
 
 use super::output::Output;
 use super::place::{Meant, Place, converse, moment, send};
-use crate::config::parse_positive_duration;
 use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome};
 use crate::http::{ExclusionsPage, NewExclusion};
+use crate::text::parse_positive_duration;
 
 /// Take a task or a host out of its job, or show who is out
 ///

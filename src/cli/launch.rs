@@ -17,9 +17,10 @@ use super::credentials::Credentials;
 use super::options::LaunchOptions;
 use super::output::complain;
 use super::{limits, memory};
-use crate::config::{AskedJobs, ConfigError, parse_duration};
+use crate::config::{AskedJobs, ConfigError};
 use crate::coordination::JobName;
 use crate::telemetry::log;
+use crate::text::parse_duration;
 use supervisor::{Plan, Supervisor};
 use target::Target;
 

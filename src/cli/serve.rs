@@ -14,9 +14,9 @@ use super::options::ServeOptions;
 use super::output::{Output, print};
 use super::server::Server;
 use super::{limits, memory};
-use crate::config::{AskedJobs, Config, LogFormat};
+use crate::config::{AskedJobs, Config};
 use crate::http::About;
-use crate::telemetry::log;
+use crate::telemetry::log::{self, LogFormat};
 
 /// Serve jobs to JAX programs until stopped
 ///

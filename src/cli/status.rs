@@ -12,10 +12,10 @@ use serde::Serialize;
 use super::client::{Client, DEFAULT_SERVER};
 use super::credentials::Credentials;
 use super::output::{Output, Style, complain, print, print_json, print_over};
-use crate::config::parse_positive_duration;
 use crate::coordination::{JobName, JobView};
 use crate::findings::Finding;
 use crate::http::{About, FindingsPage};
+use crate::text::parse_positive_duration;
 
 /// Show what the jobs of a server do, and who is missing
 ///

@@ -20,9 +20,9 @@ use super::limits;
 use super::output::{Output, print};
 use crate::agent::place::{Asked, Place, Variables};
 use crate::agent::{Agent, Config, DEVICES_MAX, TlsFiles, exercise};
-use crate::config::{LogFormat, parse_duration};
 use crate::coordination::JobName;
-use crate::telemetry::log;
+use crate::telemetry::log::{self, LogFormat};
+use crate::text::parse_duration;
 use crate::transfer::Choice;
 
 pub use program::{CALLED_OFF, Seen, parse};

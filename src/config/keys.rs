@@ -7,12 +7,10 @@ use crate::coordination::{ErrorDelivery, JobSettings};
 use crate::http::{Hosts, OnAuditFailure, Redaction};
 use crate::telemetry::log;
 use crate::telemetry::traces::{Protocol, check_endpoint};
+use crate::text::{parse_duration, parse_positive_duration, show_duration};
 use crate::tls::Mode;
 
-use super::value::{
-    parse_address, parse_count, parse_duration, parse_positive_duration, parse_rules, parse_switch,
-    show_duration, show_rules,
-};
+use super::value::{parse_address, parse_count, parse_rules, parse_switch, show_rules};
 use super::{LogFormat, Server};
 
 /// A value as the file spells it.

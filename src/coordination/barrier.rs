@@ -166,7 +166,8 @@ impl Instance {
 
     /// The members that are not here, waited for or not.
     pub fn absent_tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
-        self.tasks(|slot| !matches!(slot, Slot::Arrived(_)))
+        let absent = self.slots.len() - self.arrived;
+        self.tasks(|slot| !matches!(slot, Slot::Arrived(_))).take(absent)
     }
 
     /// The members that are here, with their calls.

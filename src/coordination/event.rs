@@ -283,3 +283,149 @@ pub enum Change {
         outcome: RunOutcome,
     },
 }
+
+/// What a change is about, besides its job and its run.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Subject<'a> {
+    /// The task, if it is about one.
+    pub task: Option<TaskId>,
+    /// The address of that task's process.
+    pub peer: Option<SocketAddr>,
+    /// The barrier, and which use of it.
+    pub barrier: Option<(&'a str, i64)>,
+    /// How the run ended.
+    pub outcome: Option<&'static str>,
+}
+
+impl Change {
+    /// The kind of the change, by the name that it has in JSON.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::JobDeclared { .. } => "job-declared",
+            Self::RunOpened => "run-opened",
+            Self::TaskRegistering { .. } => "task-registering",
+            Self::TaskConnected { .. } => "task-connected",
+            Self::TaskSuperseded { .. } => "task-superseded",
+            Self::TaskSuspected { .. } => "task-suspected",
+            Self::TaskReturned { .. } => "task-returned",
+            Self::TaskDisconnected { .. } => "task-disconnected",
+            Self::TaskFailed { .. } => "task-failed",
+            Self::Fenced { .. } => "fenced",
+            Self::BarrierStarted { .. } => "barrier-started",
+            Self::BarrierPassed { .. } => "barrier-passed",
+            Self::BarrierFailed { .. } => "barrier-failed",
+            Self::Excluded { .. } => "excluded",
+            Self::Readmitted { .. } => "readmitted",
+            Self::RegistrationRefused { .. } => "registration-refused",
+            Self::DrainRequested { .. } => "drain-requested",
+            Self::SettingsChanged { .. } => "settings-changed",
+            Self::KeyWritten { .. } => "key-written",
+            Self::KeyDeleted { .. } => "key-deleted",
+            Self::JobDeleted { .. } => "job-deleted",
+            Self::PreemptionNoticed => "preemption-noticed",
+            Self::FirstCause { .. } => "first-cause",
+            Self::TransferFailed { .. } => "transfer-failed",
+            Self::FindingOpened { .. } => "finding-opened",
+            Self::FindingClosed { .. } => "finding-closed",
+            Self::RunEnded { .. } => "run-ended",
+        }
+    }
+
+    /// Whether the change is about a task, alone or among others.
+    #[must_use]
+    pub fn concerns(&self, task: TaskId) -> bool {
+        match self {
+            Self::BarrierPassed { without: tasks, .. }
+            | Self::FindingOpened { tasks, .. }
+            | Self::Excluded { target: Target::Host(_), tasks, .. } => tasks.contains(&task),
+            Self::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
+            other => other.about().task == Some(task),
+        }
+    }
+
+    /// What the change is about.
+    #[must_use]
+    pub fn about(&self) -> Subject<'_> {
+        match self {
+            Self::TaskRegistering { task, peer, .. } => {
+                Subject { task: Some(*task), peer: *peer, ..Subject::default() }
+            }
+            Self::TaskSuperseded { task, new_peer, .. } => {
+                Subject { task: Some(*task), peer: *new_peer, ..Subject::default() }
+            }
+            Self::RegistrationRefused { task, peer, .. } => {
+                Subject { task: Some(*task), peer: *peer, ..Subject::default() }
+            }
+            Self::Excluded { target, .. } | Self::Readmitted { target, .. } => match target {
+                Target::Task(task) => Subject { task: Some(*task), ..Subject::default() },
+                Target::Host(_) => Subject::default(),
+            },
+            Self::TaskConnected { task, .. }
+            | Self::TaskSuspected { task }
+            | Self::TaskReturned { task }
+            | Self::TaskDisconnected { task }
+            | Self::TransferFailed { task, .. }
+            | Self::TaskFailed { task, .. } => Subject { task: Some(*task), ..Subject::default() },
+            Self::Fenced { task } | Self::FirstCause { task } => {
+                Subject { task: *task, ..Subject::default() }
+            }
+            Self::BarrierStarted { barrier, counter }
+            | Self::BarrierPassed { barrier, counter, .. }
+            | Self::BarrierFailed { barrier, counter } => {
+                Subject { barrier: Some((barrier, *counter)), ..Subject::default() }
+            }
+            Self::RunEnded { outcome } => Subject {
+                outcome: Some(match outcome {
+                    RunOutcome::Completed => "completed",
+                    RunOutcome::Failed => "failed",
+                    RunOutcome::Abandoned => "abandoned",
+                }),
+                ..Subject::default()
+            },
+            Self::FindingOpened { tasks, .. } => {
+                Subject { task: tasks.first().copied(), ..Subject::default() }
+            }
+            Self::JobDeclared { .. }
+            | Self::RunOpened
+            | Self::FindingClosed { .. }
+            | Self::DrainRequested { .. }
+            | Self::SettingsChanged { .. }
+            | Self::KeyWritten { .. }
+            | Self::KeyDeleted { .. }
+            | Self::JobDeleted { .. }
+            | Self::PreemptionNoticed => Subject::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_called_as_in_json() {
+        let task = TaskId(1);
+        let barrier = Arc::<str>::from("b");
+        for change in [
+            Change::JobDeclared { actor: None },
+            Change::RunOpened,
+            Change::TaskSuspected { task },
+            Change::TaskReturned { task },
+            Change::TaskDisconnected { task },
+            Change::TaskFailed { task, class: FailureClass::Reported },
+            Change::Fenced { task: None },
+            Change::BarrierStarted { barrier: Arc::clone(&barrier), counter: 0 },
+            Change::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
+            Change::BarrierFailed { barrier, counter: 0 },
+            Change::PreemptionNoticed,
+            Change::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
+            Change::FindingClosed { finding: Arc::from("f") },
+            Change::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
+            Change::FirstCause { task: None },
+            Change::RunEnded { outcome: RunOutcome::Failed },
+        ] {
+            assert_eq!(serde_json::to_value(&change).unwrap()["kind"], change.kind());
+        }
+    }
+}

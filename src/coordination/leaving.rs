@@ -73,10 +73,7 @@ impl Run {
     ) {
         match result {
             Ok(()) => {
-                // One that has left already is no error here.
-                let members = (0..members.len()).map(|position| members.at(position));
-                let here = members.filter(|id| !matches!(self.own(*id).standing, Standing::Disconnected(_)));
-                self.disconnect_all(cx, &here.collect::<Vec<_>>());
+                self.disconnect_all(cx, (0..members.len()).map(|position| members.at(position)));
             }
             Err(failure) => {
                 let failure = shutdown_failure(failure);
@@ -98,31 +95,38 @@ impl Run {
             let text = format!("The task is already disconnected: {id}");
             return Err(Failure::service(Code::FailedPrecondition, text));
         }
-        self.disconnect_all(cx, &[id]);
+        self.disconnect_all(cx, std::iter::once(id));
         Ok(())
     }
 
-    /// Takes tasks, ascending, out of the run in good order.
-    fn disconnect_all(&mut self, cx: &mut Cx<'_>, tasks: &[TaskId]) {
+    /// Takes tasks, ascending, out of the run in good order; those that have left already stay as they are.
+    fn disconnect_all(&mut self, cx: &mut Cx<'_>, tasks: impl ExactSizeIterator<Item = TaskId>) {
         let until = cx.now.after(cx.settings.heartbeat_timeout);
         let (mut polls, mut left) = (VecDeque::new(), VecDeque::with_capacity(tasks.len()));
         let mut were_live = Vec::with_capacity(tasks.len());
-        for id in tasks.iter().copied() {
+        let mut tasks_left = Vec::with_capacity(tasks.len());
+        for id in tasks {
             let task = self.own_mut(id);
-            if task.is_connected() {
-                were_live.push(id);
+            match task.standing {
+                Standing::Disconnected(_) => continue,
+                Standing::Connected => were_live.push(id),
+                Standing::Failed(_) => {}
             }
             let suspicion = task.suspicion.take();
             task.standing = Standing::Disconnected(until);
             task.since = cx.now;
             polls.extend(task.poll.take());
+            tasks_left.push(id);
             left.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
             self.clear_grace(id, suspicion);
+        }
+        if tasks_left.is_empty() {
+            return;
         }
         self.connected -= were_live.len();
         self.touch();
         cx.task_events(TaskChange::Disconnected, "shut down", left);
-        self.leave_all_barriers(cx, tasks, "task disconnected", "it shut down");
+        self.leave_all_barriers(cx, &tasks_left, "task disconnected", "it shut down");
         self.leave_questions(&were_live);
         if !polls.is_empty() {
             let text = "Cancelled error polling because: task has disconnected.";

@@ -6,6 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// The most tasks a job may have. Far above any cluster there is; below it every table still fits.
+pub const TASKS_MAX: u32 = 1_000_000;
+
 /// How the first error of a run reaches tasks that poll for it.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -49,13 +49,11 @@ pub(super) struct Entry {
     pub at: Timestamp,
     /// Who wrote it last, where the connection told.
     pub by: Option<TaskId>,
-    /// How often it was written again.
-    pub overwrites: u64,
 }
 
 impl Entry {
     pub fn new(value: Bytes, at: Timestamp, by: Option<TaskId>) -> Self {
-        Self { value, at, by, overwrites: 0 }
+        Self { value, at, by }
     }
 }
 
@@ -345,9 +343,9 @@ impl Store {
             topology.1 = entry.value.clone();
         }
         if let Some((key, old)) = self.entries.get_key_value(key) {
-            let (key, overwrites) = (key.clone(), old.overwrites + 1);
+            let key = key.clone();
             self.bytes -= old.value.len();
-            let old = self.entries.insert(key, Entry { overwrites, ..entry });
+            let old = self.entries.insert(key, entry);
             return old.map_or_else(Discarded::default, |old| Discarded::of_bytes(old.value));
         }
         let key = Bytes::copy_from_slice(key);

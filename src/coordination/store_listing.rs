@@ -85,14 +85,17 @@ mod tests {
         assert_eq!(root, all);
         let below = told(store.lines(b"/a/", b"", false, 100));
         assert_eq!(below, [line("a/c", Some(2), 0, 0), line("a/d/", None, 1, 2)]);
-        // Page by page, one line each, gives the same.
-        let mut after = Vec::new();
-        let mut paged = Vec::new();
-        while let [line] = &store.lines(b"", &after, false, 1)[..] {
-            after = line.key.to_vec();
-            paged.push(line.clone());
+        // Pages of any size give the same.
+        for size in 1..=all.len() {
+            let (mut after, mut paged) = (Vec::new(), Vec::new());
+            loop {
+                let lines = store.lines(b"", &after, false, size);
+                let Some(last) = lines.last() else { break };
+                after = last.key.to_vec();
+                paged.extend(lines);
+            }
+            assert_eq!(told(paged), all, "pages of {size}");
         }
-        assert_eq!(told(paged), all);
     }
 
     #[test]

@@ -334,7 +334,7 @@ pub struct PreemptionView {
     /// not reached it. A task that restarted after it had acknowledged is among them.
     #[serde(default)]
     pub awaited: Vec<TaskId>,
-    /// The barrier failed: the tasks have not agreed on a step.
+    /// The tasks have not agreed on a step and will not: that barrier failed, or the run is over.
     #[serde(default)]
     pub failed: bool,
     /// The step at which all will save, once all have reached that barrier.

@@ -331,7 +331,8 @@ impl Run {
             None => self.own(*id).is_connected(),
         };
         let unheard = |id: &TaskId| self.own(*id).is_connected() && !has_acknowledged(*id);
-        let failed = ended == Some(false) && instance.is_none();
+        let over = self.ended.is_some() || (ended == Some(false) && instance.is_none());
+        let failed = over && !agreed;
         let open = !agreed && !failed;
         let awaited = self.ids().filter(|id| open && (is_awaited(id) || unheard(id))).collect();
         let arrived = instance.map_or(0, Instance::arrived);

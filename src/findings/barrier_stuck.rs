@@ -32,17 +32,17 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let barrier = seen.barriers.iter().filter(old).min_by_key(|barrier| barrier.since)?;
     let waited = seen.seen_at.since(barrier.since);
     let missing = count(barrier.missing, "task is missing", "tasks are missing");
-    let gist = format!("{}; {missing}", who_waits(barrier));
+    let summary_without_tasks = format!("{}; {missing}", arrival_summary(barrier));
     let limit = PATIENCE.max(usual(seen, &barrier.id) * TIMES).as_secs_f64();
     Some(
-        Found::at_barrier(gist, barrier.since, barrier)
+        Found::at_barrier(summary_without_tasks, barrier.since, barrier)
             .with("waited, in seconds", waited.as_secs_f64(), limit)
             .with("missing members", f64::from(u32::try_from(barrier.missing).unwrap_or(u32::MAX)), 0.0),
     )
 }
 
 /// How many tasks wait at which use of a barrier, for people: never more of its id than a line holds.
-pub(super) fn who_waits(barrier: &BarrierObservation) -> String {
+pub(super) fn arrival_summary(barrier: &BarrierObservation) -> String {
     let id = barrier.id.as_ref();
     let place = match barrier.kind {
         BarrierKind::LiveSet => format!("a {id}"),

@@ -35,7 +35,7 @@ pub struct Finding {
     pub summary: String,
     /// The same without the tasks.
     #[serde(default)]
-    pub gist: String,
+    pub summary_without_tasks: String,
     /// Since when it has been so.
     pub since: Timestamp,
     /// When it was found.
@@ -197,7 +197,11 @@ fn finding(seen: &JobObservation, detector: &Detector, found: Found) -> Finding 
     hosts.sort_unstable();
     hosts.dedup();
     let named = seen.describe(&found.tasks, found.task_count);
-    let summary = if named.is_empty() { found.gist.clone() } else { format!("{}: {named}", found.gist) };
+    let summary = if named.is_empty() {
+        found.summary_without_tasks.clone()
+    } else {
+        format!("{}: {named}", found.summary_without_tasks)
+    };
     let (barrier, counter) = found.barrier.unzip();
     Finding {
         id: detector.id.into(),
@@ -206,7 +210,7 @@ fn finding(seen: &JobObservation, detector: &Detector, found: Found) -> Finding 
         title: found.title.unwrap_or_else(|| detector.title.into()),
         severity: detector.severity,
         summary,
-        gist: found.gist,
+        summary_without_tasks: found.summary_without_tasks,
         since: found.since,
         opened_at: seen.seen_at,
         closed_at: None,

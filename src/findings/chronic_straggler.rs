@@ -44,7 +44,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     };
     let ids: Vec<TaskId> = late.iter().map(|(_, task)| *task).collect();
     let late_by = lateness_us / 1000;
-    let gist = match ids.len() {
+    let summary_without_tasks = match ids.len() {
         1 => format!("1 task usually reaches barriers {late_by} ms after the first ({habit})"),
         many => format!(
             "{many} tasks reach nearly every barrier late, the latest usually {late_by} ms after the first ({habit})"
@@ -53,7 +53,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let since = seen.started_at.unwrap_or(seen.opened_at);
     let title = count(ids.len(), "task is late", "tasks are late") + " at every barrier";
     Some(
-        Found::new(gist, since, ids)
+        Found::new(summary_without_tasks, since, ids)
             .titled(title)
             .with("score of the latest", score, SCORE)
             .with("its usual lateness, in seconds", seconds(lateness_us), seconds(StragglingView::MATTERS_US))

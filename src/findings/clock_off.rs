@@ -49,19 +49,19 @@ fn detect(Seen { job, clocks }: Seen<'_>) -> Option<Found> {
     // The middle half agrees with itself, and not with the service.
     let agree = voices[told / 4].abs_diff(voices[told - 1 - told / 4]) < LIMIT_US;
     if told >= HOSTS_MIN && off(most) && agree {
-        let gist = format!(
+        let summary_without_tasks = format!(
             "the clock of this server is {} those of most of {told} hosts, which agree; check the server's host",
             relation(most.saturating_neg())
         );
-        return Some(evidence(Found::new(gist, job.seen_at, Vec::new())));
+        return Some(evidence(Found::new(summary_without_tasks, job.seen_at, Vec::new())));
     }
     let tasks: Vec<TaskId> = worst.iter().map(|(task, _)| *task).collect();
     let apart = relation(furthest.ahead_us);
-    let gist = match tasks.len() {
+    let summary_without_tasks = match tasks.len() {
         1 => format!("the clock of 1 task is {apart} the server's"),
         many => format!("the clocks of {many} tasks are off, one of them {apart} the server's"),
     };
-    Some(evidence(Found::new(gist, job.seen_at, tasks)))
+    Some(evidence(Found::new(summary_without_tasks, job.seen_at, tasks)))
 }
 
 fn median(mut values: Vec<i64>) -> i64 {

@@ -43,7 +43,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     let tasks: Vec<&TaskObservation> = seen.tasks.iter().filter(wide).collect();
     let worst = tasks.iter().max_by_key(|task| gap(task))?;
     let ids: Vec<TaskId> = tasks.iter().map(|task| task.task).collect();
-    let gist = format!(
+    let summary_without_tasks = format!(
         "heartbeats of {} are up to {} apart; a task fails after {} without one",
         count(ids.len(), "task", "tasks"),
         spoken(gap(worst)),
@@ -51,7 +51,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     );
     let usual = Duration::from_micros(worst.interval_us).as_secs_f64();
     Some(
-        Found::new(gist, seen.seen_at, ids)
+        Found::new(summary_without_tasks, seen.seen_at, ids)
             .with("longest recent gap, in seconds", gap(worst).as_secs_f64(), limit.as_secs_f64())
             .with("its usual interval, in seconds", usual, timeout.as_secs_f64() / 2.0),
     )

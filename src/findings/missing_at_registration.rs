@@ -29,10 +29,11 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         return None;
     }
     let verb = if barrier.missing == 1 { "has" } else { "have" };
-    let gist = format!("{} of {} tasks {verb} not registered", barrier.missing, barrier.members);
+    let summary_without_tasks =
+        format!("{} of {} tasks {verb} not registered", barrier.missing, barrier.members);
     let left = barrier.deadline.since(seen.seen_at).as_secs_f64();
     Some(
-        Found::at_barrier(gist, barrier.since, barrier)
+        Found::at_barrier(summary_without_tasks, barrier.since, barrier)
             .with("waited, in seconds", waited.as_secs_f64(), PATIENCE.as_secs_f64())
             .with("left until the registration fails, in seconds", left, 0.0),
     )

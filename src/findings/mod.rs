@@ -126,7 +126,7 @@ pub struct Found {
     /// Its name for people, where it differs from the detector's.
     pub title: Option<String>,
     /// What it is, in a sentence that names no task, and does not say for how long: since when it has been so stands beside it.
-    pub gist: String,
+    pub summary_without_tasks: String,
     /// Since when.
     pub since: Timestamp,
     /// The tasks that it is about: the first of them.
@@ -145,15 +145,23 @@ const TASKS_NAMED: usize = 16;
 const LOOKED: Duration = Duration::from_secs(1);
 
 impl Found {
-    fn new(gist: String, since: Timestamp, mut tasks: Vec<TaskId>) -> Self {
+    fn new(summary_without_tasks: String, since: Timestamp, mut tasks: Vec<TaskId>) -> Self {
         let task_count = tasks.len();
         tasks.truncate(TASKS_NAMED);
-        Self { title: None, gist, since, tasks, task_count, barrier: None, evidence: Vec::new() }
+        Self {
+            title: None,
+            summary_without_tasks,
+            since,
+            tasks,
+            task_count,
+            barrier: None,
+            evidence: Vec::new(),
+        }
     }
 
     /// A finding about a barrier and the tasks that have not reached it.
-    fn at_barrier(gist: String, since: Timestamp, barrier: &BarrierObservation) -> Self {
-        let found = Self::new(gist, since, barrier.missing_tasks.clone());
+    fn at_barrier(summary_without_tasks: String, since: Timestamp, barrier: &BarrierObservation) -> Self {
+        let found = Self::new(summary_without_tasks, since, barrier.missing_tasks.clone());
         let id = (Arc::clone(&barrier.id), barrier.counter);
         Self { task_count: barrier.missing, barrier: Some(id), ..found }
     }

@@ -42,7 +42,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     // The worst is named first.
     let worst = ids.first().copied().unwrap_or_default();
     let times = count(most, "restart", "restarts");
-    let gist = match back.len() {
+    let summary_without_tasks = match back.len() {
         1 => format!("task {worst} restarted in the last ten minutes: {times} in this run"),
         many => format!(
             "{many} tasks restarted in the last ten minutes; most often task {worst}: {times} in this run"
@@ -50,7 +50,7 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
     };
     let number = |n: usize| f64::from(u32::try_from(n).unwrap_or(u32::MAX));
     Some(
-        Found::new(gist, since, ids)
+        Found::new(summary_without_tasks, since, ids)
             .with("tasks that restarted within ten minutes", number(back.len()), number(many))
             .with("restarts of one of them", number(most), number(LIVES)),
     )

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::barrier_stuck::who_waits;
+use super::barrier_stuck::arrival_summary;
 use super::{Detector, Found, Seen, Severity, count, spoken, usual};
 use crate::coordination::{
     BarrierKind, BarrierObservation, JobObservation, RunState, TaskId, TaskStanding, overdue,
@@ -38,11 +38,12 @@ fn detect(Seen { job: seen, .. }: Seen<'_>) -> Option<Found> {
         })
         .min_by_key(|barrier| barrier.last_arrival)?;
     let waited = seen.seen_at.since(barrier.last_arrival);
-    let gist = format!("{}; {}", who_waits(barrier), heartbeats(seen, &barrier.missing_tasks));
+    let summary_without_tasks =
+        format!("{}; {}", arrival_summary(barrier), heartbeats(seen, &barrier.missing_tasks));
     let heard = barrier.missing_tasks.iter().filter_map(|id| seen.task(*id)?.last_heartbeat).min();
     let silent = heard.map_or(0.0, |heard| seen.seen_at.since(heard).as_secs_f64());
     Some(
-        Found::at_barrier(gist, barrier.last_arrival, barrier)
+        Found::at_barrier(summary_without_tasks, barrier.last_arrival, barrier)
             .titled(count(barrier.missing, "task has not reached", "tasks have not reached") + " the barrier")
             .with(
                 "since the last arrival, in seconds",

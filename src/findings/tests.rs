@@ -127,7 +127,7 @@ fn ids(seen: &JobObservation) -> Vec<&'static str> {
 fn only(seen: &JobObservation, id: &str) -> Found {
     assert_eq!(ids(seen), [id]);
     let (detector, found) = found(seen).remove(0);
-    assert!(!found.evidence.is_empty() && !found.gist.is_empty(), "{found:?}");
+    assert!(!found.evidence.is_empty() && !found.summary_without_tasks.is_empty(), "{found:?}");
     assert!(found.since <= NOW && !detector.advice.is_empty());
     found
 }
@@ -146,7 +146,7 @@ fn tasks_that_are_missing_at_registration_are_named_after_a_minute() {
     seen.barriers[0].since = ago(61);
     let found = only(&seen, "missing-at-registration");
     assert_eq!((found.tasks, found.since), (vec![TaskId(1), TaskId(5)], ago(61)));
-    assert_eq!(found.gist, "2 of 8 tasks have not registered");
+    assert_eq!(found.summary_without_tasks, "2 of 8 tasks have not registered");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_barrier_is_stuck_measured_by_its_own_past() {
     let mut seen = healthy();
     seen.barriers = vec![barrier(100, 100, &[1, 2, 3])];
     let found = only(&seen, "barrier-stuck");
-    assert_eq!(found.gist, "5 of 8 tasks wait at barrier step (use 3); 3 tasks are missing");
+    assert_eq!(found.summary_without_tasks, "5 of 8 tasks wait at barrier step (use 3); 3 tasks are missing");
     assert_eq!((found.barrier, found.task_count), (Some(("step".into(), 3)), 3));
     seen.state = RunState::Failed;
     assert!(ids(&seen).is_empty(), "its run is over");
@@ -174,11 +174,19 @@ fn a_task_that_lives_and_does_not_come_is_stalled() {
         (found.tasks, found.title.as_deref()),
         (vec![TaskId(6)], Some("1 task has not reached the barrier"))
     );
-    assert!(found.gist.ends_with("the heartbeats of the missing task continue"), "{}", found.gist);
+    assert!(
+        found.summary_without_tasks.ends_with("the heartbeats of the missing task continue"),
+        "{}",
+        found.summary_without_tasks
+    );
     // A long timeout does not make a silent task a live one: what counts is its own interval.
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(ago(43)));
     let found = only(&seen, "stalled-task");
-    assert!(found.gist.ends_with("the missing task has sent no heartbeat for 43.0 s"), "{}", found.gist);
+    assert!(
+        found.summary_without_tasks.ends_with("the missing task has sent no heartbeat for 43.0 s"),
+        "{}",
+        found.summary_without_tasks
+    );
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (50_000_000, Some(ago(3)));
     seen.tasks[6].meets = true;
     assert!(ids(&seen).is_empty(), "it waits elsewhere");
@@ -204,7 +212,11 @@ fn who_is_late_as_a_habit_is_found_and_who_is_late_by_nothing_is_not() {
     let found = only(&seen, "chronic-straggler");
     assert_eq!(found.tasks, [TaskId(5), TaskId(2)]);
     // The average of its lateness is no bound: single arrivals may be later.
-    assert!(found.gist.contains("the latest usually 500 ms after the first"), "{}", found.gist);
+    assert!(
+        found.summary_without_tasks.contains("the latest usually 500 ms after the first"),
+        "{}",
+        found.summary_without_tasks
+    );
     for task in [2, 5] {
         seen.tasks[task].straggling.as_mut().unwrap().taken_part = 15;
     }
@@ -229,7 +241,10 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
     assert!(ids(&seen).is_empty(), "it has long been back");
     seen.tasks[1].registered_at = ago(60);
     let found = only(&seen, "restart-storm");
-    assert_eq!(found.gist, "task 1 restarted in the last ten minutes: 3 restarts in this run");
+    assert_eq!(
+        found.summary_without_tasks,
+        "task 1 restarted in the last ten minutes: 3 restarts in this run"
+    );
     assert_eq!(found.tasks, [TaskId(1)]);
     let mut seen = healthy();
     for task in 0..3 {
@@ -238,7 +253,11 @@ fn a_storm_of_restarts_is_one_task_again_and_again_or_many_tasks() {
     }
     let found = only(&seen, "restart-storm");
     assert_eq!(found.tasks.len(), 3);
-    assert!(found.gist.ends_with("most often task 0: 1 restart in this run"), "{}", found.gist);
+    assert!(
+        found.summary_without_tasks.ends_with("most often task 0: 1 restart in this run"),
+        "{}",
+        found.summary_without_tasks
+    );
 }
 
 #[test]
@@ -256,7 +275,7 @@ fn runs_that_fail_one_after_another_are_churn_and_those_that_complete_are_not() 
 fn a_bound_that_is_nearly_reached_is_named() {
     let mut seen = healthy();
     seen.bounds[0].used = Some(90);
-    assert!(only(&seen, "nearly-full-bounds").gist.contains("bounds.keys"));
+    assert!(only(&seen, "nearly-full-bounds").summary_without_tasks.contains("bounds.keys"));
 }
 
 #[test]
@@ -292,8 +311,8 @@ fn a_finding_that_lingers_is_shown_only_while_it_holds_and_in_the_words_of_now()
     seen.seen_at = Timestamp(NOW.0 + 2_000_000);
     (seen.tasks[6].interval_us, seen.tasks[6].last_heartbeat) = (5_000_000, Some(ago(41)));
     let [held] = &board.hold(&seen, found(&seen))[..] else { panic!("it holds") };
-    assert!(held.gist.ends_with("has sent no heartbeat for 43.0 s"), "{held:?}");
-    assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.gist));
+    assert!(held.summary_without_tasks.ends_with("has sent no heartbeat for 43.0 s"), "{held:?}");
+    assert_eq!(held.summary, format!("{}: task 6 at 10.0.0.4:7000", held.summary_without_tasks));
     // Its process was killed: the finding is open for ten seconds more, and is not shown any more.
     seen.tasks[6].standing = TaskStanding::Failed;
     board.look(&seen, found(&seen));
@@ -315,7 +334,7 @@ fn a_finding_counts_all_of_its_tasks_however_few_it_lists() {
     let opened = board.look(&seen, found(&seen));
     let [Transition::Opened(finding)] = &opened[..] else { panic!("{opened:?}") };
     assert_eq!((finding.task_count, finding.tasks.len()), (108, TASKS_NAMED));
-    assert!(finding.gist.ends_with("108 tasks are missing"), "{finding:?}");
+    assert!(finding.summary_without_tasks.ends_with("108 tasks are missing"), "{finding:?}");
     assert!(finding.summary.ends_with("and 100 more (108 in all)"), "{finding:?}");
 }
 
@@ -348,11 +367,14 @@ fn a_clock_that_is_surely_off_is_found_and_one_that_may_be_is_not() {
     let found = with_clocks(&job, &[(0, 0.0, 0.001), (3, -92.4, 0.001)]);
     let [(detector, found)] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!((detector.id, found.tasks.as_slice()), ("worker-clock-off", [TaskId(3)].as_slice()));
-    assert_eq!(found.gist, "the clock of 1 task is 1 min 32 s behind the server's");
+    assert_eq!(found.summary_without_tasks, "the clock of 1 task is 1 min 32 s behind the server's");
     assert!((found.evidence[0].is + 92.4).abs() < 1e-9, "{found:?}");
     let found = with_clocks(&job, &[(0, 1.5, 0.0), (5, 9.0, 0.0), (6, 0.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(5), TaskId(0)], "the worst first");
-    assert_eq!(found[0].1.gist, "the clocks of 2 tasks are off, one of them 9.0 s ahead of the server's");
+    assert_eq!(
+        found[0].1.summary_without_tasks,
+        "the clocks of 2 tasks are off, one of them 9.0 s ahead of the server's"
+    );
 }
 
 #[test]
@@ -362,7 +384,7 @@ fn where_most_hosts_agree_against_the_service_it_is_the_service() {
     let found = with_clocks(&job, &[(0, 60.0, 0.0), (2, 60.1, 0.0), (4, 59.9, 0.0), (6, 60.0, 0.0)]);
     assert!(found[0].1.tasks.is_empty(), "{found:?}");
     let said = "the clock of this server is 1 min 0 s behind those of most of 4 hosts";
-    assert!(found[0].1.gist.starts_with(said), "{found:?}");
+    assert!(found[0].1.summary_without_tasks.starts_with(said), "{found:?}");
     // One host with many tasks is one voice, and so are two hosts too few.
     let found = with_clocks(&job, &[(0, 60.0, 0.0), (1, 60.0, 0.0), (2, 0.0, 0.0), (4, 0.0, 0.0)]);
     assert_eq!(found[0].1.tasks, [TaskId(0), TaskId(1)]);

@@ -21,7 +21,6 @@ use super::page::{limit, some};
 use super::{Problem, Site, Source, openapi};
 use crate::coordination::{Change, JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::engine::{Engine, Numbered};
-use crate::telemetry::events::{concerns, kind};
 
 /// How long a stream may be silent before a comment shows that it is alive.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -188,8 +187,8 @@ impl Wanted {
     fn take(&self, numbered: &Numbered) -> bool {
         let event = &numbered.event;
         event.job == self.job
-            && self.kinds.as_ref().is_none_or(|kinds| kinds.contains(kind(&event.what)))
-            && self.task.is_none_or(|task| concerns(&event.what, task))
+            && self.kinds.as_ref().is_none_or(|kinds| kinds.contains(event.what.kind()))
+            && self.task.is_none_or(|task| event.what.concerns(task))
     }
 }
 
@@ -343,7 +342,7 @@ impl Follower {
 }
 
 fn sent(line: &EventLine) -> Event {
-    let kind = kind(&line.what);
+    let kind = line.what.kind();
     // Strings and numbers always serialise.
     let data = serde_json::to_string(line).unwrap_or_default();
     Event::default().id(line.number.to_string()).event(kind).data(data)
@@ -382,7 +381,7 @@ mod tests {
         let excluded: Vec<u64> = all
             .events
             .iter()
-            .filter(|event| kind(&event.what) == "excluded")
+            .filter(|event| event.what.kind() == "excluded")
             .map(|event| event.number)
             .collect();
         assert_eq!(excluded.len(), 3, "{all:?}");

@@ -13,11 +13,11 @@ use super::actor::Acting;
 use super::extract::{Body, Job, Params};
 use super::page::{cut, some};
 use super::{AuditOutcome, Problem, Site};
-use crate::config::{TASKS_MAX, parse_duration};
 use crate::coordination::{
     Act, ActingRule, Bounds, Done, ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason,
-    RunState, SettingsChange,
+    RunState, SettingsChange, TASKS_MAX,
 };
+use crate::text::parse_duration;
 
 /// Jobs, by name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

@@ -2,7 +2,6 @@
 //! cause them.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::coordination::{Change, Event, JobId, JobName, RunOutcome, Target, TaskId};
+use crate::coordination::{Change, Event, JobId, JobName, RunOutcome};
 use crate::engine::{Engine, Numbered};
 use crate::text::one_line;
 
@@ -62,7 +61,7 @@ impl Lines {
         let Event { job, what, .. } = numbered.event.as_ref();
         let name = self.names.of(engine, *job);
         if level(what) != Level::DEBUG {
-            let kind = (*job, kind(what));
+            let kind = (*job, what.kind());
             match self.limit.admit(&kind, now(engine)) {
                 None => return,
                 Some(0) => {}
@@ -104,19 +103,9 @@ impl Names {
     }
 }
 
-/// What an event is about, besides its job and its run.
-#[derive(Default)]
-struct About<'a> {
-    task: Option<TaskId>,
-    peer: Option<SocketAddr>,
-    barrier: Option<&'a str>,
-    counter: Option<i64>,
-    outcome: Option<&'static str>,
-}
-
 fn log_event(numbered: &Numbered, job: &JobName) {
     let Event { run, what, reason, .. } = numbered.event.as_ref();
-    let about = about(what);
+    let about = what.about();
     let (task, peer) = (about.task.map(|task| task.0), about.peer.map(tracing::field::display));
     macro_rules! line {
         ($level:expr) => {
@@ -126,11 +115,11 @@ fn log_event(numbered: &Numbered, job: &JobName) {
                 event = numbered.number,
                 job = job.as_str(),
                 run = run.0,
-                kind = kind(what),
+                kind = what.kind(),
                 task,
                 peer,
-                barrier = about.barrier,
-                counter = about.counter,
+                barrier = about.barrier.map(|(id, _)| id),
+                counter = about.barrier.map(|(_, counter)| counter),
                 outcome = about.outcome,
                 "{}",
                 one_line(reason)
@@ -179,138 +168,5 @@ fn level(what: &Change) -> Level {
         | Change::TaskDisconnected { .. }
         | Change::BarrierStarted { .. }
         | Change::BarrierPassed { .. } => Level::DEBUG,
-    }
-}
-
-/// The kind of a change, by the name that it has in JSON.
-#[must_use]
-pub fn kind(what: &Change) -> &'static str {
-    match what {
-        Change::JobDeclared { .. } => "job-declared",
-        Change::RunOpened => "run-opened",
-        Change::TaskRegistering { .. } => "task-registering",
-        Change::TaskConnected { .. } => "task-connected",
-        Change::TaskSuperseded { .. } => "task-superseded",
-        Change::TaskSuspected { .. } => "task-suspected",
-        Change::TaskReturned { .. } => "task-returned",
-        Change::TaskDisconnected { .. } => "task-disconnected",
-        Change::TaskFailed { .. } => "task-failed",
-        Change::Fenced { .. } => "fenced",
-        Change::BarrierStarted { .. } => "barrier-started",
-        Change::BarrierPassed { .. } => "barrier-passed",
-        Change::BarrierFailed { .. } => "barrier-failed",
-        Change::Excluded { .. } => "excluded",
-        Change::Readmitted { .. } => "readmitted",
-        Change::RegistrationRefused { .. } => "registration-refused",
-        Change::DrainRequested { .. } => "drain-requested",
-        Change::SettingsChanged { .. } => "settings-changed",
-        Change::KeyWritten { .. } => "key-written",
-        Change::KeyDeleted { .. } => "key-deleted",
-        Change::JobDeleted { .. } => "job-deleted",
-        Change::PreemptionNoticed => "preemption-noticed",
-        Change::FirstCause { .. } => "first-cause",
-        Change::TransferFailed { .. } => "transfer-failed",
-        Change::FindingOpened { .. } => "finding-opened",
-        Change::FindingClosed { .. } => "finding-closed",
-        Change::RunEnded { .. } => "run-ended",
-    }
-}
-
-/// Whether a change is about a task, alone or among others.
-#[must_use]
-pub fn concerns(what: &Change, task: TaskId) -> bool {
-    match what {
-        Change::BarrierPassed { without: tasks, .. }
-        | Change::FindingOpened { tasks, .. }
-        | Change::Excluded { target: Target::Host(_), tasks, .. } => tasks.contains(&task),
-        Change::TransferFailed { task: one, with, .. } => [*one, *with].contains(&task),
-        other => about(other).task == Some(task),
-    }
-}
-
-/// The task that a change is about, if it is about one, and the barrier with its use.
-#[must_use]
-pub fn subject(what: &Change) -> (Option<TaskId>, Option<(&str, i64)>) {
-    let about = about(what);
-    (about.task, about.barrier.zip(about.counter))
-}
-
-fn about(what: &Change) -> About<'_> {
-    match what {
-        Change::TaskRegistering { task, peer, .. } => {
-            About { task: Some(*task), peer: *peer, ..About::default() }
-        }
-        Change::TaskSuperseded { task, new_peer, .. } => {
-            About { task: Some(*task), peer: *new_peer, ..About::default() }
-        }
-        Change::RegistrationRefused { task, peer, .. } => {
-            About { task: Some(*task), peer: *peer, ..About::default() }
-        }
-        Change::Excluded { target, .. } | Change::Readmitted { target, .. } => match target {
-            Target::Task(task) => About { task: Some(*task), ..About::default() },
-            Target::Host(_) => About::default(),
-        },
-        Change::TaskConnected { task, .. }
-        | Change::TaskSuspected { task }
-        | Change::TaskReturned { task }
-        | Change::TaskDisconnected { task }
-        | Change::TransferFailed { task, .. }
-        | Change::TaskFailed { task, .. } => About { task: Some(*task), ..About::default() },
-        Change::Fenced { task } | Change::FirstCause { task } => About { task: *task, ..About::default() },
-        Change::BarrierStarted { barrier, counter }
-        | Change::BarrierPassed { barrier, counter, .. }
-        | Change::BarrierFailed { barrier, counter } => {
-            About { barrier: Some(barrier), counter: Some(*counter), ..About::default() }
-        }
-        Change::RunEnded { outcome } => About {
-            outcome: Some(match outcome {
-                RunOutcome::Completed => "completed",
-                RunOutcome::Failed => "failed",
-                RunOutcome::Abandoned => "abandoned",
-            }),
-            ..About::default()
-        },
-        Change::FindingOpened { tasks, .. } => About { task: tasks.first().copied(), ..About::default() },
-        Change::JobDeclared { .. }
-        | Change::RunOpened
-        | Change::FindingClosed { .. }
-        | Change::DrainRequested { .. }
-        | Change::SettingsChanged { .. }
-        | Change::KeyWritten { .. }
-        | Change::KeyDeleted { .. }
-        | Change::JobDeleted { .. }
-        | Change::PreemptionNoticed => About::default(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::coordination::FailureClass;
-
-    #[test]
-    fn kinds_are_called_as_in_json() {
-        let task = TaskId(1);
-        let barrier = Arc::<str>::from("b");
-        for change in [
-            Change::JobDeclared { actor: None },
-            Change::RunOpened,
-            Change::TaskSuspected { task },
-            Change::TaskReturned { task },
-            Change::TaskDisconnected { task },
-            Change::TaskFailed { task, class: FailureClass::Reported },
-            Change::Fenced { task: None },
-            Change::BarrierStarted { barrier: Arc::clone(&barrier), counter: 0 },
-            Change::BarrierPassed { barrier: Arc::clone(&barrier), counter: 0, without: vec![] },
-            Change::BarrierFailed { barrier, counter: 0 },
-            Change::PreemptionNoticed,
-            Change::FindingOpened { finding: Arc::from("f"), tasks: vec![] },
-            Change::FindingClosed { finding: Arc::from("f") },
-            Change::TransferFailed { task, with: task, error: Arc::from("stalled"), count: 1 },
-            Change::FirstCause { task: None },
-            Change::RunEnded { outcome: RunOutcome::Failed },
-        ] {
-            assert_eq!(serde_json::to_value(&change).unwrap()["kind"], kind(&change));
-        }
     }
 }

@@ -15,10 +15,41 @@ use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use crate::config::LogFormat;
 use crate::text::{json, one_line};
 
 pub use queue::{LogFigures, flush};
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogFormat {
+    /// Reads `human` or `json`.
+    ///
+    /// # Errors
+    /// How to write one.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "human" => Ok(Self::Human),
+            "json" => Ok(Self::Json),
+            _ => Err("write human or json".into()),
+        }
+    }
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Human => "human",
+            Self::Json => "json",
+        })
+    }
+}
 
 /// Checks a filter without using it.
 ///

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    BarrierKind, BarrierOutcome, Change, Ending, Input, KeyNode, Note, Request, RunState, TaskId, TaskSet,
-    Timestamp,
+    BarrierKind, BarrierOutcome, Change, Ending, Input, Note, Request, RunState, TaskId, TaskSet, Timestamp,
 };
 
 use muster::findings::{Seen, detect};
@@ -114,15 +113,15 @@ fn heartbeats_are_measured_within_one_life_and_not_while_the_service_was_away() 
 }
 
 #[test]
-fn keys_know_who_wrote_them_and_how_often() {
+fn keys_know_who_wrote_them() {
     let mut job = Job::fate_sharing(2);
     for value in ["a", "bb"] {
         let (key, value) = (Bytes::from_static(b"d/k"), Bytes::from(value));
         job.ask(1, Request::Insert { key, value, overwrite: true });
     }
-    let page = job.world.core.keys(JOB, "d", None, 10).expect("the job is there");
-    let [KeyNode::Key { key, bytes, by, overwrites, .. }] = &page.nodes[..] else { panic!("{page:?}") };
-    assert_eq!((key.as_str(), *bytes, *by, *overwrites), ("d/k", 2, Some(TaskId(1)), 1));
+    let lines = job.world.core.job(JOB).expect("the job is there").keys(b"d", b"", false, 10);
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!((&line.key[..], line.value_bytes, line.written_by), (&b"d/k"[..], Some(2), Some(TaskId(1))));
 }
 
 #[test]
@@ -219,7 +218,11 @@ fn a_task_that_does_not_ask_who_is_alive_is_found_as_one_that_misses_a_barrier()
     let seen = job.world.core.observe(JOB, job.world.now).expect("the job is there");
     let (_, stalled) = detect(Seen { job: &seen, clocks: &[] }).remove(0);
     assert_eq!((stalled.tasks, stalled.since), (vec![TaskId(1)], began));
-    assert!(stalled.gist.contains("2 of 3 tasks wait at a live-set question"), "{}", stalled.gist);
+    assert!(
+        stalled.summary_without_tasks.contains("2 of 3 tasks wait at a live-set question"),
+        "{}",
+        stalled.summary_without_tasks
+    );
     let question = &job.world.view().run.live_sets[0];
     assert_eq!((question.first, question.last.task, question.last.at), (TaskId(0), TaskId(2), began));
     ask(&mut job, 1);

@@ -21,6 +21,8 @@ mod slurm;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::coordination::TASKS_MAX;
+
 pub use explicit::Asked;
 
 /// Environment variables by name.
@@ -28,8 +30,6 @@ pub type Variables = BTreeMap<String, String>;
 
 /// The port of a service for which no port is named.
 pub const PORT: u16 = 8476;
-/// The most tasks of a job.
-pub const TASKS_MAX: u32 = 1_000_000;
 
 /// A value, and where it was taken from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -20,9 +20,8 @@ use super::children::{BECOME, Guard, THIS_PROGRAM};
 use super::output::{Stream, pump};
 use super::target::Target;
 use crate::clock::Clock;
-use crate::config::show_duration;
 use crate::coordination::Timestamp;
-use crate::text::Untrusted;
+use crate::text::{Untrusted, show_duration};
 
 /// How long the others of a failed task may take to fail by themselves, with messages of their own.
 const SETTLE: Duration = Duration::from_secs(3);

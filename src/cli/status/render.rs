@@ -285,6 +285,7 @@ impl Job<'_> {
         let Some(preemption) = &self.run.preemption else { return };
         let step = match preemption.agreed_step {
             Some(step) => format!("all save at step {step}"),
+            None if preemption.failed => "the tasks did not agree on a step".to_owned(),
             None => format!(
                 "{} of {} task(s) have acknowledged",
                 preemption.acknowledged.len(),

@@ -17,7 +17,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::certificates::TransferFiles;
 use crate::cli::output::{Output, print, print_json_line};
-use crate::config::parse_duration;
+use crate::text::parse_duration;
 use crate::transfer::{Choice, TransportKind};
 use figures::{Figures, Repetition};
 use pair::Tasks;

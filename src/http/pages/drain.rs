@@ -27,6 +27,8 @@ const AWAITED_SHOWN: usize = 12;
 struct Stands<'a> {
     job: &'a JobName,
     run: RunNumber,
+    /// The run has ended.
+    over: bool,
     preemption: Option<&'a PreemptionView>,
     /// The first of the tasks that the agreement waits for.
     awaited: Vec<Named>,
@@ -49,6 +51,8 @@ impl Stands<'_> {
         let tasks = if live == 1 { "task" } else { "tasks" };
         if let Some(step) = it.agreed_step {
             format!("All save at step {step}")
+        } else if self.over {
+            "The run ended before its tasks agreed on a step: they may not have saved".into()
         } else if it.failed {
             "The tasks did not agree on a step: the barrier at which they agree failed".into()
         } else if self.acknowledged < live {
@@ -73,7 +77,8 @@ pub(super) fn part(scene: &Scene) -> Result<Part, Problem> {
     let awaited = preemption.map_or(&[][..], |it| &it.awaited);
     let awaited = awaited.iter().take(AWAITED_SHOWN).map(|task| scene.named(*task)).collect();
     let (job, live) = (&scene.view.name, run.live);
-    let stands = Stands { job, run: run.number, preemption, awaited, acknowledged, live, shown: SHOWN };
+    let over = run.ended_at.is_some();
+    let stands = Stands { job, run: run.number, over, preemption, awaited, acknowledged, live, shown: SHOWN };
     Part::new("drain", &stands)
 }
 

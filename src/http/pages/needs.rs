@@ -54,8 +54,14 @@ impl Need {
             evidence: finding.evidence.clone(),
             total: finding.task_count.max(tasks.len()),
             tasks: tasks.iter().take(NAMED).map(|task| scene.named(*task)).collect(),
-            ..Self::plain(scene, tone, finding.title.clone(), look::sentence(&finding.gist), finding.since)
-                .advised(&finding.advice, &format!("/guide/findings#{}", finding.id))
+            ..Self::plain(
+                scene,
+                tone,
+                finding.title.clone(),
+                look::sentence(&finding.summary_without_tasks),
+                finding.since,
+            )
+            .advised(&finding.advice, &format!("/guide/findings#{}", finding.id))
         }
     }
 
@@ -94,7 +100,7 @@ impl Need {
         self
     }
 
-    /// The whole of an error, where the text is its gist.
+    /// The whole of an error, where the text is its summary.
     fn telling(mut self, told: String) -> Self {
         self.told = told;
         self

@@ -19,7 +19,6 @@ use crate::coordination::{
 use crate::engine::Observer;
 use crate::http::extract::{Job, Params};
 use crate::http::{Problem, Site};
-use crate::telemetry::events::kind;
 
 /// How many moments of a job are shown at most.
 const MOMENTS_KEPT: usize = 400;
@@ -69,7 +68,7 @@ impl Moment {
             at: event.at,
             last_at: event.at,
             run: event.run,
-            kind: kind(&event.what),
+            kind: event.what.kind(),
             role: if matches!(event.what, Change::FirstCause { .. }) { Role::Cause } else { Role::Plain },
             tone,
             is_trouble: tone == "bad" || matches!(event.what, Change::TaskSuspected { .. }),

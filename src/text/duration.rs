@@ -1,0 +1,76 @@
+//! How durations are written in settings, flags and requests: read with their units, and written so that they read back.
+//!
+//! Spans for people, which are rounded, are [`super::span`] and [`super::short_span`].
+
+use std::time::Duration;
+
+/// The longest duration that makes sense here, so that adding it to the time never overflows.
+const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+const DURATION_FORM: &str = "write a number and a unit, such as 500ms, 5s, 2m or 1h";
+
+/// Reads a duration such as `500ms`, `5s` or `1m30s`.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    if text.parse::<f64>().is_ok() {
+        return Err(format!("it has no unit: {DURATION_FORM}"));
+    }
+    let duration =
+        humantime::parse_duration(text).map_err(|_| format!("it is no duration: {DURATION_FORM}"))?;
+    if duration > DURATION_MAX {
+        return Err("it is longer than a year: give a shorter one".into());
+    }
+    Ok(duration)
+}
+
+/// Reads a duration that must not be zero.
+///
+/// # Errors
+/// What is wrong with it and how to write one.
+pub fn parse_positive_duration(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        Duration::ZERO => Err("it must be longer than zero: give at least 1ms".into()),
+        duration => Ok(duration),
+    }
+}
+
+/// Writes a duration in the largest unit that it is a whole number of.
+#[must_use]
+pub fn show_duration(duration: Duration) -> String {
+    const UNITS: [(u128, &str); 5] = [
+        (3_600_000_000_000, "h"),
+        (60_000_000_000, "m"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+    ];
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".into();
+    }
+    let unit = UNITS.iter().find(|(size, _)| nanos.is_multiple_of(*size));
+    unit.map_or_else(|| format!("{nanos}ns"), |(size, name)| format!("{}{name}", nanos / size))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_back_as_they_are_written() {
+        for text in ["100s", "500ms", "2m", "1h", "90s", "1500us", "0s"] {
+            assert_eq!(show_duration(parse_duration(text).unwrap()), text);
+        }
+        assert_eq!(parse_duration("1m30s").unwrap(), Duration::from_secs(90));
+    }
+
+    #[test]
+    fn a_duration_without_a_unit_says_so() {
+        assert!(parse_duration("100").unwrap_err().contains("no unit"));
+        assert!(parse_duration("soon").unwrap_err().contains("no duration"));
+        assert!(parse_duration("500 weeks").unwrap_err().contains("longer than a year"));
+        assert!(parse_positive_duration("0s").unwrap_err().contains("longer than zero"));
+    }
+}
