@@ -296,7 +296,7 @@ async fn tasks(filter: &str) {
         note("exclusion: a host with 1,000 tasks of 10,000", world.measure(exclude).await);
         let lose = |world: &World| {
             for index in 5_000..6_000 {
-                world.engine.connection_closed(world.connections[index], Ending::Reset, &[]);
+                world.engine.connection_closed(world.connections[index], Ending::Reset, Vec::new());
             }
         };
         note("1,000 connections are lost, one by one", world.measure(lose).await);
@@ -316,7 +316,8 @@ async fn calls(filter: &str) {
         let world = World::registered(false);
         let mut gets = world.gets(CALLS);
         let (connection, waiting) = gets.pop().unwrap();
-        let close = |world: &World| world.engine.connection_closed(connection, Ending::Closed, &waiting);
+        let close =
+            |world: &World| world.engine.connection_closed(connection, Ending::Closed, waiting.clone());
         note("calls: a connection with 16,384 gets of one key is closed", world.measure(close).await);
         let write = |world: &World| {
             let (key, value) = (Bytes::from_static(b"one key"), Bytes::from_static(b"v"));
@@ -327,7 +328,7 @@ async fn calls(filter: &str) {
         let gets = world.gets(CALLS - ON_ONE);
         let close_all = |world: &World| {
             for (connection, waiting) in &gets {
-                world.engine.connection_closed(*connection, Ending::Closed, waiting);
+                world.engine.connection_closed(*connection, Ending::Closed, waiting.clone());
             }
         };
         note(

@@ -5,13 +5,14 @@
 //! [`Inbox`] after the lock is released. One task sleeps until the state machine's next deadline.
 
 mod kept;
+mod reaper;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, broadcast};
@@ -26,6 +27,7 @@ use crate::meter;
 
 pub use kept::Past;
 use kept::{Kept, OfJob};
+use reaper::Reaper;
 
 /// Where the answers to waiting calls go: one for each connection.
 pub trait Inbox: Send + Sync {
@@ -205,6 +207,8 @@ pub struct Engine {
     observers: OnceLock<Vec<Arc<dyn Observer>>>,
     missed: AtomicU64,
     locks: Locks,
+    reaper: Reaper,
+    this: Weak<Self>,
 }
 
 impl Engine {
@@ -226,7 +230,7 @@ impl Engine {
             lags: 0,
         };
         let (followers, _) = broadcast::channel(EVENTS_BUFFERED);
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
             state: Mutex::new(state),
             clock,
             armed: AtomicU64::new(u64::MAX),
@@ -237,6 +241,8 @@ impl Engine {
             observers: OnceLock::new(),
             missed: AtomicU64::new(0),
             locks: Locks::default(),
+            reaper: Reaper::default(),
+            this: Weak::clone(this),
         })
     }
 
@@ -355,15 +361,29 @@ impl Engine {
     }
 
     /// Reports that a connection is gone. Calls that wait on it are dropped; their inbox hears no more of them.
-    pub fn connection_closed(&self, connection: ConnectionId, ending: Ending, calls: &[CallId]) {
-        // Their answers are for nobody any more. Many are dropped bit by bit: others come in between.
+    pub fn connection_closed(&self, connection: ConnectionId, ending: Ending, calls: Vec<CallId>) {
+        self.feed(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
+        match self.this.upgrade() {
+            Some(engine) if calls.len() > CALLS_DROPPED_AT_ONCE => {
+                self.reaper.run(move || engine.drop_waiting(&calls));
+            }
+            _ => self.drop_waiting(&calls),
+        }
+    }
+
+    /// Drops calls whose answers are for nobody any more. Many are dropped bit by bit: others come in between.
+    fn drop_waiting(&self, calls: &[CallId]) {
         for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
             let mut state = self.lock_for_bulk();
             let dropped: Vec<Option<Waiting>> = part.iter().map(|call| state.waiting.remove(*call)).collect();
             drop(state);
             drop(dropped);
         }
-        self.feed(self.lock_for_bulk(), Input::ConnectionClosed { connection, ending });
+    }
+
+    /// Drops something that takes long to drop, where nobody waits for it.
+    pub fn drop_later(&self, thing: impl Send + 'static) {
+        self.reaper.run(move || drop(thing));
     }
 
     /// Puts a call to a job. Either it is answered at once, or its answer is delivered later to
@@ -575,8 +595,15 @@ impl Engine {
         for (waiting, outcome) in applied.deliveries {
             waiting.inbox.deliver(waiting.slot, outcome);
         }
-        if !applied.discarded.is_empty() {
-            free(applied.discarded);
+        self.free(applied.discarded);
+    }
+
+    /// Frees memory: much of it where nobody waits for it.
+    fn free(&self, discarded: Vec<Discarded>) {
+        const MUCH: usize = 1 << 12;
+        let weight: usize = discarded.iter().map(Discarded::weight).sum();
+        if weight > MUCH {
+            self.drop_later(discarded);
         }
     }
 }
@@ -584,16 +611,6 @@ impl Engine {
 /// Whether a request is about one task or one key, whatever there is beside it.
 fn is_about_one(request: &Request) -> bool {
     matches!(request, Request::Heartbeat { .. } | Request::Get { .. } | Request::TryGet { .. })
-}
-
-/// Frees memory; much of it on a thread of its own, so that nobody's calls wait for it.
-fn free(discarded: Vec<Discarded>) {
-    const MUCH: usize = 1 << 12;
-    let weight: usize = discarded.iter().map(Discarded::weight).sum();
-    if weight > MUCH {
-        // Without a thread, it is freed here: the closure is dropped.
-        let _ = std::thread::Builder::new().name("muster-free".into()).spawn(move || drop(discarded));
-    }
 }
 
 /// Why a job cannot be declared.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::barrier_record::BarrierKind;
 use super::call::TaskSet;
 use super::failure::Failure;
 use super::ids::{CallId, TaskId, TaskIncarnation, Timestamp};
@@ -33,6 +34,15 @@ pub(super) enum BarrierKey {
 }
 
 impl BarrierKey {
+    pub fn kind(&self) -> BarrierKind {
+        match self {
+            Self::Registration => BarrierKind::Registration,
+            Self::Shutdown => BarrierKind::Shutdown,
+            Self::Devices => BarrierKind::Devices,
+            Self::Named(_) => BarrierKind::Client,
+        }
+    }
+
     /// The id by which clients know the barrier; the service's own ids are those of the C++ service.
     pub fn wire_id(&self, service: impl fmt::Display) -> Arc<str> {
         match self {

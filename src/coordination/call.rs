@@ -7,9 +7,9 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::directory::Directory;
 use super::failure::Failure;
 use super::ids::{ConnectionId, ServiceIncarnation, TaskId, TaskIncarnation};
-use super::store::Directory;
 
 /// A set of task ids in ascending order without repeats, shared between calls that name the same set.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

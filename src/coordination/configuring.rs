@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::actor::{Actor, Reason};
+use super::command::{Done, Refusal};
 use super::event::Change;
 use super::failure::{Code, Failure};
 use super::ids::Timestamp;
@@ -10,7 +11,6 @@ use super::input::Effect;
 use super::job::{Job, within};
 use super::run::Run;
 use super::settings::{JobSettings, SettingsChange};
-use super::steering::{Done, Refusal};
 
 impl Job {
     /// Gives the job other settings. Timeouts hold for what begins from now on, and the heartbeat timeout at once.

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use super::call::Outcome;
+use super::discarded::Discarded;
 use super::event::{Change, Event};
 use super::ids::{CallId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
-use super::input::{Discarded, Effect};
+use super::input::Effect;
 use super::outbox::{Outbox, TaskChange};
 use super::settings::JobSettings;
 

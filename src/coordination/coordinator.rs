@@ -7,12 +7,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
+use super::command::{Act, Done, ExclusionPreview, Refusal};
+use super::discarded::Discarded;
 use super::exclusion::Target;
 use super::failure::{Code, Failure};
+use super::failure_texts::no_such_job;
 use super::ids::{ConnectionId, JobId, JobName, Timestamp};
-use super::input::{Discarded, Effect, Ending, Input};
+use super::input::{Effect, Ending, Input};
 use super::job::Job;
-use super::steering::{Act, Done, ExclusionPreview, Refusal};
 use super::view::JobView;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -411,9 +413,4 @@ impl Coordinator {
 /// Whether a job has work that is decided and not done.
 fn is_busy(job: &Job, stopping: bool) -> bool {
     job.has_work() || (stopping && job.run.waiters.len() > 0)
-}
-
-/// What every call to a job is answered that is no more.
-pub(super) fn no_such_job() -> Failure {
-    Failure::service(Code::NotFound, "There is no such job any more.")
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::ids::TaskId;
-use super::store::Topology;
+use super::topology::{Topology, TopologyKey};
 use crate::proto::xla;
 
 /// One accelerator (or CPU device) of a task.
@@ -32,39 +32,6 @@ pub struct Device {
     pub partition: Option<i32>,
     /// Identifies one boot of the host's kernel; tasks that share it share a host.
     pub boot_id: String,
-}
-
-/// What a key of the store has to do with the topology.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum TopologyKey {
-    /// One process's devices.
-    Local {
-        /// The platform.
-        platform: String,
-    },
-    /// Every process's devices.
-    Global {
-        /// The platform.
-        platform: String,
-    },
-}
-
-impl TopologyKey {
-    /// Reads a normalised key.
-    #[must_use]
-    pub fn parse(key: &[u8]) -> Option<Self> {
-        let key = std::str::from_utf8(key).ok()?;
-        let mut parts = key.split('/');
-        let (_, topic) = parts.next()?.split_once(':')?;
-        let platform = parts.next()?.to_owned();
-        match (topic, parts.next(), parts.next()) {
-            ("local_topology", Some(process), None) if process.parse::<u32>().is_ok() => {
-                Some(Self::Local { platform })
-            }
-            ("global_topology", None, None) => Some(Self::Global { platform }),
-            _ => None,
-        }
-    }
 }
 
 /// Decodes the topology values of a store into devices, ordered by platform and global id.

@@ -1,24 +1,13 @@
 //! Draining: the preemption notice, by which unmodified JAX programs agree on a step and save.
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
+use super::command::{DrainRequest, Refusal};
 use super::context::Cx;
 use super::event::Change;
 use super::ids::Timestamp;
 use super::run::{PREEMPTION_NOTICE, Run};
-use super::steering::Refusal;
-
-/// Who asked for a coordinated save, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DrainRequest {
-    /// Who.
-    pub actor: Actor,
-    /// Why.
-    pub reason: Reason,
-}
 
 impl Run {
     /// Leaves the notice for all tasks. `at`: when the machines will be gone.

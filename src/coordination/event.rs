@@ -37,6 +37,20 @@ pub enum RunOutcome {
     Abandoned,
 }
 
+/// The first error of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FirstCause {
+    /// When it happened.
+    pub at: Timestamp,
+    /// The task that it came from, where one is known.
+    pub task: Option<TaskId>,
+    /// What happened, as clients are told.
+    pub error: String,
+    /// The same in few words.
+    #[serde(default)]
+    pub why: String,
+}
+
 /// The kinds of failure of a task.
 #[derive(
     Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,

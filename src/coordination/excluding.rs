@@ -10,24 +10,21 @@
 //! - In a run that still forms, a task that is excluded by number is excused, and waited for again if the exclusion ends
 //!   before the run has started. One whose host is excluded may come from another host, and is waited for.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::actor::{Actor, Reason};
 use super::barrier::Slot;
+use super::command::{BarrierPreview, ExclusionPreview, Refusal};
 use super::context::Cx;
 use super::event::{Change, FailureClass, RunOutcome};
-use super::exclusion::{Exclusion, ExclusionEnd, ExclusionEnded, Target};
+use super::exclusion::{Exclusion, ExclusionEnd, ExclusionEnded, Expulsion, Target};
 use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, ExclusionId, TaskId, Timestamp};
 use super::input::Effect;
 use super::job::{Job, within};
 use super::run::Run;
-use super::steering::{BarrierPreview, ExclusionPreview, Refusal};
 use super::waiters::{Answer, Calls};
 
 impl Failure {
@@ -35,13 +32,6 @@ impl Failure {
     pub(super) fn is_exclusion(&self) -> bool {
         self.code == Code::PermissionDenied && self.service_error.is_some_and(|e| !e.reported)
     }
-}
-
-/// An exclusion that is in force, and the tasks, ascending, that it has still to take out of the run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Expulsion {
-    exclusion: ExclusionId,
-    tasks: VecDeque<TaskId>,
 }
 
 impl Job {

@@ -14,6 +14,13 @@ use super::actor::{Actor, Reason};
 use super::ids::{ExclusionId, TaskId, Timestamp};
 use super::settings::Bounds;
 
+/// An exclusion that is in force, and the tasks, ascending, that it has still to take out of the run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Expulsion {
+    pub exclusion: ExclusionId,
+    pub tasks: VecDeque<TaskId>,
+}
+
 /// Whom an exclusion is about.
 ///
 /// A host is an address, not a name: the service sees addresses, and a name that resolves to another one tomorrow

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::call::Reply;
 use super::context::Cx;
-use super::event::{Change, FailureClass, RunOutcome};
+use super::event::{Change, FailureClass, FirstCause, RunOutcome};
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
 use super::input::Ending;
@@ -15,7 +15,6 @@ use super::run::Run;
 use super::settings::{ErrorDelivery, JobSettings};
 use super::task::{Standing, Suspicion, Task};
 use super::timers::Timer;
-use super::view::FirstCause;
 use super::waiters::{Answer, Calls, Place};
 
 /// What a person should do about a lost task; the words are those that people search for.

@@ -8,11 +8,25 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::exclusion::Exclusion;
-use super::ids::{TaskId, Timestamp};
-use super::job::Job;
-use super::run::Run;
-use super::view::{RunLine, RunSummary, RunView, TaskStanding, TaskView};
+use super::ids::Timestamp;
+
+/// Where a task stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TaskStanding {
+    /// Has never registered in this run.
+    Missing,
+    /// Has come and waits for the others.
+    Registering,
+    /// Takes part.
+    Connected,
+    /// Its connection broke and its grace has not run out.
+    Suspect,
+    /// Has left in good order.
+    Disconnected,
+    /// Has failed.
+    Failed,
+}
 
 /// The state of a task for people: its standing, or that it is excluded. Every task has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,12 +110,6 @@ impl TaskCounts {
         counts
     }
 
-    /// Counts the tasks of a view.
-    #[must_use]
-    pub fn of_views(tasks: &[TaskView]) -> Self {
-        Self::of(tasks.iter().map(TaskView::state))
-    }
-
     fn at(&mut self, state: TaskState) -> &mut usize {
         match state {
             TaskState::Excluded => &mut self.excluded,
@@ -118,14 +126,6 @@ impl TaskCounts {
     #[must_use]
     pub fn get(mut self, state: TaskState) -> usize {
         *self.at(state)
-    }
-}
-
-impl TaskView {
-    /// Its state for people.
-    #[must_use]
-    pub fn state(&self) -> TaskState {
-        TaskState::of(self.standing, self.excluded.is_some())
     }
 }
 
@@ -169,46 +169,6 @@ pub fn barrier_label(id: &str) -> &str {
         Some(("Shutdown", _)) => "shutdown",
         Some(("WaitForAllTasks", _)) => "device exchange",
         _ => id,
-    }
-}
-
-impl RunView {
-    /// From when to when it is measured.
-    #[must_use]
-    pub fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
-    }
-}
-
-impl RunSummary {
-    /// From when to when it is measured.
-    #[must_use]
-    pub fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, Some(self.ended_at))
-    }
-}
-
-impl RunLine {
-    /// From when to when it is measured.
-    #[must_use]
-    pub fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
-    }
-}
-
-impl Run {
-    pub(super) fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, self.ended.map(|(_, at)| at))
-    }
-}
-
-impl Job {
-    /// The exclusion that keeps a task out.
-    pub(super) fn exclusion_of(&self, id: TaskId) -> Option<&Exclusion> {
-        let task = self.run.task(id)?;
-        let present = task.incarnation.map(|_| task.peer);
-        let last = present.or_else(|| task.past.front().map(|life| life.peer)).flatten();
-        self.exclusions.covering(id, last.map(|peer| peer.ip()))
     }
 }
 

@@ -4,17 +4,16 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
+use super::barrier_record::BarrierEnding;
 use super::call::{Caller, Outcome, Request};
+use super::command::{Act, Done, Refusal};
+use super::discarded::Discarded;
 use super::event::Event;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
-use super::steering::{Act, Done, Refusal};
-use super::straggling::BarrierEnding;
-use crate::cow::{CowMap, Measure};
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,67 +171,6 @@ pub enum Input {
     /// and nobody is to blame for the silence since.
     Resumed,
 }
-
-/// Memory that is no part of the state any more. To free it may take long: the driver does so when nobody waits for it.
-#[derive(Default)]
-pub struct Discarded {
-    parts: Vec<Box<dyn Send + Sync>>,
-    /// How many allocations it has, more or less.
-    weight: usize,
-}
-
-impl Discarded {
-    /// How many bytes cost nothing to free, more or less.
-    const SMALL: usize = 64 << 10;
-
-    /// A table.
-    pub(super) fn of<K, V, const N: usize, W>(table: CowMap<K, V, N, W>) -> Self
-    where
-        K: Ord + Clone + Send + Sync + 'static,
-        V: Clone + Send + Sync + 'static,
-        W: Measure<K, V> + 'static,
-    {
-        let weight = 2 * table.len();
-        Self { parts: vec![Box::new(table)], weight }
-    }
-
-    /// Something of so many allocations.
-    pub(super) fn of_weight(part: impl Send + Sync + 'static, weight: usize) -> Self {
-        Self { parts: vec![Box::new(part)], weight }
-    }
-
-    /// A value; a small one is freed at once.
-    pub(super) fn of_bytes(bytes: Bytes) -> Self {
-        if bytes.len() < Self::SMALL { Self::default() } else { Self::of_weight(bytes, 1) }
-    }
-
-    /// Whether there is nothing to free.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.parts.is_empty()
-    }
-
-    /// How many allocations are to be freed, more or less.
-    #[must_use]
-    pub fn weight(&self) -> usize {
-        self.weight
-    }
-}
-
-impl fmt::Debug for Discarded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Discarded")
-    }
-}
-
-// What is thrown away is the same as anything else that is.
-impl PartialEq for Discarded {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Discarded {}
 
 /// What the driver must do after an input.
 #[derive(Debug, PartialEq, Eq)]

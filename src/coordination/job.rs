@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
 use super::call::{Caller, Claim, Request};
-use super::coordinator::no_such_job;
 use super::devices;
+use super::discarded::Discarded;
 use super::event::{Change, RunOutcome};
-use super::excluding::Expulsion;
-use super::exclusion::Exclusions;
+use super::exclusion::{Exclusions, Expulsion};
 use super::failure::{Code, Failure};
+use super::failure_texts::no_such_job;
 use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
-use super::input::{Discarded, Effect, Ending, Note, TransferNote};
+use super::input::{Effect, Ending, Note, TransferNote};
 use super::outbox::Outbox;
 use super::run::Run;
 use super::settings::JobSettings;
-use super::store::Topology;
+use super::topology::Topology;
 use super::view::RunSummary;
 use super::waiters::{Place, Waiters};
 use crate::cow::CowMap;

@@ -8,18 +8,12 @@ use super::call::{Reply, TaskSet};
 use super::context::Cx;
 use super::event::RunOutcome;
 use super::failure::{Code, Failure};
+use super::failure_texts::shutdown_failure;
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
 use super::outbox::TaskChange;
 use super::run::Run;
 use super::task::Standing;
 use super::waiters::{Answer, Calls};
-
-/// What callers of a failed shutdown, and everybody who polls, are told.
-pub(super) fn shutdown_failure(cause: &Failure) -> Failure {
-    let text = format!("Shutdown barrier has failed.\nBarrier result: '{cause}'");
-    Failure::service(Code::Internal, text)
-        .because(&format!("the tasks did not shut down together: {}", cause.why()))
-}
 
 impl Run {
     pub(super) fn shut_down(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId, id: TaskId) {

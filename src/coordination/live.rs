@@ -6,29 +6,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use super::call::{LiveSet, Shared, TaskSet};
 use super::context::Cx;
 use super::failure::{Code, Failure};
-use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation, Timestamp};
+use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::live_set::Question;
 use super::run::Run;
 use super::task::Task;
 use super::waiters::{Answer, Calls, Place};
 use crate::cow::CowMap;
-
-/// One question in progress, about one set of tasks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Question {
-    pub since: Timestamp,
-    /// Who asked first, and who asked last and when.
-    pub first: TaskId,
-    pub last: (TaskId, Timestamp),
-    /// Who has asked, with the calls to answer (one task may have asked more than once).
-    pub asked: CowMap<TaskId, BTreeSet<CallId>>,
-    /// How many live members have not asked.
-    pub awaited: usize,
-}
 
 impl Run {
     pub(super) fn ask_live_set(

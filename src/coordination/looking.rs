@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::barrier_record::BarrierRecord;
 use super::coordinator::Coordinator;
 use super::device_map::{self, DeviceMap};
 use super::devices::Device;
@@ -9,7 +10,6 @@ use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::job::Job;
 use super::settings::JobSettings;
 use super::store::normalise;
-use super::straggling::BarrierRecord;
 use super::task::Task;
 use super::view::{
     BarrierView, ExclusionView, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, PreemptionView, RunLine,

@@ -6,19 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::barrier::BarrierKey;
+use super::barrier_record::{BarrierKind, BarrierRecord};
 use super::call::TaskSet;
 use super::coordinator::Coordinator;
 use super::event::RunOutcome;
 use super::exclusion::Exclusions;
+use super::figures::TaskStanding;
 use super::figures::{TaskCounts, TaskState};
 use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use super::job::Job;
-use super::live::Question;
+use super::live_set::Question;
 use super::pulse::Gaps;
 use super::run::Run;
 use super::settings::Bounds;
-use super::straggling::{BarrierKind, BarrierRecord, StragglingView};
-use super::view::{RunState, TaskStanding};
+use super::straggling::StragglingView;
+use super::view::RunState;
 use super::viewing::QUESTION;
 use super::waiters::Place;
 

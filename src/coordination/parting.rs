@@ -13,10 +13,10 @@ use super::call::Shared;
 use super::context::Cx;
 use super::event::{Change, RunOutcome};
 use super::failure::{Code, Failure};
+use super::failure_texts::shutdown_failure;
 use super::ids::{CallId, TaskId};
-use super::leaving::shutdown_failure;
+use super::measure::Measure;
 use super::run::{Remembered, Run};
-use super::straggling::Measure;
 use super::timers::Timer;
 use super::waiters::{Answer, Calls};
 
@@ -100,7 +100,7 @@ impl Run {
         };
         cx.event(change, reason);
         let passed = result.is_ok();
-        self.measures.push_back(Measure::new(cx, key, id, &instance, passed));
+        self.measures.push_back(Measure::new(cx.now, key, id, &instance, passed));
         let calls = || Calls::List(instance.arrivals().map(|(_, arrival)| arrival.call).collect());
         match key {
             BarrierKey::Named(_) => {

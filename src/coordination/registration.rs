@@ -9,17 +9,12 @@ use super::call::Reply;
 use super::context::Cx;
 use super::event::{Change, FailureClass};
 use super::failure::{Code, Failure};
+use super::failure_texts::taken_over;
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
 use super::outbox::TaskChange;
 use super::run::Run;
 use super::task::Standing;
 use super::waiters::{Answer, Calls};
-
-/// What the waiting calls of a life end with when a newer one takes its place.
-pub(super) fn taken_over(id: TaskId, incarnation: TaskIncarnation) -> Arc<Failure> {
-    let text = format!("Task {id} was taken over by its newer incarnation {incarnation}. End this process.");
-    Arc::new(Failure::service(Code::Aborted, text))
-}
 
 impl Run {
     #[expect(clippy::too_many_arguments, reason = "what a registration is made of")]

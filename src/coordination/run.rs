@@ -12,19 +12,20 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::barrier::Barriers;
+use super::barrier_record::BarrierRecord;
 use super::call::{Caller, Reply, Request, Shared, TaskInfo, TaskSet, TaskStates};
+use super::command::DrainRequest;
 use super::context::Cx;
-use super::draining::DrainRequest;
-use super::event::{Change, FailureClass, RunOutcome};
+use super::directory::Entry;
+use super::event::{Change, FailureClass, FirstCause, RunOutcome};
 use super::failure::{Code, Failure, ServiceError};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
-use super::live::Question;
+use super::live_set::Question;
+use super::measure::Measure;
 use super::settings::JobSettings;
-use super::store::{Entry, Store, shown};
-use super::straggling::{BarrierRecord, Measure};
+use super::store::{Store, shown};
 use super::task::Task;
 use super::timers::{Timer, Timers};
-use super::view::FirstCause;
 use super::waiters::{Answer, Place, Waiters};
 use crate::cow::{CowMap, CowVec};
 

@@ -5,18 +5,19 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::fmt;
 use std::ops::Bound;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::devices::TopologyKey;
+use super::directory::{Directory, Entries, Entry};
+use super::discarded::Discarded;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
-use super::input::Discarded;
 use super::settings::Bounds;
-use crate::cow::{CowMap, Measure, Weight};
+use super::topology::Topology;
+use super::topology::TopologyKey;
+use crate::cow::{CowMap, Weight};
 
 /// How many bytes that do not count the spelling of a key that is waited for may have.
 const SLASHES: usize = 64;
@@ -41,37 +42,6 @@ pub(super) fn shown(key: &[u8]) -> Cow<'_, str> {
     Cow::Owned(format!("{}… ({} bytes)", String::from_utf8_lossy(&key[..MOST]), key.len()))
 }
 
-/// One value.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Entry {
-    pub value: Bytes,
-    /// When it was written last.
-    pub at: Timestamp,
-    /// Who wrote it last, where the connection told.
-    pub by: Option<TaskId>,
-}
-
-impl Entry {
-    pub fn new(value: Bytes, at: Timestamp, by: Option<TaskId>) -> Self {
-        Self { value, at, by }
-    }
-}
-
-/// Entries by their keys.
-type Entries = CowMap<Bytes, Entry, 256, InBytes>;
-
-/// An entry weighs as much as its key and its value are long.
-struct InBytes;
-
-impl Measure<Bytes, Entry> for InBytes {
-    fn weight(key: &Bytes, entry: &Entry) -> Weight {
-        Weight { keys: key.len(), values: entry.value.len() }
-    }
-}
-
-/// The topology values by their keys.
-pub(super) type Topology = CowMap<Bytes, (TopologyKey, Bytes)>;
-
 /// Calls that waited for a key which has a value now, and are answered one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Waking {
@@ -91,42 +61,6 @@ pub(super) struct Store {
     /// The lengths of the keys in `waiting` and `waking`, each as often as it is waited for.
     waited_bytes: usize,
     topology: Topology,
-}
-
-/// What is below a directory, as it was at one moment.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Directory(Entries);
-
-impl Directory {
-    /// How many entries it has.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether it has none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The entries, in byte order of their normalised keys.
-    pub fn iter(&self) -> impl Iterator<Item = (&Bytes, &Bytes)> {
-        self.0.iter().map(|(key, entry)| (key, &entry.value))
-    }
-}
-
-impl FromIterator<(Bytes, Bytes)> for Directory {
-    fn from_iter<I: IntoIterator<Item = (Bytes, Bytes)>>(entries: I) -> Self {
-        let entry = |(key, value)| (key, Entry::new(value, Timestamp::default(), None));
-        Self(entries.into_iter().map(entry).collect())
-    }
-}
-
-impl fmt::Debug for Directory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.iter()).finish()
-    }
 }
 
 impl Store {
@@ -361,13 +295,6 @@ impl Store {
     pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &Entry)> {
         let from = from.as_ref().map(Vec::as_slice);
         self.entries.range_from::<[u8]>(from).next()
-    }
-
-    /// The entries whose keys begin so, in byte order.
-    pub fn below(&self, prefix: &[u8]) -> impl Iterator<Item = (&Bytes, &Entry)> {
-        let from = Bound::Included(prefix);
-        let prefix = prefix.to_vec();
-        self.entries.range_from::<[u8]>(from).take_while(move |(key, _)| key.starts_with(&prefix))
     }
 
     fn check(&self, key: &[u8], old: Option<usize>, new: usize, bounds: &Bounds) -> Result<(), Failure> {

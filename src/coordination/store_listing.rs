@@ -52,9 +52,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use super::super::directory::Entry;
     use super::super::ids::Timestamp;
     use super::super::settings::Bounds;
-    use super::super::store::Entry;
     use super::*;
 
     fn filled(keys: &[&str]) -> Store {

@@ -9,16 +9,17 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
+use super::barrier_record::{ArrivalView, BarrierKind, BarrierRecord};
+use super::command::DrainRequest;
 use super::course::GapAt;
 use super::devices::Device;
-use super::draining::DrainRequest;
-use super::event::RunOutcome;
+use super::event::{FirstCause, RunOutcome};
 use super::exclusion::{ExclusionEnded, Target};
-use super::figures::TaskCounts;
+use super::figures::{RunSpan, TaskCounts, TaskStanding, TaskState};
 use super::ids::{ExclusionId, JobName, RunNumber, TaskId, Timestamp};
 use super::pulse::PulseView;
 use super::settings::JobSettings;
-use super::straggling::{ArrivalView, BarrierKind, BarrierRecord, StragglingView};
+use super::straggling::StragglingView;
 
 /// A job and its present run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -117,20 +118,6 @@ impl RunState {
     }
 }
 
-/// The first error of a run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct FirstCause {
-    /// When it happened.
-    pub at: Timestamp,
-    /// The task that it came from, where one is known.
-    pub task: Option<TaskId>,
-    /// What happened, as clients are told.
-    pub error: String,
-    /// The same in few words.
-    #[serde(default)]
-    pub why: String,
-}
-
 /// One run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunView {
@@ -182,24 +169,6 @@ impl RunView {
         let cause = self.first_cause.as_ref();
         cause.is_some_and(|cause| cause.task != Some(task.task) && task.since >= cause.at)
     }
-}
-
-/// Where a task stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum TaskStanding {
-    /// Has never registered in this run.
-    Missing,
-    /// Has come and waits for the others.
-    Registering,
-    /// Takes part.
-    Connected,
-    /// Its connection broke and its grace has not run out.
-    Suspect,
-    /// Has left in good order.
-    Disconnected,
-    /// Has failed.
-    Failed,
 }
 
 /// One life of a task.
@@ -481,4 +450,44 @@ pub struct KeyValue {
     pub written_at: Timestamp,
     /// Which task wrote it, where that is known.
     pub written_by: Option<TaskId>,
+}
+
+impl TaskView {
+    /// Its state for people.
+    #[must_use]
+    pub fn state(&self) -> TaskState {
+        TaskState::of(self.standing, self.excluded.is_some())
+    }
+}
+
+impl TaskCounts {
+    /// Counts the tasks of a view.
+    #[must_use]
+    pub fn of_views(tasks: &[TaskView]) -> Self {
+        Self::of(tasks.iter().map(TaskView::state))
+    }
+}
+
+impl RunView {
+    /// From when to when it is measured.
+    #[must_use]
+    pub fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
+    }
+}
+
+impl RunSummary {
+    /// From when to when it is measured.
+    #[must_use]
+    pub fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, Some(self.ended_at))
+    }
+}
+
+impl RunLine {
+    /// From when to when it is measured.
+    #[must_use]
+    pub fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, self.ended_at)
+    }
 }

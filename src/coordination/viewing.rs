@@ -4,21 +4,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::barrier::{BarrierKey, Instance, Slot};
+use super::barrier_record::ArrivalView;
 use super::call::TaskSet;
 use super::devices::{self, Device};
 use super::event::RunOutcome;
 use super::exclusion::{Exclusion, ExclusionEnded};
+use super::figures::TaskStanding;
 use super::figures::{RunSpan, TaskCounts};
 use super::ids::{ConnectionId, TaskId};
 use super::job::Job;
-use super::live::Question;
+use super::live_set::Question;
 use super::run::{PREEMPTION_NOTICE, Run};
 use super::store::shown;
-use super::straggling::ArrivalView;
 use super::task::{Standing, Task};
 use super::view::{
     BarrierView, ExclusionView, KeyWait, LifeView, LiveSetView, PreemptionView, RunLine, RunState,
-    RunSummary, RunView, TaskExclusion, TaskStanding, TaskView,
+    RunSummary, RunView, TaskExclusion, TaskView,
 };
 
 /// How many arrivals at a barrier in progress are shown.
@@ -356,4 +357,20 @@ fn latest_arrivals(instance: &Instance) -> Vec<ArrivalView> {
         instance.arrivals().map(|(task, arrival)| ArrivalView { task, at: arrival.at }).collect();
     arrivals.sort_by_key(|arrival| (arrival.at, arrival.task));
     arrivals.split_off(arrivals.len().saturating_sub(ARRIVALS_SHOWN))
+}
+
+impl Run {
+    pub(super) fn span(&self) -> RunSpan {
+        RunSpan::new(self.opened_at, self.started_at, self.ended.map(|(_, at)| at))
+    }
+}
+
+impl Job {
+    /// The exclusion that keeps a task out.
+    pub(super) fn exclusion_of(&self, id: TaskId) -> Option<&Exclusion> {
+        let task = self.run.task(id)?;
+        let present = task.incarnation.map(|_| task.peer);
+        let last = present.or_else(|| task.past.front().map(|life| life.peer)).flatten();
+        self.exclusions.covering(id, last.map(|peer| peer.ip()))
+    }
 }

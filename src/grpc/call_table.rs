@@ -108,13 +108,15 @@ pub(super) enum Elapsed {
 }
 
 /// A turn ends so long after it was found to be long.
-const TURN_NANOS: u64 = 1_000_000;
+const TURN_NANOS: u64 = 250_000;
 /// So many deadlines are looked at before answers are sent. The caller comes back while there were any.
 const DEADLINES: usize = 1 << 10;
 /// The work of taking a call, and of its answer; so many bytes of a body are as much as a step.
 const CALL_WORK: usize = 32;
 const ANSWER_WORK: usize = 8;
 const BYTES_A_STEP: usize = 256;
+/// Of a connection with more calls than this, others than its own task take the calls apart: it would take milliseconds.
+const CALLS_DROPPED_HERE: usize = 1 << 10;
 /// What a call to an auxiliary service may hold: its task, and what it has not read of its request.
 const AUXILIARY_BYTES: usize = 80 << 10;
 
@@ -502,6 +504,10 @@ impl CallTable {
             )
         });
         self.server.counts.mine().endings[count::place_of(&ending)].add();
-        self.server.engine.connection_closed(self.id, ending, &calls);
+        let many = calls.len() > CALLS_DROPPED_HERE;
+        self.server.engine.connection_closed(self.id, ending, calls);
+        if many {
+            self.server.engine.drop_later(std::mem::take(&mut self.slots));
+        }
     }
 }

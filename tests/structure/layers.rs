@@ -11,11 +11,61 @@ pub struct Part {
 }
 
 /// All parts whose layers are held.
-pub const PARTS: &[Part] = &[Part {
-    name: "transfer",
-    crate_root: "src/transfer",
-    levels: &[&["base"], &["memory", "plan"], &["protocol"], &["launch"], &["io"], &["session"], &["engine"]],
-}];
+pub const PARTS: &[Part] = &[
+    Part {
+        name: "transfer",
+        crate_root: "src/transfer",
+        levels: &[
+            &["base"],
+            &["memory", "plan"],
+            &["protocol"],
+            &["launch"],
+            &["io"],
+            &["session"],
+            &["engine"],
+        ],
+    },
+    Part {
+        name: "coordination",
+        crate_root: "src/coordination",
+        levels: &[
+            // Values.
+            &["actor", "discarded", "ids", "settings", "straggling", "topology"],
+            &[
+                "barrier_record",
+                "course",
+                "devices",
+                "directory",
+                "exclusion",
+                "failure",
+                "figures",
+                "live_set",
+            ],
+            // What goes in and comes out.
+            &["call", "device_map", "event", "failure_texts", "pulse", "store"],
+            &["barrier", "command", "outbox"],
+            &["input", "measure", "timers", "view", "waiters"],
+            // The tables of a run.
+            &["context", "store_listing", "task"],
+            &["run"],
+            // The rules.
+            &[
+                "barrier_stats",
+                "draining",
+                "failing",
+                "job",
+                "leaving",
+                "live",
+                "meeting",
+                "parting",
+                "registration",
+            ],
+            &["configuring", "coordinator", "excluding", "steering", "viewing"],
+            // What is read of it.
+            &["audit", "looking", "observation"],
+        ],
+    },
+];
 
 impl Part {
     /// Returns the module of the table to which a file belongs.

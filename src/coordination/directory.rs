@@ -1,0 +1,73 @@
+//! Entries of the store, and what is below a directory of it.
+
+use std::fmt;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::ids::{TaskId, Timestamp};
+use crate::cow::{CowMap, Measure, Weight};
+
+/// One value.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Entry {
+    pub value: Bytes,
+    /// When it was written last.
+    pub at: Timestamp,
+    /// Who wrote it last, where the connection told.
+    pub by: Option<TaskId>,
+}
+
+impl Entry {
+    pub fn new(value: Bytes, at: Timestamp, by: Option<TaskId>) -> Self {
+        Self { value, at, by }
+    }
+}
+
+/// Entries by their keys.
+pub(super) type Entries = CowMap<Bytes, Entry, 256, InBytes>;
+
+/// An entry weighs as much as its key and its value are long.
+pub(super) struct InBytes;
+
+impl Measure<Bytes, Entry> for InBytes {
+    fn weight(key: &Bytes, entry: &Entry) -> Weight {
+        Weight { keys: key.len(), values: entry.value.len() }
+    }
+}
+
+/// What is below a directory, as it was at one moment.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Directory(pub(super) Entries);
+
+impl Directory {
+    /// How many entries it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The entries, in byte order of their normalised keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&Bytes, &Bytes)> {
+        self.0.iter().map(|(key, entry)| (key, &entry.value))
+    }
+}
+
+impl FromIterator<(Bytes, Bytes)> for Directory {
+    fn from_iter<I: IntoIterator<Item = (Bytes, Bytes)>>(entries: I) -> Self {
+        let entry = |(key, value)| (key, Entry::new(value, Timestamp::default(), None));
+        Self(entries.into_iter().map(entry).collect())
+    }
+}
+
+impl fmt::Debug for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}

@@ -1,0 +1,21 @@
+//! The table of live-set questions in progress. `live.rs` has the rules.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::ids::{CallId, TaskId, Timestamp};
+use crate::cow::CowMap;
+
+/// One question in progress, about one set of tasks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Question {
+    pub since: Timestamp,
+    /// Who asked first, and who asked last and when.
+    pub first: TaskId,
+    pub last: (TaskId, Timestamp),
+    /// Who has asked, with the calls to answer (one task may have asked more than once).
+    pub asked: CowMap<TaskId, BTreeSet<CallId>>,
+    /// How many live members have not asked.
+    pub awaited: usize,
+}

@@ -1,0 +1,32 @@
+//! A thread for work that nobody waits for: what thousands of calls have left behind is taken apart here, so that no turn of a
+//! connection and no input has to.
+
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// The thread, which is started when it is first needed.
+#[derive(Debug, Default)]
+pub(super) struct Reaper(OnceLock<Option<Sender<Work>>>);
+
+impl Reaper {
+    /// Does `work` on the thread, after what it was given before. Without a thread it is done here.
+    pub fn run(&self, work: impl FnOnce() + Send + 'static) {
+        let work: Work = Box::new(work);
+        let left = match self.0.get_or_init(start) {
+            Some(queue) => queue.send(work).err().map(|refused| refused.0),
+            None => Some(work),
+        };
+        if let Some(work) = left {
+            work();
+        }
+    }
+}
+
+fn start() -> Option<Sender<Work>> {
+    let (queue, given) = mpsc::channel::<Work>();
+    let reap = move || given.iter().for_each(|work| work());
+    thread::Builder::new().name("muster-reaper".into()).spawn(reap).ok().map(|_| queue)
+}
