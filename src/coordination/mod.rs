@@ -4,28 +4,24 @@
 //! wants a tick. Nothing in here does IO, reads a clock, draws randomness or knows of threads, and the whole state can be
 //! serialised: the same inputs at the same times make the same state and the same effects, bit for bit.
 //!
+//! Data is apart from rules, and files look down only (`tests/structure` holds it). From the bottom:
+//!
 //! | file | holds |
 //! | --- | --- |
-//! | `coordinator.rs` | every job and connection |
+//! | `ids.rs`, `actor.rs`, `settings.rs`, `failure.rs`, `failure_texts.rs` | numbers and names; who acts, and why; settings and bounds; errors |
+//! | `call.rs`, `command.rs`, `directory.rs` | what tasks ask; what operators ask; what both are answered |
+//! | `event.rs`, `barrier_record.rs`, `input.rs`, `discarded.rs` | what is told; what goes in and what comes out |
+//! | `pulse.rs`, `course.rs`, `straggling.rs` | what is measured of a task: heartbeats, also over time; how it comes to barriers |
+//! | `store.rs`, `topology.rs`, `barrier.rs`, `measure.rs`, `live_set.rs`, `exclusion.rs` | the tables: keys, barriers, live sets, exclusions |
+//! | `waiters.rs`, `timers.rs`, `outbox.rs` | unanswered calls and decided answers; deadlines; events that are published next |
+//! | `task.rs`, `run.rs`, `context.rs` | one task; one run, and the calls upon it; what a transition works with |
+//! | `registration.rs`, `leaving.rs`, `failing.rs` | coming and going; signs of life, lost connections, the first cause, who is told |
+//! | `meeting.rs`, `parting.rs`, `barrier_stats.rs`, `live.rs` | how barriers fill, how they end, how they are measured; live sets |
 //! | `job.rs` | run after run; who may speak in the present one (fencing) |
-//! | `run.rs` | one run's state, and the calls upon it |
-//! | `task.rs` | one task: its standing, lives and health |
-//! | `registration.rs`, `leaving.rs` | coming and going |
-//! | `failing.rs` | signs of life, lost connections, the first cause, who is told |
-//! | `steering.rs` | what operators do: acts, and why they are refused |
-//! | `actor.rs` | who they are and why they act |
-//! | `exclusion.rs`, `excluding.rs` | the table of exclusions; what they mean for the tasks |
-//! | `draining.rs`, `configuring.rs` | asking for a coordinated save; other settings |
-//! | `barrier.rs`, `meeting.rs`, `parting.rs` | the table of barriers; how they fill; how they end |
-//! | `live.rs` | the live-set question |
-//! | `store.rs` | the key-value store |
-//! | `waiters.rs`, `timers.rs` | who waits; what waits for the clock |
-//! | `devices.rs` | devices out of the topology values |
-//! | `pulse.rs`, `course.rs`, `straggling.rs` | what is measured: heartbeats, also over time; barriers and who is late to them |
-//! | `observation.rs` | the state as instruments see it |
-//! | `looking.rs`, `store_listing.rs`, `keys.rs`, `device_map.rs` | parts of it, each made alone |
-//! | `view.rs`, `viewing.rs` | the state as people see it |
-//! | `figures.rs` | what several places count and measure, once |
+//! | `steering.rs`, `excluding.rs`, `draining.rs`, `configuring.rs` | what operators do to a job |
+//! | `coordinator.rs` | every job and connection |
+//! | `figures.rs`, `view.rs`, `viewing.rs` | what several places count, once; the state as people see it |
+//! | `looking.rs`, `store_listing.rs`, `devices.rs`, `device_map.rs`, `observation.rs` | parts of it, each made alone; the state as instruments see it |
 //! | `audit.rs` | the invariants of all this, checked from scratch |
 
 mod actor;
