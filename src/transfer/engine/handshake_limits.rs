@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use crate::base::network::source_network;
 use crate::base::sync::lock;
 use crate::io::wire::Wire;
 
@@ -53,7 +54,7 @@ impl HandshakeLimits {
     /// Admits a dialler to a handshake, at the cost of another one if there are too many. None if that is no use either.
     pub fn admit(&self, wire: &dyn Wire) -> Option<HandshakeGuard> {
         let socket = wire.descriptor().try_clone_to_owned().ok()?;
-        let source = wire.source().map(network);
+        let source = wire.source().map(source_network);
         let mut state = lock(&self.0);
         if state.closed || state.threads >= THREADS_MAX {
             return None;
@@ -128,14 +129,6 @@ impl Drop for HandshakeGuard {
         state.threads -= 1;
         state.strangers.remove(&self.number);
         state.proven -= usize::from(self.is_proven);
-    }
-}
-
-/// Returns what counts as one source: an address, or of IPv6 the network of 64 bits, all of which its owner has.
-pub fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
-        address => address,
     }
 }
 
