@@ -33,15 +33,16 @@ impl Sources {
         let mut sources = Self { files: BTreeMap::new(), modules: BTreeMap::new() };
         let mut folders = vec![root.to_path_buf()];
         while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(&folder).unwrap() {
-                let path = entry.unwrap().path();
-                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            for entry in std::fs::read_dir(&folder).expect("the sources can be read") {
+                let path = entry.expect("the sources can be read").path();
+                let name = path.file_name().expect("an entry has a name").to_string_lossy().into_owned();
                 // A folder with a manifest is another crate.
                 if path.is_dir() && name != "tests" && !path.join("Cargo.toml").exists() {
                     folders.push(path);
                 } else if name.ends_with(".rs") && name != "tests.rs" {
-                    let below = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-                    sources.add(below, &std::fs::read_to_string(&path).unwrap());
+                    let below =
+                        path.strip_prefix(root).expect("it lies below").to_string_lossy().into_owned();
+                    sources.add(below, &std::fs::read_to_string(&path).expect("the sources can be read"));
                 }
             }
         }

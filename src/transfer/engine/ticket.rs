@@ -29,7 +29,7 @@ impl Ticket {
     }
 
     /// Gives out the number, for a launch that is made now.
-    pub(super) fn used(mut self) -> Option<GroupId> {
+    pub(super) fn take_number(mut self) -> Option<GroupId> {
         self.at.take()
     }
 }

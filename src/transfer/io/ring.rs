@@ -65,7 +65,7 @@ pub struct Outbox {
 }
 
 /// A frame as it was in the ring: its header and its payload.
-type Taken = ([u8; HEADER], Vec<u8>);
+type RawFrame = ([u8; HEADER], Vec<u8>);
 
 /// What there is to write.
 pub enum NextFrame {
@@ -177,7 +177,7 @@ impl Inbox {
 
 impl<'a> Reader<'a> {
     /// Returns the next frame, copied out of the ring.
-    pub fn next(&self) -> Result<Option<Taken>, Violation> {
+    pub fn next(&self) -> Result<Option<RawFrame>, Violation> {
         let memory = &self.inbox.memory;
         let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
         let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::mapping::Foreign;
+use super::mapping::OwnedMemory;
 use super::pool::Pool;
 use super::region::{Memory, Region};
 use super::view::{ReadView, WriteView};
@@ -13,7 +13,7 @@ use crate::base::layout::Layout;
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
-pub(crate) enum Home {
+pub(crate) enum Backing {
     Arena(Arc<Pool>),
     Foreign(Arc<Region>),
 }
@@ -27,7 +27,7 @@ pub struct Buffer(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    home: Home,
+    backing: Backing,
     start: usize,
     len: usize,
     usage: Mutex<Usage>,
@@ -62,8 +62,8 @@ pub enum Use {
 }
 
 impl Buffer {
-    pub(crate) fn new(home: Home, start: usize, len: usize) -> Self {
-        Self(Arc::new(Inner { home, start, len, usage: Mutex::default() }))
+    pub(crate) fn new(backing: Backing, start: usize, len: usize) -> Self {
+        Self(Arc::new(Inner { backing, start, len, usage: Mutex::default() }))
     }
 
     /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
@@ -72,9 +72,9 @@ impl Buffer {
     /// [`Arena`](crate::memory::Arena).
     #[must_use]
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
-        let memory = Foreign::new(owner);
+        let memory = OwnedMemory::new(owner);
         let len = memory.len();
-        Self::new(Home::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
+        Self::new(Backing::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
     }
 
     /// Returns its length in bytes.
@@ -150,9 +150,9 @@ impl Buffer {
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
-        match &self.0.home {
-            Home::Arena(arena) => &arena.region,
-            Home::Foreign(region) => region,
+        match &self.0.backing {
+            Backing::Arena(arena) => &arena.region,
+            Backing::Foreign(region) => region,
         }
     }
 
@@ -168,7 +168,7 @@ impl Buffer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Home::Arena(arena) = &self.home {
+        if let Backing::Arena(arena) = &self.backing {
             arena.give_back(self.start, self.len);
         }
     }

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::mapping::{Foreign, Mapping};
+use super::mapping::{Mapping, OwnedMemory};
 use super::view::Address;
 
 /// Regions are numbered for the life of the process; a number is never used again.
@@ -73,7 +73,7 @@ pub enum Memory {
     /// Shared memory of this engine's own, which peers on this host may map.
     Arena(Mapping, std::os::fd::OwnedFd),
     /// A program's memory, with its owner.
-    Foreign(Foreign),
+    Foreign(OwnedMemory),
 }
 
 impl Region {
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_region_that_lives_long_remembers_those_who_live_and_no_others() {
-        let region = Region::new(Memory::Foreign(Foreign::new(vec![0; 10])));
+        let region = Region::new(Memory::Foreign(OwnedMemory::new(vec![0; 10])));
         let counted = || Arc::new(Counted(AtomicU32::new(0)));
         let weak = |listener: &Arc<Counted>| -> Weak<dyn RegionListener> {
             let listener: Arc<dyn RegionListener> = listener.clone();

@@ -29,7 +29,7 @@ impl Connection {
                 before.close();
                 before.stop_sending();
             }
-            lock(&self.link).control_again(peer_heard);
+            lock(&self.link).resume_control(peer_heard);
         }
         {
             let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +131,7 @@ impl LaneHost for Connection {
     }
 
     fn abandon_chunk(&self, header: &Header) {
-        lock(&self.link).let_fall(header);
+        lock(&self.link).abandon_chunk(header);
     }
 
     fn end_landing(

@@ -143,7 +143,7 @@ impl Faults {
     }
 }
 
-fn take(count: &AtomicUsize) -> bool {
+fn consume(count: &AtomicUsize) -> bool {
     count.load(Ordering::Relaxed) > 0
         && count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
@@ -280,7 +280,7 @@ impl Wire for Faulty {
         self.ready()?;
         let (wire, faults) = (&self.owned.wire, &self.faults);
         let total: usize = views.iter().map(ReadView::len).sum();
-        if total > LARGE && take(&faults.truncate) {
+        if total > LARGE && consume(&faults.truncate) {
             let sent = wire.send(&cut(views, 1 + faults.below(total - 1)));
             wire.end();
             return sent;
@@ -289,8 +289,8 @@ impl Wire for Faulty {
         let kept = if most < total { Some(cut(views, most)) } else { None };
         let views = kept.as_deref().unwrap_or(views);
         let (begins, count) = match payload(views).filter(|begins| *begins < most) {
-            Some(begins) if take(&faults.damage) => (begins, &faults.damage),
-            _ if most > 0 && take(&faults.garble) => (0, &faults.garble),
+            Some(begins) if consume(&faults.damage) => (begins, &faults.damage),
+            _ if most > 0 && consume(&faults.garble) => (0, &faults.garble),
             _ => return wire.send(views),
         };
         let (done, sent) = self.send_damaged(views, begins + faults.below(most - begins));

@@ -60,7 +60,7 @@ impl<T: Clone> Link<T> {
             self.release();
             if !self.departure.asked && self.is_unused() {
                 self.departure.asked = true;
-                self.tell(self.header(Kind::Leave), Vec::new());
+                self.send(self.header(Kind::Leave), Vec::new());
             }
         }
     }
@@ -72,7 +72,7 @@ impl<T: Clone> Link<T> {
         }
         self.departure.agreed = self.is_unused();
         let answer = if self.departure.agreed { Kind::Agree } else { Kind::Refuse };
-        self.tell(self.header(answer), Vec::new());
+        self.send(self.header(answer), Vec::new());
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl<T: Clone> Link<T> {
         self.answered()?;
         self.departure.gone = self.is_unused();
         let decision = if self.departure.gone { Kind::Gone } else { Kind::Stay };
-        self.tell(self.header(decision), Vec::new());
+        self.send(self.header(decision), Vec::new());
         if self.departure.gone {
             self.outputs.push(Output::Left);
         }
@@ -121,7 +121,7 @@ impl<T: Clone> Link<T> {
             return Err(Violation("it leaves without having asked"));
         }
         if !std::mem::replace(&mut self.departure.gone, true) {
-            self.tell(self.header(Kind::Gone), Vec::new());
+            self.send(self.header(Kind::Gone), Vec::new());
         }
         self.outputs.push(Output::Ended);
         Ok(())
