@@ -1,7 +1,7 @@
 //! The transfer engine: buffers move between the devices of a cluster's tasks.
 //!
-//! It is a library of its own: it takes a [`Membership`] and fences by incarnation, and knows nothing of the service. Begin at
-//! [`Engine`], which programs hold, and `protocol/link`, which has what two engines say.
+//! It is a library of its own: it takes a [`Membership`] and fences by incarnation, and knows nothing of the service.
+//! Begin at [`Engine`], which programs hold, and `protocol/link`, which has what two engines say.
 //!
 //! Layers, the highest first; each knows those below it only (`tests/structure` holds that):
 //!

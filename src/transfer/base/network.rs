@@ -1,9 +1,11 @@
 //! Which addresses are one source, as limits count them.
+//!
+//! It keeps no limits itself. Begin at [`source_network`].
 
 use std::net::IpAddr;
 
-/// Returns the network that one host has for itself: an IPv4 address, or of IPv6 the first 64 bits, since a host that has one
-/// IPv6 address has a whole network of them.
+/// Returns the network that one host has for itself: an IPv4 address, or of IPv6 the first 64 bits, since a host that
+/// has one IPv6 address has a whole network of them.
 #[must_use]
 pub fn source_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

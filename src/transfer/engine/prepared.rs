@@ -1,4 +1,6 @@
 //! Prepared transfers: everything slow is done, launching only queues.
+//!
+//! It does not know how connections are made. Begin at [`Prepared::launch`].
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! Work that blocks, each piece on a thread of its own, as long as there are not too many: then it waits for one to end.
+//!
+//! It knows nothing of what the work is. Begin at [`ThreadPool::run`].
 
 use std::collections::VecDeque;
 use std::io;

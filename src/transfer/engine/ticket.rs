@@ -1,4 +1,6 @@
 //! A place in the order of a channel, taken before there is a connection.
+//!
+//! It launches nothing: a launch uses the number up. Begin at [`Ticket::take`].
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! Control frames between two processes of one host, without a system call while both are awake.
 //!
-//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. The reader that finds
-//! the ring empty says so before it sleeps, and how it is to be woken: the reactor by its bell, a thread that waits for a
-//! transfer by the very word. So the peer wakes a thread that waits, and no thread of this process does; and a frame that no
-//! launch waits for wakes nothing, and is found at the next look.
+//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. The reader
+//! that finds the ring empty says so before it sleeps, and how it is to be woken: the reactor by its bell, a thread
+//! that waits for a transfer by the very word. So the peer wakes a thread that waits, and no thread of this process
+//! does; and a frame that no launch waits for wakes nothing, and is found at the next look.
 //!
 //! | bytes | what |
 //! | --- | --- |

@@ -1,4 +1,6 @@
 //! Arenas: shared memory that buffers are cut from.
+//!
+//! Which stretch is free is known by the [pool](super::pool). Begin at [`Arena::allocate`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! Buffers, and which of their bytes are in use.
+//!
+//! It does not know what uses them: reservations say which bytes are read and written. Begin at [`Span::reserve`].
 #![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
@@ -66,10 +68,10 @@ impl Buffer {
         Self(Arc::new(Inner { backing, start, len, usage: Mutex::default() }))
     }
 
-    /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
-    /// bytes. Its owner lives until the last handle and the last transfer of the buffer are gone, and is dropped by
-    /// whichever thread is the last. Peers on this host read it through the kernel, which is slower than an
-    /// [`Arena`](crate::memory::Arena).
+    /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows;
+    /// whatever can give its bytes. Its owner lives until the last handle and the last transfer of the buffer are gone,
+    /// and is dropped by whichever thread is the last. Peers on this host read it through the kernel, which is slower
+    /// than an [`Arena`](crate::memory::Arena).
     #[must_use]
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
         let memory = OwnedMemory::new(owner);
@@ -184,7 +186,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// Says what its bytes are. Both sides of a transfer have to say the same; a layout takes as many bytes as the span has.
+    /// Says what its bytes are. Both sides of a transfer have to say the same; a layout takes as many bytes as the span
+    /// has.
     #[must_use]
     pub fn with_layout(mut self, layout: Layout) -> Self {
         self.layout = Some(layout);

@@ -1,4 +1,6 @@
 //! Stretches of memory that are mapped or owned, and unmapped or freed when they are not used any more.
+//!
+//! Views of their bytes are made elsewhere. Begin at [`Mapping`] and [`OwnedMemory`].
 #![allow(unsafe_code, reason = "maps memory, and keeps owners by address")]
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,7 +34,8 @@ impl Mapping {
         Ok(Self { base: Address(base), len })
     }
 
-    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault its readers, or is shorter.
+    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault its readers, or is
+    /// shorter.
     pub fn sealed(file: BorrowedFd<'_>, len: usize, writable: bool) -> Option<Self> {
         let seals = rustix::fs::fcntl_get_seals(file).ok()?;
         let size = usize::try_from(rustix::fs::fstat(file).ok()?.st_size).ok()?;

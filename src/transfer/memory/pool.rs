@@ -1,4 +1,6 @@
 //! The free stretches of an arena.
+//!
+//! It knows no buffer. Begin at [`Pool::take`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,6 @@
 //! Regions: the stretches of memory that an engine knows, and listeners that are told when one is gone.
+//!
+//! What of a region is free or in use is not known here. Begin at [`Region`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,7 +15,8 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 /// Bytes of all regions that there are.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the bytes of memory that this process has for its engines: arenas, and memory of programs that buffers were made of.
+/// Returns the bytes of memory that this process has for its engines: arenas, and memory of programs that buffers were
+/// made of.
 #[must_use]
 pub fn registered_bytes() -> u64 {
     REGISTERED.load(Ordering::Relaxed)

@@ -4,8 +4,8 @@
 //! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
 //! description makes the same plan, with the same keys, so plans are not sent.
 //!
-//! It is also arithmetic: nothing is kept of a step. Which region a number means, which device gives it and where it is staged
-//! follow from the number alone, so a plan of sixteen million steps is made in the time that its devices take.
+//! It is also arithmetic: nothing is kept of a step. Which region a number means, which device gives it and where it is
+//! staged follow from the number alone, so a plan of sixteen million steps is made in the time that its devices take.
 //!
 //! | file | its reason to exist |
 //! | --- | --- |

@@ -1,4 +1,6 @@
 //! A wire on which a hello is said: it blocks, and all of it together has a time limit, however slowly it comes.
+//!
+//! What is said on it is in [`crate::session::handshake`]. Begin at [`BlockingWire::new`].
 
 use std::io::{self, Read, Write};
 use std::time::Instant;

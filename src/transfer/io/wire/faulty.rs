@@ -1,4 +1,6 @@
 //! Wires on which things go wrong on purpose: for tests of what an engine makes of it.
+//!
+//! It exists with the feature `faults` only. Begin at [`Faults`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,8 +18,9 @@ const LARGE: usize = 4096;
 /// How long a wire that is held is left alone while no thread attends to it.
 const UNATTENDED: Duration = Duration::from_millis(1);
 
-/// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its [`Config`](crate::Config),
-/// and keep a clone to say what is to happen. Clones are the same handle, and engines may share one.
+/// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its
+/// [`Config`](crate::Config), and keep a clone to say what is to happen. Clones are the same handle, and engines may
+/// share one.
 ///
 /// Where something happens, within what is asked for, comes of the seed.
 #[derive(Debug, Clone)]

@@ -1,4 +1,6 @@
 //! Control frames: each arrives once and in order, even if the connection that carried it is lost and made anew.
+//!
+//! It does not know what a frame says. Begin at [`Control::accept`].
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,6 @@
 //! What a link does when a control frame comes.
+//!
+//! Frames that are not control frames never come here. Begin at [`Link::receive`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! One side of a link: when a group begins, ends, or is given up.
+//!
+//! What a frame of the peer changes is in `receive.rs`. Begin at [`Link::launch`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -262,7 +264,8 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Says that nothing is launched with a number that was taken. The peer is told, whether it has launched its own or will.
+    /// Says that nothing is launched with a number that was taken. The peer is told, whether it has launched its own or
+    /// will.
     pub fn withdraw(&mut self, at: GroupId, why: &str) {
         self.numbers.close(at);
         let given_up = self.groups.remove(&at).is_some_and(|mut early| {
@@ -308,9 +311,9 @@ impl<T: Clone> Link<T> {
         self.send_about(Kind::Push, at);
     }
 
-    /// Gives a group up. Returns whether it was under way, or is being given up already: if so, let nothing land any more and
-    /// call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land there
-    /// either.
+    /// Gives a group up. Returns whether it was under way, or is being given up already: if so, let nothing land any
+    /// more and call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land
+    /// there either.
     pub fn stop(&mut self, at: GroupId, why: &str) -> bool {
         let Some(group) = self.groups.get_mut(&at).filter(|group| group.local.is_some()) else {
             return false;
@@ -323,8 +326,8 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Says that nothing can land any more in a group that is given up, and tells the peer. If the peer has said the same, the group is
-    /// forgotten, and its launch returned: nothing more will be said of it.
+    /// Says that nothing can land any more in a group that is given up, and tells the peer. If the peer has said the
+    /// same, the group is forgotten, and its launch returned: nothing more will be said of it.
     pub fn quiesced(&mut self, at: GroupId) -> Option<T> {
         let stop = self.groups.get_mut(&at)?.stop.as_mut()?;
         if std::mem::replace(&mut stop.quiesced, true) {

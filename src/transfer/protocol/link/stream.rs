@@ -1,4 +1,6 @@
 //! Chunks and control frames of a link: which is sent next, where one lands, and what is sent again.
+//!
+//! The tables of chunks are in `chunks.rs`. Begin at [`Link::next_chunk`] and [`Link::begin_landing`].
 
 use std::sync::Arc;
 
@@ -31,7 +33,8 @@ impl<T: Clone> Link<T> {
         self.control.switched && self.control.first().is_some()
     }
 
-    /// Returns the next control frame to be sent on the socket; one that brings descriptors along only if that is `with_descriptors`.
+    /// Returns the next control frame to be sent on the socket; one that brings descriptors along only if that is
+    /// `with_descriptors`.
     pub fn next_control(&mut self, with_descriptors: bool) -> Option<Frame> {
         if let Some((region, len)) = self.control.descriptors.front().copied() {
             if !with_descriptors {
