@@ -8,6 +8,8 @@ pub struct Part {
     pub crate_root: &'static str,
     /// The modules of each level, the lowest first. Modules of one level do not know one another.
     pub levels: &'static [&'static [&'static str]],
+    /// The files that may have unsafe code.
+    pub with_unsafe: &'static [&'static str],
 }
 
 /// All parts whose layers are held.
@@ -15,6 +17,16 @@ pub const PARTS: &[Part] = &[Part {
     name: "transfer",
     crate_root: "src/transfer",
     levels: &[&["base"], &["memory", "plan"], &["protocol"], &["launch"], &["io"], &["session"], &["engine"]],
+    with_unsafe: &[
+        "engine/resharding/copy.rs",
+        "io/sys.rs",
+        "launch/io_lists.rs",
+        "memory/buffer.rs",
+        "memory/copy.rs",
+        "memory/mapping.rs",
+        "memory/stream.rs",
+        "memory/view.rs",
+    ],
 }];
 
 impl Part {

@@ -17,6 +17,8 @@ pub struct File {
     exports: BTreeMap<String, Vec<String>>,
     /// The paths within its code.
     paths: Vec<Vec<String>>,
+    /// Whether it has unsafe code.
+    pub has_unsafe: bool,
 }
 
 /// The source files of a crate, by their paths below its root.
@@ -153,6 +155,8 @@ impl File {
             }
         }
         file.paths = paths(&rest);
+        let words = rest.split(|sign: char| !sign.is_alphanumeric() && sign != '_');
+        file.has_unsafe = words.into_iter().any(|word| word == "unsafe");
         file
     }
 }
