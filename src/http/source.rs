@@ -9,9 +9,9 @@ use axum::http::Extensions;
 use axum::http::request::Parts;
 
 use super::actor::Peer;
+use crate::transfer::source_network;
 
-/// The network that one client has for itself: an IPv4 address, or the first 64 bits of an IPv6 address, since a client that has
-/// one IPv6 address has a whole network of them.
+/// The network that one client has for itself: see [`source_network`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
@@ -22,13 +22,7 @@ impl Source {
     /// Returns the source that `address` belongs to.
     #[must_use]
     pub fn of(address: IpAddr) -> Self {
-        Self(match address.to_canonical() {
-            IpAddr::V4(four) => IpAddr::V4(four),
-            IpAddr::V6(six) => {
-                let [a, b, c, d, ..] = six.segments();
-                IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
-            }
-        })
+        Self(source_network(address))
     }
 
     /// Returns the source of the request with these extensions.

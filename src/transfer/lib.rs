@@ -1,6 +1,23 @@
 //! The transfer engine: buffers move between the devices of a cluster's tasks.
 //!
-//! Usable as a library alone: it takes a [`Membership`] and fences by incarnation, and knows nothing of the service.
+//! It is a library of its own: it takes a [`Membership`] and fences by incarnation, and knows nothing of the service.
+//! Begin at [`Engine`], which programs hold, and `protocol/link`, which has what two engines say.
+//!
+//! Layers, the highest first; each knows those below it only (`tests/structure` holds that):
+//!
+//! | layer | what it has |
+//! | --- | --- |
+//! | `engine` | what programs call; how connections are found, made, mended and ended; plans, carried out |
+//! | `session` | one connection to one life of one peer |
+//! | `io` | wires, lanes, rings, and the threads that attend to them |
+//! | `launch` | the outcomes of a launch, and the guards of its bytes |
+//! | `protocol` | what two engines say, without IO |
+//! | `memory` | regions, buffers, and views of their bytes |
+//! | [`plan`] | which bytes of a sharded array move where; pure, beside `memory` |
+//! | `base` | the nouns of all layers: members, errors, events |
+//!
+//! A lower layer speaks to a higher one by a trait that it defines itself: `LaneHost`, `FetchHost`, `BellHost` (`io`),
+//! `SessionHandle`, `LaunchPart` (`launch`), `SessionHost` (`session`), `WireAttendant` (wires).
 //!
 //! | word | meaning |
 //! | --- | --- |
@@ -31,6 +48,7 @@ pub use base::identity::{Address, DeviceId, Incarnation, Member, Membership, Pee
 pub use base::key::TransferKey;
 pub use base::layout::{Fingerprint, Layout};
 pub use base::meters::{Failed, Meters, Stage, TIMES_US, Times, size_classes};
+pub use base::network::source_network;
 pub use base::transport::{Choice, TransportKind};
 pub use engine::cliques::CliqueKey;
 pub use engine::config::Config;

@@ -62,6 +62,16 @@ fn files_form_no_circles() {
     }
 }
 
+#[test]
+fn unsafe_code_is_where_the_table_has_it() {
+    for part in PARTS {
+        let found: BTreeSet<_> =
+            read(part).files.into_iter().filter(|(_, file)| file.has_unsafe).map(|(name, _)| name).collect();
+        let allowed: BTreeSet<_> = part.with_unsafe.iter().map(|file| (*file).to_owned()).collect();
+        assert_eq!(found, allowed, "{}", part.name);
+    }
+}
+
 fn list(lines: &BTreeSet<String>) -> String {
     lines.iter().map(|line| format!("  {line}\n")).collect()
 }

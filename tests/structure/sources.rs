@@ -17,6 +17,8 @@ pub struct File {
     exports: BTreeMap<String, Vec<String>>,
     /// The paths within its code.
     paths: Vec<Vec<String>>,
+    /// Whether it has unsafe code.
+    pub has_unsafe: bool,
 }
 
 /// The source files of a crate, by their paths below its root.
@@ -33,15 +35,16 @@ impl Sources {
         let mut sources = Self { files: BTreeMap::new(), modules: BTreeMap::new() };
         let mut folders = vec![root.to_path_buf()];
         while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(&folder).unwrap() {
-                let path = entry.unwrap().path();
-                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            for entry in std::fs::read_dir(&folder).expect("the sources can be read") {
+                let path = entry.expect("the sources can be read").path();
+                let name = path.file_name().expect("an entry has a name").to_string_lossy().into_owned();
                 // A folder with a manifest is another crate.
                 if path.is_dir() && name != "tests" && !path.join("Cargo.toml").exists() {
                     folders.push(path);
                 } else if name.ends_with(".rs") && name != "tests.rs" {
-                    let below = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-                    sources.add(below, &std::fs::read_to_string(&path).unwrap());
+                    let below =
+                        path.strip_prefix(root).expect("it lies below").to_string_lossy().into_owned();
+                    sources.add(below, &std::fs::read_to_string(&path).expect("the sources can be read"));
                 }
             }
         }
@@ -152,6 +155,8 @@ impl File {
             }
         }
         file.paths = paths(&rest);
+        let words = rest.split(|sign: char| !sign.is_alphanumeric() && sign != '_');
+        file.has_unsafe = words.into_iter().any(|word| word == "unsafe");
         file
     }
 }

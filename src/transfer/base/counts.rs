@@ -1,4 +1,6 @@
 //! What an engine counts beside its launches.
+//!
+//! It holds counters only; metrics are made of them elsewhere. Begin at [`Counters`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

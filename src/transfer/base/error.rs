@@ -1,4 +1,6 @@
 //! Why a transfer cannot be prepared, and why one failed.
+//!
+//! It says what failed and with which peer; it maps nothing to other protocols. Begin at [`TransferError`].
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! Definition events: when a buffer's contents are there.
+//!
+//! It knows no buffer: events are completed by what fills one. Begin at [`Event::new`].
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,8 +20,8 @@ enum State {
 #[derive(Clone)]
 pub struct Event(Arc<Mutex<State>>);
 
-/// The other end of an [`Event`]: held by what fills the buffer. Dropped before it is completed, it fails the event: nothing
-/// waits for ever.
+/// The other end of an [`Event`]: held by what fills the buffer. Dropped before it is completed, it fails the event:
+/// nothing waits for ever.
 #[derive(Debug)]
 pub struct Definer(Event);
 

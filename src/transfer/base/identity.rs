@@ -1,4 +1,6 @@
 //! Members: tasks, their incarnations, their devices, and where they are reached.
+//!
+//! It does not know how members are found out. Begin at [`Membership`].
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,6 @@
 //! The key under which both sides name a transfer.
+//!
+//! How a plan derives its keys is in [`crate::plan`]. Begin at [`TransferKey`].
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! What a buffer holds, and a fingerprint of it that both sides of a transfer compare before a byte moves.
+//!
+//! To the engine a buffer is bytes: it compares layouts and interprets none. Begin at [`Layout`].
 
 use std::fmt;
 

@@ -204,7 +204,8 @@ impl Meters {
         self.stages[stage as usize].read()
     }
 
-    /// Returns how long launches took that moved everything, by transport and class of size; those that none were of are left out.
+    /// Returns how long launches took that moved everything, by transport and class of size; those that none were of
+    /// are left out.
     pub fn durations(&self) -> impl Iterator<Item = (TransportKind, &'static str, Times)> + '_ {
         let by_kind = TransportKind::ALL.into_iter().zip(&self.durations);
         by_kind.flat_map(|(kind, sizes)| {

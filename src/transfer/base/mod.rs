@@ -7,5 +7,6 @@ pub mod identity;
 pub mod key;
 pub mod layout;
 pub mod meters;
+pub mod network;
 pub mod sync;
 pub mod transport;

@@ -1,4 +1,6 @@
 //! Locks whose holders do not leave things half done.
+//!
+//! It waits for nothing but the lock. Begin at [`lock`].
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

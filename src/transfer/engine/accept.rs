@@ -118,7 +118,7 @@ fn take_hello(
     let mut expected = None;
     let (verdict, joined) = admit(shared, &hello, &mut expected);
     // Before it is told: a dialler that is turned away may look at the count at once.
-    if matches!(verdict, Verdict::NotMe(_) | Verdict::NotYou(_)) {
+    if matches!(verdict, Verdict::StaleTarget(_) | Verdict::StaleDialler(_)) {
         shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
     }
     let heard = joined.as_ref().map_or(0, |connection| connection.control_heard());
@@ -159,8 +159,8 @@ fn dial_instead(shared: &Arc<EngineShared>, peer: Member, making: u64) {
     }
 }
 
-/// Decides whether a hello is welcome, and which connection a lane joins. The making that is expected of a hello that begins a
-/// connection is put where the caller finds it.
+/// Decides whether a hello is welcome, and which connection a lane joins. The making that is expected of a hello that
+/// begins a connection is put where the caller finds it.
 fn admit(
     shared: &Arc<EngineShared>,
     hello: &Hello,
@@ -169,14 +169,14 @@ fn admit(
     let here = shared.here();
     if hello.to != here {
         let current = (hello.to.task == here.task).then_some(here.incarnation);
-        return (Verdict::NotMe(current), None);
+        return (Verdict::StaleTarget(current), None);
     }
     // Incarnations are random: which of two is newer is for the membership to say, once it names the dialler's task.
     let known =
         shared.await_membership(MEMBERSHIP_WAIT, |membership| membership.has(hello.from).then_some(()));
     if known.is_none() {
         let current = shared.membership().member(hello.from.task).map(|member| member.incarnation);
-        return (Verdict::NotYou(current), None);
+        return (Verdict::StaleDialler(current), None);
     }
     if !hello.begins {
         let wanted =
@@ -184,13 +184,13 @@ fn admit(
         if let Some(connection) = shared.await_connection(CONNECTION_WAIT, wanted) {
             return (Verdict::Welcome, Some(connection));
         }
-        return (Verdict::NoSuchLink, None);
+        return (Verdict::UnknownConnection, None);
     }
     let key = CliqueKey::new(here, hello.from);
     let mut cliques = lock(&shared.cliques);
     if shared.closed.load(Ordering::Acquire) {
         // It has forgotten what it was dialling itself, and so cannot say which of two connections would count.
-        return (Verdict::NotMe(None), None);
+        return (Verdict::StaleTarget(None), None);
     }
     let (pending, old) = (cliques.is_pending(key), cliques.get(key).is_some());
     // Both dial, or dialled a moment ago: the connection of the lower task counts. If the peer has lost that one,

@@ -1,4 +1,6 @@
 //! What is checked of a request before anything is done for it.
+//!
+//! It changes nothing, and reserves no memory: that is done by a launch. Begin at [`check`].
 
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;

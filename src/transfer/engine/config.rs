@@ -1,4 +1,7 @@
 //! How an engine is set up.
+//!
+//! It checks nothing: values out of bounds are clamped by [`Engine::start`](super::handle::Engine::start). Begin at
+//! [`Config`].
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! What dialling and accepting have in common: the wire before the hello, and the connection after it.
+//!
+//! It decides nothing about peers: [`dial`](super::dial) and [`accept`](super::accept) do. Begin at [`open_connection`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};

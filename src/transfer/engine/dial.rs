@@ -108,7 +108,7 @@ fn dial_all(shared: &Arc<EngineShared>, peer: Member, making: u64) -> Result<boo
                         vec![format!("{endpoint}: it is dialling as well, and its connection does not come")];
                     break;
                 }
-                Err(HelloError::Refused(Verdict::NotMe(current))) => {
+                Err(HelloError::Refused(Verdict::StaleTarget(current))) => {
                     shared.counts.fenced.fetch_add(1, Ordering::Relaxed);
                     return Err(TransferError::StaleIncarnation { member: peer, current });
                 }

@@ -1,4 +1,7 @@
 //! The engine as programs hold it.
+//!
+//! It only puts things together; the work is done in the files beside it. Begin at [`Engine::start`] and
+//! [`Engine::transfer`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -170,8 +173,8 @@ impl Engine {
         transfer
     }
 
-    /// Sends buffers, each from the first device of this task to its destination, with the [layouts](Span::with_layout) that
-    /// they have.
+    /// Sends buffers, each from the first device of this task to its destination, with the [layouts](Span::with_layout)
+    /// that they have.
     ///
     /// # Errors
     /// If there is not one destination and one key for each buffer, or this task has no device.
@@ -260,8 +263,8 @@ impl Engine {
             .collect()
     }
 
-    /// Returns the bytes sent to and received from each task since the engine was started, by each transport: on all connections, those
-    /// that are over among them.
+    /// Returns the bytes sent to and received from each task since the engine was started, by each transport: on all
+    /// connections, those that are over among them.
     #[must_use]
     pub fn moved(&self) -> Vec<(TaskId, Traffic)> {
         let all = lock(&self.0.shared.moved);

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use crate::base::network::source_network;
 use crate::base::sync::lock;
 use crate::io::wire::Wire;
 
@@ -22,7 +23,7 @@ const THREADS_MAX: usize = HANDSHAKES_MAX + PER_SOURCE_MAX;
 type Source = Option<IpAddr>;
 
 /// A handshake whose dialler has proven nothing.
-struct Stranger {
+struct UnprovenDialler {
     source: Source,
     /// Shut down to end it.
     socket: OwnedFd,
@@ -33,7 +34,7 @@ struct State {
     next: u64,
     threads: usize,
     /// Those that may be ended, the oldest first, and how many there are besides.
-    strangers: BTreeMap<u64, Stranger>,
+    unproven: BTreeMap<u64, UnprovenDialler>,
     proven: usize,
     closed: bool,
 }
@@ -53,31 +54,31 @@ impl HandshakeLimits {
     /// Admits a dialler to a handshake, at the cost of another one if there are too many. None if that is no use either.
     pub fn admit(&self, wire: &dyn Wire) -> Option<HandshakeGuard> {
         let socket = wire.descriptor().try_clone_to_owned().ok()?;
-        let source = wire.source().map(network);
+        let source = wire.source().map(source_network);
         let mut state = lock(&self.0);
         if state.closed || state.threads >= THREADS_MAX {
             return None;
         }
-        let of_source = state.strangers.values().filter(|other| other.source == source).count();
+        let of_source = state.unproven.values().filter(|other| other.source == source).count();
         if of_source >= PER_SOURCE_MAX {
             state.end_oldest(source);
-        } else if state.strangers.len() + state.proven >= HANDSHAKES_MAX {
+        } else if state.unproven.len() + state.proven >= HANDSHAKES_MAX {
             let busiest = state.busiest()?;
             state.end_oldest(busiest);
         }
         let number = state.next;
         state.next += 1;
         state.threads += 1;
-        state.strangers.insert(number, Stranger { source, socket });
+        state.unproven.insert(number, UnprovenDialler { source, socket });
         Some(HandshakeGuard { limits: self.clone(), number, is_proven: false })
     }
 
-    /// Ends those of strangers, and admits no more.
+    /// Ends those of unproven, and admits no more.
     pub fn close(&self) {
         let mut state = lock(&self.0);
         state.closed = true;
-        for stranger in std::mem::take(&mut state.strangers).into_values() {
-            stranger.end();
+        for dialler in std::mem::take(&mut state.unproven).into_values() {
+            dialler.end();
         }
     }
 }
@@ -86,22 +87,22 @@ impl State {
     /// Returns the source with the most handshakes that may be ended.
     fn busiest(&self) -> Option<Source> {
         let mut counts: BTreeMap<Source, usize> = BTreeMap::new();
-        for stranger in self.strangers.values() {
-            *counts.entry(stranger.source).or_default() += 1;
+        for dialler in self.unproven.values() {
+            *counts.entry(dialler.source).or_default() += 1;
         }
         counts.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source)
     }
 
     fn end_oldest(&mut self, source: Source) {
         let oldest =
-            self.strangers.iter().find(|(_, other)| other.source == source).map(|(number, _)| *number);
-        if let Some(stranger) = oldest.and_then(|number| self.strangers.remove(&number)) {
-            stranger.end();
+            self.unproven.iter().find(|(_, other)| other.source == source).map(|(number, _)| *number);
+        if let Some(dialler) = oldest.and_then(|number| self.unproven.remove(&number)) {
+            dialler.end();
         }
     }
 }
 
-impl Stranger {
+impl UnprovenDialler {
     /// Wakes the thread that waits for it.
     fn end(self) {
         // A socket that is gone already needs no end.
@@ -113,7 +114,7 @@ impl HandshakeGuard {
     /// Notes that the dialler has proven its identity, and returns false if the handshake was ended before.
     pub fn prove(&mut self) -> bool {
         let mut state = lock(&self.limits.0);
-        let there = state.strangers.remove(&self.number).is_some();
+        let there = state.unproven.remove(&self.number).is_some();
         if there {
             state.proven += 1;
             self.is_proven = true;
@@ -126,16 +127,8 @@ impl Drop for HandshakeGuard {
     fn drop(&mut self) {
         let mut state = lock(&self.limits.0);
         state.threads -= 1;
-        state.strangers.remove(&self.number);
+        state.unproven.remove(&self.number);
         state.proven -= usize::from(self.is_proven);
-    }
-}
-
-/// Returns what counts as one source: an address, or of IPv6 the network of 64 bits, all of which its owner has.
-pub fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6((address.to_bits() >> 64 << 64).into()),
-        address => address,
     }
 }
 
@@ -217,7 +210,7 @@ mod tests {
         // Their threads notice, and there is room again.
         many.truncate(0);
         let state = lock(&handshakes.0);
-        assert_eq!((state.threads, state.strangers.len()), (1, 1));
+        assert_eq!((state.threads, state.unproven.len()), (1, 1));
         drop(state);
     }
 

@@ -1,4 +1,6 @@
 //! Makes lost lanes anew, and finds out whether their peer is dead.
+//!
+//! It makes no first lanes: that is done by [`dial`](super::dial). Begin at [`mend`].
 
 use std::io;
 use std::sync::Arc;
@@ -62,7 +64,7 @@ fn mend_now(shared: &Arc<EngineShared>, connection: &Arc<Connection>, control: b
                     shared.counts.lanes_made.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
-                Err(HelloError::Refused(Verdict::NotMe(_) | Verdict::NoSuchLink)) => {
+                Err(HelloError::Refused(Verdict::StaleTarget(_) | Verdict::UnknownConnection)) => {
                     return dead(format!("{how}; it does not know the connection any more"));
                 }
                 Err(HelloError::Io(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {

@@ -1,4 +1,6 @@
 //! Prepared transfers: everything slow is done, launching only queues.
+//!
+//! It does not know how connections are made. Begin at [`Prepared::launch`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -167,7 +169,7 @@ impl Prepared {
         let ready = refused.is_none() && waits.is_empty();
         for (peer, peer_launch) in self.peers.iter().zip(&launches) {
             let ticket = tickets.iter().position(|ticket| ticket.peer() == peer.connection.peer);
-            let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).used());
+            let number = ticket.and_then(|ticket| tickets.swap_remove(ticket).take_number());
             let at = number.unwrap_or_else(|| peer.connection.take_number(self.options.channel));
             // Even what is refused takes its place: the peer counts launches too, and is told that this one is over.
             let launched =

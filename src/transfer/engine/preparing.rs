@@ -1,4 +1,6 @@
 //! A preparation under way, as the program holds it.
+//!
+//! It does no preparing: [`request`](super::request) does. Begin at [`Preparing::new`].
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};

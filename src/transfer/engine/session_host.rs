@@ -1,4 +1,6 @@
 //! What connections ask of their engine.
+//!
+//! It passes every call on to the file that answers it.
 
 use std::sync::Arc;
 use std::time::Instant;

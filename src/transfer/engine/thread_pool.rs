@@ -1,4 +1,6 @@
 //! Work that blocks, each piece on a thread of its own, as long as there are not too many: then it waits for one to end.
+//!
+//! It knows nothing of what the work is. Begin at [`ThreadPool::run`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -44,7 +46,7 @@ impl ThreadPool {
             state.threads += 1;
         }
         let own = Arc::clone(&self.state);
-        let Err(error) = thread::Builder::new().name(self.name.to_owned()).spawn(move || work_off(&own))
+        let Err(error) = thread::Builder::new().name(self.name.to_owned()).spawn(move || run_queue(&own))
         else {
             return Ok(());
         };
@@ -58,7 +60,7 @@ impl ThreadPool {
 }
 
 /// Does what waits, until nothing does.
-fn work_off(state: &Mutex<State>) {
+fn run_queue(state: &Mutex<State>) {
     loop {
         let work = {
             let mut state = lock(state);
@@ -82,7 +84,7 @@ fn work_off(state: &Mutex<State>) {
 pub fn for_each_parallel<T: Sync>(things: &[T], work: impl Fn(&T) + Sync) {
     const AT_ONCE: usize = 8;
     let next = AtomicUsize::new(0);
-    let some = || {
+    let run = || {
         while let Some(thing) = things.get(next.fetch_add(1, Ordering::Relaxed)) {
             work(thing);
         }
@@ -91,9 +93,9 @@ pub fn for_each_parallel<T: Sync>(things: &[T], work: impl Fn(&T) + Sync) {
         for _ in 1..things.len().min(AT_ONCE) {
             // If the system gives no thread, this one does it all.
             let _one_more =
-                thread::Builder::new().name("muster-parallel".to_owned()).spawn_scoped(scope, some);
+                thread::Builder::new().name("muster-parallel".to_owned()).spawn_scoped(scope, run);
         }
-        some();
+        run();
     });
 }
 

@@ -1,4 +1,6 @@
 //! A place in the order of a channel, taken before there is a connection.
+//!
+//! It launches nothing: a launch uses the number up. Begin at [`Ticket::take`].
 
 use std::sync::Arc;
 
@@ -29,7 +31,7 @@ impl Ticket {
     }
 
     /// Gives out the number, for a launch that is made now.
-    pub(super) fn used(mut self) -> Option<GroupId> {
+    pub(super) fn take_number(mut self) -> Option<GroupId> {
         self.at.take()
     }
 }

@@ -52,9 +52,9 @@ pub trait FetchHost: Send + Sync {
     /// Returns whether the peer's memory can be read, and it will be known whether that was in time.
     fn can_fetch(&self) -> bool;
 
-    /// Returns whether all that was read of the peer's memory before this call counts. A side that ends a connection says so
-    /// first and then uses its memory for other things, however long the other one goes on reading: neither waits for the
-    /// other, and nothing that was read too late counts.
+    /// Returns whether all that was read of the peer's memory before this call counts. A side that ends a connection
+    /// says so first and then uses its memory for other things, however long the other one goes on reading: neither
+    /// waits for the other, and nothing that was read too late counts.
     fn fetch_counts(&self) -> bool;
 
     /// Says that what was fetched does not count: the connection ends, on one side or the other.

@@ -1,4 +1,6 @@
 //! What moves bytes: wires, lanes over them, rings of shared memory, and the threads that attend to them.
+//!
+//! It decides nothing: sessions say what is sent and where what came belongs. Begin at [`lane`] and [`wire`].
 
 pub mod fetch;
 pub mod lane;

@@ -1,4 +1,6 @@
 //! The threads that wait for sockets: each lane belongs to one of them.
+//!
+//! A reactor knows lanes and bells, and no connection. Begin at [`Reactor::add`].
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,9 +1,9 @@
 //! Control frames between two processes of one host, without a system call while both are awake.
 //!
-//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. The reader that finds
-//! the ring empty says so before it sleeps, and how it is to be woken: the reactor by its bell, a thread that waits for a
-//! transfer by the very word. So the peer wakes a thread that waits, and no thread of this process does; and a frame that no
-//! launch waits for wakes nothing, and is found at the next look.
+//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. The reader
+//! that finds the ring empty says so before it sleeps, and how it is to be woken: the reactor by its bell, a thread
+//! that waits for a transfer by the very word. So the peer wakes a thread that waits, and no thread of this process
+//! does; and a frame that no launch waits for wakes nothing, and is found at the next look.
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -65,7 +65,7 @@ pub struct Outbox {
 }
 
 /// A frame as it was in the ring: its header and its payload.
-type Taken = ([u8; HEADER], Vec<u8>);
+type RawFrame = ([u8; HEADER], Vec<u8>);
 
 /// What there is to write.
 pub enum NextFrame {
@@ -177,7 +177,7 @@ impl Inbox {
 
 impl<'a> Reader<'a> {
     /// Returns the next frame, copied out of the ring.
-    pub fn next(&self) -> Result<Option<Taken>, Violation> {
+    pub fn next(&self) -> Result<Option<RawFrame>, Violation> {
         let memory = &self.inbox.memory;
         let (written, read) = (memory.word64(WRITTEN), memory.word64(READ));
         let (end, at) = (written.load(Ordering::Acquire), read.load(Ordering::Relaxed));

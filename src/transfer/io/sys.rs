@@ -1,4 +1,6 @@
 //! The system calls that take memory by address: scattered reads and writes of sockets, and reads of another process.
+//!
+//! It knows no wire. Begin at [`read`].
 #![allow(unsafe_code, reason = "system calls that take memory by address")]
 
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,4 +1,6 @@
 //! The threads of an engine that move bytes: reactors, and those that fetch.
+//!
+//! It gives out no work. Begin at [`IoThreads::start`].
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -1,4 +1,6 @@
 //! The gate in front of the bytes of a launch: it counts the guards inside, until it is closed.
+//!
+//! It knows no bytes: the guards that it counts do. Begin at [`AccessGate::enter`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

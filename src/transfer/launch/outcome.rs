@@ -1,7 +1,7 @@
 //! The outcomes of a launch's transfers, and the threads, tasks and callbacks that wait for them.
 //!
-//! It does not know how bytes move, and knows its parts by [`LaunchPart`] only. Begin at [`Launch::resolve`], by which every
-//! outcome comes, and [`Launch::block`], by which threads wait.
+//! It does not know how bytes move, and knows its parts by [`LaunchPart`] only. Begin at [`Launch::resolve`], by which
+//! every outcome comes, and [`Launch::block`], by which threads wait.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};

@@ -1,6 +1,7 @@
 //! A launch's part with one peer: one group of the link, its limits, and the guards of its bytes.
 //!
-//! It does not know how bytes move. Begin at [`PeerLaunch`]; [`give_up`] is how every failure of this side reaches the peer.
+//! It does not know how bytes move. Begin at [`PeerLaunch`]; [`give_up`] is how every failure of this side reaches the
+//! peer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -56,9 +57,9 @@ pub struct PeerLaunch {
 /// Leave to use the bytes of a launch, until it is dropped.
 pub struct AccessGuard<'a>(&'a Arc<PeerLaunch>);
 
-/// Leave to use the bytes of a launch, kept beyond one call. A lane keeps it from the first byte of a chunk that it sends to
-/// the last: a frame that has begun ends with the bytes that it began with, or the peer would take others for them. Once it
-/// [`is_closing`](Self::is_closing), the lane copies what is left of the chunk and drops this.
+/// Leave to use the bytes of a launch, kept beyond one call. A lane keeps it from the first byte of a chunk that it
+/// sends to the last: a frame that has begun ends with the bytes that it began with, or the peer would take others for
+/// them. Once it [`is_closing`](Self::is_closing), the lane copies what is left of the chunk and drops this.
 pub struct OwnedAccessGuard(Arc<PeerLaunch>);
 
 impl<'a> AccessGuard<'a> {

@@ -1,4 +1,6 @@
 //! What a launch asks of the session that carries it.
+//!
+//! It has no implementation here: sessions are above. Begin at [`SessionHandle`].
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -24,8 +26,8 @@ pub trait SessionHandle: Send + Sync {
     /// Wakes the thread that polls the ring: something that it may wait for has happened elsewhere.
     fn wake_poller(&self);
 
-    /// Polls the ring on this thread until `done`, if no other thread does. Returns whether it is done. What is small may be
-    /// there `soon`: sooner than this thread could be woken.
+    /// Polls the ring on this thread until `done`, if no other thread does. Returns whether it is done. What is small
+    /// may be there `soon`: sooner than this thread could be woken.
     fn poll_until(&self, until: Option<Instant>, soon: bool, done: &dyn Fn() -> bool) -> bool;
 
     /// Says that the buffers of a group are defined.

@@ -1,4 +1,6 @@
 //! What a program holds of a launch.
+//!
+//! It only waits: outcomes are in [`outcome`](super::outcome). Begin at [`Transfer`].
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,11 +1,13 @@
 //! Arenas: shared memory that buffers are cut from.
+//!
+//! Which stretch is free is known by the [pool](super::pool). Begin at [`Arena::allocate`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use super::buffer::{Buffer, Home};
+use super::buffer::{Backing, Buffer};
 use super::mapping::Mapping;
 use super::pool::{PAGE, Pool};
 use super::region::{Memory, Region};
@@ -42,7 +44,7 @@ impl Arena {
     /// If no free stretch is large enough.
     pub fn allocate(&self, len: usize) -> Result<Buffer, MemoryError> {
         let start = if len == 0 { 0 } else { self.0.take(len)? };
-        Ok(Buffer::new(Home::Arena(Arc::clone(&self.0)), start, len))
+        Ok(Buffer::new(Backing::Arena(Arc::clone(&self.0)), start, len))
     }
 
     /// Returns its size in bytes.

@@ -1,10 +1,12 @@
 //! Buffers, and which of their bytes are in use.
+//!
+//! It does not know what uses them: reservations say which bytes are read and written. Begin at [`Span::reserve`].
 #![allow(unsafe_code, reason = "makes views of bytes, which reservations say who uses")]
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::mapping::Foreign;
+use super::mapping::OwnedMemory;
 use super::pool::Pool;
 use super::region::{Memory, Region};
 use super::view::{ReadView, WriteView};
@@ -13,7 +15,7 @@ use crate::base::layout::Layout;
 
 /// Where a buffer's bytes lie.
 #[derive(Debug)]
-pub(crate) enum Home {
+pub(crate) enum Backing {
     Arena(Arc<Pool>),
     Foreign(Arc<Region>),
 }
@@ -27,7 +29,7 @@ pub struct Buffer(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    home: Home,
+    backing: Backing,
     start: usize,
     len: usize,
     usage: Mutex<Usage>,
@@ -62,19 +64,19 @@ pub enum Use {
 }
 
 impl Buffer {
-    pub(crate) fn new(home: Home, start: usize, len: usize) -> Self {
-        Self(Arc::new(Inner { home, start, len, usage: Mutex::default() }))
+    pub(crate) fn new(backing: Backing, start: usize, len: usize) -> Self {
+        Self(Arc::new(Inner { backing, start, len, usage: Mutex::default() }))
     }
 
-    /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows; whatever can give its
-    /// bytes. Its owner lives until the last handle and the last transfer of the buffer are gone, and is dropped by
-    /// whichever thread is the last. Peers on this host read it through the kernel, which is slower than an
-    /// [`Arena`](crate::memory::Arena).
+    /// Makes a buffer of memory as it is, without copying it: a vector, a mapped file, memory that a device knows;
+    /// whatever can give its bytes. Its owner lives until the last handle and the last transfer of the buffer are gone,
+    /// and is dropped by whichever thread is the last. Peers on this host read it through the kernel, which is slower
+    /// than an [`Arena`](crate::memory::Arena).
     #[must_use]
     pub fn foreign(owner: impl AsMut<[u8]> + Send + 'static) -> Self {
-        let memory = Foreign::new(owner);
+        let memory = OwnedMemory::new(owner);
         let len = memory.len();
-        Self::new(Home::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
+        Self::new(Backing::Foreign(Arc::new(Region::new(Memory::Foreign(memory)))), 0, len)
     }
 
     /// Returns its length in bytes.
@@ -150,9 +152,9 @@ impl Buffer {
     }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
-        match &self.0.home {
-            Home::Arena(arena) => &arena.region,
-            Home::Foreign(region) => region,
+        match &self.0.backing {
+            Backing::Arena(arena) => &arena.region,
+            Backing::Foreign(region) => region,
         }
     }
 
@@ -168,7 +170,7 @@ impl Buffer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Home::Arena(arena) = &self.home {
+        if let Backing::Arena(arena) = &self.backing {
             arena.give_back(self.start, self.len);
         }
     }
@@ -184,7 +186,8 @@ pub struct Span {
 }
 
 impl Span {
-    /// Says what its bytes are. Both sides of a transfer have to say the same; a layout takes as many bytes as the span has.
+    /// Says what its bytes are. Both sides of a transfer have to say the same; a layout takes as many bytes as the span
+    /// has.
     #[must_use]
     pub fn with_layout(mut self, layout: Layout) -> Self {
         self.layout = Some(layout);

@@ -1,4 +1,6 @@
 //! Stretches of memory that are mapped or owned, and unmapped or freed when they are not used any more.
+//!
+//! Views of their bytes are made elsewhere. Begin at [`Mapping`] and [`OwnedMemory`].
 #![allow(unsafe_code, reason = "maps memory, and keeps owners by address")]
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,7 +34,8 @@ impl Mapping {
         Ok(Self { base: Address(base), len })
     }
 
-    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault its readers, or is shorter.
+    /// Maps `len` bytes of what another process sent; none if it could shrink, which would fault its readers, or is
+    /// shorter.
     pub fn sealed(file: BorrowedFd<'_>, len: usize, writable: bool) -> Option<Self> {
         let seals = rustix::fs::fcntl_get_seals(file).ok()?;
         let size = usize::try_from(rustix::fs::fstat(file).ok()?.st_size).ok()?;
@@ -115,24 +118,24 @@ impl Drop for Mapping {
 }
 
 /// A program's memory as it is, with its owner, which lives here so that it outlives every use.
-pub struct Foreign {
+pub struct OwnedMemory {
     base: Address,
     len: usize,
     owner: NonNull<dyn Send>,
 }
 
 // SAFETY: the owner may be sent, and is not looked at before it is dropped.
-unsafe impl Send for Foreign {}
+unsafe impl Send for OwnedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Foreign {}
+unsafe impl Sync for OwnedMemory {}
 
-impl std::fmt::Debug for Foreign {
+impl std::fmt::Debug for OwnedMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Foreign").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("OwnedMemory").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
-impl Foreign {
+impl OwnedMemory {
     /// Takes the memory that `owner` has. It is asked for it once.
     pub fn new<M: AsMut<[u8]> + Send + 'static>(owner: M) -> Self {
         let owner = Box::into_raw(Box::new(owner));
@@ -155,7 +158,7 @@ impl Foreign {
     }
 }
 
-impl Drop for Foreign {
+impl Drop for OwnedMemory {
     fn drop(&mut self) {
         // SAFETY: `new` made it of a box, and gave it away to nothing.
         drop(unsafe { Box::from_raw(self.owner.as_ptr()) });

@@ -1,4 +1,6 @@
 //! The free stretches of an arena.
+//!
+//! It knows no buffer. Begin at [`Pool::take`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,7 +23,7 @@ pub struct Pool {
 }
 
 /// Returns how many bytes a buffer takes.
-const fn room(len: usize) -> usize {
+const fn rounded_size(len: usize) -> usize {
     len.next_multiple_of(if len >= PAGE { PAGE } else { LINE })
 }
 
@@ -45,7 +47,7 @@ impl Pool {
         let found = if len > self.region.len() {
             None
         } else {
-            let wanted = room(len);
+            let wanted = rounded_size(len);
             free.iter().find_map(|(&start, &have)| {
                 let at = start.next_multiple_of(align);
                 (at + wanted <= start + have).then_some((start, have, at, wanted))
@@ -74,7 +76,7 @@ impl Pool {
         if len == 0 {
             return;
         }
-        let (mut start, mut end) = (start, start + room(len));
+        let (mut start, mut end) = (start, start + rounded_size(len));
         let mut free = lock(&self.free);
         if let Some((&before, &have)) = free.range(..start).next_back()
             && before + have == start

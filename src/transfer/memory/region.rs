@@ -1,10 +1,12 @@
 //! Regions: the stretches of memory that an engine knows, and listeners that are told when one is gone.
+//!
+//! What of a region is free or in use is not known here. Begin at [`Region`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::mapping::{Foreign, Mapping};
+use super::mapping::{Mapping, OwnedMemory};
 use super::view::Address;
 
 /// Regions are numbered for the life of the process; a number is never used again.
@@ -13,7 +15,8 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 /// Bytes of all regions that there are.
 static REGISTERED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the bytes of memory that this process has for its engines: arenas, and memory of programs that buffers were made of.
+/// Returns the bytes of memory that this process has for its engines: arenas, and memory of programs that buffers were
+/// made of.
 #[must_use]
 pub fn registered_bytes() -> u64 {
     REGISTERED.load(Ordering::Relaxed)
@@ -73,7 +76,7 @@ pub enum Memory {
     /// Shared memory of this engine's own, which peers on this host may map.
     Arena(Mapping, std::os::fd::OwnedFd),
     /// A program's memory, with its owner.
-    Foreign(Foreign),
+    Foreign(OwnedMemory),
 }
 
 impl Region {
@@ -128,7 +131,7 @@ mod tests {
 
     #[test]
     fn a_region_that_lives_long_remembers_those_who_live_and_no_others() {
-        let region = Region::new(Memory::Foreign(Foreign::new(vec![0; 10])));
+        let region = Region::new(Memory::Foreign(OwnedMemory::new(vec![0; 10])));
         let counted = || Arc::new(Counted(AtomicU32::new(0)));
         let weak = |listener: &Arc<Counted>| -> Weak<dyn RegionListener> {
             let listener: Arc<dyn RegionListener> = listener.clone();

@@ -1,4 +1,6 @@
 //! The bytes of one direction of a launch, as one stream.
+//!
+//! It guards nothing: callers answer for the bytes. Begin at [`SpanStream`].
 #![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 
 use super::buffer::Span;
@@ -63,8 +65,8 @@ impl SpanStream {
         }
     }
 
-    /// Calls `with` for each stretch of memory that the bytes `start..start + len` are, as few as they are, until it returns
-    /// false: the span in which the stretch begins, its first byte of it, and how long it is.
+    /// Calls `with` for each stretch of memory that the bytes `start..start + len` are, as few as they are, until it
+    /// returns false: the span in which the stretch begins, its first byte of it, and how long it is.
     fn each_stretch<'a>(
         &'a self,
         start: u64,

@@ -1,9 +1,9 @@
 //! Views of memory: an address and a length that borrow the owner of the bytes.
 //!
-//! Rust's references cannot describe memory that other processes use meanwhile, so nothing keeps a reference to bytes that
-//! a transfer uses. A [`ReadView`] is read, a [`WriteView`] is written, and a [`PeerView`] is of memory that another process
-//! may change at any moment: it is only copied. Reservations ([`super::buffer`]) and the gate of a launch
-//! ([`crate::launch`]) say when one may be made.
+//! Rust's references cannot describe memory that other processes use meanwhile, so nothing keeps a reference to bytes
+//! that a transfer uses. A [`ReadView`] is read, a [`WriteView`] is written, and a [`PeerView`] is of memory that
+//! another process may change at any moment: it is only copied. Reservations ([`super::buffer`]) and the gate of a
+//! launch ([`crate::launch`]) say when one may be made.
 #![allow(unsafe_code, reason = "the one place that turns addresses into bytes")]
 
 use std::marker::PhantomData;

@@ -1,4 +1,6 @@
 //! Copies of regions between byte slices, and a plan carried out inside one process.
+//!
+//! It knows no engine. Begin at [`copy_region`].
 
 use std::collections::BTreeMap;
 
@@ -71,8 +73,8 @@ pub fn unpack(packed: &[u8], runs: &Runs, buffer: &mut [u8]) -> Result<(), PlanE
     Ok(())
 }
 
-/// Calls `with` for each stretch that is one run, or part of one, on both sides: where it begins in the one and in the other,
-/// and how long it is. Both sides have as many bytes.
+/// Calls `with` for each stretch that is one run, or part of one, on both sides: where it begins in the one and in the
+/// other, and how long it is. Both sides have as many bytes.
 pub fn each_common_run(from: &Runs, to: &Runs, mut with: impl FnMut(usize, usize, usize)) {
     let (mut sources, mut targets) = (stretches(from), stretches(to));
     let (mut source, mut target) = ((0, 0), (0, 0));

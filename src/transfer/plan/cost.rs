@@ -1,4 +1,6 @@
 //! What a plan moves, and the least that could be moved.
+//!
+//! It times nothing. Begin at [`Cost`].
 
 use std::collections::BTreeMap;
 
@@ -131,8 +133,8 @@ impl Plan {
         }
     }
 
-    /// Returns what goes from task to task, in the order of the tasks: 40 bytes for each pair, of which there may be as many as
-    /// messages ([`Cost::messages`]).
+    /// Returns what goes from task to task, in the order of the tasks: 40 bytes for each pair, of which there may be as
+    /// many as messages ([`Cost::messages`]).
     #[must_use]
     pub fn pairs(&self) -> Vec<PairCost> {
         let mut pairs: BTreeMap<(u32, u32), PairCost> = BTreeMap::new();

@@ -1,4 +1,6 @@
 //! What is asked for: arrays and how they are sharded, as JAX describes them.
+//!
+//! It plans nothing. Begin at [`ArrayDescription`].
 
 use std::collections::BTreeSet;
 use std::fmt;

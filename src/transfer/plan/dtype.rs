@@ -1,4 +1,6 @@
 //! The data types of arrays.
+//!
+//! It converts no elements. Begin at [`Dtype`].
 
 use std::fmt;
 

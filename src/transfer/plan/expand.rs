@@ -1,4 +1,6 @@
 //! Steps, worked out when they are looked at. Those of a region are worked out together.
+//!
+//! Which steps a region has is decided in `make.rs`. Begin at [`Plan::step`].
 
 use super::make::{Maker, Record};
 use super::staging::Rooms;
@@ -77,16 +79,16 @@ impl Plan {
         Expansion::new(self, 0..self.rounds.regions(), None)
     }
 
-    /// Returns the steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the devices.
-    /// No others are looked at than those of regions that its devices hold or shall hold.
+    /// Returns the steps in which a task takes part: it gives, takes, or both. None for a task that owns none of the
+    /// devices. No others are looked at than those of regions that its devices hold or shall hold.
     pub fn for_task(&self, task: TaskId) -> impl Iterator<Item = Step> {
         let number = self.number_of(task);
         let regions = number.map(|number| self.regions_of(number)).unwrap_or_default();
         Expansion::new(self, regions.into_iter(), number)
     }
 
-    /// Returns how much staging room a task needs, in bytes: as much as those of its shards have of which some region is packed
-    /// or unpacked.
+    /// Returns how much staging room a task needs, in bytes: as much as those of its shards have of which some region
+    /// is packed or unpacked.
     #[must_use]
     pub fn staging_bytes(&self, task: TaskId) -> u64 {
         let Some(number) = self.number_of(task) else { return 0 };

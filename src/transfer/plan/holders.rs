@@ -1,4 +1,6 @@
 //! The devices that hold a tile, by host and task, and which of them is asked for which region of it.
+//!
+//! Which of them gives a region is decided by `turns.rs`. Begin at [`Holders`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,8 +30,8 @@ pub(super) struct Parties {
 }
 
 impl Parties {
-    /// Finds the tasks and hosts of the devices of both sides. Also returns the placement without everything that is not used, in
-    /// order.
+    /// Finds the tasks and hosts of the devices of both sides. Also returns the placement without everything that is
+    /// not used, in order.
     pub fn of(
         source: &Tiling,
         destination: &Tiling,

@@ -1,4 +1,6 @@
 //! The bounds of plans and descriptions.
+//!
+//! Each is checked where it is named.
 
 /// The version of the rules by which plans are made, and of their text. Two programs make the same plans if it is the
 /// same.

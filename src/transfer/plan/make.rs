@@ -87,8 +87,8 @@ impl<'a> Maker<'a> {
         if !self.plan.turns.are_none() {
             self.ordinal = self.plan.rounds.find(pair.held, pair.wanted).unwrap_or(0);
         } else if self.plan.copies == 1 {
-            // What the rules come to between one device that holds it and one that shall: most plans of millions of steps have
-            // no other regions.
+            // What the rules come to between one device that holds it and one that shall: most plans of millions of
+            // steps have no other regions.
             let holder = self.plan.holders.only(pair.held);
             self.step(Origin { device: holder, after: NONE }, self.plan.receivers.only(pair.wanted));
             return;
@@ -192,8 +192,8 @@ impl<'a> Maker<'a> {
         (self.tasks_fed, self.needy) = (fed, needy);
     }
 
-    /// Returns a task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where it is
-    /// then.
+    /// Returns a task that gets the region from elsewhere: one device of it does, and the others copy it. Returns where
+    /// it is then.
     fn task_fed_from(&mut self, group: &Group, origin: Origin) -> Origin {
         let devices = self.plan.receivers.devices(group);
         let first = self.turned(0, devices.len());

@@ -4,8 +4,8 @@
 //! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
 //! description makes the same plan, with the same keys, so plans are not sent.
 //!
-//! It is also arithmetic: nothing is kept of a step. Which region a number means, which device gives it and where it is staged
-//! follow from the number alone, so a plan of sixteen million steps is made in the time that its devices take.
+//! It is also arithmetic: nothing is kept of a step. Which region a number means, which device gives it and where it is
+//! staged follow from the number alone, so a plan of sixteen million steps is made in the time that its devices take.
 //!
 //! | file | its reason to exist |
 //! | --- | --- |
@@ -20,7 +20,7 @@
 //! | `staging.rs` | room for what has to be packed on its way |
 //! | `plan.rs`, `step.rs` | the plan, and one copy of it with its regions and runs |
 //! | `expand.rs` | the steps of a plan, worked out when they are looked at |
-//! | `ask.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
+//! | `collectives.rs` | broadcast, all-gather, scatter and reshard, all made by the same rules |
 //! | `cost.rs` | what a plan moves, and the least that could be moved |
 //! | `document.rs` | plans as JSON |
 //! | `copy.rs` | copies of regions between byte slices, and a plan carried out inside one process |
@@ -35,8 +35,8 @@
 //! divided as GSPMD divides them inside a program: shards have the size of the quotient rounded up, so the last ones
 //! may be smaller, or empty. A shard's buffer is taken to be row-major, dense and of exactly its own size: padding is
 //! not part of it.
-mod ask;
 mod bounded;
+mod collectives;
 mod copy;
 mod cost;
 mod describe;
@@ -59,7 +59,7 @@ mod turn;
 mod turns;
 
 pub use crate::base::identity::{DeviceId, TaskId};
-pub use ask::{AllGather, Broadcast, Reshard, Scatter};
+pub use collectives::{AllGather, Broadcast, Reshard, Scatter};
 pub(crate) use copy::each_common_run;
 pub use copy::{Shards, copy_region, pack, unpack};
 pub use cost::{ClassCost, Cost, Minimum, PairCost, TaskBytes};

@@ -1,4 +1,6 @@
 //! Which task and which host owns a device.
+//!
+//! It does not find out which devices there are. Begin at [`Placement`].
 
 use std::collections::BTreeMap;
 
@@ -11,7 +13,8 @@ use super::{DeviceId, MAX_DESCRIPTION_TEXT, MAX_PLACED, PlanError, TaskId};
 /// What tells hosts apart: a name, or the id of one boot of its kernel. Only whether two are equal matters to a plan.
 pub type HostName = String;
 
-/// A device, with its task and host. Reads the entries of the device list of a job's REST API as well, by their names there.
+/// A device, with its task and host. Reads the entries of the device list of a job's REST API as well, by their names
+/// there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PlacedDevice {
     /// The device.

@@ -1,4 +1,6 @@
 //! The finished plan.
+//!
+//! Its steps are worked out in `expand.rs`. Begin at [`Plan::new`].
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -151,8 +153,8 @@ impl Plan {
         self.options.timeout
     }
 
-    /// Returns what both sides of a transfer compare before a byte moves: shape, data type, and where every tile lies before
-    /// and after.
+    /// Returns what both sides of a transfer compare before a byte moves: shape, data type, and where every tile lies
+    /// before and after.
     #[must_use]
     pub fn layout(&self) -> Fingerprint {
         self.layout
@@ -188,15 +190,15 @@ impl Plan {
         &self.parties.task_ids
     }
 
-    /// Returns the size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None` if the
-    /// device has none.
+    /// Returns the size of a device's shard in each dimension, in elements, all of them zero for an empty one; `None`
+    /// if the device has none.
     #[must_use]
     pub fn shard_shape(&self, role: BufferRole, device: DeviceId) -> Option<Vec<u64>> {
         self.shard_bounds(role, device).map(|bounds| extents(&bounds))
     }
 
-    /// Returns where a device's shard lies in the array: in each dimension the first element, and the one behind the last. A
-    /// shard is empty if it is so in any dimension. `None` if the device has none.
+    /// Returns where a device's shard lies in the array: in each dimension the first element, and the one behind the
+    /// last. A shard is empty if it is so in any dimension. `None` if the device has none.
     #[must_use]
     pub fn shard_bounds(&self, role: BufferRole, device: DeviceId) -> Option<Vec<(u64, u64)>> {
         let tiling = match role {

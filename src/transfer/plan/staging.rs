@@ -60,8 +60,8 @@ pub(super) fn is_packed(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -
     several && run < PACKED_BELOW
 }
 
-/// Returns where the place of a region is in the room of its shard. What comes before it in a dimension comes before it with
-/// all of the dimensions behind, and with as much of those in front as the region has of them.
+/// Returns where the place of a region is in the room of its shard. What comes before it in a dimension comes before it
+/// with all of the dimensions behind, and with as much of those in front as the region has of them.
 pub(super) fn place(region: &[(u64, u64)], tile: &[(u64, u64)], item: u64) -> u64 {
     let (mut place, mut outer) = (0, item);
     for (&(start, end), &(first, last)) in region.iter().zip(tile) {

@@ -1,4 +1,6 @@
 //! One copy of a plan, with its regions and runs.
+//!
+//! Where it is staged is worked out in `staging.rs`. Begin at [`Step`].
 
 use std::fmt;
 
@@ -169,7 +171,8 @@ pub struct Step {
 }
 
 impl Region {
-    /// Returns the region as stretches of the memory of a dense, row-major buffer of `shape`, with elements of `item` bytes.
+    /// Returns the region as stretches of the memory of a dense, row-major buffer of `shape`, with elements of `item`
+    /// bytes.
     ///
     /// # Errors
     /// [`PlanError::Region`] if it reaches beyond the shape or has another rank, [`PlanError::TooLarge`] for a buffer

@@ -1,4 +1,6 @@
 //! A sharding as arithmetic: which tile of the array each device holds, and where it lies.
+//!
+//! It knows no task. Begin at [`Tiling`].
 
 use super::{ArrayDescription, DeviceId, PlanError, Region};
 
@@ -98,8 +100,8 @@ impl Tiling {
         self.cuts.iter().any(|cut| cut.size == 0)
     }
 
-    /// Returns how many devices hold each tile of an array that has elements: equally many all of them, since each lies at one
-    /// place along the axes that divide, and anywhere along the others.
+    /// Returns how many devices hold each tile of an array that has elements: equally many all of them, since each lies
+    /// at one place along the axes that divide, and anywhere along the others.
     pub fn copies(&self) -> u32 {
         let holding = self.devices.iter().filter(|(_, tile)| *tile != NONE).count();
         number(holding) / self.tiles()

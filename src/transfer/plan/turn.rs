@@ -1,4 +1,6 @@
 //! The number of a choice, and whose turn it means.
+//!
+//! Which choices there are is counted in `turns.rs`. Begin at [`Turn::among`].
 
 use super::tiles::number;
 
@@ -11,8 +13,8 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Returns the first choice of a region of a tile on one host or in one task, if each makes so many. Which of them have to
-    /// do with the host is not known; the first is another one for each tile, so that none is preferred by all.
+    /// Returns the first choice of a region of a tile on one host or in one task, if each makes so many. Which of them
+    /// have to do with the host is not known; the first is another one for each tile, so that none is preferred by all.
     pub fn of(tile: u32, region: u32, each: usize) -> Self {
         Self { number: region * number(each), from: tile }
     }

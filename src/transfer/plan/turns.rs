@@ -1,11 +1,11 @@
 //! Whose turn it is to give a region that several hold.
 //!
-//! It is not remembered which device gave what before. Instead the choices that all regions make are numbered: those of tiles that
-//! the same hosts hold one after the other, and of each tile in the order of its regions. `n` hosts take them in turns
-//! of `n`, and the first moves on with every turn, and once more with every `n` turns, and so on: the sum of the digits
-//! of the choice's number, in base `n`, says whose turn it is. So all have equally many, and choices that lie at equal
-//! distances, as those of a round do, fall to different hosts too. Those that fall to a host go round its tasks in the
-//! same way, and the task's devices.
+//! It is not remembered which device gave what before. Instead the choices that all regions make are numbered: those of
+//! tiles that the same hosts hold one after the other, and of each tile in the order of its regions. `n` hosts take
+//! them in turns of `n`, and the first moves on with every turn, and once more with every `n` turns, and so on: the sum
+//! of the digits of the choice's number, in base `n`, says whose turn it is. So all have equally many, and choices that
+//! lie at equal distances, as those of a round do, fall to different hosts too. Those that fall to a host go round its
+//! tasks in the same way, and the task's devices.
 //!
 //! A region makes no choice for a host that holds it already. So that none is passed over for that, such regions are
 //! found beforehand, host by host, and the numbers of those behind are smaller by what they do not choose.
@@ -100,7 +100,8 @@ impl Turns {
         self.tiles.is_empty()
     }
 
-    /// Returns the first choice among hosts of a region, of which `ordinal` come before among those of its tile of the source.
+    /// Returns the first choice among hosts of a region, of which `ordinal` come before among those of its tile of the
+    /// source.
     pub fn anywhere(&self, held: u32, ordinal: u32) -> Turn {
         let Some(Choices { first, each, fewer }) = self.tiles.get(held as usize) else {
             return Turn::default();

@@ -11,11 +11,11 @@
 //! All messages have a fixed length, end with a checksum, and are read with one time limit for all of them.
 //!
 //! With a cluster token a proof is an HMAC of the sender's role and of every message so far, both nonces and both
-//! identities included. The dialler proves first. Until its proof is verified, an acceptor has sent its version, a nonce
-//! and at most the refusal, which is the same for every dialler: nothing that depends on the token or on its identity.
-//! A proof cannot be played back, because the other side's nonce is new for each handshake, and cannot be reflected,
-//! because roles and identities differ. A refusal other than that one carries a proof too, so that no other process can make
-//! a dialler give up on its peer.
+//! identities included. The dialler proves first. Until its proof is verified, an acceptor has sent its version, a
+//! nonce and at most the refusal, which is the same for every dialler: nothing that depends on the token or on its
+//! identity. A proof cannot be played back, because the other side's nonce is new for each handshake, and cannot be
+//! reflected, because roles and identities differ. A refusal other than that one carries a proof too, so that no other
+//! process can make a dialler give up on its peer.
 //!
 //! What remains, as with every symmetric secret: a process that a dialler takes for its peer (it holds the peer's address,
 //! or can write the peer's entry) receives a proof, and can test guesses of the token against it without further contact.
@@ -69,7 +69,8 @@ pub struct Hello {
     pub chunk: u32,
     /// The last control frame that the dialler has heard.
     pub heard: u32,
-    /// Where a word of the dialler's memory lies that says its incarnation: an acceptor that can read it there can fetch from it.
+    /// Where a word of the dialler's memory lies that says its incarnation: an acceptor that can read it there can
+    /// fetch from it.
     pub probe: u64,
 }
 
@@ -92,15 +93,15 @@ pub enum Verdict {
     /// It is.
     Welcome,
     /// The task that was dialled has another life now.
-    NotMe(Option<Incarnation>),
+    StaleTarget(Option<Incarnation>),
     /// The dialler's life is not the one that counts.
-    NotYou(Option<Incarnation>),
+    StaleDialler(Option<Incarnation>),
     /// The answerer is dialling as well, and its connection counts.
     Busy,
     /// The token is missing, or should not be there, or is another.
     Token,
     /// The lane belongs to no connection.
-    NoSuchLink,
+    UnknownConnection,
     /// Too many connections.
     Full,
 }
@@ -121,11 +122,13 @@ pub fn refusal(verdict: Verdict) -> String {
     };
     match verdict {
         Verdict::Welcome => "accepted".to_owned(),
-        Verdict::NotMe(current) => format!("the task has been restarted{}", now(current)),
-        Verdict::NotYou(current) => format!("this task's incarnation does not count there{}", now(current)),
+        Verdict::StaleTarget(current) => format!("the task has been restarted{}", now(current)),
+        Verdict::StaleDialler(current) => {
+            format!("this task's incarnation does not count there{}", now(current))
+        }
         Verdict::Busy => "it is dialling as well".to_owned(),
         Verdict::Token => "the cluster tokens differ: give every engine the same one, or none".to_owned(),
-        Verdict::NoSuchLink => "the connection is not known there any more".to_owned(),
+        Verdict::UnknownConnection => "the connection is not known there any more".to_owned(),
         Verdict::Full => "it has as many connections as it takes".to_owned(),
     }
 }
@@ -220,11 +223,11 @@ impl Answer {
     pub fn terms(&self) -> [u8; ANSWER_TERMS] {
         let (code, detail) = match self.verdict {
             Verdict::Welcome => (0, 0),
-            Verdict::NotMe(now) => (1, now.map_or(0, Incarnation::get)),
-            Verdict::NotYou(now) => (2, now.map_or(0, Incarnation::get)),
+            Verdict::StaleTarget(now) => (1, now.map_or(0, Incarnation::get)),
+            Verdict::StaleDialler(now) => (2, now.map_or(0, Incarnation::get)),
             Verdict::Busy => (3, 0),
             Verdict::Token => (4, 0),
-            Verdict::NoSuchLink => (5, 0),
+            Verdict::UnknownConnection => (5, 0),
             Verdict::Full => (6, 0),
         };
         let mut bytes = [0; ANSWER_TERMS];
@@ -240,11 +243,11 @@ impl Answer {
         let detail = Incarnation::new(u64_at(bytes, 8));
         let verdict = match bytes[0] {
             0 => Verdict::Welcome,
-            1 => Verdict::NotMe(detail),
-            2 => Verdict::NotYou(detail),
+            1 => Verdict::StaleTarget(detail),
+            2 => Verdict::StaleDialler(detail),
             3 => Verdict::Busy,
             4 => Verdict::Token,
-            5 => Verdict::NoSuchLink,
+            5 => Verdict::UnknownConnection,
             6 => Verdict::Full,
             _ => return None,
         };

@@ -1,4 +1,6 @@
 //! What two engines say to each other, without IO.
+//!
+//! It reads no socket and no clock. Begin at [`link`].
 
 pub mod frame;
 pub mod hello;

@@ -1,4 +1,6 @@
 //! The proofs of a handshake: that a side knows the cluster token.
+//!
+//! What is said beside them is in [`hello`](super::hello). Begin at [`Transcript`].
 
 use std::num::NonZeroU32;
 
@@ -65,7 +67,8 @@ impl<'a> Transcript<'a> {
         bytes
     }
 
-    /// Returns whether the proof of a message is right, without telling by its time where it differs. None if it came damaged.
+    /// Returns whether the proof of a message is right, without telling by its time where it differs. None if it came
+    /// damaged.
     pub fn verify<const LENGTH: usize>(&mut self, role: &[u8], bytes: &[u8; LENGTH]) -> Option<bool> {
         let (terms, proof) = bytes.get(..LENGTH - CHECKSUM)?.split_last_chunk::<PROOF>()?;
         is_sealed(bytes).then(|| self.prove(role, terms).ct_eq(proof).into())

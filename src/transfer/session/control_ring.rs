@@ -1,4 +1,6 @@
 //! A connection's control frames by shared memory: the ring that it reads, and the one that it writes.
+//!
+//! The ring itself is in [`crate::io::ring`]. Begin at `poll_ring_until`.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -82,8 +84,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection with a peer that has gone, once its last frames have been taken. Not if another thread takes them
-    /// now.
+    /// Ends the connection with a peer that has gone, once its last frames have been taken. Not if another thread takes
+    /// them now.
     fn take_last_frames(&self) -> bool {
         if let Some(inbox) = self.inbox.as_ref().filter(|inbox| inbox.is_open()) {
             let Some(reader) = inbox.read() else { return false };

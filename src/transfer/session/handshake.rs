@@ -1,7 +1,7 @@
 //! The handshake on a fresh wire, as a dialler and as an acceptor.
 //!
-//! What is said, and why it is safe, is in [`crate::protocol::hello`]. Nothing here knows connections: begin at [`dial`] and
-//! [`accept`].
+//! What is said, and why it is safe, is in [`crate::protocol::hello`]. Nothing here knows connections: begin at
+//! [`dial`] and [`accept`].
 
 use std::io::{Read, Write};
 
@@ -321,14 +321,14 @@ mod tests {
     #[test]
     fn a_refusal_says_why_and_is_believed_from_the_peer_only() {
         let now = Incarnation::new(77);
-        let [dialled, _] = meet(None, None, Verdict::NotMe(now));
+        let [dialled, _] = meet(None, None, Verdict::StaleTarget(now));
         assert!(dialled.unwrap_err().contains("000000000000004d"));
         let (key, other) = (Key::new(b"s"), Key::new(b"t"));
         let [_, challenge, ..] = messages([None, None], [8, 9]);
         for liar in [None, Some(&other)] {
             let mut transcript = Transcript::new(liar, &write_nonce(OPENING, &[8; NONCE]), &challenge);
             transcript.said.extend_from_slice(&hello().terms(true));
-            let refusal = transcript.write::<ANSWER>(ACCEPTOR, &answer(Verdict::NotMe(now)).terms());
+            let refusal = transcript.write::<ANSWER>(ACCEPTOR, &answer(Verdict::StaleTarget(now)).terms());
             let told = dials(Some(&key), 8, &[&challenge, &refusal]);
             assert!(matches!(told, Err(HelloError::Impostor)), "{told:?}");
         }

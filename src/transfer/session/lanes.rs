@@ -1,4 +1,6 @@
 //! What the lanes of a connection ask it and tell it, and what becomes of a connection that loses one.
+//!
+//! Bytes are moved by [`crate::io::lane`]. Begin at [`Connection::add_lane`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -29,7 +31,7 @@ impl Connection {
                 before.close();
                 before.stop_sending();
             }
-            lock(&self.link).control_again(peer_heard);
+            lock(&self.link).resume_control(peer_heard);
         }
         {
             let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
@@ -131,7 +133,7 @@ impl LaneHost for Connection {
     }
 
     fn abandon_chunk(&self, header: &Header) {
-        lock(&self.link).let_fall(header);
+        lock(&self.link).abandon_chunk(header);
     }
 
     fn end_landing(
@@ -238,7 +240,8 @@ impl LaneHost for Connection {
             self.close(TransferError::Transport { transport: lane.kind, member: self.peer, why: how });
             return;
         }
-        // Both sides have given it up, and the peer closes it. If this side is the one to mend it, the peer may not have heard.
+        // Both sides have given it up, and the peer closes it. If this side is the one to mend it, the peer may not
+        // have heard.
         let mends = lane.control && self.dialled && self.capabilities.is_breakable;
         if !mends && lock(&self.link).is_gone() {
             if lane.control {

@@ -1,4 +1,6 @@
 //! What launches and the threads that fetch ask of a connection.
+//!
+//! It decides nothing: it asks the link. Begin at the two traits that it implements.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,6 @@
 //! What a connection does because its link says so, and how what there is to say leaves.
+//!
+//! It decides nothing: the link does. Begin at `perform_output`.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};

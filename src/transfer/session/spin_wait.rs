@@ -1,9 +1,10 @@
 //! How long a thread that waits for something small looks for it before it sleeps.
 //!
-//! To wake a thread takes some microseconds where its processor is awake, and tens of them where the system, or the host
-//! of a virtual machine, has put it to sleep: more than everything else that a small message takes. So a thread that waits looks
-//! for about as long as a wake-up takes, and sleeps then. Where that was in vain several times in a row, it sleeps at once
-//! the next times: looking costs little where it does not help, and nothing where no thread waits.
+//! To wake a thread takes some microseconds where its processor is awake, and tens of them where the system, or the
+//! host of a virtual machine, has put it to sleep: more than everything else that a small message takes. So a thread
+//! that waits looks for about as long as a wake-up takes, and sleeps then. Where that was in vain several times in a
+//! row, it sleeps at once the next times: looking costs little where it does not help, and nothing where no thread
+//! waits.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +35,8 @@ impl SpinWait {
         Self { limit, vain: AtomicU32::new(0), rest: AtomicU32::new(0) }
     }
 
-    /// Looks until it is ready, or the thread had better sleep, but no longer than there is `time`. Returns whether it is ready.
+    /// Looks until it is ready, or the thread had better sleep, but no longer than there is `time`. Returns whether it
+    /// is ready.
     pub fn until(&self, time: Duration, ready: impl Fn() -> bool) -> bool {
         let rest = self.rest.load(Ordering::Relaxed);
         if rest > 0 || self.limit.is_zero() {

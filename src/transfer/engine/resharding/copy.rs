@@ -1,4 +1,6 @@
 //! Copies of runs between the memory of one task.
+//!
+//! It does not choose what is copied: plans do. Begin at [`copy_runs`].
 #![allow(unsafe_code, reason = "makes views of shards that the plan has claimed")]
 
 use crate::memory::Span;

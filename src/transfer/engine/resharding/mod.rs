@@ -35,8 +35,8 @@ impl Engine {
     /// A channel of its own ([`Options::channel`]) keeps the order of its groups apart from other launches.
     ///
     /// It takes no longer than the plan's time, or [`Options::deadline`] if that is shorter; and, if it fails, once
-    /// [`Options::stall`] until what was under way has come to rest. The connection with a peer that does not say so in that
-    /// time is ended, and with it whatever else is under way on it.
+    /// [`Options::stall`] until what was under way has come to rest. The connection with a peer that does not say so in
+    /// that time is ended, and with it whatever else is under way on it.
     ///
     /// # Errors
     /// If a shard does not fit the plan, a transfer fails, or the time is over. Whatever else was under way is given up

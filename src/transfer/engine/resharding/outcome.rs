@@ -1,4 +1,6 @@
 //! What carrying out a plan takes, and how it ends.
+//!
+//! Begin at [`ShardBuffers`] and [`ReshardError`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,6 @@
 //! A plan under way: what is launched when, and what follows an arrival.
+//!
+//! It makes no plan and places no memory. Begin at [`Run::go`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender};

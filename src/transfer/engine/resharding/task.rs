@@ -1,4 +1,6 @@
 //! The steps of a plan that one task takes part in, with the memory that they need.
+//!
+//! It launches nothing. Begin at [`divide`].
 
 use std::collections::HashSet;
 

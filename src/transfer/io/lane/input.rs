@@ -1,4 +1,6 @@
 //! What a lane is in the middle of receiving, and what it read ahead.
+//!
+//! It reads nothing itself: `receive.rs` does. Begin at [`Reading`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! What a lane is in the middle of sending.
+//!
+//! It sends nothing itself: `send.rs` does. Begin at [`Output`].
 
 use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::protocol::frame::{HEADER, Kind};

@@ -1,4 +1,6 @@
 //! The receiving half of a lane: headers, and what follows them straight into its place.
+//!
+//! What a frame means is decided by the session. Begin at [`Lane::pump_input`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! What a lane is, what it asks of its session, and its end.
+//!
+//! It moves no bytes: `send.rs` and `receive.rs` do. Begin at [`LaneHost`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,6 @@
 //! A wire on which a hello is said: it blocks, and all of it together has a time limit, however slowly it comes.
+//!
+//! What is said on it is in [`crate::session::handshake`]. Begin at [`BlockingWire::new`].
 
 use std::io::{self, Read, Write};
 use std::time::Instant;
@@ -21,7 +23,7 @@ impl<'a> BlockingWire<'a> {
         Self { wire, until }
     }
 
-    fn again<R>(
+    fn retry_until<R>(
         &self,
         wanted: PollFlags,
         mut attempt: impl FnMut() -> Result<R, WireError>,
@@ -47,13 +49,13 @@ impl<'a> BlockingWire<'a> {
 
 impl Read for BlockingWire<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        self.again(PollFlags::IN, || Ok(self.wire.receive(&mut [WriteView::of(buf)])?.bytes))
+        self.retry_until(PollFlags::IN, || Ok(self.wire.receive(&mut [WriteView::of(buf)])?.bytes))
     }
 }
 
 impl Write for BlockingWire<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.again(PollFlags::OUT, || self.wire.send(&[ReadView::of(buf)]))
+        self.retry_until(PollFlags::OUT, || self.wire.send(&[ReadView::of(buf)]))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,4 +1,6 @@
 //! Wires on which things go wrong on purpose: for tests of what an engine makes of it.
+//!
+//! It exists with the feature `faults` only. Begin at [`Faults`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,8 +18,9 @@ const LARGE: usize = 4096;
 /// How long a wire that is held is left alone while no thread attends to it.
 const UNATTENDED: Duration = Duration::from_millis(1);
 
-/// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its [`Config`](crate::Config),
-/// and keep a clone to say what is to happen. Clones are the same handle, and engines may share one.
+/// What goes wrong on the wires of an engine, on purpose. For tests: give it to an engine with its
+/// [`Config`](crate::Config), and keep a clone to say what is to happen. Clones are the same handle, and engines may
+/// share one.
 ///
 /// Where something happens, within what is asked for, comes of the seed.
 #[derive(Debug, Clone)]
@@ -143,7 +146,7 @@ impl Faults {
     }
 }
 
-fn take(count: &AtomicUsize) -> bool {
+fn consume(count: &AtomicUsize) -> bool {
     count.load(Ordering::Relaxed) > 0
         && count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
@@ -280,7 +283,7 @@ impl Wire for Faulty {
         self.ready()?;
         let (wire, faults) = (&self.owned.wire, &self.faults);
         let total: usize = views.iter().map(ReadView::len).sum();
-        if total > LARGE && take(&faults.truncate) {
+        if total > LARGE && consume(&faults.truncate) {
             let sent = wire.send(&cut(views, 1 + faults.below(total - 1)));
             wire.end();
             return sent;
@@ -289,8 +292,8 @@ impl Wire for Faulty {
         let kept = if most < total { Some(cut(views, most)) } else { None };
         let views = kept.as_deref().unwrap_or(views);
         let (begins, count) = match payload(views).filter(|begins| *begins < most) {
-            Some(begins) if take(&faults.damage) => (begins, &faults.damage),
-            _ if most > 0 && take(&faults.garble) => (0, &faults.garble),
+            Some(begins) if consume(&faults.damage) => (begins, &faults.damage),
+            _ if most > 0 && consume(&faults.garble) => (0, &faults.garble),
             _ => return wire.send(views),
         };
         let (done, sent) = self.send_damaged(views, begins + faults.below(most - begins));

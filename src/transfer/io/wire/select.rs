@@ -1,4 +1,6 @@
 //! Which transports an engine listens on and dials by, and what is put around their wires.
+//!
+//! It knows the kinds of wires, and nothing of how they work. Begin at [`listen`] and [`endpoints`].
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
 //! What all wires over sockets share.
+//!
+//! It makes no sockets. Begin at [`Socket`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

@@ -1,4 +1,6 @@
 //! TCP connections.
+//!
+//! Several of them carry the chunks of one connection; which one carries which is not decided here. Begin at [`Tcp`].
 
 use std::fmt;
 use std::io;
@@ -111,8 +113,9 @@ fn is_within_this_host(socket: &TcpStream) -> bool {
     matches!(ends, (Ok(here), Ok(there)) if here.ip() == there.ip() || there.ip().is_loopback())
 }
 
-/// Turns off pacing: some congestion controls (BBR) give every segment a moment of its own, by timers, which within a host costs a third of
-/// what a connection can carry. Over a network the system's choice stands, for it knows its routes.
+/// Turns off pacing: some congestion controls (BBR) give every segment a moment of its own, by timers, which within a
+/// host costs a third of what a connection can carry. Over a network the system's choice stands, for it knows its
+/// routes.
 fn do_not_pace(socket: &TcpStream) {
     // Every system has the second, and lets every process use it. Without either it is slower, and that is all.
     let _set = ["cubic", "reno"].iter().any(|unpaced| sockopt::set_tcp_congestion(socket, unpaced).is_ok());

@@ -24,7 +24,7 @@ use muster_clock as clock;
 /// So much may be encrypted and not yet sent.
 const WAITING_MAX: usize = 128 << 10;
 /// How long a peer that is refused has to hear why.
-const HEAR_OUT: Duration = Duration::from_millis(500);
+const DRAIN_TIME: Duration = Duration::from_millis(500);
 /// What is dropped is decrypted into this much at once.
 const WASTE: usize = 16 << 10;
 
@@ -35,13 +35,13 @@ pub struct Tls {
 }
 
 /// The wire below, as TLS reads and writes it.
-struct Below<'a> {
+struct LowerWire<'a> {
     wire: &'a dyn Wire,
     /// Nothing more comes before the next edge.
     dry: bool,
 }
 
-impl Read for Below<'_> {
+impl Read for LowerWire<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if self.dry {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -52,7 +52,7 @@ impl Read for Below<'_> {
     }
 }
 
-impl Write for Below<'_> {
+impl Write for LowerWire<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         Ok(self.wire.send(&[ReadView::of(buf)])?)
     }
@@ -75,21 +75,21 @@ impl Tls {
         Ok(Self { below, connection: Mutex::new(connection) })
     }
 
-    fn below(&self) -> Below<'_> {
-        Below { wire: &*self.below, dry: false }
+    fn below(&self) -> LowerWire<'_> {
+        LowerWire { wire: &*self.below, dry: false }
     }
 
     /// Sends the records that wait.
     fn push(&self, connection: &mut Connection) -> Result<(), WireError> {
         while connection.wants_write() {
-            connection.write_tls(&mut self.below()).map_err(of_io)?;
+            connection.write_tls(&mut self.below()).map_err(from_io)?;
         }
         Ok(())
     }
 
     /// Reads what the other side still sends, and drops it: a close before that takes back the alert that says why.
-    fn hear_out(&self, until: Instant) {
-        let mut spoken = BlockingWire::new(&*self.below, until.min(clock::monotonic() + HEAR_OUT));
+    fn drain_peer(&self, until: Instant) {
+        let mut spoken = BlockingWire::new(&*self.below, until.min(clock::monotonic() + DRAIN_TIME));
         let mut waste = [0; WASTE];
         while let Ok(1..) = spoken.read(&mut waste) {}
     }
@@ -110,7 +110,7 @@ fn refused(error: &rustls::Error) -> WireError {
     WireError::Secure(explain(error))
 }
 
-fn of_io(error: io::Error) -> WireError {
+fn from_io(error: io::Error) -> WireError {
     if error.kind() == io::ErrorKind::WouldBlock {
         return WireError::Later;
     }
@@ -124,7 +124,7 @@ fn of_io(error: io::Error) -> WireError {
 }
 
 /// Takes the plaintext that is there, into what of the views is not yet full; none at the end of the stream.
-fn take(
+fn read_plaintext(
     connection: &mut Connection,
     views: &mut [WriteView<'_>],
     mut done: usize,
@@ -139,7 +139,7 @@ fn take(
                 Ok(some) => done += some,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Some(done)),
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-                Err(error) => return Err(of_io(error)),
+                Err(error) => return Err(from_io(error)),
             }
         }
         before = end;
@@ -167,14 +167,14 @@ impl Wire for Tls {
     fn begin(&self, until: Instant) -> Result<(), WireError> {
         let mut connection = lock(&self.connection);
         let finished = connection.complete_io(&mut BlockingWire::new(&*self.below, until));
-        finished.map(drop).inspect_err(|_| self.hear_out(until)).map_err(|error| match error.kind() {
+        finished.map(drop).inspect_err(|_| self.drain_peer(until)).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof
             | io::ErrorKind::ConnectionReset
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe => WireError::Secure(
                 "it hung up in the TLS handshake: give every engine certificates, or none".to_owned(),
             ),
-            _ => of_io(error),
+            _ => from_io(error),
         })
     }
 
@@ -184,7 +184,7 @@ impl Wire for Tls {
         self.push(&mut connection)?;
         let mut taken = 0;
         for view in views {
-            let some = view.read(|bytes| connection.writer().write(bytes)).map_err(of_io)?;
+            let some = view.read(|bytes| connection.writer().write(bytes)).map_err(from_io)?;
             taken += some;
             if some < view.len() {
                 break;
@@ -202,7 +202,7 @@ impl Wire for Tls {
         let mut below = self.below();
         let mut done = 0;
         loop {
-            match take(&mut connection, views, done)? {
+            match read_plaintext(&mut connection, views, done)? {
                 // The end, which the next call tells of if something came before it.
                 None => return Ok(Received { bytes: done, dry: false }),
                 Some(now) => done = now,
@@ -210,7 +210,7 @@ impl Wire for Tls {
             if done == total {
                 return Ok(Received { bytes: done, dry: false });
             }
-            match connection.read_tls(&mut below).map_err(of_io) {
+            match connection.read_tls(&mut below).map_err(from_io) {
                 Ok(_) => self.process(&mut connection)?,
                 Err(WireError::Later) if done > 0 => return Ok(Received { bytes: done, dry: true }),
                 Err(_) if done > 0 => return Ok(Received { bytes: done, dry: false }),

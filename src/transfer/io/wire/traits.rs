@@ -1,4 +1,6 @@
 //! What a wire is: the traits that every kind of wire implements, and what they speak of.
+//!
+//! It implements none of them. Begin at [`Wire`].
 
 use std::fmt::Display;
 use std::io;

@@ -1,4 +1,6 @@
 //! Control frames: each arrives once and in order, even if the connection that carried it is lost and made anew.
+//!
+//! It does not know what a frame says. Begin at [`Control::accept`].
 
 use std::collections::VecDeque;
 
@@ -18,10 +20,10 @@ pub struct Control {
     /// Regions, and their lengths, whose descriptors have to go by the socket.
     pub descriptors: VecDeque<(u32, u64)>,
     /// Bytes of all that was said and not yet taken or acknowledged.
-    unheard: usize,
+    unacknowledged_bytes: usize,
     numbered: u32,
     heard: u32,
-    told: u32,
+    acknowledged: u32,
 }
 
 fn size(frame: &Frame) -> usize {
@@ -45,17 +47,17 @@ impl Control {
             keeps,
             switched: false,
             descriptors: VecDeque::new(),
-            unheard: 0,
+            unacknowledged_bytes: 0,
             numbered: 0,
             heard: 0,
-            told: 0,
+            acknowledged: 0,
         }
     }
 
     pub fn push(&mut self, mut frame: Frame) {
         self.numbered = following(self.numbered);
         frame.header.control = self.numbered;
-        self.unheard += size(&frame);
+        self.unacknowledged_bytes += size(&frame);
         self.queue.push_back(frame);
     }
 
@@ -63,18 +65,18 @@ impl Control {
     pub fn next(&mut self, bare: Header) -> Option<Frame> {
         let mut frame = match self.queue.pop_front() {
             Some(frame) => frame,
-            None if self.keeps && self.heard.wrapping_sub(self.told) >= ACK_EVERY => {
+            None if self.keeps && self.heard.wrapping_sub(self.acknowledged) >= ACK_EVERY => {
                 Frame { header: Header { kind: Kind::Ack, ..bare }, payload: Vec::new() }
             }
             None => return None,
         };
-        self.told = self.heard;
+        self.acknowledged = self.heard;
         frame.header.ack = self.heard;
         if frame.header.control != 0 {
             if self.keeps {
                 self.unacknowledged.push_back(frame.clone());
             } else {
-                self.unheard -= size(&frame);
+                self.unacknowledged_bytes -= size(&frame);
             }
         }
         Some(frame)
@@ -86,7 +88,7 @@ impl Control {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty() && !(self.keeps && self.heard.wrapping_sub(self.told) >= ACK_EVERY)
+        self.queue.is_empty() && !(self.keeps && self.heard.wrapping_sub(self.acknowledged) >= ACK_EVERY)
     }
 
     /// Returns whether the frame is new. Drops what it acknowledges.
@@ -109,14 +111,14 @@ impl Control {
         while let Some(first) = self.unacknowledged.front()
             && number.wrapping_sub(first.header.control) < u32::MAX / 2
         {
-            self.unheard -= size(first);
+            self.unacknowledged_bytes -= size(first);
             self.unacknowledged.pop_front();
         }
     }
 
     /// Bytes of all that was said and not yet heard, as far as is known.
-    pub const fn unheard(&self) -> usize {
-        self.unheard
+    pub const fn unacknowledged_bytes(&self) -> usize {
+        self.unacknowledged_bytes
     }
 
     /// Returns the number of the last frame that was heard.
@@ -125,7 +127,7 @@ impl Control {
     }
 
     /// Puts back what the peer has not heard: the connection was made anew, and it has heard up to `number`.
-    pub fn again(&mut self, number: u32) {
+    pub fn resend_after(&mut self, number: u32) {
         self.acknowledge(number);
         while let Some(frame) = self.unacknowledged.pop_back() {
             self.queue.push_front(frame);

@@ -1,4 +1,6 @@
 //! Definitions: the list of transfers that a prepared launch makes with one peer, as both sides know it.
+//!
+//! It compares lists and launches none. Begin at [`Definition`].
 
 use crate::base::identity::DeviceId;
 use crate::base::key::TransferKey;

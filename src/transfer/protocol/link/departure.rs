@@ -7,11 +7,11 @@
 //!       ◄── Gone ──                        then both close it
 //! ```
 //!
-//! The side that asked goes on using the connection as before, and looks once more when it decides. The side that agreed uses
-//! it no more: requests of that time wait for the decision, and go on this connection or on a new one. So a question
-//! that is never answered changes nothing, and a launch is never on one connection here and on another one there.
-//! Numbers of launches need not be told: a number that is taken and not launched is launched on whatever connection there
-//! is by then, and one that was launched is a group, with which no side agrees or decides to go.
+//! The side that asked goes on using the connection as before, and looks once more when it decides. The side that
+//! agreed uses it no more: requests of that time wait for the decision, and go on this connection or on a new one. So a
+//! question that is never answered changes nothing, and a launch is never on one connection here and on another one
+//! there. Numbers of launches need not be told: a number that is taken and not launched is launched on whatever
+//! connection there is by then, and one that was launched is a group, with which no side agrees or decides to go.
 //!
 //! Both may ask at once. Each answers the other's question and decides about its own, as if it were the only one.
 //!
@@ -25,8 +25,8 @@ use super::state::Link;
 use crate::protocol::frame::Kind;
 
 impl<T: Clone> Link<T> {
-    /// Keeps it from ending until [`Link::release`]: a request is about to prepare something. Returns whether that is so: not
-    /// once this side has agreed to its end.
+    /// Keeps it from ending until [`Link::release`]: a request is about to prepare something. Returns whether that is
+    /// so: not once this side has agreed to its end.
     pub const fn keep(&mut self) -> bool {
         let usable = !self.departure.agreed && !self.departure.gone;
         self.departure.kept += usable as usize;
@@ -60,7 +60,7 @@ impl<T: Clone> Link<T> {
             self.release();
             if !self.departure.asked && self.is_unused() {
                 self.departure.asked = true;
-                self.tell(self.header(Kind::Leave), Vec::new());
+                self.send(self.header(Kind::Leave), Vec::new());
             }
         }
     }
@@ -72,7 +72,7 @@ impl<T: Clone> Link<T> {
         }
         self.departure.agreed = self.is_unused();
         let answer = if self.departure.agreed { Kind::Agree } else { Kind::Refuse };
-        self.tell(self.header(answer), Vec::new());
+        self.send(self.header(answer), Vec::new());
         Ok(())
     }
 
@@ -81,7 +81,7 @@ impl<T: Clone> Link<T> {
         self.answered()?;
         self.departure.gone = self.is_unused();
         let decision = if self.departure.gone { Kind::Gone } else { Kind::Stay };
-        self.tell(self.header(decision), Vec::new());
+        self.send(self.header(decision), Vec::new());
         if self.departure.gone {
             self.outputs.push(Output::Left);
         }
@@ -121,7 +121,7 @@ impl<T: Clone> Link<T> {
             return Err(Violation("it leaves without having asked"));
         }
         if !std::mem::replace(&mut self.departure.gone, true) {
-            self.tell(self.header(Kind::Gone), Vec::new());
+            self.send(self.header(Kind::Gone), Vec::new());
         }
         self.outputs.push(Output::Ended);
         Ok(())

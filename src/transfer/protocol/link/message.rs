@@ -1,4 +1,6 @@
 //! What goes into a link and comes out of it.
+//!
+//! It has no behaviour. Begin at [`Output`].
 
 use std::sync::Arc;
 

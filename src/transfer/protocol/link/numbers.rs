@@ -1,4 +1,6 @@
 //! The numbers of launches between two lives.
+//!
+//! They outlive connections, so a link does not own them. Begin at [`Numbers::take`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,6 @@
 //! What a link does when a control frame comes.
+//!
+//! Frames that are not control frames never come here. Begin at [`Link::receive`].
 
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ impl<T: Clone> Link<T> {
         if !self.control.accept(header)? {
             return Ok(());
         }
-        if self.control.unheard() > UNHEARD_MAX {
+        if self.control.unacknowledged_bytes() > UNHEARD_MAX {
             return Err(Violation("it asks and does not listen"));
         }
         let at = (header.channel, header.sequence);
@@ -54,7 +56,7 @@ impl<T: Clone> Link<T> {
             Kind::Damaged => self.on_damaged(at, header.index),
             Kind::Lost => self.outputs.push(Output::CloseLane(header.lane)),
             Kind::Have => self.on_have(at, header.lane, header.index, &payload),
-            Kind::Ping => self.tell(self.header(Kind::Pong), Vec::new()),
+            Kind::Ping => self.send(self.header(Kind::Pong), Vec::new()),
             Kind::Unregion => self.outputs.push(Output::Unregion(header.index)),
             Kind::Switch => self.outputs.push(Output::Switched),
             Kind::Leave => self.on_leave()?,
@@ -114,7 +116,7 @@ impl<T: Clone> Link<T> {
             // This side's launch of that number is over: it failed before this connection was there.
             let (channel, sequence) = at;
             let why = FAILED_EARLIER.as_bytes().to_vec();
-            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
+            self.send(Header { channel, sequence, ..self.header(Kind::Stop) }, why);
             return Ok(());
         }
         let definition =
@@ -154,7 +156,7 @@ impl<T: Clone> Link<T> {
         }
         let why = String::from_utf8_lossy(&why[..why.len().min(REASON_MAX)]).into_owned();
         match self.groups.get_mut(&at) {
-            None if passed => self.tell_of(Kind::Stopped, at),
+            None if passed => self.send_about(Kind::Stopped, at),
             Some(group) if group.local.is_some() => {
                 if group.stop.is_some() {
                     // Both gave it up: each hears of the other's quiescence by its `Stop`.
@@ -172,7 +174,7 @@ impl<T: Clone> Link<T> {
                 self.inline_held -= group.drop_inline();
                 group.remote = None;
                 group.given_up = Some(why);
-                self.tell_of(Kind::Stopped, at);
+                self.send_about(Kind::Stopped, at);
             }
         }
         Ok(())

@@ -1,4 +1,6 @@
 //! Whose chunk is next: three classes, each with its share while all want to send.
+//!
+//! It does not know what a chunk is. Begin at [`Schedule::next`].
 
 use std::collections::VecDeque;
 

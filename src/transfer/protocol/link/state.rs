@@ -1,4 +1,6 @@
 //! One side of a link: when a group begins, ends, or is given up.
+//!
+//! What a frame of the peer changes is in `receive.rs`. Begin at [`Link::launch`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -165,12 +167,12 @@ impl<T: Clone> Link<T> {
         Header::new(kind, self.me, self.peer)
     }
 
-    pub(super) fn tell(&mut self, header: Header, payload: Vec<u8>) {
+    pub(super) fn send(&mut self, header: Header, payload: Vec<u8>) {
         self.control.push(Frame { header: Header { len: payload.len() as u32, ..header }, payload });
     }
 
-    pub(super) fn tell_of(&mut self, kind: Kind, (channel, sequence): GroupId) {
-        self.tell(Header { channel, sequence, ..self.header(kind) }, Vec::new());
+    pub(super) fn send_about(&mut self, kind: Kind, (channel, sequence): GroupId) {
+        self.send(Header { channel, sequence, ..self.header(kind) }, Vec::new());
     }
 
     /// Makes a list of transfers known to the peer. It is launched by the number that is returned.
@@ -182,7 +184,7 @@ impl<T: Clone> Link<T> {
         let mut parts = bytes.chunks(PART).peekable();
         while let Some(part) = parts.next() {
             let flags = if parts.peek().is_some() { flag::MORE } else { 0 };
-            self.tell(Header { flags, index: number, ..self.header(Kind::Define) }, part.to_vec());
+            self.send(Header { flags, index: number, ..self.header(Kind::Define) }, part.to_vec());
         }
         self.definitions.insert(number, Arc::new(definition));
         number
@@ -191,33 +193,33 @@ impl<T: Clone> Link<T> {
     /// Forgets a list. Launches of it that are under way go on.
     pub fn undefine(&mut self, number: u32) {
         if self.definitions.remove(&number).is_some() {
-            self.tell(Header { index: number, ..self.header(Kind::Undefine) }, Vec::new());
+            self.send(Header { index: number, ..self.header(Kind::Undefine) }, Vec::new());
         }
     }
 
     /// Tells the peer of memory that it may map. The descriptor goes with the frame.
     pub fn share(&mut self, region: u32, len: u64) {
-        self.tell(Header { index: region, sequence: len, ..self.header(Kind::Region) }, Vec::new());
+        self.send(Header { index: region, sequence: len, ..self.header(Kind::Region) }, Vec::new());
     }
 
     /// Tells the peer that the memory goes.
     pub fn unshare(&mut self, region: u32) {
-        self.tell(Header { index: region, ..self.header(Kind::Unregion) }, Vec::new());
+        self.send(Header { index: region, ..self.header(Kind::Unregion) }, Vec::new());
     }
 
     /// Offers the peer a ring for its control frames. The descriptors go with the frame.
     pub fn offer_ring(&mut self) {
-        self.tell(self.header(Kind::Ring), Vec::new());
+        self.send(self.header(Kind::Ring), Vec::new());
     }
 
     /// Moves to the ring that the peer offered.
     pub fn switch(&mut self) {
-        self.tell(self.header(Kind::Switch), Vec::new());
+        self.send(self.header(Kind::Switch), Vec::new());
     }
 
     /// Asks whether the peer lives.
     pub fn ping(&mut self) {
-        self.tell(self.header(Kind::Ping), Vec::new());
+        self.send(self.header(Kind::Ping), Vec::new());
     }
 
     /// Returns whether a launch that sends so many bytes should bring them along.
@@ -254,7 +256,7 @@ impl<T: Clone> Link<T> {
         self.launched += 1;
         let header = self.header(Kind::Go);
         let class = class as u8;
-        self.tell(
+        self.send(
             Header { flags, class, channel, sequence, index: number, ..header },
             inline.unwrap_or_default(),
         );
@@ -262,7 +264,8 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Says that nothing is launched with a number that was taken. The peer is told, whether it has launched its own or will.
+    /// Says that nothing is launched with a number that was taken. The peer is told, whether it has launched its own or
+    /// will.
     pub fn withdraw(&mut self, at: GroupId, why: &str) {
         self.numbers.close(at);
         let given_up = self.groups.remove(&at).is_some_and(|mut early| {
@@ -271,7 +274,7 @@ impl<T: Clone> Link<T> {
         });
         if !given_up {
             let (channel, sequence) = at;
-            self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why.as_bytes().to_vec());
+            self.send(Header { channel, sequence, ..self.header(Kind::Stop) }, why.as_bytes().to_vec());
         }
     }
 
@@ -285,7 +288,7 @@ impl<T: Clone> Link<T> {
         let flags = (u8::from(source) * flag::SOURCE) | (u8::from(destination) * flag::DESTINATION);
         if flags != 0 {
             let (channel, sequence) = at;
-            self.tell(Header { flags, channel, sequence, ..self.header(Kind::Ready) }, Vec::new());
+            self.send(Header { flags, channel, sequence, ..self.header(Kind::Ready) }, Vec::new());
             self.advance(at);
         }
     }
@@ -295,7 +298,7 @@ impl<T: Clone> Link<T> {
         let Some(group) = self.groups.get_mut(&at) else { return };
         if group.stop.is_none() && group.matched && group.inbound != Inbound::Done {
             group.inbound = Inbound::Done;
-            self.tell_of(Kind::Done, at);
+            self.send_about(Kind::Done, at);
             self.finish(at);
         }
     }
@@ -305,12 +308,12 @@ impl<T: Clone> Link<T> {
         let Some(group) = self.groups.get_mut(&at) else { return };
         let Some(local) = group.local.as_ref().filter(|_| group.inbound == Inbound::Fetching) else { return };
         group.inbound = Inbound::landing(local.definition.received, self.terms.chunk);
-        self.tell_of(Kind::Push, at);
+        self.send_about(Kind::Push, at);
     }
 
-    /// Gives a group up. Returns whether it was under way, or is being given up already: if so, let nothing land any more and
-    /// call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land there
-    /// either.
+    /// Gives a group up. Returns whether it was under way, or is being given up already: if so, let nothing land any
+    /// more and call [`Link::quiesced`], which tells the peer; [`Output::StopConfirmed`] follows when nothing can land
+    /// there either.
     pub fn stop(&mut self, at: GroupId, why: &str) -> bool {
         let Some(group) = self.groups.get_mut(&at).filter(|group| group.local.is_some()) else {
             return false;
@@ -323,8 +326,8 @@ impl<T: Clone> Link<T> {
         true
     }
 
-    /// Says that nothing can land any more in a group that is given up, and tells the peer. If the peer has said the same, the group is
-    /// forgotten, and its launch returned: nothing more will be said of it.
+    /// Says that nothing can land any more in a group that is given up, and tells the peer. If the peer has said the
+    /// same, the group is forgotten, and its launch returned: nothing more will be said of it.
     pub fn quiesced(&mut self, at: GroupId) -> Option<T> {
         let stop = self.groups.get_mut(&at)?.stop.as_mut()?;
         if std::mem::replace(&mut stop.quiesced, true) {
@@ -333,18 +336,18 @@ impl<T: Clone> Link<T> {
         let (why, over) = (stop.why.take(), stop.confirmed);
         let (channel, sequence) = at;
         match why {
-            Some(why) => self.tell(Header { channel, sequence, ..self.header(Kind::Stop) }, why.into_bytes()),
-            None => self.tell_of(Kind::Stopped, at),
+            Some(why) => self.send(Header { channel, sequence, ..self.header(Kind::Stop) }, why.into_bytes()),
+            None => self.send_about(Kind::Stopped, at),
         }
-        if over { self.let_go(at) } else { None }
+        if over { self.remove_group(at) } else { None }
     }
 
     pub(super) fn forget(&mut self, at: GroupId) {
-        let over = self.let_go(at);
+        let over = self.remove_group(at);
         self.outputs.extend(over.map(Output::Over));
     }
 
-    pub(super) fn let_go(&mut self, at: GroupId) -> Option<T> {
+    pub(super) fn remove_group(&mut self, at: GroupId) -> Option<T> {
         let mut group = self.groups.remove(&at)?;
         let local = group.local.take()?;
         self.launched -= 1;

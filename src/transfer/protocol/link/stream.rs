@@ -1,4 +1,6 @@
 //! Chunks and control frames of a link: which is sent next, where one lands, and what is sent again.
+//!
+//! The tables of chunks are in `chunks.rs`. Begin at [`Link::next_chunk`] and [`Link::begin_landing`].
 
 use std::sync::Arc;
 
@@ -31,10 +33,11 @@ impl<T: Clone> Link<T> {
         self.control.switched && self.control.first().is_some()
     }
 
-    /// Returns the next control frame to be sent on the socket; one that brings descriptors along only if that is `fine`.
-    pub fn next_control(&mut self, fine: bool) -> Option<Frame> {
+    /// Returns the next control frame to be sent on the socket; one that brings descriptors along only if that is
+    /// `with_descriptors`.
+    pub fn next_control(&mut self, with_descriptors: bool) -> Option<Frame> {
         if let Some((region, len)) = self.control.descriptors.front().copied() {
-            if !fine {
+            if !with_descriptors {
                 return None;
             }
             self.control.descriptors.pop_front();
@@ -42,7 +45,7 @@ impl<T: Clone> Link<T> {
             return Some(Frame { header, payload: Vec::new() });
         }
         let brings = |frame: &Frame| matches!(frame.header.kind, Kind::Region | Kind::Ring);
-        if self.control.switched || !fine && self.control.first().is_some_and(brings) {
+        if self.control.switched || !with_descriptors && self.control.first().is_some_and(brings) {
             return None;
         }
         let bare = self.header(Kind::Ack);
@@ -104,8 +107,8 @@ impl<T: Clone> Link<T> {
     }
 
     /// Sends again what the peer has not heard: the control connection was made anew, and it has heard up to this frame.
-    pub fn control_again(&mut self, number: u32) {
-        self.control.again(number);
+    pub fn resume_control(&mut self, number: u32) {
+        self.control.resend_after(number);
     }
 
     /// Returns the next chunk, to be sent on `lane`.
@@ -145,7 +148,7 @@ impl<T: Clone> Link<T> {
     }
 
     /// Returns where a chunk belongs that is about to come. If it has a place, follow with [`Link::landed`],
-    /// [`Link::damaged`] or [`Link::let_fall`].
+    /// [`Link::damaged`] or [`Link::abandon_chunk`].
     pub fn begin_landing(&mut self, header: &Header) -> Landing<T> {
         self.control.acknowledge(header.ack);
         let Some(group) = self.groups.get_mut(&(header.channel, header.sequence)) else {
@@ -196,7 +199,7 @@ impl<T: Clone> Link<T> {
         chunks.landing.unset(header.index);
         if chunks.damaged.set(header.index) {
             let (channel, sequence) = at;
-            self.tell(
+            self.send(
                 Header { channel, sequence, index: header.index, ..self.header(Kind::Damaged) },
                 Vec::new(),
             );
@@ -206,7 +209,7 @@ impl<T: Clone> Link<T> {
     }
 
     /// Says that a chunk that had begun will not come on this lane.
-    pub fn let_fall(&mut self, header: &Header) {
+    pub fn abandon_chunk(&mut self, header: &Header) {
         if let Some(chunks) = self.landing_of((header.channel, header.sequence)) {
             chunks.landing.unset(header.index);
         }
@@ -242,7 +245,7 @@ impl<T: Clone> Link<T> {
 
     /// Says that a lane on which this side sent is gone. The peer is asked what came.
     pub fn lane_lost(&mut self, lane: u16) {
-        self.tell(Header { lane, ..self.header(Kind::Lost) }, Vec::new());
+        self.send(Header { lane, ..self.header(Kind::Lost) }, Vec::new());
     }
 
     /// Says that nothing comes any more from a lane that the peer has lost, and tells the peer what has.
@@ -259,7 +262,7 @@ impl<T: Clone> Link<T> {
             }
         }
         for ((channel, sequence), index, bitmap) in told {
-            self.tell(Header { channel, sequence, lane, index, ..self.header(Kind::Have) }, bitmap);
+            self.send(Header { channel, sequence, lane, index, ..self.header(Kind::Have) }, bitmap);
         }
     }
 

@@ -18,7 +18,7 @@ fn held(link: &Link<usize>) -> usize {
     link.groups.values().map(of_groups).sum::<usize>()
         + link.remote.values().map(definition).sum::<usize>()
         + link.withdrawn.iter().map(definition).sum::<usize>()
-        + link.control.unheard()
+        + link.control.unacknowledged_bytes()
         + link.partial.as_ref().map_or(0, |(_, bytes)| bytes.len())
 }
 
@@ -105,7 +105,7 @@ fn a_peer_that_knows_no_rules_makes_a_link_neither_panic_nor_grow() {
                     match random.u8(0..3) {
                         0 => drop(link.landed(&header)),
                         1 => link.damaged(&header),
-                        _ => link.let_fall(&header),
+                        _ => link.abandon_chunk(&header),
                     }
                     let _launch = token;
                 }

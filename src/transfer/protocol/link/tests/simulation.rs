@@ -120,7 +120,7 @@ impl Story {
         lane.wire[side].clear();
         let (id, half) = (lane.id, lane.half[side].take());
         if let Some((header, ..)) = half {
-            links[side].let_fall(&header);
+            links[side].abandon_chunk(&header);
         }
         links[side].lane_lost(id);
     }
@@ -194,7 +194,7 @@ impl Story {
         if let Some((header, token, damaged)) = lane.half[side].take() {
             let launched = &mut self.sides[side].launched[token];
             if launched.failed {
-                link.let_fall(&header);
+                link.abandon_chunk(&header);
             } else if damaged {
                 link.damaged(&header);
             } else if link.landed(&header) {
@@ -256,8 +256,8 @@ impl Story {
         match *ended {
             [false, false] => {
                 let heard = [links[0].heard(), links[1].heard()];
-                links[0].control_again(heard[1]);
-                links[1].control_again(heard[0]);
+                links[0].resume_control(heard[1]);
+                links[1].resume_control(heard[0]);
                 *control = Some(Default::default());
             }
             [true, true] => {}

@@ -1,4 +1,6 @@
 //! The usual movements by name. Each is a source and a destination, planned by the same rules.
+//!
+//! It has no rules of its own. Begin at [`Reshard`].
 
 use super::{
     ArrayDescription, Axis, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, Placement, Plan,
