@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use rustix::io::Errno;
 
@@ -137,7 +137,8 @@ fn runs(host: &dyn FetchHost, launch: &PeerLaunch, definition: &Definition) -> V
 
 /// Something to fetch.
 pub struct Fetch {
-    host: Arc<dyn FetchHost>,
+    /// Not owned: the session keeps the threads, which keep what is queued.
+    host: Weak<dyn FetchHost>,
     launch: Arc<PeerLaunch>,
     runs: Vec<Run>,
     kind: TransportKind,
@@ -185,7 +186,7 @@ impl Fetchers {
             return host.fetch_failed(launch, kind, Errno::INVAL, true);
         }
         let fetch = Arc::new(Fetch {
-            host,
+            host: Arc::downgrade(&host),
             launch: Arc::clone(launch),
             runs,
             kind,
@@ -238,7 +239,8 @@ impl Fetchers {
 impl Fetch {
     /// Takes steps until there are none.
     fn run(&self) {
-        let (host, launch) = (&self.host, &self.launch);
+        let Some(host) = self.host.upgrade() else { return };
+        let launch = &self.launch;
         loop {
             let start = self.next.fetch_add(STEP, Ordering::Relaxed);
             if start >= self.total || self.failed.load(Ordering::Acquire) {
@@ -246,7 +248,7 @@ impl Fetch {
             }
             let len = STEP.min(self.total - start);
             let Some(guard) = launch.access() else { return };
-            let outcome = self.step(guard.bytes(), start, len);
+            let outcome = self.step(&*host, guard.bytes(), start, len);
             match outcome {
                 Ok(()) if !host.fetch_counts() => {
                     drop(guard);
@@ -280,7 +282,7 @@ impl Fetch {
         }
     }
 
-    fn step(&self, bytes: LaunchBytes<'_>, start: u64, len: u64) -> Result<(), Errno> {
+    fn step(&self, host: &dyn FetchHost, bytes: LaunchBytes<'_>, start: u64, len: u64) -> Result<(), Errno> {
         // Many small ones in one call.
         let (mut addresses, mut views) = (Vec::new(), Vec::new());
         let end = start + len;
@@ -301,12 +303,17 @@ impl Fetch {
                 _ => return Err(Errno::INVAL),
             }
         }
-        self.read_process(&mut addresses, &mut views)
+        self.read_process(host, &mut addresses, &mut views)
     }
 
     /// Reads what is at each address into the view with the same number.
-    fn read_process(&self, addresses: &mut [u64], views: &mut [WriteView<'_>]) -> Result<(), Errno> {
-        let Some(pid) = self.host.pid() else { return Err(Errno::PERM) };
+    fn read_process(
+        &self,
+        host: &dyn FetchHost,
+        addresses: &mut [u64],
+        views: &mut [WriteView<'_>],
+    ) -> Result<(), Errno> {
+        let Some(pid) = host.pid() else { return Err(Errno::PERM) };
         let mut at = 0;
         while at < views.len() {
             let mut done = match sys::read_process(pid, &addresses[at..], &mut views[at..])? {
