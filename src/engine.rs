@@ -117,7 +117,7 @@ impl WaitingCalls {
         self.removed = self.removed.wrapping_add(1);
         // What very many calls took is given back. The tables empty alike: each has its turn, so that the lock is not held
         // until all of them have moved what is left. The period is prime, so that it meets every table.
-        const PERIOD: usize = 61;
+        const PERIOD: usize = 509;
         if self.removed.is_multiple_of(PERIOD) {
             let table = self.table(call);
             if table.capacity() > Self::KEPT && table.len() < table.capacity() / 8 {
