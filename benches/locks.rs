@@ -4,8 +4,7 @@
 //!
 //! One job of 10,000 tasks, 1,000,000 keys, 262,144 waiting calls: the bounds that a job has by default. Each line is the
 //! longest hold of the repetition in which that was shortest (what other programs on the machine add is theirs), and how long
-//! it all took. Nothing goes over a network. The target is 1 ms. Lines over it are transitions that change all tasks at once:
-//! they cannot be done in part.
+//! it all took. Nothing goes over a network. The target is 1 ms.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark that cannot go on has failed")]
 
