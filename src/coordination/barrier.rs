@@ -216,6 +216,7 @@ pub(super) struct Ended {
     pub result: Result<(), Arc<Failure>>,
     /// Members that it has passed without and that have not come to a later use since: they count behind.
     pub behind: BTreeSet<TaskId>,
+    /// When it ended.
     at: Timestamp,
     /// Grows with every ending, so that the one that ended longest ago is found.
     order: u64,

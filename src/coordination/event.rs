@@ -37,6 +37,18 @@ pub enum RunOutcome {
     Abandoned,
 }
 
+impl RunOutcome {
+    /// Its name, as in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Abandoned => "abandoned",
+        }
+    }
+}
+
 /// The first error of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FirstCause {
@@ -389,14 +401,7 @@ impl Change {
             | Self::BarrierFailed { barrier, counter } => {
                 Subject { barrier: Some((barrier, *counter)), ..Subject::default() }
             }
-            Self::RunEnded { outcome } => Subject {
-                outcome: Some(match outcome {
-                    RunOutcome::Completed => "completed",
-                    RunOutcome::Failed => "failed",
-                    RunOutcome::Abandoned => "abandoned",
-                }),
-                ..Subject::default()
-            },
+            Self::RunEnded { outcome } => Subject { outcome: Some(outcome.name()), ..Subject::default() },
             Self::FindingOpened { tasks, .. } => {
                 Subject { task: tasks.first().copied(), ..Subject::default() }
             }

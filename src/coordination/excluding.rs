@@ -94,19 +94,13 @@ impl Job {
         Ok(self.preview(now, actor, reason, target))
     }
 
-    /// The job as it would be, and what would follow. A copy shares all that the exclusion does not touch.
-    fn tried(&self, now: Timestamp, actor: &Actor, reason: &Reason, target: Target) -> (Self, Vec<Effect>) {
-        let mut trial = self.clone();
-        let mut effects = Vec::new();
-        let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
-        trial.take_out(now, &mut effects, id, self.taken_out_by(target));
-        (trial, effects)
-    }
-
     fn preview(&self, now: Timestamp, actor: &Actor, reason: &Reason, target: Target) -> ExclusionPreview {
-        let (mut trial, mut effects) = self.tried(now, actor, reason, target);
-        trial.work(now, &mut effects, &mut { usize::MAX });
+        // A copy shares all that the exclusion does not touch.
+        let (mut trial, mut effects) = (self.clone(), Vec::new());
         let tasks = self.taken_out_by(target);
+        let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
+        trial.take_out(now, &mut effects, id, tasks.clone());
+        trial.work(now, &mut effects, &mut { usize::MAX });
         let mut preview = ExclusionPreview {
             calls_refused: 0,
             calls_answered: 0,

@@ -1,6 +1,7 @@
 //! Failure and its consequences: signs of life, lost connections, the first cause, and who is told.
 
 use std::collections::VecDeque;
+use std::mem::discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +44,17 @@ fn holds_poll(settings: &JobSettings, task: &Task) -> bool {
         ErrorDelivery::Hold => true,
         ErrorDelivery::Cancel => false,
     }
+}
+
+/// Tasks that take no part any more, all since the same moment.
+pub(super) struct Retired {
+    pub tasks: Vec<TaskId>,
+    /// Those of them that were connected.
+    pub were_live: Vec<TaskId>,
+    /// Those of them whose polls are held.
+    pub polling: Vec<TaskId>,
+    /// One of them is recoverable.
+    pub recoverable: bool,
 }
 
 impl Run {
@@ -258,41 +270,71 @@ impl Run {
         class: FailureClass,
         why: &str,
     ) {
-        if self.own(id).failure().is_none() {
-            self.fail_tasks(cx, &[id], failure, class, why);
-        }
+        self.fail_tasks(cx, std::iter::once(id), failure, class, why);
     }
 
-    /// Puts tasks, ascending and none of them in error, into error.
+    /// Puts tasks, ascending, into error; those that are in error stay as they are.
     fn fail_tasks(
         &mut self,
         cx: &mut Cx<'_>,
-        tasks: &[TaskId],
+        tasks: impl ExactSizeIterator<Item = TaskId>,
         failure: &Arc<Failure>,
         class: FailureClass,
         why: &str,
     ) {
-        let (mut failed, mut were_live, mut recoverable) = (VecDeque::new(), Vec::new(), false);
-        for id in tasks.iter().copied() {
-            let task = self.own_mut(id);
-            if task.is_connected() {
-                were_live.push(id);
-            }
-            let suspicion = task.suspicion.take();
-            task.standing = Standing::Failed(Arc::clone(failure));
-            task.since = cx.now;
-            recoverable |= task.recoverable;
-            failed.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
-            self.clear_grace(id, suspicion);
-        }
-        self.connected -= were_live.len();
-        self.touch();
-        cx.task_events(TaskChange::Failed(class), why, failed);
-        self.leave_all_barriers(cx, tasks, &format!("task is set to ERROR: {failure}"), failure.why());
-        self.leave_questions(&were_live);
-        if self.is_deserted() && self.ended.is_none() && recoverable {
+        let standing = Standing::Failed(Arc::clone(failure));
+        let Some(retired) = self.retire(cx, tasks, &standing, TaskChange::Failed(class), why) else { return };
+        let reason = format!("task is set to ERROR: {failure}");
+        self.leave_all_barriers(cx, &retired.tasks, &reason, failure.why());
+        self.leave_questions(&retired.were_live);
+        if self.is_deserted() && self.ended.is_none() && retired.recoverable {
             self.end(cx, RunOutcome::Abandoned, format!("its last live task was lost: {why}"));
         }
+    }
+
+    /// Gives tasks, ascending, a standing in which they take no part, and tells of it. Those that stand so already stay as
+    /// they are; `None` if all do.
+    pub(super) fn retire(
+        &mut self,
+        cx: &mut Cx<'_>,
+        tasks: impl ExactSizeIterator<Item = TaskId>,
+        standing: &Standing,
+        change: TaskChange,
+        reason: &str,
+    ) -> Option<Retired> {
+        let mut events = VecDeque::with_capacity(tasks.len());
+        let mut retired = Retired {
+            tasks: Vec::with_capacity(tasks.len()),
+            were_live: Vec::with_capacity(tasks.len()),
+            polling: Vec::new(),
+            recoverable: false,
+        };
+        for id in tasks {
+            if discriminant(&self.own(id).standing) == discriminant(standing) {
+                continue;
+            }
+            let task = self.own_mut(id);
+            if task.is_connected() {
+                retired.were_live.push(id);
+            }
+            let suspicion = task.suspicion.take();
+            task.standing = standing.clone();
+            task.since = cx.now;
+            if task.poll.is_some() {
+                retired.polling.push(id);
+            }
+            retired.recoverable |= task.recoverable;
+            retired.tasks.push(id);
+            events.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
+            self.clear_grace(id, suspicion);
+        }
+        if retired.tasks.is_empty() {
+            return None;
+        }
+        self.connected -= retired.were_live.len();
+        self.touch();
+        cx.task_events(change, reason, events);
+        Some(retired)
     }
 
     /// Tells everybody of an error that came from `source`, unless that task may fail. The first one told is the one
@@ -321,7 +363,12 @@ impl Run {
 
     /// Ends every held poll with `failure`.
     pub(super) fn answer_all_polls(&mut self, failure: Arc<Failure>) {
-        let polls: VecDeque<CallId> = self.ids().filter_map(|id| self.take_poll(id)).collect();
+        self.answer_polls_of(self.ids(), failure);
+    }
+
+    /// Ends the held polls of these tasks with `failure`.
+    pub(super) fn answer_polls_of(&mut self, tasks: impl Iterator<Item = TaskId>, failure: Arc<Failure>) {
+        let polls: VecDeque<CallId> = tasks.filter_map(|id| self.take_poll(id)).collect();
         self.waiters.decide(Calls::List(polls), Answer::Failed(failure));
     }
 
@@ -336,8 +383,7 @@ impl Run {
     pub(super) fn fail_all(&mut self, cx: &mut Cx<'_>, failure: Failure) {
         let why = "the run has failed";
         let failure = Arc::new(failure.because(why));
-        let sound: Vec<TaskId> = self.ids().filter(|id| self.own(*id).failure().is_none()).collect();
-        self.fail_tasks(cx, &sound, &failure, FailureClass::Consequence, why);
+        self.fail_tasks(cx, self.ids(), &failure, FailureClass::Consequence, why);
     }
 
     /// The held poll of a task, which is to be answered.

@@ -1,6 +1,5 @@
 //! Leaving in good order: the shutdown barrier, and leaving alone.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::barrier::{Arrival, BarrierKey, Members, Purpose};
@@ -9,11 +8,10 @@ use super::context::Cx;
 use super::event::RunOutcome;
 use super::failure::{Code, Failure};
 use super::failure_texts::shutdown_failure;
-use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
+use super::ids::{CallId, ConnectionId, TaskId};
 use super::outbox::TaskChange;
 use super::run::Run;
 use super::task::Standing;
-use super::waiters::{Answer, Calls};
 
 impl Run {
     pub(super) fn shut_down(&mut self, cx: &mut Cx<'_>, call: CallId, connection: ConnectionId, id: TaskId) {
@@ -95,37 +93,16 @@ impl Run {
 
     /// Takes tasks, ascending, out of the run in good order; those that have left already stay as they are.
     fn disconnect_all(&mut self, cx: &mut Cx<'_>, tasks: impl ExactSizeIterator<Item = TaskId>) {
-        let until = cx.now.after(cx.settings.heartbeat_timeout);
-        let (mut polls, mut left) = (VecDeque::new(), VecDeque::with_capacity(tasks.len()));
-        let mut were_live = Vec::with_capacity(tasks.len());
-        let mut tasks_left = Vec::with_capacity(tasks.len());
-        for id in tasks {
-            let task = self.own_mut(id);
-            match task.standing {
-                Standing::Disconnected(_) => continue,
-                Standing::Connected => were_live.push(id),
-                Standing::Failed(_) => {}
-            }
-            let suspicion = task.suspicion.take();
-            task.standing = Standing::Disconnected(until);
-            task.since = cx.now;
-            polls.extend(task.poll.take());
-            tasks_left.push(id);
-            left.push_back((id, task.incarnation.unwrap_or(TaskIncarnation(0))));
-            self.clear_grace(id, suspicion);
-        }
-        if tasks_left.is_empty() {
+        let standing = Standing::Disconnected(cx.now.after(cx.settings.heartbeat_timeout));
+        let Some(retired) = self.retire(cx, tasks, &standing, TaskChange::Disconnected, "shut down") else {
             return;
-        }
-        self.connected -= were_live.len();
-        self.touch();
-        cx.task_events(TaskChange::Disconnected, "shut down", left);
-        self.leave_all_barriers(cx, &tasks_left, "task disconnected", "it shut down");
-        self.leave_questions(&were_live);
-        if !polls.is_empty() {
+        };
+        self.leave_all_barriers(cx, &retired.tasks, "task disconnected", "it shut down");
+        self.leave_questions(&retired.were_live);
+        if !retired.polling.is_empty() {
             let text = "Cancelled error polling because: task has disconnected.";
             let failure = Arc::new(Failure::service(Code::Cancelled, text));
-            self.waiters.decide(Calls::List(polls), Answer::Failed(failure));
+            self.answer_polls_of(retired.polling.into_iter(), failure);
         }
         if self.is_deserted() && self.ended.is_none() {
             self.end(cx, RunOutcome::Completed, "all remaining tasks have shut down");

@@ -167,7 +167,7 @@ impl Run {
         usize::try_from(task.0).ok().and_then(|place| self.waits_at.get(place)).copied().unwrap_or_default()
     }
 
-    pub fn ids(&self) -> impl Iterator<Item = TaskId> + use<> {
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = TaskId> + use<> {
         (0..i32::try_from(self.tasks.len()).unwrap_or(i32::MAX)).map(TaskId)
     }
 

@@ -295,12 +295,7 @@ impl Runs {
             }
             Change::RunEnded { outcome } => {
                 let Some((_, mut span)) = self.open.remove(&event.job) else { return };
-                let name = match outcome {
-                    RunOutcome::Completed => "completed",
-                    RunOutcome::Failed => "failed",
-                    RunOutcome::Abandoned => "abandoned",
-                };
-                span.set_attribute(KeyValue::new("muster.outcome", name));
+                span.set_attribute(KeyValue::new("muster.outcome", outcome.name()));
                 if *outcome != RunOutcome::Completed {
                     span.set_status(Status::error(event.reason.clone()));
                 }
