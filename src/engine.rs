@@ -26,7 +26,7 @@ use crate::coordination::{
 use crate::meter;
 
 pub use kept::Past;
-use kept::{Kept, OfJob};
+use kept::{Kept, Ring};
 use reaper::Reaper;
 
 /// Where the answers to waiting calls go: one for each connection.
@@ -92,17 +92,19 @@ struct State {
 /// The calls that wait. In many tables, so that none of them has to grow by much at once while the lock is held.
 #[derive(Default)]
 struct WaitingCalls {
-    tables: [HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>>; Self::TABLES],
+    tables: [WaitingTable; Self::TABLES],
     len: usize,
     removed: usize,
 }
+
+type WaitingTable = HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>>;
 
 impl WaitingCalls {
     const TABLES: usize = 32;
     /// A table with room for so many calls keeps it.
     const KEPT: usize = 1 << 10;
 
-    fn table(&mut self, call: CallId) -> &mut HashMap<CallId, Waiting, BuildHasherDefault<NumberHasher>> {
+    fn table(&mut self, call: CallId) -> &mut WaitingTable {
         let number = usize::try_from(call.0 % Self::TABLES as u64).unwrap_or_default();
         &mut self.tables[number]
     }
@@ -111,7 +113,8 @@ impl WaitingCalls {
         self.len += usize::from(self.table(call).insert(call, waiting).is_none());
     }
 
-    fn remove(&mut self, call: CallId) -> Option<Waiting> {
+    /// Takes a call out. A table that was left for a smaller one is added to `gone`, to be freed without the lock.
+    fn remove(&mut self, call: CallId, gone: &mut Vec<WaitingTable>) -> Option<Waiting> {
         let waiting = self.table(call).remove(&call)?;
         self.len -= 1;
         self.removed = self.removed.wrapping_add(1);
@@ -121,7 +124,10 @@ impl WaitingCalls {
         if self.removed.is_multiple_of(PERIOD) {
             let table = self.table(call);
             if table.capacity() > Self::KEPT && table.len() < table.capacity() / 8 {
-                table.shrink_to(table.capacity() / 4);
+                let mut smaller =
+                    WaitingTable::with_capacity_and_hasher(table.capacity() / 4, <_>::default());
+                smaller.extend(table.drain());
+                gone.push(std::mem::replace(table, smaller));
             }
         }
         Some(waiting)
@@ -139,7 +145,8 @@ struct Applied {
     deliveries: Vec<(Waiting, Outcome)>,
     /// What is to be freed.
     discarded: Vec<Discarded>,
-    forgotten: Vec<OfJob>,
+    events: Vec<Ring>,
+    tables: Vec<WaitingTable>,
 }
 
 /// An event with its place in the order of all events of this server, from 1.
@@ -374,10 +381,12 @@ impl Engine {
     /// Drops calls whose answers are for nobody any more. Many are dropped bit by bit: others come in between.
     fn drop_waiting(&self, calls: &[CallId]) {
         for part in calls.chunks(CALLS_DROPPED_AT_ONCE) {
+            let mut tables = Vec::new();
             let mut state = self.lock_for_bulk();
-            let dropped: Vec<Option<Waiting>> = part.iter().map(|call| state.waiting.remove(*call)).collect();
+            let dropped: Vec<Option<Waiting>> =
+                part.iter().map(|call| state.waiting.remove(*call, &mut tables)).collect();
             drop(state);
-            drop(dropped);
+            drop((dropped, tables));
         }
     }
 
@@ -416,9 +425,10 @@ impl Engine {
 
     /// Drops a call that nobody waits for any more.
     pub fn hang_up(&self, job: JobId, call: CallId) {
+        let mut tables = Vec::new();
         let mut state = self.lock();
         // If its answer is on the way already, there is nothing to drop.
-        if state.waiting.remove(call).is_some() {
+        if state.waiting.remove(call, &mut tables).is_some() {
             self.feed(state, Input::CallGone { job, call });
         }
     }
@@ -552,7 +562,7 @@ impl Engine {
                 match effect {
                     Effect::Reply(call, outcome) if Some(call) == own => applied.own = Some(outcome),
                     Effect::Reply(call, outcome) => {
-                        if let Some(waiting) = state.waiting.remove(call) {
+                        if let Some(waiting) = state.waiting.remove(call, &mut applied.tables) {
                             applied.deliveries.push((waiting, outcome));
                         }
                     }
@@ -563,7 +573,7 @@ impl Engine {
                         state.next_event += 1;
                         // Nobody following is no error.
                         let _ = self.followers.send(numbered.clone());
-                        applied.forgotten.extend(state.kept.push(numbered));
+                        state.kept.push(numbered, &mut applied.events);
                     }
                     Effect::BarrierEnded(ending) => {
                         observers.iter().for_each(|observer| observer.barrier_ended(&ending));

@@ -1,8 +1,11 @@
 //! The events that are kept for those who ask later.
 //!
-//! A barrier that was begun or that passed as it should is routine: there may be thousands a second. Routine events have a
-//! ring of their own, so that they push out nothing but one another; the others have a ring for each job, so that no job
-//! pushes out those of another.
+//! A barrier that was begun or that passed as it should is routine: there may be thousands a second. Routine events are
+//! counted over all jobs and push out nothing but one another. The others have a ring for each job: no job pushes out those
+//! of another.
+//!
+//! Invariant: whatever happens, one event takes a bounded number of steps. The events of a job that is deleted leave with it,
+//! in one piece; their numbers stay in the order of routine events until their turn to be pushed out comes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,30 +28,34 @@ const ROUTINE: usize = 1 << 13;
 pub(super) struct OfJob {
     /// Those that are not routine, by their numbers.
     telling: Ring,
+    /// Those that are routine.
+    routine: Ring,
     /// The number of the last event of this job that is kept no more.
     lost: u64,
 }
 
 impl OfJob {
-    /// Keeps the latest `most`; returns the number of the last event that is kept no more.
-    fn trim(&mut self, most: usize) -> u64 {
-        while self.telling.len() > most
-            && let Some((gone, _)) = self.telling.pop_first()
-        {
-            self.lost = self.lost.max(gone);
-        }
-        self.lost
+    /// Keeps the latest `most` that are not routine and returns the others.
+    fn trim(&mut self, most: usize) -> Ring {
+        let excess = self.telling.len().saturating_sub(most);
+        let bounds = |ring: &Ring| Some((*ring.keys().next()?, *ring.keys().nth(excess.checked_sub(1)?)?));
+        let Some((first, last)) = bounds(&self.telling) else { return Ring::default() };
+        self.lost = self.lost.max(last);
+        self.telling.remove_range(&first, &(last + 1))
     }
 }
 
 /// Events by their numbers.
-type Ring = CowMap<u64, Arc<Event>>;
+pub(super) type Ring = CowMap<u64, Arc<Event>>;
 
 /// The events that are kept. A copy of them costs a pointer for many of them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Kept {
     jobs: HashMap<JobId, OfJob>,
-    routine: Ring,
+    /// The last events of jobs that are gone: that they were deleted. They count as routine.
+    deletions: Ring,
+    /// The numbers of routine events, the oldest first, at most `ROUTINE`. Some belong to jobs that are gone.
+    routine: CowMap<u64, JobId>,
     /// The number of the last event of any job that is kept no more.
     lost: u64,
 }
@@ -82,7 +89,8 @@ fn is_routine(what: &Change) -> bool {
 impl Kept {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.routine.len() + self.jobs.values().map(|of| of.telling.len()).sum::<usize>()
+        let of_jobs = self.jobs.values().map(|of| of.telling.len() + of.routine.len());
+        self.deletions.len() + of_jobs.sum::<usize>()
     }
 
     /// How many there may be.
@@ -95,61 +103,75 @@ impl Kept {
         (TELLING / self.jobs.len().max(1)).max(TELLING_MIN)
     }
 
-    /// Keeps one more; those that make room for it are lost. Returns those of a job that is gone, which are to be freed.
-    pub fn push(&mut self, numbered: Numbered) -> Option<OfJob> {
+    /// Keeps one more. Those that make room for it are lost; many at once, and those of a job that is gone, are added to
+    /// `gone`, to be freed without the lock.
+    pub fn push(&mut self, numbered: Numbered, gone: &mut Vec<Ring>) {
         let job = numbered.event.job;
         if matches!(numbered.event.what, Change::JobDeleted { .. }) {
             // Nobody can ask for the events of a job that is gone; whoever follows all jobs hears that it is.
-            self.routine.retain(|_, of| of.job != job);
-            let gone = self.jobs.remove(&job);
-            self.push_routine(numbered);
-            return gone;
+            self.make_room_for_routine();
+            self.routine.insert(numbered.number, job);
+            self.deletions.insert(numbered.number, numbered.event);
+            gone.extend(self.jobs.remove(&job).into_iter().flat_map(|of| [of.telling, of.routine]));
+            return;
         }
         if let Entry::Vacant(vacant) = self.jobs.entry(job) {
             // What is shared out is shared with one more from now on.
             vacant.insert(OfJob::default());
             let share = self.share();
-            self.lost = self.jobs.values_mut().map(|of| of.trim(share)).fold(self.lost, u64::max);
+            for of_job in self.jobs.values_mut().filter(|of_job| of_job.telling.len() > share) {
+                gone.push(of_job.trim(share));
+                self.lost = self.lost.max(of_job.lost);
+            }
         }
-        if is_routine(&numbered.event.what) {
-            self.push_routine(numbered);
-            return None;
+        let routine = is_routine(&numbered.event.what);
+        if routine {
+            self.make_room_for_routine();
+            self.routine.insert(numbered.number, job);
         }
         let share = self.share();
         if let Some(of_job) = self.jobs.get_mut(&job) {
-            of_job.telling.insert(numbered.number, numbered.event);
-            self.lost = self.lost.max(of_job.trim(share));
+            if routine {
+                of_job.routine.insert(numbered.number, numbered.event);
+            } else {
+                of_job.telling.insert(numbered.number, numbered.event);
+                while of_job.telling.len() > share
+                    && let Some((number, _)) = of_job.telling.pop_first()
+                {
+                    of_job.lost = of_job.lost.max(number);
+                    self.lost = self.lost.max(number);
+                }
+            }
         }
-        None
     }
 
-    fn push_routine(&mut self, numbered: Numbered) {
-        if self.routine.len() == ROUTINE
-            && let Some((gone, event)) = self.routine.pop_first()
-        {
-            self.lose(gone, event.job);
+    /// Pushes out the oldest routine event if there are as many as there may be.
+    fn make_room_for_routine(&mut self) {
+        if self.routine.len() < ROUTINE {
+            return;
         }
-        self.routine.insert(numbered.number, numbered.event);
-    }
-
-    fn lose(&mut self, gone: u64, job: JobId) {
-        self.lost = self.lost.max(gone);
+        let Some((number, job)) = self.routine.pop_first() else { return };
         if let Some(of_job) = self.jobs.get_mut(&job) {
-            of_job.lost = of_job.lost.max(gone);
+            of_job.routine.remove(&number);
+            of_job.lost = of_job.lost.max(number);
+            self.lost = self.lost.max(number);
+        } else if self.deletions.remove(&number).is_some() {
+            self.lost = self.lost.max(number);
         }
     }
 
     /// Those of all jobs after number `after`.
     pub fn after(&self, after: u64) -> Past {
-        let telling = self.jobs.values().flat_map(|of| from(&of.telling, after));
-        Past { events: in_order(telling.chain(from(&self.routine, after))), whole_after: self.lost }
+        let of_jobs =
+            self.jobs.values().flat_map(|of| from(&of.telling, after).chain(from(&of.routine, after)));
+        Past { events: in_order(of_jobs.chain(from(&self.deletions, after))), whole_after: self.lost }
     }
 
     /// Those of one job after number `after`.
     pub fn of(&self, job: JobId, after: u64) -> Past {
         let Some(of_job) = self.jobs.get(&job) else { return Past::default() };
-        let routine = from(&self.routine, after).filter(|numbered| numbered.event.job == job);
-        Past { events: in_order(from(&of_job.telling, after).chain(routine)), whole_after: of_job.lost }
+        let events = from(&of_job.telling, after).chain(from(&of_job.routine, after));
+        Past { events: in_order(events), whole_after: of_job.lost }
     }
 }
 
@@ -188,7 +210,7 @@ mod tests {
                 what,
                 reason: String::new(),
             };
-            self.kept.push(Numbered { number: self.number, event: Arc::new(event) });
+            self.kept.push(Numbered { number: self.number, event: Arc::new(event) }, &mut Vec::new());
             self.number
         }
 
@@ -258,10 +280,32 @@ mod tests {
         let mut world = World::default();
         world.barrier(1);
         world.failure(1);
-        world.failure(2);
+        world.barrier(2);
         let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: Means::Api };
         let deleted = world.push(1, Change::JobDeleted { actor });
         assert!(world.kept.of(JobId(1), 0).events.is_empty());
         assert_eq!(numbers(&world.kept.after(0)), [3, deleted], "whoever follows all hears of it");
+        // Its numbers leave the order of routine events, and lose nobody anything; then that it was deleted leaves.
+        (0..ROUTINE - 3).for_each(|_| drop(world.barrier(2)));
+        assert_eq!(world.kept.len(), ROUTINE - 1);
+        world.barrier(2);
+        assert_eq!((world.kept.len(), world.kept.after(0).whole_after), (ROUTINE, 0));
+        world.barrier(2);
+        assert_eq!((world.kept.of(JobId(2), 0).whole_after, world.kept.len()), (3, ROUTINE));
+        world.barrier(2);
+        let all = world.kept.after(0);
+        assert_eq!((all.whole_after, all.events.len()), (deleted, ROUTINE));
+    }
+
+    #[test]
+    fn a_job_that_comes_takes_its_share_from_one_that_had_all() {
+        let mut world = World::default();
+        (0..TELLING).for_each(|_| drop(world.failure(1)));
+        assert_eq!(world.kept.of(JobId(1), 0).events.len(), TELLING);
+        world.failure(2);
+        let first = world.kept.of(JobId(1), 0);
+        let half = TELLING as u64 / 2;
+        assert_eq!(numbers(&first), (half + 1..=2 * half).collect::<Vec<_>>());
+        assert_eq!((first.whole_after, world.kept.after(0).whole_after), (half, half));
     }
 }
