@@ -38,7 +38,7 @@ fn detect(Seen { job, clocks }: Seen<'_>) -> Option<Found> {
     let mut worst: Vec<&(TaskId, ClockReading)> =
         clocks.iter().filter(|(_, clock)| clock.apart_us() >= LIMIT_US).collect();
     worst.sort_by_key(|(_, clock)| std::cmp::Reverse(clock.apart_us()));
-    let (_, furthest) = worst.first()?;
+    let furthest = ClockReading::furthest(worst.iter().map(|(_, clock)| *clock))?;
     let evidence = |found: Found| {
         found
             .with("furthest from the server's clock, in seconds", furthest.ahead_seconds(), seconds(LIMIT_US))

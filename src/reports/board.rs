@@ -69,6 +69,19 @@ impl Row {
     }
 }
 
+/// What one life of a task holds at present. It is gone when the life is over.
+#[derive(Debug, Default)]
+pub(super) struct Gauges {
+    pub links: [Links; Transport::ALL.len()],
+    pub connections: Vec<Link>,
+    pub cliques: u64,
+    pub registered_bytes: u64,
+    /// Bytes that are still to move, by class in the order of urgency.
+    pub in_flight: [u64; 3],
+    /// Its clock beside the service's, once it has told.
+    pub clock: Option<ClockReading>,
+}
+
 /// What one task has reported.
 #[derive(Debug)]
 pub(super) struct OfTask {
@@ -82,13 +95,7 @@ pub(super) struct OfTask {
     pub rows: BTreeMap<(TaskId, Transport), Row>,
     /// Bytes over time with all peers together: sent, received.
     pub steps: [Steps; 2],
-    pub links: [Links; Transport::ALL.len()],
-    pub connections: Vec<Link>,
-    pub cliques: u64,
-    pub registered_bytes: u64,
-    pub in_flight: [u64; 3],
-    /// Its clock beside the service's, once it has told.
-    pub clock: Option<ClockReading>,
+    gauges: Gauges,
     pub failures: VecDeque<Failed>,
 }
 
@@ -103,12 +110,7 @@ impl OfTask {
             life: Totals::default(),
             rows: BTreeMap::new(),
             steps: Default::default(),
-            links: Default::default(),
-            connections: Vec::new(),
-            cliques: 0,
-            registered_bytes: 0,
-            in_flight: [0; 3],
-            clock: None,
+            gauges: Gauges::default(),
             failures: VecDeque::new(),
         }
     }
@@ -120,6 +122,11 @@ impl OfTask {
         totals
     }
 
+    /// What it holds at present; nothing if another life of the task counts, or none.
+    pub fn gauges(&self, present: Option<TaskIncarnation>) -> Option<&Gauges> {
+        (present == Some(self.incarnation)).then_some(&self.gauges)
+    }
+
     /// A new life begins to report: what the one before counted stays counted, what it had is gone.
     fn begin(&mut self, incarnation: TaskIncarnation) {
         self.incarnation = incarnation;
@@ -129,9 +136,7 @@ impl OfTask {
         for row in self.rows.values_mut() {
             *row = Row { earlier: row.bytes(), life: [0; 2], steps: row.steps };
         }
-        self.links = Default::default();
-        self.connections.clear();
-        self.clock = None;
+        self.gauges = Gauges::default();
     }
 
     /// Takes in the rows; `moved` hears what each pair has sent since the report before.
@@ -263,15 +268,18 @@ impl OfJob {
             }
         }
         of_task.life.rise_to(&report.totals);
-        of_task.links = report.links;
-        of_task.cliques = report.cliques;
-        of_task.registered_bytes = report.registered_bytes;
-        of_task.in_flight = report.in_flight;
-        of_task.clock = report.clock;
-        of_task.connections = report.connections;
-        of_task.connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
-        of_task.connections.truncate(share(CONNECTIONS_KEPT, tasks));
-        of_task.connections.shrink_to_fit();
+        let mut connections = report.connections;
+        connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
+        connections.truncate(share(CONNECTIONS_KEPT, tasks));
+        connections.shrink_to_fit();
+        of_task.gauges = Gauges {
+            links: report.links,
+            connections,
+            cliques: report.cliques,
+            registered_bytes: report.registered_bytes,
+            in_flight: report.in_flight,
+            clock: report.clock,
+        };
         let (followed, others) = (&mut self.pairs, &mut self.others);
         of_task.take_pairs(report.pairs, share(PAIRS_KEPT, tasks), before, |peer, transport, bytes| {
             let key = (task, peer, transport);
