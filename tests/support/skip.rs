@@ -16,6 +16,19 @@ pub enum Lacking<'a> {
     Installation(&'a str),
 }
 
+impl Lacking<'_> {
+    /// Returns why a test may be skipped, or why it may not.
+    pub fn excuse(self, in_ci: bool) -> Result<String, String> {
+        match self {
+            Self::KernelFeature(feature) => Ok(format!("the kernel refuses {feature}")),
+            Self::Installation(what) if in_ci => {
+                Err(format!("{what} is not installed, and in CI no test is skipped for that"))
+            }
+            Self::Installation(what) => Ok(format!("{what} is not installed")),
+        }
+    }
+}
+
 /// Records that the running test of the standard harness is skipped. The test returns next.
 pub fn skip(lacking: Lacking) {
     let thread = std::thread::current();
@@ -27,13 +40,8 @@ pub fn skip(lacking: Lacking) {
 /// # Panics
 /// Panics in CI if what the machine lacks can be installed.
 pub fn skip_named(test: &str, lacking: Lacking) -> String {
-    let reason = match lacking {
-        Lacking::KernelFeature(feature) => format!("the kernel refuses {feature}"),
-        Lacking::Installation(what) if std::env::var_os("MUSTER_CI").is_some() => {
-            panic!("{what} is not installed, and in CI no test is skipped for that")
-        }
-        Lacking::Installation(what) => format!("{what} is not installed"),
-    };
+    let in_ci = std::env::var_os("MUSTER_CI").is_some();
+    let reason = lacking.excuse(in_ci).unwrap_or_else(|refused| panic!("{refused}"));
     let line = format!("{reason}\t{} {test}\n", env!("CARGO_CRATE_NAME"));
     // The harness shows what a test prints through macros only if the test fails.
     let _ = std::io::stderr().write_all(format!("SKIPPED {line}").as_bytes());

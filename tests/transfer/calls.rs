@@ -41,7 +41,7 @@ fn helpers() -> usize {
 
 /// Launches something twice, and marks the beginning and the end of the second time.
 #[test]
-#[ignore = "is started by the other test, which looks at its system calls"]
+#[ignore = "a process of another test"]
 fn alone_twice() {
     let Ok(name) = std::env::var("MUSTER_TEST_CALLS") else { return };
     let (_, choice) = CHOICES.into_iter().find(|(known, _)| *known == name).unwrap();
@@ -116,7 +116,7 @@ const SMALL: [usize; 3] = [4 << 10, 12 << 10, 40 << 10];
 
 /// Launches many small ones one after the other, then as one, and marks the beginning and the end of each.
 #[test]
-#[ignore = "is started by the other test, which looks at its system calls"]
+#[ignore = "a process of another test"]
 fn alone_many() {
     let Ok(name) = std::env::var("MUSTER_TEST_CALLS") else { return };
     let (_, choice) = CHOICES.into_iter().find(|(known, _)| *known == name).unwrap();
