@@ -1,6 +1,6 @@
 //! Prepares requests: their connections are found or made, all at once, and what is asked for is defined at the peers.
 //!
-//! It makes no connection itself: the clique cache says whether [`dial`](super::dial) has to. Begin at [`prepare_then`].
+//! It makes no connection itself: the clique cache says whether [`dial`] has to. Begin at [`prepare_then`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;

@@ -16,7 +16,7 @@
 //! | `definition.rs` | what both sides must agree on |
 //! | `departure.rs` | when an unused connection may end |
 //!
-//! Invariants (checked by [`Link::audit`] after every step of the simulation in `tests.rs`):
+//! Invariants (checked by `Link::audit` after every step of the simulation in `tests.rs`):
 //! 1. A chunk is landing on one lane at most, and never after it has landed.
 //! 2. Nothing lands before both sides' lists were found equal and the receiver's buffers were free to be written.
 //! 3. `Stop` and `Stopped` are said only when nothing can land here any more; nothing is accepted for the group
