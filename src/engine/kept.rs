@@ -1,8 +1,7 @@
-//! The events that are kept for those who ask later.
+//! The retained events: one ring of notable events for each job, one ring of routine events for all jobs.
 //!
-//! A barrier that was begun or that passed as it should is routine: there may be thousands a second. Routine events have a
-//! ring of their own, so that they push out nothing but one another; the others have a ring for each job, so that no job
-//! pushes out those of another.
+//! It publishes nothing. A barrier that began or passed is routine: there may be thousands a second, and they push
+//! out only one another. Notable events of one job never push out those of another. Begin at [`Kept::push`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
