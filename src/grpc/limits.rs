@@ -1,4 +1,7 @@
-//! What the wire edge allows, and for how long it waits.
+//! The bounds and timeouts of the gRPC port.
+//!
+//! What a job may hold is bounded by its own settings ([`Bounds`](crate::coordination::Bounds)). Begin at
+//! [`Limits`].
 
 use std::time::Duration;
 
