@@ -1,4 +1,4 @@
-//! What an exclusion does to the tasks of a job. `exclusion.rs` keeps the table. Begin at `Job::exclude`.
+//! Performs exclusions on the tasks of a job. `exclusion.rs` keeps the table. Begin at `Job::exclude`.
 //!
 //! - *Eviction.* An excluded task fails as a lost one does: each of its waiting calls is answered, and it leaves
 //!   the live set. One task is evicted with the command itself; the tasks of an excluded host follow with ticks.

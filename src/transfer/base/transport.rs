@@ -1,4 +1,4 @@
-//! Ways for bytes between two processes.
+//! The transports between two processes.
 //!
 //! What a transport can do is in [`crate::io::wire`]. Begin at [`TransportKind`], by which bytes are counted, and
 //! [`Choice`], by which programs ask for some.

@@ -1,4 +1,4 @@
-//! How long a thread that waits for a small transfer within the host polls before it sleeps.
+//! Decides how long a thread that waits for a small transfer within the host polls before it sleeps.
 //!
 //! Waking a thread takes some microseconds if its processor is awake, and tens of them if the kernel or the host of
 //! a virtual machine has put it to sleep: more than the rest of a small message. So a waiting thread polls for
