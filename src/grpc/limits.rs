@@ -1,6 +1,6 @@
 //! The bounds and timeouts of the gRPC port.
 //!
-//! What a job may hold is bounded by its own settings ([`Bounds`](crate::coordination::Bounds)). Begin at
+//! The settings of a job bound what that job may hold ([`Bounds`](crate::coordination::Bounds)). Begin at
 //! [`Limits`].
 
 use std::time::Duration;
