@@ -1,8 +1,23 @@
-//! The driver: owns the state machine, feeds it inputs and time, and performs its effects.
+//! The driver of the state machine: feeds it inputs and the time under one lock, and performs its effects.
 //!
-//! Callers apply their input themselves, under one lock that is held for the transition only: an
-//! answer that is known at once costs no queue and no wake-up. Answers to calls that wait are handed to their
-//! [`Inbox`] after the lock is released. One task sleeps until the state machine's next deadline.
+//! It decides nothing about jobs (`coordination` does) and speaks no protocol (`grpc` and `http` do). Begin at
+//! [`Engine::call`]; `Engine::apply` is the only place that applies an input.
+//!
+//! - *One lock, on the caller's thread.* The caller applies its own input under a lock that is held for the
+//!   transition only. A transition takes about a microsecond; a queue to an owner thread would cost two wake-ups a
+//!   call. An answer that is known at once costs no queue and no wake-up. Answers to waiting calls go to the
+//!   [`Inbox`] of their connection after the lock is released.
+//! - *Readers copy.* [`Engine::look`] copies a pointer for each job under the lock and runs its closure afterwards,
+//!   so pages, scrapes and listings do not hold up clients. Only [`Engine::look_up`] reads under the lock, for a
+//!   single entry.
+//! - *Time.* One task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If the driver was
+//!   away for more than a second (stopped, starved), it applies [`Input::Lagged`] first: the silence is its own.
+//! - *Freeing.* Memory that the state machine gives up is freed after the lock, much of it on a thread of its own
+//!   (`reaper.rs`).
+//! - *Observers* (counters, traces, timelines) hear of each event under the lock: they are quick, do not block, and
+//!   do not call back.
+//! - *Measurement.* One in 64 of the inputs about one task or key is timed under the lock; every other input and
+//!   every read is.
 
 mod kept;
 mod reaper;

@@ -1,11 +1,10 @@
-//! The events that are kept for those who ask later.
+//! The retained events: one ring of notable events for each job, one ring of routine events for all jobs.
 //!
-//! A barrier that was begun or that passed as it should is routine: there may be thousands a second. Routine events are
-//! counted over all jobs and push out nothing but one another. The others have a ring for each job: no job pushes out those
-//! of another.
+//! It publishes nothing. A barrier that began or passed is routine: there may be thousands a second, and they push out only one
+//! another, over all jobs. Notable events of one job never push out those of another.
 //!
-//! Invariant: whatever happens, one event takes a bounded number of steps. The events of a job that is deleted leave with it,
-//! in one piece; their numbers stay in the order of routine events until their turn to be pushed out comes.
+//! Invariant: every event takes a bounded number of steps, whatever it is. The events of a job that is deleted leave with it in
+//! one piece; their numbers stay in the order of routine events until it is their turn to be pushed out. Begin at [`Kept::push`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,7 @@
-//! A clock differs from the server's.
+//! Detects a host clock that differs from the service's.
+//!
+//! Only the clocks of native workers are compared, because nothing on JAX's wire carries a client's time. Each host
+//! has one vote; if most hosts disagree with the service in the same way, the finding names the service's clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,6 @@
-//! A limit is nearly reached.
+//! Detects a limit of a job that is nearly reached.
+//!
+//! Begin at `detect`.
 
 use super::{Detector, Found, Seen, Severity};
 use crate::coordination::BoundUse;

@@ -1,4 +1,6 @@
-//! What every job's workers have reported: a board for each job, within bounds.
+//! The reports of all jobs: a board for each job, within bounds.
+//!
+//! It checks no syntax: `intake.rs` does. Begin at [`Board`].
 //!
 //! | what | bound |
 //! | --- | --- |
@@ -6,6 +8,9 @@
 //! | connections, one by one | [`CONNECTIONS_KEPT`] a job, likewise; the sums are of all |
 //! | pairs followed over time | the first [`SERIES_KEPT`] that move anything; the rest as one |
 //! | failures, one by one | [`TASK_FAILURES_KEPT`] a task, [`REASON_FAILURES_KEPT`] a reason, and the first of each |
+//!
+//! Ten thousand tasks have a hundred million pairs, so each task has an even share of the rows: a task that reports
+//! many takes no room from others. Sums are exact.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,6 @@
-//! A report as it comes off the wire, checked: every list within its bound, every word one of a fixed few.
+//! Decodes and checks a report: every list within its bound, every name in the vocabulary.
+//!
+//! It merges nothing: `board.rs` does. Begin at `Report::read`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,6 @@
-//! The board, with tasks whose registrations and reports are made up.
+//! Tests the store with invented tasks and reports.
+//!
+//! It tests no wire format (`tests/wire/reports.rs`). Begin at `World`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,6 @@
-//! What is shown of reports: plain data, made on request, the same for the pages, the REST API and the metrics.
+//! Builds the views of reports that pages, REST and metrics share.
+//!
+//! Begin at `TransfersView`.
 
 use std::collections::BTreeMap;
 

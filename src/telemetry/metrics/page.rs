@@ -1,4 +1,6 @@
-//! One scrape: samples by metric, written in the text format.
+//! Writes samples in Prometheus' text format.
+//!
+//! It does not know what they mean (`catalogue.rs`). Begin at `Page`.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What goes into a link and comes out of it.
+//! The inputs and outputs of a link.
 //!
 //! It has no behaviour. Begin at [`Output`].
 
