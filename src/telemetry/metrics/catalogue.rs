@@ -193,7 +193,7 @@ catalogue! {
     BOUND_LIMIT: Gauge "muster_bound_limit" ["muster_job", "bound"];
     /// How much of a bound is taken. Only for bounds on what there is altogether.
     BOUND_USED: Gauge "muster_bound_used" ["muster_job", "bound"];
-    /// 1 for a finding that is open: something in what is measured wants a look.
+    /// 1 for a finding that is open and holds at this moment: something in what is measured wants a look.
     FINDINGS: Gauge "muster_findings" ["muster_job", "finding"];
     /// Findings that were opened.
     FINDINGS_OPENED: Counter "muster_findings_opened_total" ["muster_job", "finding"];

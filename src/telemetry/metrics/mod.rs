@@ -218,9 +218,15 @@ impl Metrics {
                 page.size(&metric::BOUND_USED, &[job, bound.name], used);
             }
         }
+        let Sources { engine, board, edge, .. } = &self.sources;
+        let open = if board.has_open(seen.job) {
+            findings::hold(engine, edge.transfers(), board, seen)
+        } else {
+            Vec::new()
+        };
         for finding in findings::CATALOGUE {
-            let open = self.sources.board.is_open(seen.job, finding.id);
-            page.count(&metric::FINDINGS, &[job, finding.id], u64::from(open));
+            let holds = open.iter().any(|open| *open.id == *finding.id);
+            page.count(&metric::FINDINGS, &[job, finding.id], u64::from(holds));
         }
         show_gaps(job, &seen.gaps, page);
         show_barriers(job, seen, page);
