@@ -31,7 +31,7 @@ pub fn fill(bytes: &mut [u8], mut seed: u64) {
 }
 
 /// Makes every byte another than `seed` makes.
-pub fn spoil(bytes: &mut [u8], seed: u64) {
+pub fn fill_wrong(bytes: &mut [u8], seed: u64) {
     fill(bytes, seed);
     for byte in bytes {
         *byte = !*byte;
@@ -39,7 +39,7 @@ pub fn spoil(bytes: &mut [u8], seed: u64) {
 }
 
 /// The first byte that is not what `seed` makes.
-pub fn wrong(bytes: &[u8], mut seed: u64) -> Option<usize> {
+pub fn first_mismatch(bytes: &[u8], mut seed: u64) -> Option<usize> {
     bytes.chunks(8).enumerate().find_map(|(n, chunk)| {
         let made = mix(&mut seed).to_le_bytes();
         (chunk != &made[..chunk.len()])
@@ -56,15 +56,15 @@ mod tests {
         for len in [1, 7, 8, 9, 100] {
             let mut bytes = vec![0; len];
             fill(&mut bytes, 5);
-            assert_eq!(wrong(&bytes, 5), None);
-            assert!(wrong(&bytes, 6).is_some(), "another seed makes others");
+            assert_eq!(first_mismatch(&bytes, 5), None);
+            assert!(first_mismatch(&bytes, 6).is_some(), "another seed makes others");
             for at in 0..len {
                 bytes[at] ^= 1;
-                assert_eq!(wrong(&bytes, 5), Some(at));
+                assert_eq!(first_mismatch(&bytes, 5), Some(at));
                 bytes[at] ^= 1;
             }
             let wanted = bytes.clone();
-            spoil(&mut bytes, 5);
+            fill_wrong(&mut bytes, 5);
             assert!(bytes.iter().zip(&wanted).all(|(a, b)| a != b), "no byte is right by chance");
         }
         let mut state = 5;

@@ -11,23 +11,23 @@ mod kept;
 
 use std::ops::AddAssign;
 
-pub use kept::{Count, Holding, Lock, Moment, ON, Sharded, Times, Waiting};
+pub use kept::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
 
 /// How many bounds [`Timed`] has.
 pub const BOUNDS: usize = 18;
 /// The least bound, in nanoseconds; each further one is four times the one before. The last is an hour and twelve minutes.
-const LEAST_NS: u64 = 250;
+const FIRST_BOUND_NS: u64 = 250;
 
 /// Times as they were read, counted by their size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Timed {
+pub struct HistogramSnapshot {
     /// One for each bound, and one for what took longer.
     pub counts: [u64; BOUNDS + 1],
     /// All of them together, in nanoseconds.
     pub sum_ns: u64,
 }
 
-impl AddAssign<&Self> for Timed {
+impl AddAssign<&Self> for HistogramSnapshot {
     fn add_assign(&mut self, more: &Self) {
         for (count, more) in self.counts.iter_mut().zip(more.counts) {
             *count += more;
@@ -36,10 +36,10 @@ impl AddAssign<&Self> for Timed {
     }
 }
 
-impl Timed {
+impl HistogramSnapshot {
     /// The bounds, in nanoseconds.
     pub fn bounds_ns() -> impl Iterator<Item = u64> {
-        (0..BOUNDS).map(|place| LEAST_NS << (2 * place))
+        (0..BOUNDS).map(|place| FIRST_BOUND_NS << (2 * place))
     }
 
     /// Whether nothing has been timed.

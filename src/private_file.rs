@@ -14,7 +14,7 @@ const STICKY: u32 = 0o1000;
 /// # Errors
 /// If every user of this machine could replace what the file says: the reason, with what to do. A file that cannot be looked at is
 /// for its reader to complain about.
-pub fn check(path: &Path) -> Result<Option<String>, String> {
+pub fn check_permissions(path: &Path) -> Result<Option<String>, String> {
     let Ok(file) = std::fs::metadata(path) else { return Ok(None) };
     let shown = path.display();
     if file.mode() & OTHERS_WRITE != 0 {
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_can_write_is_refused_and_what_they_can_read_is_told() {
+    fn writable_files_are_refused_and_readable_ones_reported() {
         let folder = std::env::temp_dir().join(format!("muster-private-{}", std::process::id()));
         let _ = remove_dir_all(&folder);
         create_dir(&folder).unwrap();
@@ -54,7 +54,7 @@ mod tests {
         let look = |of_folder: u32, of_file: u32| {
             set_permissions(&folder, Permissions::from_mode(of_folder)).unwrap();
             set_permissions(&path, Permissions::from_mode(of_file)).unwrap();
-            check(&path)
+            check_permissions(&path)
         };
         assert_eq!(look(0o755, 0o600), Ok(None));
         assert_eq!(look(0o755, 0o640), Ok(None));
@@ -64,6 +64,6 @@ mod tests {
         assert!(look(0o777, 0o600).is_err_and(|why| why.contains("replace it")));
         assert_eq!(look(0o1777, 0o600), Ok(None));
         remove_dir_all(&folder).unwrap();
-        assert_eq!(check(&path), Ok(None));
+        assert_eq!(check_permissions(&path), Ok(None));
     }
 }

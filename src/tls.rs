@@ -30,20 +30,20 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
-pub use acceptor::{Acceptor, Failed, Fault, Stream};
+pub use acceptor::{Acceptor, HandshakeError, HandshakeFault, TlsStream};
 pub use clients::subject;
-pub use entrance::Entrance;
-pub use failures::{FailedHandshake, Failures, FailuresPage, LISTENERS};
-pub use files::{Files, TlsError, certificates, client, system_authorities};
-pub use rewind::Rewind;
-pub use words::dialling;
+pub use entrance::ListenerTls;
+pub use failures::{FailedHandshake, HandshakeFailures, HandshakeFailuresPage, LISTENERS};
+pub use files::{TlsError, TlsFiles, certificates, client, system_authorities};
+pub use rewind::PrefixedStream;
+pub use words::describe_dial_error;
 
 /// The first byte of every TLS connection. HTTP/1 and HTTP/2 begin with a letter.
 pub const FIRST_BYTE: u8 = 0x16;
 
 /// Which connections a listener takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum TlsMode {
     /// TLS if there is a certificate, plaintext if not.
     #[default]
     Auto,
@@ -55,7 +55,7 @@ pub enum Mode {
     Required,
 }
 
-impl Mode {
+impl TlsMode {
     /// Reads a mode.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Mode {
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for TlsMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",

@@ -26,7 +26,7 @@ use clap::{Parser, ValueEnum as _};
 
 use report::Results;
 use servers::{Kind, Launcher};
-use workloads::{Session, Target, Wanted, Work};
+use workloads::{Session, Target, Work, WorkFilter};
 
 /// Compares Muster's coordination with jaxlib's own service and with the floor.
 #[derive(Debug, Parser)]
@@ -88,7 +88,7 @@ fn main() -> Result<()> {
         arguments.servers.push(Kind::Against);
     }
     let files = process::raise_file_limit();
-    let wanted = Wanted {
+    let wanted = WorkFilter {
         works: if arguments.only.is_empty() {
             Work::value_variants().to_vec()
         } else {
@@ -119,14 +119,14 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn run(arguments: &Arguments, wanted: &Wanted, plan: &[Session], results: &mut Results) -> Result<()> {
+fn run(arguments: &Arguments, wanted: &WorkFilter, plan: &[Session], results: &mut Results) -> Result<()> {
     let launcher = Launcher {
         muster: arguments.muster.clone(),
         against: arguments.against.clone(),
         threads: arguments.threads,
         logs: arguments.logs.clone(),
     };
-    let mut prices = system::Prices::default();
+    let mut prices = system::MemoryCosts::default();
     for &session in plan {
         let repeat = session.repeat(arguments.repeat);
         for repetition in 0..repeat {

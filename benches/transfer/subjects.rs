@@ -16,7 +16,7 @@ use crate::shape::Shape;
 /// A limit of the machine, Muster, or another engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[value(rename_all = "kebab-case")]
-pub enum Subject {
+pub enum EngineCase {
     #[value(name = "memcpy-1")]
     Memcpy1,
     #[value(name = "memcpy-2")]
@@ -48,7 +48,7 @@ pub enum Subject {
     Jax,
 }
 
-impl Subject {
+impl EngineCase {
     /// In the order in which they are measured: what is compared lies next to each other.
     pub const ALL: [Self; 22] = [
         Self::Memcpy1,
@@ -108,7 +108,7 @@ impl Subject {
     /// What it moves and how fast, for each of the shapes.
     pub fn measure(
         self,
-        places: &Places,
+        places: &BinaryPaths,
         shapes: &[Shape],
         time: Duration,
     ) -> Result<BTreeMap<Shape, Figure>> {
@@ -168,7 +168,7 @@ impl Subject {
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for EngineCase {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Memcpy1 => "memcpy, 1 thread",
@@ -235,13 +235,13 @@ impl Figure {
 }
 
 /// Where the programs are.
-pub struct Places {
+pub struct BinaryPaths {
     muster: PathBuf,
     peers: PathBuf,
     jax: Option<PathBuf>,
 }
 
-impl Places {
+impl BinaryPaths {
     pub fn new(muster: &Path, peers: &Path, jax: &Path) -> Self {
         Self { muster: muster.to_owned(), peers: peers.to_owned(), jax: newest(jax) }
     }

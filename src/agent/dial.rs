@@ -27,40 +27,40 @@ const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::fro
 
 /// What is known of a port that was dialled: whether it speaks HTTP/2, as gRPC does.
 #[derive(Debug, Clone, Default)]
-pub struct Port(Arc<AtomicU8>);
+pub struct PortProbe(Arc<AtomicU8>);
 
 /// How a port answered, as far as it has.
 #[derive(Debug, Clone, Copy)]
 #[repr(u8)]
-enum Answered {
-    NotYet,
-    Well,
+enum PortProtocol {
+    Unknown,
+    Http2,
     Http1,
     Tls,
     Nothing,
 }
 
-impl Answered {
+impl PortProtocol {
     /// By the first bytes: HTTP/2 begins with a frame of settings, whose length comes first.
     fn by(first: &[u8]) -> Self {
         match first {
             [b'H', b'T', ..] => Self::Http1,
             [0x15, 3, ..] => Self::Tls,
-            _ => Self::Well,
+            _ => Self::Http2,
         }
     }
 }
 
-impl Port {
-    fn note(&self, answered: Answered) {
+impl PortProbe {
+    fn observe(&self, answered: PortProtocol) {
         self.0.store(answered as u8, Ordering::Release);
     }
 
     /// Why nothing that is said there can be understood, where that is known.
-    pub fn strange(&self) -> Option<&'static str> {
-        const HTTP1: u8 = Answered::Http1 as u8;
-        const TLS: u8 = Answered::Tls as u8;
-        const NOTHING: u8 = Answered::Nothing as u8;
+    pub fn mismatch_hint(&self) -> Option<&'static str> {
+        const HTTP1: u8 = PortProtocol::Http1 as u8;
+        const TLS: u8 = PortProtocol::Tls as u8;
+        const NOTHING: u8 = PortProtocol::Nothing as u8;
         match self.0.load(Ordering::Acquire) {
             HTTP1 => Some(
                 "it answers in HTTP/1, so this does not look like the gRPC port of `muster serve` (8476 unless told otherwise; \
@@ -77,7 +77,7 @@ impl Port {
 }
 
 /// A channel to the service; the connection is made with the first call, and again when it is lost.
-pub fn channel(config: &Config) -> Result<(Channel, Port), AgentError> {
+pub fn channel(config: &Config) -> Result<(Channel, PortProbe), AgentError> {
     let uri = |address: &str| {
         format!("http://{address}")
             .parse::<Uri>()
@@ -100,30 +100,31 @@ pub fn channel(config: &Config) -> Result<(Channel, Port), AgentError> {
         let name = ServerName::try_from(host).map_err(|error| AgentError::Tls(error.to_string()))?;
         Ok::<_, AgentError>((Arc::new(client), name))
     });
-    let port = Port::default();
-    let dialler = Dialler { address: config.service.clone(), tls: tls.transpose()?, port: port.clone() };
+    let port = PortProbe::default();
+    let dialler =
+        ServiceConnector { address: config.service.clone(), tls: tls.transpose()?, port: port.clone() };
     Ok((endpoint.connect_with_connector_lazy(dialler), port))
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> IoStream for T {}
 
 /// A stream whose first bytes are looked at.
-struct Heard<S> {
+struct SniffedStream<S> {
     stream: S,
     /// None once there were some.
-    port: Option<Port>,
+    port: Option<PortProbe>,
 }
 
-impl<S> Heard<S> {
-    fn hear(&mut self, answered: Answered) {
+impl<S> SniffedStream<S> {
+    fn hear(&mut self, answered: PortProtocol) {
         if let Some(port) = self.port.take() {
-            port.note(answered);
+            port.observe(answered);
         }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for SniffedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -133,17 +134,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if read.is_ready() {
             let first = &buffer.filled()[before..];
-            self.hear(if first.is_empty() { Answered::Nothing } else { Answered::by(first) });
+            self.hear(if first.is_empty() { PortProtocol::Nothing } else { PortProtocol::by(first) });
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for SniffedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         if matches!(written, Poll::Ready(Err(_))) {
-            self.hear(Answered::Nothing);
+            self.hear(PortProtocol::Nothing);
         }
         written
     }
@@ -163,7 +164,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bytes);
         if matches!(written, Poll::Ready(Err(_))) {
-            self.hear(Answered::Nothing);
+            self.hear(PortProtocol::Nothing);
         }
         written
     }
@@ -174,31 +175,31 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
 }
 
 #[derive(Clone)]
-struct Dialler {
+struct ServiceConnector {
     address: String,
-    port: Port,
+    port: PortProbe,
     tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
 }
 
-impl Dialler {
-    async fn dial(self) -> io::Result<TokioIo<Box<dyn Stream>>> {
-        self.port.note(Answered::NotYet);
+impl ServiceConnector {
+    async fn connect(self) -> io::Result<TokioIo<Box<dyn IoStream>>> {
+        self.port.observe(PortProtocol::Unknown);
         let socket = TcpStream::connect(&self.address).await?;
         socket.set_nodelay(true)?;
         let port = Some(self.port);
-        let stream: Box<dyn Stream> = match self.tls {
-            None => Box::new(Heard { stream: socket, port }),
+        let stream: Box<dyn IoStream> = match self.tls {
+            None => Box::new(SniffedStream { stream: socket, port }),
             Some((client, name)) => {
                 let stream = TlsConnector::from(client).connect(name, socket).await?;
-                Box::new(Heard { stream, port })
+                Box::new(SniffedStream { stream, port })
             }
         };
         Ok(TokioIo::new(stream))
     }
 }
 
-impl tower_service::Service<Uri> for Dialler {
-    type Response = TokioIo<Box<dyn Stream>>;
+impl tower_service::Service<Uri> for ServiceConnector {
+    type Response = TokioIo<Box<dyn IoStream>>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
@@ -210,7 +211,7 @@ impl tower_service::Service<Uri> for Dialler {
         let dialler = self.clone();
         Box::pin(async move {
             let late = |_| io::Error::new(io::ErrorKind::TimedOut, "no connection in time");
-            tokio::time::timeout(CONNECT, dialler.dial()).await.map_err(late)?
+            tokio::time::timeout(CONNECT, dialler.connect()).await.map_err(late)?
         })
     }
 }
@@ -226,11 +227,14 @@ mod tests {
             (&[0x15, 3, 3, 0, 2, 2, 70], Some("TLS")),
             (&[0, 0, 24, 4, 0, 0, 0, 0, 0], None),
         ] {
-            let port = Port::default();
-            port.note(Answered::by(first));
-            assert_eq!(port.strange().is_some(), said.is_some(), "{first:?}");
-            assert!(port.strange().is_none_or(|text| text.contains(said.unwrap_or_default())), "{first:?}");
+            let port = PortProbe::default();
+            port.observe(PortProtocol::by(first));
+            assert_eq!(port.mismatch_hint().is_some(), said.is_some(), "{first:?}");
+            assert!(
+                port.mismatch_hint().is_none_or(|text| text.contains(said.unwrap_or_default())),
+                "{first:?}"
+            );
         }
-        assert_eq!(Port::default().strange(), None);
+        assert_eq!(PortProbe::default().mismatch_hint(), None);
     }
 }

@@ -19,7 +19,7 @@ const ADDRESSES_MAX: usize = 64;
 
 /// What is written under [`key`], as JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+struct EngineRecord {
     version: u32,
     incarnation: Incarnation,
     address: Address,
@@ -29,13 +29,13 @@ struct Entry {
 /// Why an entry is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum EntryError {
+pub enum EngineRecordError {
     /// It is too long.
     #[error("it has more than {BYTES_MAX} bytes")]
     TooLong,
     /// It is no entry.
     #[error("it cannot be read: {0}")]
-    Form(String),
+    Malformed(String),
     /// Another version of this program wrote it.
     #[error(
         "it is of version {0}, and this program reads version {VERSION}: run the same program everywhere"
@@ -43,10 +43,10 @@ pub enum EntryError {
     Version(u32),
     /// It speaks of another life.
     #[error("it speaks of incarnation {0}")]
-    Life(Incarnation),
+    WrongIncarnation(Incarnation),
     /// One of its fields is absurd.
     #[error("its {0} is not usable")]
-    Field(&'static str),
+    InvalidField(&'static str),
 }
 
 /// The key under which the engine of `member` is published.
@@ -57,7 +57,8 @@ pub fn key(member: Member) -> String {
 
 /// What `member` publishes.
 pub fn write(incarnation: Incarnation, address: &Address, devices: &[DeviceId]) -> Result<Vec<u8>, String> {
-    let entry = Entry { version: VERSION, incarnation, address: address.clone(), devices: devices.to_vec() };
+    let entry =
+        EngineRecord { version: VERSION, incarnation, address: address.clone(), devices: devices.to_vec() };
     serde_json::to_vec(&entry).map_err(|error| error.to_string())
 }
 
@@ -65,41 +66,43 @@ pub fn write(incarnation: Incarnation, address: &Address, devices: &[DeviceId]) 
 ///
 /// # Errors
 /// If it is not what a worker writes there.
-pub fn read(member: Member, bytes: &[u8]) -> Result<Peer, EntryError> {
+pub fn read(member: Member, bytes: &[u8]) -> Result<Peer, EngineRecordError> {
     if bytes.len() > BYTES_MAX {
-        return Err(EntryError::TooLong);
+        return Err(EngineRecordError::TooLong);
     }
     // The version first: another one may have another form.
     #[derive(Deserialize)]
-    struct Versioned {
+    struct VersionedRecord {
         version: u32,
     }
-    let form =
-        |error: serde_json::Error| EntryError::Form(crate::text::one_line(&error.to_string()).into_owned());
-    let Versioned { version } = serde_json::from_slice(bytes).map_err(form)?;
+    let form = |error: serde_json::Error| {
+        EngineRecordError::Malformed(crate::text::one_line(&error.to_string()).into_owned())
+    };
+    let VersionedRecord { version } = serde_json::from_slice(bytes).map_err(form)?;
     if version != VERSION {
-        return Err(EntryError::Version(version));
+        return Err(EngineRecordError::Version(version));
     }
-    let Entry { incarnation, address, mut devices, .. } = serde_json::from_slice(bytes).map_err(form)?;
+    let EngineRecord { incarnation, address, mut devices, .. } =
+        serde_json::from_slice(bytes).map_err(form)?;
     if incarnation != member.incarnation {
-        return Err(EntryError::Life(incarnation));
+        return Err(EngineRecordError::WrongIncarnation(incarnation));
     }
     let readable = |text: &str| crate::text::is_safe_to_show(text);
     if address.host.len() > HOST_MAX || !readable(&address.host) {
-        return Err(EntryError::Field("host"));
+        return Err(EngineRecordError::InvalidField("host"));
     }
     if address.local.len() > LOCAL_MAX || !readable(&address.local) {
-        return Err(EntryError::Field("socket"));
+        return Err(EngineRecordError::InvalidField("socket"));
     }
     let dialable = |address: &SocketAddr| address.port() != 0 && !address.ip().is_unspecified();
     if address.tcp.len() > ADDRESSES_MAX || !address.tcp.iter().all(dialable) {
-        return Err(EntryError::Field("address"));
+        return Err(EngineRecordError::InvalidField("address"));
     }
     let count = devices.len();
     devices.sort_unstable();
     devices.dedup();
     if count > DEVICES_MAX as usize || devices.len() != count {
-        return Err(EntryError::Field("list of devices"));
+        return Err(EngineRecordError::InvalidField("list of devices"));
     }
     Ok(Peer { incarnation, address, devices })
 }
@@ -132,7 +135,7 @@ mod tests {
         Address { host: "boot".to_owned(), local: "muster-3".to_owned(), tcp, ..Address::default() }
     }
 
-    fn edited(edit: impl Fn(&mut serde_json::Value)) -> Result<Peer, EntryError> {
+    fn edited(edit: impl Fn(&mut serde_json::Value)) -> Result<Peer, EngineRecordError> {
         let bytes = write(member().incarnation, &address(), &[DeviceId(6144)]).unwrap();
         let mut value = serde_json::from_slice(&bytes).unwrap();
         edit(&mut value);
@@ -149,34 +152,43 @@ mod tests {
 
     #[test]
     fn hostile_entries_are_refused_by_name() {
-        assert_eq!(edited(|entry| entry["version"] = 2.into()), Err(EntryError::Version(2)));
-        assert!(matches!(edited(|entry| entry["incarnation"] = 5.into()), Err(EntryError::Life(_))));
-        assert!(matches!(edited(|entry| entry["incarnation"] = 0.into()), Err(EntryError::Form(_))));
-        assert!(matches!(edited(|entry| entry["devices"] = "all".into()), Err(EntryError::Form(_))));
-        let devices = EntryError::Field("list of devices");
+        assert_eq!(edited(|entry| entry["version"] = 2.into()), Err(EngineRecordError::Version(2)));
+        assert!(matches!(
+            edited(|entry| entry["incarnation"] = 5.into()),
+            Err(EngineRecordError::WrongIncarnation(_))
+        ));
+        assert!(matches!(
+            edited(|entry| entry["incarnation"] = 0.into()),
+            Err(EngineRecordError::Malformed(_))
+        ));
+        assert!(matches!(
+            edited(|entry| entry["devices"] = "all".into()),
+            Err(EngineRecordError::Malformed(_))
+        ));
+        let devices = EngineRecordError::InvalidField("list of devices");
         assert_eq!(edited(|entry| entry["devices"] = vec![1, 1].into()), Err(devices.clone()));
         let many: Vec<u32> = (0..=DEVICES_MAX).collect();
         assert_eq!(edited(|entry| entry["devices"] = many.clone().into()), Err(devices));
         let host = edited(|entry| entry["address"]["host"] = "x".repeat(HOST_MAX + 1).into());
-        assert_eq!(host, Err(EntryError::Field("host")));
+        assert_eq!(host, Err(EngineRecordError::InvalidField("host")));
         assert_eq!(
             edited(|entry| entry["address"]["local"] = "a\u{1b}[2J".into()),
-            Err(EntryError::Field("socket"))
+            Err(EngineRecordError::InvalidField("socket"))
         );
         for wrong in ["0.0.0.0:9", "10.0.0.1:0"] {
             let refused = edited(|entry| entry["address"]["tcp"] = vec![wrong].into());
-            assert_eq!(refused, Err(EntryError::Field("address")), "{wrong}");
+            assert_eq!(refused, Err(EngineRecordError::InvalidField("address")), "{wrong}");
         }
         for noise in [&b""[..], b"\xff", b"[]", b"{}", b"null"] {
-            assert!(matches!(read(member(), noise), Err(EntryError::Form(_))), "{noise:?}");
+            assert!(matches!(read(member(), noise), Err(EngineRecordError::Malformed(_))), "{noise:?}");
         }
         let deep = "[".repeat(50_000);
-        assert!(matches!(read(member(), deep.as_bytes()), Err(EntryError::Form(_))));
-        assert_eq!(read(member(), &vec![b' '; BYTES_MAX + 1]), Err(EntryError::TooLong));
+        assert!(matches!(read(member(), deep.as_bytes()), Err(EngineRecordError::Malformed(_))));
+        assert_eq!(read(member(), &vec![b' '; BYTES_MAX + 1]), Err(EngineRecordError::TooLong));
     }
 
     #[test]
-    fn nobody_takes_the_devices_of_others() {
+    fn device_ids_claimed_twice_belong_to_the_first_task() {
         let peer = |devices: &[u32]| Peer {
             incarnation: member().incarnation,
             address: address(),

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::Inner;
+use super::AgentShared;
 use super::entry;
 use super::error::AgentError;
-use super::service::State;
+use super::service::KnownTaskState;
 use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId};
 
 /// Who takes part, at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Roster {
+pub struct ClusterRoster {
     /// The tasks that the service counts as connected, with their lives.
     pub lives: BTreeMap<TaskId, Incarnation>,
     /// Those of them whose engines are known: what the engine has been told.
@@ -23,7 +23,7 @@ pub struct Roster {
     pub unusable: BTreeMap<TaskId, String>,
 }
 
-impl Roster {
+impl ClusterRoster {
     /// One of `members` whose life does not count any more. Lives of others that are not known yet are not lost.
     #[must_use]
     pub fn lost(&self, members: &[Member]) -> Option<Member> {
@@ -32,20 +32,20 @@ impl Roster {
 }
 
 /// One life of another task.
-struct Life {
+struct TaskLife {
     incarnation: Incarnation,
     peer: Option<Result<Peer, String>>,
-    asking: AbortHandle,
+    fetch_task: AbortHandle,
 }
 
-type Fetched = (Member, Result<Peer, String>);
+type FetchedRecord = (Member, Result<Peer, String>);
 
 /// Follows the states of the tasks until this life is over.
-pub(super) async fn follow(inner: Arc<Inner>, first: (Vec<State>, i64)) {
-    let mut lives: BTreeMap<TaskId, Life> = BTreeMap::new();
-    let mut fetches: JoinSet<Fetched> = JoinSet::new();
+pub(super) async fn follow(inner: Arc<AgentShared>, first: (Vec<KnownTaskState>, i64)) {
+    let mut lives: BTreeMap<TaskId, TaskLife> = BTreeMap::new();
+    let mut fetches: JoinSet<FetchedRecord> = JoinSet::new();
     let (states, version) = first;
-    if !meet(&inner, &mut lives, &mut fetches, &states) {
+    if !update_lives(&inner, &mut lives, &mut fetches, &states) {
         return;
     }
     let mut watching = Box::pin(watch(Arc::clone(&inner), version));
@@ -53,7 +53,7 @@ pub(super) async fn follow(inner: Arc<Inner>, first: (Vec<State>, i64)) {
         tokio::select! {
             answer = &mut watching => match answer {
                 Ok((states, version)) => {
-                    if !meet(&inner, &mut lives, &mut fetches, &states) {
+                    if !update_lives(&inner, &mut lives, &mut fetches, &states) {
                         return;
                     }
                     watching = Box::pin(watch(Arc::clone(&inner), version));
@@ -68,7 +68,7 @@ pub(super) async fn follow(inner: Arc<Inner>, first: (Vec<State>, i64)) {
                 }
                 if let Some(life) = lives.get_mut(&member.task).filter(|life| life.incarnation == member.incarnation) {
                     life.peer = Some(peer);
-                    announce(&inner, &lives);
+                    publish_roster(&inner, &lives);
                 }
             }
         }
@@ -76,16 +76,16 @@ pub(super) async fn follow(inner: Arc<Inner>, first: (Vec<State>, i64)) {
 }
 
 /// The next states, however long that takes; a connection that is lost is made anew.
-async fn watch(inner: Arc<Inner>, version: i64) -> Result<(Vec<State>, i64), AgentError> {
-    inner.patiently(|| inner.service.watch(version, None)).await
+async fn watch(inner: Arc<AgentShared>, version: i64) -> Result<(Vec<KnownTaskState>, i64), AgentError> {
+    inner.retry(|| inner.service.watch(version, None)).await
 }
 
 /// Takes new states. Whether this life still counts.
-fn meet(
-    inner: &Arc<Inner>,
-    lives: &mut BTreeMap<TaskId, Life>,
-    fetches: &mut JoinSet<Fetched>,
-    states: &[State],
+fn update_lives(
+    inner: &Arc<AgentShared>,
+    lives: &mut BTreeMap<TaskId, TaskLife>,
+    fetches: &mut JoinSet<FetchedRecord>,
+    states: &[KnownTaskState],
 ) -> bool {
     let here = inner.here();
     let mut now: BTreeMap<TaskId, Incarnation> = BTreeMap::new();
@@ -98,7 +98,7 @@ fn meet(
                     (None, true) => "the service does not count it as connected".to_owned(),
                     (None, false) => state.error.clone(),
                 };
-                inner.end(AgentError::Over { task: state.task, why });
+                inner.end(AgentError::LifeEnded { task: state.task, why });
                 return false;
             }
         } else if let Some(incarnation) = counts {
@@ -108,7 +108,7 @@ fn meet(
     lives.retain(|task, life| {
         let lives = now.get(task) == Some(&life.incarnation);
         if !lives {
-            life.asking.abort();
+            life.fetch_task.abort();
         }
         lives
     });
@@ -116,21 +116,21 @@ fn meet(
         lives.entry(task).or_insert_with(|| {
             let member = Member { task, incarnation };
             let asking = fetches.spawn(fetch(Arc::clone(inner), member));
-            Life { incarnation, peer: None, asking }
+            TaskLife { incarnation, peer: None, fetch_task: asking }
         });
     }
-    announce(inner, lives);
+    publish_roster(inner, lives);
     true
 }
 
 /// Reads what a life publishes of its engine, once it does; those that are no workers never do.
-async fn fetch(inner: Arc<Inner>, member: Member) -> Fetched {
+async fn fetch(inner: Arc<AgentShared>, member: Member) -> FetchedRecord {
     let mut pause = Duration::from_millis(50);
     loop {
         match inner.service.get_at_most(&entry::key(member), entry::BYTES_MAX).await {
             Ok(value) => return (member, entry::read(member, &value).map_err(|error| error.to_string())),
             Err(error) if error.code() == Some(tonic::Code::OutOfRange) => {
-                return (member, Err(entry::EntryError::TooLong.to_string()));
+                return (member, Err(entry::EngineRecordError::TooLong.to_string()));
             }
             Err(error) => tracing::debug!(%member, %error, "its engine is asked for again"),
         }
@@ -141,9 +141,9 @@ async fn fetch(inner: Arc<Inner>, member: Member) -> Fetched {
 }
 
 /// Tells the engine and whoever follows.
-fn announce(inner: &Inner, lives: &BTreeMap<TaskId, Life>) {
+fn publish_roster(inner: &AgentShared, lives: &BTreeMap<TaskId, TaskLife>) {
     let here = inner.here();
-    let mut roster = Roster::default();
+    let mut roster = ClusterRoster::default();
     let devices = inner.config.device_ids();
     let own = Peer { incarnation: here.incarnation, address: inner.engine.address().clone(), devices };
     roster.lives.insert(here.task, here.incarnation);
@@ -180,9 +180,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_another_life_is_lost() {
+    fn a_task_with_a_new_incarnation_is_lost() {
         let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
-        let mut roster = Roster::default();
+        let mut roster = ClusterRoster::default();
         roster.lives.insert(TaskId(0), member(0, 1).incarnation);
         roster.lives.insert(TaskId(1), member(1, 7).incarnation);
         assert_eq!(roster.lost(&[member(0, 1), member(1, 7)]), None);

@@ -5,27 +5,27 @@ use std::time::{Duration, Instant};
 use super::error::AgentError;
 use crate::clock;
 
-const FIRST: Duration = Duration::from_millis(50);
-const LONGEST: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Waits longer each time, and not for ever.
-pub struct Patience {
+pub struct RetryBudget {
     limit: Duration,
     pause: Duration,
     since: Option<Instant>,
 }
 
-impl Patience {
+impl RetryBudget {
     /// Gives up when it has failed for `limit`.
     pub const fn new(limit: Duration) -> Self {
-        Self { limit, pause: FIRST, since: None }
+        Self { limit, pause: FIRST_PAUSE, since: None }
     }
 
     /// Waits before the call that failed so is tried again.
     ///
     /// # Errors
     /// The error itself, if it has been tried for long enough.
-    pub async fn wait(&mut self, error: AgentError) -> Result<(), AgentError> {
+    pub async fn next_pause(&mut self, error: AgentError) -> Result<(), AgentError> {
         let since = *self.since.get_or_insert_with(clock::monotonic);
         let over = clock::monotonic().saturating_duration_since(since) >= self.limit;
         if over {
@@ -33,7 +33,7 @@ impl Patience {
         }
         tracing::debug!(%error, pause = ?self.pause, "tried again");
         tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LONGEST);
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
         Ok(())
     }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::Inner;
-use super::offset::Offset;
+use super::AgentShared;
+use super::offset::ClockOffset;
 use crate::clock;
 use crate::coordination::Timestamp;
 use crate::proto::muster::v1::transfers_client::TransfersClient;
@@ -19,22 +19,22 @@ use crate::transfer::{Engine, Failed, Stage, Times, registered_bytes};
 /// How often it reports unless the service says otherwise.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The bounds of what the service may say.
-const INTERVALS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
+const INTERVAL_BOUNDS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(60));
 /// How long until it asks again a service that takes no reports.
-const RARELY: Duration = Duration::from_secs(60);
-const LIMIT: Duration = Duration::from_secs(5);
+const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const FAILURES_MAX: usize = 64;
 const PAIRS_MAX: usize = 16_384;
 const CONNECTIONS_MAX: usize = 4096;
 
 /// What is added up over the life of a worker.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ReportState {
     /// Failures that are still to be told, and how many were before the first of them.
     failures: VecDeque<Failed>,
-    settled: u64,
+    confirmed: u64,
     sequence: u64,
-    clock: Offset,
+    clock: ClockOffset,
 }
 
 /// The connections that there are.
@@ -65,7 +65,7 @@ pub(super) fn pairs(engine: &Engine) -> Vec<pb::PairTotals> {
     pairs.collect()
 }
 
-impl Tally {
+impl ReportState {
     /// This host's clock beside the service's.
     pub fn clock(&self) -> Option<pb::ClockReading> {
         self.clock.best()
@@ -74,13 +74,13 @@ impl Tally {
     /// There are more failures to tell of; the newest are kept.
     fn fail(&mut self, more: Vec<Failed>) {
         self.failures.extend(more);
-        self.settle(self.settled + self.failures.len().saturating_sub(FAILURES_MAX) as u64);
+        self.confirm(self.confirmed + self.failures.len().saturating_sub(FAILURES_MAX) as u64);
     }
 
     /// So many failures need not be told any more, of all that ever were.
-    fn settle(&mut self, settled: u64) {
-        while self.settled < settled && self.failures.pop_front().is_some() {
-            self.settled += 1;
+    fn confirm(&mut self, settled: u64) {
+        while self.confirmed < settled && self.failures.pop_front().is_some() {
+            self.confirmed += 1;
         }
     }
 
@@ -141,45 +141,45 @@ impl Tally {
     }
 }
 
-pub(super) fn with<R>(tally: &Mutex<Tally>, act: impl FnOnce(&mut Tally) -> R) -> R {
+pub(super) fn with<R>(tally: &Mutex<ReportState>, act: impl FnOnce(&mut ReportState) -> R) -> R {
     act(&mut tally.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Reports until the worker ends.
-pub(super) async fn keep(inner: Arc<Inner>, channel: Channel) {
+pub(super) async fn keep(inner: Arc<AgentShared>, channel: Channel) {
     loop {
-        let pause = once(&inner, channel.clone()).await;
+        let pause = send_report(&inner, channel.clone()).await;
         let hurry = inner.hurry.notified();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             // A failure is told soon, but a storm of them is one report.
-            () = hurry => tokio::time::sleep(INTERVALS.0.min(pause)).await,
+            () = hurry => tokio::time::sleep(INTERVAL_BOUNDS.0.min(pause)).await,
         }
     }
 }
 
 /// Reports once. When to do so again.
-pub(super) async fn once(inner: &Inner, channel: Channel) -> Duration {
-    let (report, told) = with(&inner.tally, |tally| {
+pub(super) async fn send_report(inner: &AgentShared, channel: Channel) -> Duration {
+    let (report, told) = with(&inner.report_state, |tally| {
         let report = tally.report(&inner.engine);
-        (report, tally.settled + tally.failures.len() as u64)
+        (report, tally.confirmed + tally.failures.len() as u64)
     });
     let mut client = TransfersClient::new(channel);
     let (asked, began) = (clock::wall(), clock::monotonic());
-    let why = match tokio::time::timeout(LIMIT, client.report(report)).await {
+    let why = match tokio::time::timeout(CALL_TIMEOUT, client.report(report)).await {
         Ok(Ok(answer)) => {
             let (answer, took) = (answer.into_inner(), began.elapsed());
-            with(&inner.tally, |tally| {
-                tally.settle(told);
+            with(&inner.report_state, |tally| {
+                tally.confirm(told);
                 // A service that does not tell its time says 0.
                 if answer.now_us > 0 {
-                    tally.clock.heard(asked, took, Timestamp(answer.now_us));
+                    tally.clock.add_sample(asked, took, Timestamp(answer.now_us));
                 }
             });
             let wanted = u64::from(answer.interval_ms);
-            return Duration::from_millis(wanted).clamp(INTERVALS.0, INTERVALS.1);
+            return Duration::from_millis(wanted).clamp(INTERVAL_BOUNDS.0, INTERVAL_BOUNDS.1);
         }
-        Ok(Err(status)) if status.code() == Code::Unimplemented => return RARELY,
+        Ok(Err(status)) if status.code() == Code::Unimplemented => return UNSUPPORTED_PAUSE,
         Ok(Err(status)) => status.to_string(),
         Err(_) => "no answer in time".to_owned(),
     };

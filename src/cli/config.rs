@@ -6,8 +6,8 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 use super::options::ServeOptions;
-use super::output::print_exact;
-use crate::config::AskedJobs;
+use super::output::print_raw;
+use crate::config::JobSelection;
 
 /// Show the configuration that a server would have
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ pub struct Jobs {
     jobs: Vec<String>,
 }
 
-impl From<&Jobs> for AskedJobs {
+impl From<&Jobs> for JobSelection {
     fn from(jobs: &Jobs) -> Self {
         Self::Declared { tasks: jobs.tasks.clone(), jobs: jobs.jobs.clone() }
     }
@@ -64,7 +64,7 @@ impl From<&Jobs> for AskedJobs {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Command::Print(arguments) = &arguments.command;
-    let config = arguments.options.load(AskedJobs::from(&arguments.jobs))?;
-    print_exact(&config.print())?;
+    let config = arguments.options.load(JobSelection::from(&arguments.jobs))?;
+    print_raw(&config.print())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,9 +8,9 @@ use tokio::runtime::Handle;
 /// memory for the next one. Its pages are cleared and mapped one by one, which costs more than receiving the value does.
 ///
 /// The threads of `runtime` are those that allocate: each of them has a heap of its own.
-pub fn keep_freed(runtime: &Handle) {
+pub fn configure_allocator(runtime: &Handle) {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    glibc::keep_freed(runtime.clone());
+    glibc::configure_allocator(runtime.clone());
     #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
     let _ = runtime;
 }
@@ -27,15 +27,15 @@ mod glibc {
     use tokio::runtime::Handle;
 
     /// So much free memory at the end of a heap is kept, of which there are a few.
-    const KEPT: usize = 64 << 20;
+    const TRIM_THRESHOLD: usize = 64 << 20;
     /// Allocations above this size are mapped from the system and returned to it.
     const LARGE: usize = 8 << 20;
     /// More unused memory than this is given back at once.
     const MOST: usize = 256 << 20;
     /// Unused memory is given back after [`LOOKS`] looks in a row that found more than this, and more than a tenth of what is in use.
-    const SLACK: usize = 2 << 20;
+    const SLACK_BYTES: usize = 2 << 20;
     /// How many looks must find unused memory before it is given back.
-    const LOOKS: u32 = 3;
+    const CHECKS_MIN: u32 = 3;
     /// The time between two looks.
     const PAUSE: Duration = Duration::from_secs(2);
 
@@ -46,10 +46,10 @@ mod glibc {
     /// How long the threads of the runtime have to cut their heaps.
     const CUTTING: Duration = Duration::from_millis(50);
 
-    pub fn keep_freed(runtime: Handle) {
-        set(&[(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MMAP_THRESHOLD, LARGE)]);
+    pub fn configure_allocator(runtime: Handle) {
+        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
         let watch = move || {
-            let mut slack = Slack::default();
+            let mut slack = TrimPolicy::default();
             loop {
                 std::thread::sleep(PAUSE);
                 if resident().is_some_and(|resident| slack.should_give_back(resident, in_use())) {
@@ -82,29 +82,29 @@ mod glibc {
 
     /// Decides when unused memory is given back to the system. All figures are private memory of the process, in bytes.
     #[derive(Debug, Default)]
-    struct Slack {
+    struct TrimPolicy {
         /// What was resident though not in use when memory was last given back: stacks, and the allocator's own.
         floor: Option<usize>,
         /// Looks in a row that found too much unused memory.
-        looks: u32,
+        checks: u32,
     }
 
-    impl Slack {
+    impl TrimPolicy {
         /// Looks at the process once. Memory that is freed stays resident, so a process that has not grown may have much of it.
         fn should_give_back(&mut self, resident: usize, in_use: usize) -> bool {
             let slack = resident.saturating_sub(in_use);
             let unused = slack.saturating_sub(*self.floor.get_or_insert(slack));
-            if unused <= SLACK.max(in_use / 10) {
-                self.looks = 0;
+            if unused <= SLACK_BYTES.max(in_use / 10) {
+                self.checks = 0;
                 return false;
             }
-            self.looks += 1;
-            self.looks >= LOOKS || unused > MOST
+            self.checks += 1;
+            self.checks >= CHECKS_MIN || unused > MOST
         }
 
         /// Notes what is left after memory was given back.
         fn gave_back(&mut self, resident: usize, in_use: usize) {
-            *self = Self { floor: Some(resident.saturating_sub(in_use)), looks: 0 };
+            *self = Self { floor: Some(resident.saturating_sub(in_use)), checks: 0 };
         }
     }
 
@@ -134,7 +134,7 @@ mod glibc {
             });
         }
         std::thread::sleep(CUTTING);
-        set(&[(libc::M_TRIM_THRESHOLD, KEPT)]);
+        set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD)]);
     }
 
     fn set(settings: &[(libc::c_int, usize)]) {
@@ -156,10 +156,10 @@ mod glibc {
 
         #[test]
         fn memory_is_given_back_when_it_stays_unused() {
-            let mut slack = Slack::default();
+            let mut slack = TrimPolicy::default();
             assert!(!slack.should_give_back(20 * MIB, 15 * MIB), "5 MiB are the process's own");
             assert!(!slack.should_give_back(120 * MIB, 115 * MIB), "all of it is in use");
-            for _ in 1..LOOKS {
+            for _ in 1..CHECKS_MIN {
                 assert!(!slack.should_give_back(120 * MIB, 15 * MIB), "it may be used again");
             }
             assert!(slack.should_give_back(120 * MIB, 15 * MIB));
@@ -169,13 +169,13 @@ mod glibc {
             // Memory was given back while the process was busy, and is freed afterwards: the process does not grow.
             slack.gave_back(206 * MIB, 200 * MIB);
             assert!(!slack.should_give_back(206 * MIB, 200 * MIB), "all of it is in use");
-            for _ in 1..LOOKS {
+            for _ in 1..CHECKS_MIN {
                 assert!(!slack.should_give_back(206 * MIB, 15 * MIB), "it may be used again");
             }
             assert!(slack.should_give_back(206 * MIB, 15 * MIB));
             slack.gave_back(21 * MIB, 15 * MIB);
 
-            for _ in 0..2 * LOOKS {
+            for _ in 0..2 * CHECKS_MIN {
                 assert!(!slack.should_give_back(60 * MIB, 15 * MIB));
                 assert!(!slack.should_give_back(60 * MIB, 54 * MIB), "it is used again");
             }
@@ -202,7 +202,7 @@ mod glibc {
         #[test]
         fn each_thread_of_the_runtime_gives_back_the_end_of_its_heap() {
             const PARTS: usize = 48;
-            set(&[(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MMAP_THRESHOLD, LARGE)]);
+            set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
             let both = Arc::new(std::sync::Barrier::new(2));
             let fill = || {
@@ -228,9 +228,9 @@ mod glibc {
         }
 
         #[test]
-        fn what_small_things_hold_back_is_given_back() {
+        fn memory_held_by_small_allocations_is_returned() {
             let _alone = SETTINGS.lock();
-            set(&[(libc::M_TRIM_THRESHOLD, KEPT), (libc::M_MMAP_THRESHOLD, LARGE)]);
+            set(&[(libc::M_TRIM_THRESHOLD, TRIM_THRESHOLD), (libc::M_MMAP_THRESHOLD, LARGE)]);
             let before = resident().unwrap();
             let (large, small): (Vec<_>, Vec<_>) =
                 (0..500).map(|n| (vec![n as u8 | 1; MIB], vec![1u8; 64])).unzip();

@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::{Config, ConfigError};
-use crate::tls::{Files, Mode};
+use crate::tls::{TlsFiles, TlsMode};
 
 /// The TLS of one edge.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Tls {
+pub struct TlsConfig {
     /// Which connections are taken.
-    pub mode: Mode,
+    pub mode: TlsMode,
     /// The certificate.
     pub cert: Option<PathBuf>,
     /// Its key.
@@ -20,14 +20,14 @@ pub struct Tls {
     pub client_ca: Option<PathBuf>,
 }
 
-impl Tls {
+impl TlsConfig {
     /// The files, if there is to be TLS. `edge` is the first word of the settings' names.
     ///
     /// # Errors
     /// If one goes without another that it needs.
-    pub fn files(&self, edge: &str) -> Result<Option<Files>, ConfigError> {
+    pub fn files(&self, edge: &str) -> Result<Option<TlsFiles>, ConfigError> {
         let lacking = |given: &str, lacks: &str| {
-            Err(ConfigError::Lacking {
+            Err(ConfigError::MissingCompanion {
                 given: format!("--{edge}-tls-{given}"),
                 lacks: format!("--{edge}-tls-{lacks}"),
             })
@@ -35,32 +35,36 @@ impl Tls {
         match (&self.cert, &self.key) {
             (Some(cert), Some(key)) => {
                 let client_ca = self.client_ca.clone();
-                Ok(Some(Files { cert: cert.clone(), key: key.clone(), client_ca }))
+                Ok(Some(TlsFiles { cert: cert.clone(), key: key.clone(), client_ca }))
             }
             (Some(_), None) => lacking("cert", "key"),
             (None, Some(_)) => lacking("key", "cert"),
             (None, None) if self.client_ca.is_some() => lacking("client-ca", "cert"),
-            (None, None) if matches!(self.mode, Mode::Optional | Mode::Required) => lacking("mode", "cert"),
+            (None, None) if matches!(self.mode, TlsMode::Optional | TlsMode::Required) => {
+                lacking("mode", "cert")
+            }
             (None, None) => Ok(None),
         }
     }
 
     /// Whether all who come in have shown a certificate.
-    fn knows_clients(&self) -> bool {
-        self.cert.is_some() && self.client_ca.is_some() && matches!(self.mode, Mode::Auto | Mode::Required)
+    fn verifies_clients(&self) -> bool {
+        self.cert.is_some()
+            && self.client_ca.is_some()
+            && matches!(self.mode, TlsMode::Auto | TlsMode::Required)
     }
 }
 
 /// An address that would be open to everybody who can reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Open {
+pub struct ExposedAddress {
     /// `HTTP` or `gRPC`.
     pub edge: &'static str,
     /// The address.
     pub address: SocketAddr,
 }
 
-impl fmt::Display for Open {
+impl fmt::Display for ExposedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { edge, address } = self;
         let all = format!(
@@ -96,23 +100,23 @@ impl Config {
     ///
     /// # Errors
     /// Which address is, and what to do about it.
-    pub fn require_guards(&self) -> Result<(), ConfigError> {
+    pub fn require_access_control(&self) -> Result<(), ConfigError> {
         let server = &self.server;
         server.grpc_tls.files("grpc")?;
         server.http_tls.files("http")?;
-        let known = server.tokens_file.is_some() || server.http_tls.knows_clients();
+        let known = server.tokens_file.is_some() || server.http_tls.verifies_clients();
         let web = [Some(server.http), server.metrics].into_iter().flatten();
         if !(known || server.insecure)
             && let Some(address) = web.into_iter().find(|address| !address.ip().is_loopback())
         {
-            return Err(ConfigError::Open(Open { edge: "HTTP", address }));
+            return Err(ConfigError::Open(ExposedAddress { edge: "HTTP", address }));
         }
-        if server.grpc_tls.knows_clients() || server.insecure_grpc {
+        if server.grpc_tls.verifies_clients() || server.insecure_grpc {
             return Ok(());
         }
         let own = self.jobs.iter().filter_map(|job| job.grpc);
         match std::iter::once(server.grpc).chain(own).find(|address| !address.ip().is_loopback()) {
-            Some(address) => Err(ConfigError::Open(Open { edge: "gRPC", address })),
+            Some(address) => Err(ConfigError::Open(ExposedAddress { edge: "gRPC", address })),
             None => Ok(()),
         }
     }
@@ -120,20 +124,23 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Asked, AskedJobs, Profile, load};
+    use super::super::{ConfigRequest, JobSelection, Profile, load};
 
     fn refusal(flags: &[(&'static str, &str)], jobs: &[&str]) -> Option<String> {
-        let asked = Asked {
+        let asked = ConfigRequest {
             profile: Profile::Serve,
             file: None,
             flags: flags.iter().map(|(key, text)| (*key, (*text).into())).collect(),
-            jobs: AskedJobs::Declared { tasks: None, jobs: jobs.iter().map(|job| (*job).into()).collect() },
+            jobs: JobSelection::Declared {
+                tasks: None,
+                jobs: jobs.iter().map(|job| (*job).into()).collect(),
+            },
         };
-        load(&asked, &|_| None).unwrap().require_guards().err().map(|error| error.to_string())
+        load(&asked, &|_| None).unwrap().require_access_control().err().map(|error| error.to_string())
     }
 
     #[test]
-    fn what_other_machines_can_reach_asks_who_they_are() {
+    fn exposed_addresses_require_access_control() {
         let everywhere = ("http", "0.0.0.0:8477");
         assert_eq!(refusal(&[], &["a=1"]), None);
         assert!(refusal(&[everywhere], &[]).unwrap().contains("muster token new"));

@@ -4,18 +4,18 @@
 use std::path::PathBuf;
 
 use crate::coordination::{ErrorDelivery, JobSettings};
-use crate::http::{Hosts, OnAuditFailure, Redaction};
+use crate::http::{AllowedHosts, AuditFailurePolicy, RedactionPatterns};
 use crate::telemetry::log;
-use crate::telemetry::traces::{Protocol, check_endpoint};
+use crate::telemetry::traces::{OtlpProtocol, check_endpoint};
 use crate::text::{parse_duration, parse_positive_duration, show_duration};
-use crate::tls::Mode;
+use crate::tls::TlsMode;
 
-use super::value::{parse_address, parse_count, parse_rules, parse_switch, show_rules};
-use super::{LogFormat, Server};
+use super::value::{format_rules, parse_address, parse_count, parse_rules, parse_switch};
+use super::{LogFormat, ServerConfig};
 
 /// A value as the file spells it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Shown {
+pub enum SettingValue {
     /// A quoted text.
     Text(String),
     /// A number.
@@ -25,32 +25,32 @@ pub enum Shown {
 }
 
 /// One setting of a `T`.
-pub struct Key<T: 'static> {
+pub struct Setting<T: 'static> {
     /// Its name: the flag without its dashes, and the key in the file.
     pub name: &'static str,
     /// What stands for its value in help texts.
     pub placeholder: &'static str,
     /// Few need it: `--help` shows it, `-h` does not.
-    pub rare: bool,
+    pub is_advanced: bool,
     /// What it is for.
     pub help: &'static str,
     /// Its value, as the file spells it.
-    pub show: fn(&T) -> Shown,
+    pub show: fn(&T) -> SettingValue,
     /// Reads its value from text; the error says what is wrong and what to write instead.
     pub set: fn(&mut T, &str) -> Result<(), String>,
 }
 
 /// The environment variable of the setting `name`.
 #[must_use]
-pub fn variable(name: &str) -> String {
+pub fn environment_variable(name: &str) -> String {
     format!("MUSTER_{}", name.to_ascii_uppercase().replace('-', "_"))
 }
 
-fn text(value: impl ToString) -> Shown {
-    Shown::Text(value.to_string())
+fn text(value: impl ToString) -> SettingValue {
+    SettingValue::Text(value.to_string())
 }
 
-fn path(path: Option<&PathBuf>) -> Shown {
+fn path(path: Option<&PathBuf>) -> SettingValue {
     path.map_or_else(|| text("none"), |path| text(path.display()))
 }
 
@@ -61,10 +61,10 @@ fn parse_path(text: &str) -> Option<PathBuf> {
 /// A setting that is the path of a file, or none.
 macro_rules! path_key {
     ($name:literal, $help:literal, $($field:ident).+) => {
-        Key {
+        Setting {
             name: $name,
             placeholder: "PATH|none",
-            rare: false,
+            is_advanced: false,
             help: $help,
             show: |server| path(server.$($field).+.as_ref()),
             set: |server, text| {
@@ -78,138 +78,138 @@ macro_rules! path_key {
 /// A setting that says which connections a listener takes.
 macro_rules! mode_key {
     ($name:literal, $field:ident) => {
-        Key {
+        Setting {
             name: $name,
             placeholder: "MODE",
-            rare: true,
+            is_advanced: true,
             help: "Which connections are taken there: required (TLS), optional (TLS and plaintext), off (plaintext), or \
                    auto (required if there is a certificate)",
             show: |server| text(server.$field.mode),
-            set: |server, text| Mode::parse(text).map(|value| server.$field.mode = value),
+            set: |server, text| TlsMode::parse(text).map(|value| server.$field.mode = value),
         }
     };
 }
 
 /// The settings of the server.
-pub static SERVER_KEYS: [Key<Server>; 42] = [
-    Key {
+pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
+    Setting {
         name: "grpc",
         placeholder: "ADDR",
-        rare: false,
+        is_advanced: false,
         help: "Where JAX clients connect; port 0 picks a free one",
         show: |server| text(server.grpc),
         set: |server, text| parse_address(text).map(|value| server.grpc = value),
     },
-    Key {
+    Setting {
         name: "grpc-connections",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "gRPC connections at once; more are closed at once",
-        show: |server| Shown::Number(server.grpc_limits.connections as u64),
+        show: |server| SettingValue::Number(server.grpc_limits.connections as u64),
         set: |server, text| parse_count(text, 1, 1 << 24).map(|value| server.grpc_limits.connections = value),
     },
-    Key {
+    Setting {
         name: "grpc-streams",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "gRPC calls in progress at once on one connection",
-        show: |server| Shown::Number(u64::from(server.grpc_limits.streams_per_connection)),
+        show: |server| SettingValue::Number(u64::from(server.grpc_limits.streams_per_connection)),
         set: |server, text| {
             parse_count(text, 1, 1 << 24).map(|value| {
                 server.grpc_limits.streams_per_connection = u32::try_from(value).unwrap_or(u32::MAX)
             })
         },
     },
-    Key {
+    Setting {
         name: "grpc-message-bytes",
         placeholder: "BYTES",
-        rare: true,
+        is_advanced: true,
         help: "Length of one gRPC message, after inflation",
-        show: |server| Shown::Number(server.grpc_limits.message_bytes as u64),
+        show: |server| SettingValue::Number(server.grpc_limits.message_bytes as u64),
         set: |server, text| {
             parse_count(text, 4 << 10, 2 << 30).map(|value| server.grpc_limits.message_bytes = value)
         },
     },
-    Key {
+    Setting {
         name: "grpc-bodies-bytes",
         placeholder: "BYTES",
-        rare: true,
+        is_advanced: true,
         help: "Memory for gRPC requests that arrive in pieces, over all connections; more wait their turn",
-        show: |server| Shown::Number(server.grpc_limits.bodies_in_flight_bytes as u64),
+        show: |server| SettingValue::Number(server.grpc_limits.bodies_in_flight_bytes as u64),
         set: |server, text| {
             parse_count(text, 4 << 10, 1 << 40).map(|value| server.grpc_limits.bodies_in_flight_bytes = value)
         },
     },
-    Key {
+    Setting {
         name: "grpc-connection-state-bytes",
         placeholder: "BYTES",
-        rare: true,
+        is_advanced: true,
         help: "Memory for the requests in progress on one gRPC connection; what would need more is refused",
-        show: |server| Shown::Number(server.grpc_limits.state_bytes_per_connection as u64),
+        show: |server| SettingValue::Number(server.grpc_limits.state_bytes_per_connection as u64),
         set: |server, text| {
             parse_count(text, 64 << 10, 1 << 40)
                 .map(|value| server.grpc_limits.state_bytes_per_connection = value)
         },
     },
-    Key {
+    Setting {
         name: "grpc-state-bytes",
         placeholder: "BYTES",
-        rare: true,
+        is_advanced: true,
         help: "Memory for the requests in progress on all gRPC connections, beyond the first 16 KiB of each",
-        show: |server| Shown::Number(server.grpc_limits.state_bytes as u64),
+        show: |server| SettingValue::Number(server.grpc_limits.state_bytes as u64),
         set: |server, text| {
             parse_count(text, 64 << 10, 1 << 40).map(|value| server.grpc_limits.state_bytes = value)
         },
     },
-    Key {
+    Setting {
         name: "grpc-unsent-bytes",
         placeholder: "BYTES",
-        rare: true,
+        is_advanced: true,
         help: "Answers that one gRPC client has not taken yet; with more, its calls wait",
-        show: |server| Shown::Number(server.grpc_limits.unsent_bytes_per_connection as u64),
+        show: |server| SettingValue::Number(server.grpc_limits.unsent_bytes_per_connection as u64),
         set: |server, text| {
             parse_count(text, 4 << 10, 1 << 40)
                 .map(|value| server.grpc_limits.unsent_bytes_per_connection = value)
         },
     },
-    Key {
+    Setting {
         name: "http",
         placeholder: "ADDR",
-        rare: false,
+        is_advanced: false,
         help: "Where people and tools look: health, version and the REST API; port 0 picks a free one",
         show: |server| text(server.http),
         set: |server, text| parse_address(text).map(|value| server.http = value),
     },
-    Key {
+    Setting {
         name: "http-connections",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "How many HTTP connections are served at once; those without a request make room for more",
-        show: |server| Shown::Number(server.http_connections as u64),
+        show: |server| SettingValue::Number(server.http_connections as u64),
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_connections = value),
     },
-    Key {
+    Setting {
         name: "http-connections-per-source",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "How many HTTP connections one address (one /64 network of IPv6) may have at once",
-        show: |server| Shown::Number(server.http_connections_per_source as u64),
+        show: |server| SettingValue::Number(server.http_connections_per_source as u64),
         set: |server, text| {
             parse_count(text, 1, 1 << 16).map(|value| server.http_connections_per_source = value)
         },
     },
-    Key {
+    Setting {
         name: "http-bodies-bytes",
         placeholder: "BYTES",
-        rare: true,
+        is_advanced: true,
         help: "Memory for the bodies of HTTP requests, a quarter of it for one address; more are refused",
-        show: |server| Shown::Number(server.http_bodies_bytes as u64),
+        show: |server| SettingValue::Number(server.http_bodies_bytes as u64),
         set: |server, text| parse_count(text, 2 << 20, 1 << 40).map(|value| server.http_bodies_bytes = value),
     },
-    Key {
+    Setting {
         name: "health",
         placeholder: "ADDR|none",
-        rare: false,
+        is_advanced: false,
         help: "A separate plaintext listener, without authentication, for /healthz/live and /healthz/ready, which the HTTP port \
                serves too; port 0 picks a free one",
         show: |server| server.health.map_or_else(|| text("none"), text),
@@ -221,18 +221,18 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
             Ok(())
         },
     },
-    Key {
+    Setting {
         name: "http-streams",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "How many streams of events are served at once; more are refused",
-        show: |server| Shown::Number(server.http_streams as u64),
+        show: |server| SettingValue::Number(server.http_streams as u64),
         set: |server, text| parse_count(text, 1, 1 << 16).map(|value| server.http_streams = value),
     },
-    Key {
+    Setting {
         name: "metrics",
         placeholder: "ADDR|none",
-        rare: false,
+        is_advanced: false,
         help: "Where /metrics is served as well as on the HTTP port, on a listener of its own; port 0 picks a free one",
         show: |server| server.metrics.map_or_else(|| text("none"), text),
         set: |server, text| {
@@ -243,26 +243,26 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
             Ok(())
         },
     },
-    Key {
+    Setting {
         name: "task-metrics-max",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "Jobs with more tasks than this have no metrics for each task",
-        show: |server| Shown::Number(server.task_metrics_max as u64),
+        show: |server| SettingValue::Number(server.task_metrics_max as u64),
         set: |server, text| parse_count(text, 0, 1 << 20).map(|value| server.task_metrics_max = value),
     },
-    Key {
+    Setting {
         name: "rpc-metrics",
         placeholder: "true|false",
-        rare: true,
+        is_advanced: true,
         help: "Count and time calls by method",
-        show: |server| Shown::Switch(server.grpc_limits.count_calls),
+        show: |server| SettingValue::Switch(server.grpc_limits.count_calls),
         set: |server, text| parse_switch(text).map(|value| server.grpc_limits.count_calls = value),
     },
-    Key {
+    Setting {
         name: "otlp-endpoint",
         placeholder: "URL|none",
-        rare: true,
+        is_advanced: true,
         help: "Where traces are sent by OTLP, such as http://HOST:4317; without it, OTEL_EXPORTER_OTLP_ENDPOINT says so",
         show: |server| server.otlp_endpoint.as_ref().map_or_else(|| text("none"), text),
         set: |server, text| {
@@ -273,59 +273,59 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
             Ok(())
         },
     },
-    Key {
+    Setting {
         name: "otlp-protocol",
         placeholder: "grpc|http",
-        rare: true,
+        is_advanced: true,
         help: "How traces are sent to --otlp-endpoint",
         show: |server| text(server.otlp_protocol),
-        set: |server, text| Protocol::parse(text).map(|value| server.otlp_protocol = value),
+        set: |server, text| OtlpProtocol::parse(text).map(|value| server.otlp_protocol = value),
     },
-    Key {
+    Setting {
         name: "io-threads",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "Threads that serve connections",
-        show: |server| Shown::Number(server.io_threads as u64),
+        show: |server| SettingValue::Number(server.io_threads as u64),
         set: |server, text| parse_count(text, 1, 1 << 10).map(|value| server.io_threads = value),
     },
-    Key {
+    Setting {
         name: "jobs-max",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "How many jobs there may be, those that are made at run time included",
-        show: |server| Shown::Number(server.jobs_max as u64),
+        show: |server| SettingValue::Number(server.jobs_max as u64),
         set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.jobs_max = value),
     },
-    Key {
+    Setting {
         name: "stop-timeout",
         placeholder: "DURATION",
-        rare: true,
+        is_advanced: true,
         help: "How long open connections may take to finish when the server stops",
         show: |server| text(show_duration(server.stop_timeout)),
         set: |server, text| parse_duration(text).map(|value| server.stop_timeout = value),
     },
-    Key {
+    Setting {
         name: "log",
         placeholder: "FILTER",
-        rare: false,
+        is_advanced: false,
         help: "What is logged: error, warn, info, debug, trace or off, or a filter such as \
                'info,muster::events=warn' (every change of state is an event)",
         show: |server| text(&server.log),
         set: |server, text| log::check_filter(text).map(|()| server.log = text.into()),
     },
-    Key {
+    Setting {
         name: "audit-lines",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "How many lines of the audit are kept in memory; older ones are only in --audit-file",
-        show: |server| Shown::Number(server.audit_lines as u64),
+        show: |server| SettingValue::Number(server.audit_lines as u64),
         set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.audit_lines = value),
     },
-    Key {
+    Setting {
         name: "log-format",
         placeholder: "FORMAT",
-        rare: false,
+        is_advanced: false,
         help: "How log lines look: human or json",
         show: |server| text(server.log_format),
         set: |server, text| LogFormat::parse(text).map(|value| server.log_format = value),
@@ -336,22 +336,22 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
          any case",
         audit_file
     ),
-    Key {
+    Setting {
         name: "audit-failure",
         placeholder: "continue|refuse",
-        rare: true,
+        is_advanced: true,
         help: "While --audit-file cannot be written: continue (changes are made, and their lines wait) or refuse (changes are \
                answered with 503)",
         show: |server| text(server.audit_failure),
-        set: |server, text| OnAuditFailure::parse(text).map(|value| server.audit_failure = value),
+        set: |server, text| AuditFailurePolicy::parse(text).map(|value| server.audit_failure = value),
     },
-    Key {
+    Setting {
         name: "redact-keys",
         placeholder: "GLOB,...|none",
-        rare: true,
+        is_advanced: true,
         help: "Keys whose values the REST API does not show; * stands for any text",
         show: |server| text(&server.redact_keys),
-        set: |server, text| Redaction::parse(text).map(|value| server.redact_keys = value),
+        set: |server, text| RedactionPatterns::parse(text).map(|value| server.redact_keys = value),
     },
     path_key!(
         "grpc-tls-cert",
@@ -377,14 +377,14 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
         http_tls.client_ca
     ),
     mode_key!("http-tls-mode", http_tls),
-    Key {
+    Setting {
         name: "http-hosts",
         placeholder: "NAME,...|none",
-        rare: false,
+        is_advanced: false,
         help: "Names by which people and tools reach the HTTP address, besides localhost and IP addresses; *.NAME stands for \
                all names below one",
         show: |server| text(&server.http_hosts),
-        set: |server, text| Hosts::parse(text).map(|value| server.http_hosts = value),
+        set: |server, text| AllowedHosts::parse(text).map(|value| server.http_hosts = value),
     },
     path_key!(
         "tokens-file",
@@ -392,79 +392,79 @@ pub static SERVER_KEYS: [Key<Server>; 42] = [
          when it changes",
         tokens_file
     ),
-    Key {
+    Setting {
         name: "session-timeout",
         placeholder: "DURATION",
-        rare: true,
+        is_advanced: true,
         help: "How long a login in a browser holds",
         show: |server| text(show_duration(server.session_timeout)),
         set: |server, text| parse_positive_duration(text).map(|value| server.session_timeout = value),
     },
-    Key {
+    Setting {
         name: "http-changes-per-second",
         placeholder: "COUNT",
-        rare: true,
+        is_advanced: true,
         help: "How many changes one actor may ask for in a second, over HTTP",
-        show: |server| Shown::Number(server.http_changes_per_second as u64),
+        show: |server| SettingValue::Number(server.http_changes_per_second as u64),
         set: |server, text| parse_count(text, 1, 1 << 20).map(|value| server.http_changes_per_second = value),
     },
-    Key {
+    Setting {
         name: "insecure",
         placeholder: "true|false",
-        rare: false,
+        is_advanced: false,
         help: "Let other machines use the HTTP address without saying who they are",
-        show: |server| Shown::Switch(server.insecure),
+        show: |server| SettingValue::Switch(server.insecure),
         set: |server, text| parse_switch(text).map(|value| server.insecure = value),
     },
-    Key {
+    Setting {
         name: "insecure-grpc",
         placeholder: "true|false",
-        rare: false,
+        is_advanced: false,
         help: "Let other machines use the gRPC addresses without saying who they are: needed for clients that speak only \
                plaintext (jaxlib before 0.11.2)",
-        show: |server| Shown::Switch(server.insecure_grpc),
+        show: |server| SettingValue::Switch(server.insecure_grpc),
         set: |server, text| parse_switch(text).map(|value| server.insecure_grpc = value),
     },
 ];
 
 /// The settings of a job that may differ from job to job.
-pub static JOB_KEYS: [Key<JobSettings>; 8] = [
-    Key {
+pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
+    Setting {
         name: "recoverable",
         placeholder: "true|false",
-        rare: false,
+        is_advanced: false,
         help: "Tasks may fail and come back without ending the run",
-        show: |job| Shown::Switch(job.recoverable),
+        show: |job| SettingValue::Switch(job.recoverable),
         set: |job, text| parse_switch(text).map(|value| job.recoverable = value),
     },
-    Key {
+    Setting {
         name: "heartbeat-timeout",
         placeholder: "DURATION",
-        rare: false,
+        is_advanced: false,
         help: "A task that gives no sign of life for this long has failed",
         show: |job| text(show_duration(job.heartbeat_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.heartbeat_timeout = value),
     },
-    Key {
+    Setting {
         name: "register-timeout",
         placeholder: "DURATION",
-        rare: false,
+        is_advanced: false,
         help: "How long tasks wait for one another when they register",
         show: |job| text(show_duration(job.register_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.register_timeout = value),
     },
-    Key {
+    Setting {
         name: "shutdown-timeout",
         placeholder: "DURATION",
-        rare: false,
+        is_advanced: false,
         help: "How long tasks wait for one another when they shut down; 0s: not at all",
         show: |job| text(show_duration(job.shutdown_timeout)),
         set: |job, text| parse_duration(text).map(|value| job.shutdown_timeout = value),
     },
-    Key {
+    Setting {
         name: "disconnect-grace",
         placeholder: "DURATION|off",
-        rare: false,
+        is_advanced: false,
         help: "How long a task whose connection broke may take to be heard again; off: only heartbeats count",
         show: |job| job.disconnect_grace.map_or_else(|| text("off"), |grace| text(show_duration(grace))),
         set: |job, text| {
@@ -476,10 +476,10 @@ pub static JOB_KEYS: [Key<JobSettings>; 8] = [
             Ok(())
         },
     },
-    Key {
+    Setting {
         name: "error-delivery",
         placeholder: "auto|hold|cancel",
-        rare: false,
+        is_advanced: false,
         help: "How errors reach tasks: hold (at once, by a held poll), cancel (with the next heartbeat; clients \
                survive a lost connection), or auto (cancel for recoverable jobs, hold otherwise)",
         show: |job| {
@@ -499,19 +499,19 @@ pub static JOB_KEYS: [Key<JobSettings>; 8] = [
             Ok(())
         },
     },
-    Key {
+    Setting {
         name: "auto-exclude",
         placeholder: "RULE,...|none",
-        rare: true,
+        is_advanced: true,
         help: "Findings upon which the server itself excludes the task that they name, in recoverable jobs: \
                stalled-task, chronic-straggler, restart-storm",
-        show: |job| text(show_rules(&job.auto_exclude)),
+        show: |job| text(format_rules(&job.auto_exclude)),
         set: |job, text| parse_rules(text).map(|rules| job.auto_exclude = rules),
     },
-    Key {
+    Setting {
         name: "auto-exclude-for",
         placeholder: "DURATION",
-        rare: true,
+        is_advanced: true,
         help: "How long the exclusions last that the server makes itself",
         show: |job| text(show_duration(job.auto_exclude_for)),
         set: |job, text| parse_positive_duration(text).map(|value| job.auto_exclude_for = value),
@@ -523,23 +523,23 @@ mod tests {
     use super::*;
     use crate::config::Profile;
 
-    fn spelled(shown: Shown) -> String {
+    fn spelled(shown: SettingValue) -> String {
         match shown {
-            Shown::Text(text) => text,
-            Shown::Number(number) => number.to_string(),
-            Shown::Switch(switch) => switch.to_string(),
+            SettingValue::Text(text) => text,
+            SettingValue::Number(number) => number.to_string(),
+            SettingValue::Switch(switch) => switch.to_string(),
         }
     }
 
     #[test]
     fn every_default_reads_back_as_it_is_shown() {
-        let mut server = Server::new(Profile::Serve);
-        for key in &SERVER_KEYS {
-            (key.set)(&mut server, &spelled((key.show)(&Server::new(Profile::Serve)))).unwrap();
+        let mut server = ServerConfig::new(Profile::Serve);
+        for key in &SERVER_SETTINGS {
+            (key.set)(&mut server, &spelled((key.show)(&ServerConfig::new(Profile::Serve)))).unwrap();
         }
-        assert_eq!(server, Server::new(Profile::Serve));
+        assert_eq!(server, ServerConfig::new(Profile::Serve));
         let mut job = JobSettings::new(1);
-        for key in &JOB_KEYS {
+        for key in &JOB_SETTINGS {
             (key.set)(&mut job, &spelled((key.show)(&JobSettings::new(1)))).unwrap();
         }
         assert_eq!(job, JobSettings::new(1));

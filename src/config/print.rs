@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use super::{Shown, Value};
+use super::{ResolvedValue, SettingValue};
 use crate::text::is_hidden;
 
 /// A line each, under the headings of their tables, with the sources as comments in a column.
-pub fn print(values: &[Value]) -> String {
+pub fn print(values: &[ResolvedValue]) -> String {
     let lines: Vec<String> =
         values.iter().map(|value| format!("{} = {}", value.key, toml(&value.shown))).collect();
     let column = lines.iter().map(String::len).max().unwrap_or(0).min(60);
@@ -23,12 +23,12 @@ pub fn print(values: &[Value]) -> String {
     printed
 }
 
-fn toml(shown: &Shown) -> String {
+fn toml(shown: &SettingValue) -> String {
     match shown {
-        Shown::Text(text) if text.contains(is_hidden) => escaped(text),
-        Shown::Text(text) => toml::Value::String(text.clone()).to_string(),
-        Shown::Number(number) => number.to_string(),
-        Shown::Switch(switch) => switch.to_string(),
+        SettingValue::Text(text) if text.contains(is_hidden) => escaped(text),
+        SettingValue::Text(text) => toml::Value::String(text.clone()).to_string(),
+        SettingValue::Number(number) => number.to_string(),
+        SettingValue::Switch(switch) => switch.to_string(),
     }
 }
 
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn hidden_characters_are_escaped_and_mean_the_same() {
         let text = "a\"\\\u{1b}]0;\u{7}\n\u{202e}\u{e0041}";
-        let written = toml(&Shown::Text(text.into()));
+        let written = toml(&SettingValue::Text(text.into()));
         assert!(!written.contains(is_hidden), "{written}");
         let read: ::toml::Table = format!("k = {written}").parse().unwrap();
         assert_eq!(read["k"].as_str(), Some(text));

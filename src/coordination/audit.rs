@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::barrier::{BarrierKey, Slot};
+use super::barrier::{BarrierKey, MemberState};
 use super::coordinator::Coordinator;
 use super::ids::{CallId, TaskId};
 use super::job::Job;
@@ -10,10 +10,10 @@ use super::run::Run;
 use super::settings::JobSettings;
 use super::store::Store;
 use super::timers::Timer;
-use super::waiters::Place;
+use super::waiters::WaitTarget;
 
 /// What is wrong with the state, in a sentence.
-type Finding = Result<(), String>;
+type CheckResult = Result<(), String>;
 
 macro_rules! ensure {
     ($holds:expr, $($text:tt)+) => {
@@ -28,32 +28,32 @@ impl Coordinator {
     ///
     /// # Errors
     /// With the first invariant that does not hold, in a sentence.
-    pub fn audit(&self) -> Result<(), String> {
-        self.audit_wakes()?;
-        for job in self.every_job() {
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.check_wakeups()?;
+        for job in self.all_jobs() {
             let name = &job.name;
-            job.audit().map_err(|found| format!("job {name}, run {}: {found}", job.run.number))?;
+            job.check_invariants().map_err(|found| format!("job {name}, run {}: {found}", job.run.number))?;
         }
         Ok(())
     }
 }
 
 impl Job {
-    fn audit(&self) -> Finding {
+    fn check_invariants(&self) -> CheckResult {
         let run = &self.run;
         for (call, _) in run.waiters.all() {
             let connection = run.waiters.connection(call);
-            let known = connection.is_some_and(|c| self.knows(c) || self.is_closing(c));
+            let known = connection.is_some_and(|c| self.has_connection(c) || self.is_closing(c));
             ensure!(known, "{call:?} waits on a connection that is gone");
         }
         self.audit_spoken_on()?;
-        self.exclusions.audit(&self.settings.bounds)?;
-        self.audit_excluded()?;
-        run.audit(&self.settings)
+        self.exclusions.check_invariants(&self.settings.bounds)?;
+        self.check_excluded_tasks()?;
+        run.check_invariants(&self.settings)
     }
 
     /// Every task that has spoken on a connection is found by both.
-    fn audit_spoken_on(&self) -> Finding {
+    fn audit_spoken_on(&self) -> CheckResult {
         // A few say as much as all.
         for (connection, task) in self.spoken().take(64) {
             ensure!(
@@ -67,75 +67,76 @@ impl Job {
     }
 
     /// Who is excluded takes no part, and stops nobody.
-    fn audit_excluded(&self) -> Finding {
+    fn check_excluded_tasks(&self) -> CheckResult {
         let decided = self.run.waiters.decided();
         for exclusion in self.exclusions.in_force() {
-            for id in self.taken_out_by(exclusion.target) {
-                let task = self.run.own(id);
-                if self.is_being_expelled(id) {
+            for id in self.tasks_excluded_by(exclusion.target) {
+                let task = self.run.expect_task(id);
+                if self.is_eviction_pending(id) {
                     continue;
                 }
                 ensure!(!task.is_connected(), "task {id} is excluded and connected");
                 ensure!(task.poll.is_none(), "task {id} is excluded and its poll waits");
             }
             let Some(id) = exclusion.task().filter(|id| self.run.task(*id).is_some()) else { continue };
-            if self.is_being_expelled(id) {
+            if self.is_eviction_pending(id) {
                 continue;
             }
             let waits =
-                |(call, place): (CallId, &Place)| place.task() == Some(id) && !decided.contains(&call);
+                |(call, place): (CallId, &WaitTarget)| place.task() == Some(id) && !decided.contains(&call);
             ensure!(!self.run.waiters.all().any(waits), "task {id} is excluded and waits");
             let may_miss = self.settings.recoverable;
-            ensure!(!may_miss || self.run.own(id).excused, "task {id} is excluded and waited for");
+            ensure!(!may_miss || self.run.expect_task(id).is_exempt, "task {id} is excluded and waited for");
         }
         Ok(())
     }
 }
 
 impl Run {
-    pub(super) fn audit(&self, settings: &JobSettings) -> Finding {
-        let tables = [self.waiters.is_sound(), self.timers.is_sound(), self.store.is_sound()];
+    pub(super) fn check_invariants(&self, settings: &JobSettings) -> CheckResult {
+        let tables = [self.waiters.is_consistent(), self.timers.is_consistent(), self.store.is_consistent()];
         ensure!(!tables.contains(&false), "a table is not in order");
-        self.audit_waiters(settings)?;
-        self.audit_tasks()?;
-        self.audit_barriers(settings)?;
-        self.audit_questions(settings)?;
-        self.store.audit(settings)?;
-        ensure!(self.told == self.version, "watchers were not told of version {}", self.version);
-        ensure!(self.remembers_states(), "the states that are remembered are not those of the tasks");
+        self.check_waiters(settings)?;
+        self.check_tasks()?;
+        self.check_barriers(settings)?;
+        self.check_live_set_requests(settings)?;
+        self.store.check_invariants(settings)?;
+        ensure!(self.notified_version == self.version, "watchers were not told of version {}", self.version);
+        ensure!(self.is_state_cache_valid(), "the states that are remembered are not those of the tasks");
         Ok(())
     }
 
     /// Who waits is found where it waits, and the other way round.
-    fn audit_waiters(&self, settings: &JobSettings) -> Finding {
+    fn check_waiters(&self, settings: &JobSettings) -> CheckResult {
         let mut found: BTreeSet<CallId> = BTreeSet::new();
         for (key, instance) in self.barriers.in_progress() {
             for (task, arrival) in instance.arrivals() {
-                let place = Place::Barrier(key.clone(), task);
-                let known = self.waiters.place(arrival.call) == Some(&place);
+                let place = WaitTarget::Barrier(key.clone(), task);
+                let known = self.waiters.wait_target(arrival.call) == Some(&place);
                 ensure!(known, "{:?} of task {task} at {key:?} is not among the waiters", arrival.call);
                 found.insert(arrival.call);
             }
         }
-        for id in self.ids() {
-            if let Some(call) = self.own(id).poll {
-                let known = self.waiters.place(call) == Some(&Place::Poll(id));
+        for id in self.task_ids() {
+            if let Some(call) = self.expect_task(id).poll {
+                let known = self.waiters.wait_target(call) == Some(&WaitTarget::Poll(id));
                 ensure!(known, "the poll {call:?} of task {id} is not among the waiters");
                 found.insert(call);
             }
         }
-        for (set, question) in &self.questions {
-            for (task, calls) in question.asked.iter() {
+        for (set, question) in &self.live_set_requests {
+            for (task, calls) in question.callers.iter() {
                 for call in calls {
-                    let place = Place::LiveSet(set.clone(), *task);
-                    let known = self.waiters.place(*call) == Some(&place);
+                    let place = WaitTarget::LiveSet(set.clone(), *task);
+                    let known = self.waiters.wait_target(*call) == Some(&place);
                     ensure!(known, "the live-set call {call:?} of task {task} is not among the waiters");
                     found.insert(*call);
                 }
             }
         }
         for (key, call) in self.store.waiting() {
-            let known = matches!(self.waiters.place(call), Some(Place::Key(waited, _)) if waited == key);
+            let known =
+                matches!(self.waiters.wait_target(call), Some(WaitTarget::Key(waited, _)) if waited == key);
             ensure!(known, "the reader {call:?} of a key is not among the waiters");
             found.insert(call);
         }
@@ -147,29 +148,41 @@ impl Run {
         Ok(())
     }
 
-    fn audit_tasks(&self) -> Finding {
+    fn check_tasks(&self) -> CheckResult {
         let connected = self.tasks.iter().filter(|task| task.is_connected()).count();
-        ensure!(connected == self.connected, "{connected} tasks are connected, {} counted", self.connected);
+        ensure!(
+            connected == self.connected_tasks,
+            "{connected} tasks are connected, {} counted",
+            self.connected_tasks
+        );
         let unsynced = self.tasks.iter().filter(|task| task.unsynced).count();
-        ensure!(unsynced == self.unsynced, "{unsynced} tasks are unsynced, {} counted", self.unsynced);
+        ensure!(
+            unsynced == self.unsynced_tasks,
+            "{unsynced} tasks are unsynced, {} counted",
+            self.unsynced_tasks
+        );
         let started = self.started_at.is_some();
-        for id in self.ids() {
-            let task = self.own(id);
-            ensure!(task.pulse.is_within_bounds(), "too many gaps of task {id} are kept");
+        for id in self.task_ids() {
+            let task = self.expect_task(id);
+            ensure!(task.heartbeat_stats.is_within_bounds(), "too many gaps of task {id} are kept");
             ensure!(started || !task.is_connected(), "task {id} is connected before all have registered");
-            ensure!(!(task.excused && task.is_connected()), "task {id} is excused and connected");
-            ensure!(task.watched || !task.is_connected(), "nobody watches the heartbeats of task {id}");
-            let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
-            let here = named.filter(|(_, i)| matches!(i.slot(id), Some(Slot::Arrived(_)))).count();
+            ensure!(!(task.is_exempt && task.is_connected()), "task {id} is excused and connected");
             ensure!(
-                here == self.waits_at(id) as usize,
-                "task {id} waits at {here} barriers, {} counted",
-                self.waits_at(id)
+                task.has_heartbeat_timer || !task.is_connected(),
+                "nobody watches the heartbeats of task {id}"
             );
-            task.straggling.audit().map_err(|found| format!("task {id} {found}"))?;
+            let named = self.barriers.in_progress().filter(|(key, _)| key.is_named());
+            let here =
+                named.filter(|(_, i)| matches!(i.member_state(id), Some(MemberState::Arrived(_)))).count();
+            ensure!(
+                here == self.barrier_waits(id) as usize,
+                "task {id} waits at {here} barriers, {} counted",
+                self.barrier_waits(id)
+            );
+            task.straggling.check_invariants().map_err(|found| format!("task {id} {found}"))?;
             if let Some(suspicion) = &task.suspicion {
                 ensure!(task.is_connected(), "task {id} is suspected but not connected");
-                let stands = self.timers.stands(suspicion.until, &Timer::Grace(id));
+                let stands = self.timers.is_set(suspicion.until, &Timer::Grace(id));
                 ensure!(stands, "no timer ends the grace of task {id}");
             }
         }
@@ -178,7 +191,7 @@ impl Run {
         Ok(())
     }
 
-    fn audit_barriers(&self, settings: &JobSettings) -> Finding {
+    fn check_barriers(&self, settings: &JobSettings) -> CheckResult {
         for (key, instance) in self.barriers.in_progress() {
             ensure!(instance.arrived() > 0, "{key:?} is in progress and nobody waits at it");
             ensure!(instance.missing() > 0, "{key:?} is in progress and nobody is missing");
@@ -187,15 +200,18 @@ impl Run {
             let (mut missing, mut arrived) = (0, 0);
             for position in 0..instance.members.len() {
                 let task = instance.members.at(position);
-                match instance.slot(task) {
-                    Some(Slot::Missing) => {
-                        ensure!(!self.own(task).excused, "{key:?} waits for task {task}, which is excused");
+                match instance.member_state(task) {
+                    Some(MemberState::Missing) => {
+                        ensure!(
+                            !self.expect_task(task).is_exempt,
+                            "{key:?} waits for task {task}, which is excused"
+                        );
                         missing += 1;
                     }
-                    Some(Slot::Arrived(_)) => arrived += 1,
-                    Some(Slot::Released) => {
+                    Some(MemberState::Arrived(_)) => arrived += 1,
+                    Some(MemberState::Released) => {
                         ensure!(
-                            self.own(task).was_connected || self.own(task).excused,
+                            self.expect_task(task).was_connected || self.expect_task(task).is_exempt,
                             "{key:?} released task {task}, which never came"
                         );
                     }
@@ -208,45 +224,49 @@ impl Run {
                 "{key:?} counts {counted:?}, has {:?}",
                 (missing, arrived)
             );
-            let stands = self.timers.stands(instance.deadline, &Timer::Barrier(key.clone()));
+            let stands = self.timers.is_set(instance.deadline, &Timer::Barrier(key.clone()));
             ensure!(stands, "no timer ends {key:?}");
             let follows = self.barriers.ended(key).is_none_or(|ended| ended.counter < instance.counter);
             ensure!(follows, "{key:?} counts backwards");
-            ensure!(!self.blocks_for_ever(key), "{key:?} waits only for tasks that cannot come (rule 2)");
+            ensure!(!self.is_deadlocked(key), "{key:?} waits only for tasks that cannot come (rule 2)");
         }
         ensure!(self.recent.len() <= settings.bounds.barriers_recent, "too many records of barriers");
         ensure!(self.recent.iter().is_sorted_by_key(|record| record.ended), "records out of order");
         let members: usize = self.barriers.in_progress().map(|(_, instance)| instance.members.len()).sum();
         let counted = self.barriers.members_in_progress();
         ensure!(members == counted, "barriers in progress have {members} members, {counted} counted");
-        self.barriers.audit(settings.bounds.barrier_memory_bytes)
+        self.barriers.check_invariants(settings.bounds.barrier_memory_bytes)
     }
 
-    fn blocks_for_ever(&self, key: &BarrierKey) -> bool {
+    fn is_deadlocked(&self, key: &BarrierKey) -> bool {
         let stuck = |id: TaskId| {
-            let task = self.own(id);
-            task.unsynced && task.is_connected() && self.waits_at(id) > 0
+            let task = self.expect_task(id);
+            task.unsynced && task.is_connected() && self.barrier_waits(id) > 0
         };
         key.is_named() && self.barriers.instance(key).is_some_and(|i| i.missing_tasks().all(stuck))
     }
 
-    fn audit_questions(&self, settings: &JobSettings) -> Finding {
-        for (set, question) in &self.questions {
-            ensure!(!question.asked.is_empty(), "a live-set question that nobody asked");
-            ensure!(question.asked.values().all(|calls| !calls.is_empty()), "a task asked without a call");
-            let awaits = |id: &&TaskId| self.own(**id).is_connected() && !question.asked.contains_key(id);
+    fn check_live_set_requests(&self, settings: &JobSettings) -> CheckResult {
+        for (set, question) in &self.live_set_requests {
+            ensure!(!question.callers.is_empty(), "a live-set question that nobody asked");
+            ensure!(question.callers.values().all(|calls| !calls.is_empty()), "a task asked without a call");
+            let awaits =
+                |id: &&TaskId| self.expect_task(**id).is_connected() && !question.callers.contains_key(id);
             let awaited = set.ids().iter().filter(awaits).count();
             ensure!(awaited == question.awaited, "a question awaits {awaited}, counts {}", question.awaited);
             ensure!(awaited > 0, "a live-set question that all have asked stands unanswered");
         }
-        ensure!(self.questions.len() <= settings.bounds.live_sets_in_progress, "too many live-set questions");
+        ensure!(
+            self.live_set_requests.len() <= settings.bounds.live_sets_in_progress,
+            "too many live-set questions"
+        );
         Ok(())
     }
 }
 
 impl Store {
-    fn audit(&self, settings: &JobSettings) -> Finding {
-        let bytes: usize = self.sizes().map(|(key, value)| key + value).sum();
+    fn check_invariants(&self, settings: &JobSettings) -> CheckResult {
+        let bytes: usize = self.entry_sizes().map(|(key, value)| key + value).sum();
         ensure!(bytes == self.bytes(), "the store holds {bytes} bytes, {} counted", self.bytes());
         ensure!(bytes <= settings.bounds.store_bytes, "the store is over its bound");
         ensure!(self.len() <= settings.bounds.keys, "the store has too many keys");
@@ -256,7 +276,7 @@ impl Store {
             "waited keys have {waited} bytes, {} counted",
             self.waited_bytes()
         );
-        for key in self.waited() {
+        for key in self.waited_keys() {
             ensure!(self.get(key).is_none(), "a call waits for a key that is there");
         }
         Ok(())

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use super::actor::{Actor, Reason};
 use super::event::RunOutcome;
-use super::exclusion::Target;
+use super::exclusion::ExclusionTarget;
 use super::failure::Failure;
 use super::ids::{ExclusionId, RunNumber, TaskId, Timestamp};
 use super::settings::{JobSettings, SettingsChange};
@@ -19,7 +19,7 @@ pub enum Act {
     /// A task, or all that comes from a host, shall take no part.
     Exclude {
         /// Whom.
-        target: Target,
+        target: ExclusionTarget,
         /// How long; `None`: until somebody lifts it.
         expires_in: Option<Duration>,
         /// Do it even if that ends the run.
@@ -61,7 +61,7 @@ pub enum Act {
 
 /// What has been done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Done {
+pub enum CommandOutcome {
     /// There is an exclusion of this number now.
     Excluded(ExclusionId),
     /// The exclusion is over.
@@ -80,7 +80,7 @@ pub enum Done {
 
 /// Why an act was refused. Nothing has changed then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CommandRefusal {
     /// The job is gone.
     #[error("the job does not exist any more")]
     NoSuchJob,
@@ -96,7 +96,7 @@ pub enum Refusal {
     #[error("{target} is already excluded by exclusion {exclusion} of {by}: lift it first to change it")]
     AlreadyExcluded {
         /// Whom.
-        target: Target,
+        target: ExclusionTarget,
         /// The exclusion that is in force.
         exclusion: ExclusionId,
         /// Whose it is.
@@ -112,7 +112,7 @@ pub enum Refusal {
     #[error("excluding {target} would end run {run}: {why}. Set end_run to confirm")]
     EndsRun {
         /// Whom.
-        target: Target,
+        target: ExclusionTarget,
         /// The run that would end.
         run: RunNumber,
         /// Why.
@@ -151,7 +151,7 @@ pub enum Refusal {
     Store(Failure),
 }
 
-impl Refusal {
+impl CommandRefusal {
     /// The kind of refusal in a word, which stays the same.
     #[must_use]
     pub fn kind(&self) -> &'static str {

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::actor::{Actor, Reason};
-use super::command::{Done, Refusal};
-use super::event::Change;
+use super::command::{CommandOutcome, CommandRefusal};
+use super::event::EventKind;
 use super::failure::{Code, Failure};
 use super::ids::Timestamp;
 use super::input::Effect;
-use super::job::{Job, within};
+use super::job::{Job, with_run};
 use super::run::Run;
 use super::settings::{JobSettings, SettingsChange};
 
@@ -21,18 +21,18 @@ impl Job {
         actor: Actor,
         reason: &Reason,
         change: SettingsChange,
-    ) -> Result<Done, Refusal> {
-        let next = change.applied_to(&self.settings).map_err(Refusal::BadSetting)?;
-        let changed = next.differences(&self.settings);
+    ) -> Result<CommandOutcome, CommandRefusal> {
+        let next = change.apply_to(&self.settings).map_err(CommandRefusal::BadSetting)?;
+        let changed = next.changed_settings(&self.settings);
         self.check_settings(&next)?;
         let reshaped = next.tasks != self.settings.tasks || next.recoverable != self.settings.recoverable;
         let silenced = self.settings.holds_polls() && !next.holds_polls();
         let beats = next.heartbeat_timeout != self.settings.heartbeat_timeout;
         self.settings = next.clone();
-        self.forget_beyond_bounds();
-        within!(self, now, effects, |run, cx| {
+        self.trim_to_bounds();
+        with_run!(self, now, effects, |run, cx| {
             let text = format!("{} changed by {actor}: {reason}", changed.join(", "));
-            cx.event(Change::SettingsChanged { settings: changed, actor }, text);
+            cx.emit(EventKind::SettingsChanged { settings: changed, actor }, text);
             if beats {
                 run.rearm_heartbeats();
             }
@@ -43,14 +43,14 @@ impl Job {
         if reshaped {
             self.reshape(now, effects);
         }
-        Ok(Done::Configured(Box::new(next)))
+        Ok(CommandOutcome::Configured(Box::new(next)))
     }
 
-    fn check_settings(&self, next: &JobSettings) -> Result<(), Refusal> {
+    fn check_settings(&self, next: &JobSettings) -> Result<(), CommandRefusal> {
         let present = &self.settings;
         let in_progress =
             self.run.ended.is_none() && (self.run.started_at.is_some() || self.run.waiters.len() > 0);
-        let refuse = |setting, why| Err(Refusal::RunInProgress { setting, run: self.run.number, why });
+        let refuse = |setting, why| Err(CommandRefusal::RunInProgress { setting, run: self.run.number, why });
         let shape = "it was begun with so many tasks, of this kind; wait for its end";
         if in_progress && next.tasks != present.tasks {
             return refuse("the number of tasks", shape);
@@ -67,9 +67,9 @@ impl Job {
         if next.bounds != present.bounds {
             let exclusions = self.exclusions.len();
             if exclusions > next.bounds.exclusions {
-                return Err(Refusal::BoundsTooLow(format!("{exclusions} exclusions are in force")));
+                return Err(CommandRefusal::BoundsTooLow(format!("{exclusions} exclusions are in force")));
             }
-            self.run.check_bounds(next).map_err(Refusal::BoundsTooLow)?;
+            self.run.check_bounds(next).map_err(CommandRefusal::BoundsTooLow)?;
         }
         Ok(())
     }
@@ -81,7 +81,7 @@ impl Job {
         }
         if self.run.ended.is_none() {
             self.run = Run::new(self.run.number, self.run.incarnation, &self.settings, self.run.opened_at);
-            self.excuse_excluded();
+            self.exempt_excluded_tasks();
         }
     }
 }
@@ -95,8 +95,8 @@ impl Run {
             ("keys", self.store.len(), bounds.keys),
             ("waiting calls", self.waiters.len(), bounds.waiters),
             ("bytes of keys that are waited for", self.store.waited_bytes(), bounds.waited_key_bytes),
-            ("bytes of ended barriers", self.barriers.weight(), bounds.barrier_memory_bytes),
-            ("live-set questions", self.questions.len(), bounds.live_sets_in_progress),
+            ("bytes of ended barriers", self.barriers.retained_bytes(), bounds.barrier_memory_bytes),
+            ("live-set questions", self.live_set_requests.len(), bounds.live_sets_in_progress),
         ];
         match table.into_iter().find(|(_, there, bound)| there > bound) {
             Some((what, there, bound)) => Err(format!("{there} {what}; {bound} would be allowed")),
@@ -107,12 +107,12 @@ impl Run {
     /// Every heartbeat timer stands where the timeout that holds now puts it.
     fn rearm_heartbeats(&mut self) {
         self.timers.clear_heartbeats();
-        self.unwatched.clear();
-        for id in self.ids() {
-            let task = self.own_mut(id);
-            task.watched = task.is_connected();
-            if task.watched {
-                self.unwatched.push_back(id);
+        self.tasks_without_timer.clear();
+        for id in self.task_ids() {
+            let task = self.expect_task_mut(id);
+            task.has_heartbeat_timer = task.is_connected();
+            if task.has_heartbeat_timer {
+                self.tasks_without_timer.push_back(id);
             }
         }
     }
@@ -120,7 +120,7 @@ impl Run {
     /// Polls are not held any more.
     fn answer_polls(&mut self) {
         let text = "Errors of this job are delivered with heartbeats from now on; no need to poll.";
-        let failure = Arc::new(Failure::plain(Code::Cancelled, text));
+        let failure = Arc::new(Failure::without_details(Code::Cancelled, text));
         self.answer_all_polls(failure);
     }
 }

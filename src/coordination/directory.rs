@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::ids::{TaskId, Timestamp};
-use crate::cow::{CowMap, Measure, Weight};
+use crate::cow::{CowMap, EntryWeight, Weight};
 
 /// One value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,12 +25,12 @@ impl Entry {
 }
 
 /// Entries by their keys.
-pub(super) type Entries = CowMap<Bytes, Entry, 256, InBytes>;
+pub(super) type Entries = CowMap<Bytes, Entry, 256, ByteWeight>;
 
 /// An entry weighs as much as its key and its value are long.
-pub(super) struct InBytes;
+pub(super) struct ByteWeight;
 
-impl Measure<Bytes, Entry> for InBytes {
+impl EntryWeight<Bytes, Entry> for ByteWeight {
     fn weight(key: &Bytes, entry: &Entry) -> Weight {
         Weight { keys: key.len(), values: entry.value.len() }
     }

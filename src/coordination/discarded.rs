@@ -4,17 +4,17 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::cow::{CowMap, Measure};
+use crate::cow::{CowMap, EntryWeight};
 
 /// Memory that is no part of the state any more. To free it may take long: the driver does so when nobody waits for it.
 #[derive(Default)]
-pub struct Discarded {
+pub struct DeferredFree {
     parts: Vec<Box<dyn Send + Sync>>,
     /// How many allocations it has, more or less.
     weight: usize,
 }
 
-impl Discarded {
+impl DeferredFree {
     /// How many bytes cost nothing to free, more or less.
     const SMALL: usize = 64 << 10;
 
@@ -23,7 +23,7 @@ impl Discarded {
     where
         K: Ord + Clone + Send + Sync + 'static,
         V: Clone + Send + Sync + 'static,
-        W: Measure<K, V> + 'static,
+        W: EntryWeight<K, V> + 'static,
     {
         let weight = 2 * table.len();
         Self { parts: vec![Box::new(table)], weight }
@@ -52,17 +52,17 @@ impl Discarded {
     }
 }
 
-impl fmt::Debug for Discarded {
+impl fmt::Debug for DeferredFree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Discarded")
     }
 }
 
 // What is thrown away is the same as anything else that is.
-impl PartialEq for Discarded {
+impl PartialEq for DeferredFree {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Discarded {}
+impl Eq for DeferredFree {}

@@ -15,17 +15,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::actor::{Actor, Reason};
-use super::barrier::Slot;
-use super::command::{BarrierPreview, ExclusionPreview, Refusal};
-use super::context::Cx;
-use super::event::{Change, FailureClass, RunOutcome};
-use super::exclusion::{Exclusion, ExclusionEnd, ExclusionEnded, Expulsion, Target};
+use super::barrier::MemberState;
+use super::command::{BarrierPreview, CommandRefusal, ExclusionPreview};
+use super::context::TransitionContext;
+use super::event::{EventKind, FailureClass, RunOutcome};
+use super::exclusion::{Exclusion, ExclusionEndKind, ExclusionEndRecord, ExclusionTarget, PendingEviction};
 use super::failure::{Code, Failure};
 use super::ids::{ConnectionId, ExclusionId, TaskId, Timestamp};
 use super::input::Effect;
-use super::job::{Job, within};
+use super::job::{Job, with_run};
 use super::run::Run;
-use super::waiters::{Answer, Calls};
+use super::waiters::{CallSelection, SharedAnswer};
 
 impl Failure {
     /// The task was taken out by an exclusion: it may come back once that is over.
@@ -43,38 +43,38 @@ impl Job {
         effects: &mut Vec<Effect>,
         actor: Actor,
         reason: Reason,
-        target: Target,
+        target: ExclusionTarget,
         expires_in: Option<Duration>,
         end_run: bool,
-    ) -> Result<ExclusionId, Refusal> {
+    ) -> Result<ExclusionId, CommandRefusal> {
         self.check_exclusion(target)?;
-        let tasks = self.taken_out_by(target);
-        if !end_run && let Some(outcome) = self.run.outcome_without(&tasks) {
+        let tasks = self.tasks_excluded_by(target);
+        if !end_run && let Some(outcome) = self.run.run_outcome_without(&tasks) {
             let why = match outcome {
                 RunOutcome::Failed => "its tasks share their fate, and it needs all of them",
                 _ => "nobody would be left in it",
             };
-            return Err(Refusal::EndsRun { target, run: self.run.number, why });
+            return Err(CommandRefusal::EndsRun { target, run: self.run.number, why });
         }
         let expires_at = expires_in.map(|by| now.after(by));
         let id = Arc::make_mut(&mut self.exclusions).add(target, actor, reason, now, expires_at);
-        self.take_out(now, effects, id, tasks);
+        self.enforce_exclusion(now, effects, id, tasks);
         Ok(id)
     }
 
-    fn check_exclusion(&self, target: Target) -> Result<(), Refusal> {
-        if let Target::Task(task) = target
+    fn check_exclusion(&self, target: ExclusionTarget) -> Result<(), CommandRefusal> {
+        if let ExclusionTarget::Task(task) = target
             && self.run.task(task).is_none()
         {
-            return Err(Refusal::NoSuchTask { task, last: self.settings.tasks.saturating_sub(1) });
+            return Err(CommandRefusal::NoSuchTask { task, last: self.settings.tasks.saturating_sub(1) });
         }
-        if let Some(known) = self.exclusions.of_target(target) {
+        if let Some(known) = self.exclusions.for_target(target) {
             let by = Box::new(known.actor.clone());
-            return Err(Refusal::AlreadyExcluded { target, exclusion: known.id, by });
+            return Err(CommandRefusal::AlreadyExcluded { target, exclusion: known.id, by });
         }
         let bound = self.settings.bounds.exclusions;
         if self.exclusions.len() >= bound {
-            return Err(Refusal::TooManyExclusions(bound));
+            return Err(CommandRefusal::TooManyExclusions(bound));
         }
         Ok(())
     }
@@ -83,32 +83,43 @@ impl Job {
     ///
     /// # Errors
     /// If it would be refused, for any reason but that it ends the run.
-    pub(super) fn would_exclude(
+    pub(super) fn preview_exclusion(
         &self,
         now: Timestamp,
         actor: &Actor,
         reason: &Reason,
-        target: Target,
-    ) -> Result<ExclusionPreview, Refusal> {
+        target: ExclusionTarget,
+    ) -> Result<ExclusionPreview, CommandRefusal> {
         self.check_exclusion(target)?;
         Ok(self.preview(now, actor, reason, target))
     }
 
-    fn preview(&self, now: Timestamp, actor: &Actor, reason: &Reason, target: Target) -> ExclusionPreview {
+    fn preview(
+        &self,
+        now: Timestamp,
+        actor: &Actor,
+        reason: &Reason,
+        target: ExclusionTarget,
+    ) -> ExclusionPreview {
         // A copy shares all that the exclusion does not touch.
         let (mut trial, mut effects) = (self.clone(), Vec::new());
-        let tasks = self.taken_out_by(target);
+        let tasks = self.tasks_excluded_by(target);
         let id = Arc::make_mut(&mut trial.exclusions).add(target, actor.clone(), reason.clone(), now, None);
-        trial.take_out(now, &mut effects, id, tasks.clone());
-        trial.work(now, &mut effects, &mut { usize::MAX });
+        trial.enforce_exclusion(now, &mut effects, id, tasks.clone());
+        trial.run_pending_work(now, &mut effects, &mut { usize::MAX });
         let mut preview = ExclusionPreview {
             calls_refused: 0,
             calls_answered: 0,
             barriers: Vec::new(),
-            live_sets: self.run.questions.keys().filter(|set| !trial.run.questions.contains_key(set)).count(),
+            live_sets: self
+                .run
+                .live_set_requests
+                .keys()
+                .filter(|set| !trial.run.live_set_requests.contains_key(set))
+                .count(),
             starts_run: self.run.started_at.is_none() && trial.run.started_at.is_some(),
             ends_run: trial.run.ended.filter(|_| self.run.ended.is_none()).map(|(outcome, _)| outcome),
-            live: trial.run.ids().filter(|id| trial.run.own(*id).is_connected()).collect(),
+            live: trial.run.task_ids().filter(|id| trial.run.expect_task(*id).is_connected()).collect(),
             tasks,
         };
         for effect in effects {
@@ -116,18 +127,18 @@ impl Job {
                 Effect::Reply(_, Err(failure)) if failure.is_exclusion() => preview.calls_refused += 1,
                 Effect::Reply(..) => preview.calls_answered += 1,
                 Effect::Event(event) => preview.barriers.extend(match event.what {
-                    Change::BarrierPassed { barrier, counter, .. } => {
+                    EventKind::BarrierPassed { barrier, counter, .. } => {
                         Some(BarrierPreview { id: barrier.to_string(), counter, passes: true })
                     }
-                    Change::BarrierFailed { barrier, counter } => {
+                    EventKind::BarrierFailed { barrier, counter } => {
                         Some(BarrierPreview { id: barrier.to_string(), counter, passes: false })
                     }
                     _ => None,
                 }),
-                Effect::WantIncarnation(_)
-                | Effect::Acted(_)
+                Effect::RequestIncarnation(_)
+                | Effect::CommandDone(_)
                 | Effect::BarrierEnded(_)
-                | Effect::Discard(_) => {}
+                | Effect::FreeLater(_) => {}
             }
         }
         preview
@@ -135,69 +146,77 @@ impl Job {
 
     /// The tasks of the present run that an exclusion is about: the task itself, or those whose present or last life
     /// registered from the host.
-    pub(super) fn taken_out_by(&self, target: Target) -> Vec<TaskId> {
+    pub(super) fn tasks_excluded_by(&self, target: ExclusionTarget) -> Vec<TaskId> {
         match target {
-            Target::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
-            Target::Host(_) => self.run.ids().filter(|id| self.is_target(target, *id)).collect(),
+            ExclusionTarget::Task(task) => self.run.task(task).map(|_| task).into_iter().collect(),
+            ExclusionTarget::Host(_) => {
+                self.run.task_ids().filter(|id| self.is_target(target, *id)).collect()
+            }
         }
     }
 
     /// Begins to perform an exclusion that stands in the table upon the present run: [`Self::expel_next`] goes on with it.
-    fn take_out(&mut self, now: Timestamp, effects: &mut Vec<Effect>, id: ExclusionId, tasks: Vec<TaskId>) {
+    fn enforce_exclusion(
+        &mut self,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+        id: ExclusionId,
+        tasks: Vec<TaskId>,
+    ) {
         let Some(exclusion) = self.exclusions.get(id).cloned() else { return };
         let Exclusion { target, actor, reason, .. } = &exclusion;
-        let expulsion = Expulsion { exclusion: id, tasks: tasks.iter().copied().collect() };
-        within!(self, now, effects, |_run, cx| {
-            let change = Change::Excluded { exclusion: id, target: *target, tasks, actor: actor.clone() };
-            cx.event(change, format!("{target} is excluded by {actor}: {reason}"));
+        let expulsion = PendingEviction { exclusion: id, tasks: tasks.iter().copied().collect() };
+        with_run!(self, now, effects, |_run, cx| {
+            let change = EventKind::Excluded { exclusion: id, target: *target, tasks, actor: actor.clone() };
+            cx.emit(change, format!("{target} is excluded by {actor}: {reason}"));
         });
-        self.expulsions.push_back(expulsion);
-        if self.expulsions.len() == 1 {
+        self.pending_evictions.push_back(expulsion);
+        if self.pending_evictions.len() == 1 {
             // A single task is out at once.
-            self.expel_next(now, effects, &mut 1);
+            self.evict_next_task(now, effects, &mut 1);
         }
     }
 
     /// Takes the next task out of the run of which an exclusion that is in force says so.
-    pub(super) fn expel_next(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
+    pub(super) fn evict_next_task(&mut self, now: Timestamp, effects: &mut Vec<Effect>, budget: &mut usize) {
         // To take a task out costs as much as to answer so many calls.
         const COST: usize = 16;
         *budget = budget.saturating_sub(COST);
-        let Some(expulsion) = self.expulsions.front_mut() else { return };
+        let Some(expulsion) = self.pending_evictions.front_mut() else { return };
         let exclusion = self.exclusions.get(expulsion.exclusion).cloned();
         let (Some(exclusion), Some(task)) = (exclusion, expulsion.tasks.pop_front()) else {
             // It is performed, or over before it was.
-            self.expulsions.pop_front();
+            self.pending_evictions.pop_front();
             return;
         };
         if expulsion.tasks.is_empty() {
-            self.expulsions.pop_front();
+            self.pending_evictions.pop_front();
         }
         let Exclusion { target, actor, reason, .. } = &exclusion;
         if !self.is_target(*target, task) {
             return;
         }
         let why = format!("excluded by {actor}: {reason}");
-        let failure = Arc::new(exclusion.refusal(self.name.as_str(), task).because(&why));
+        let failure = Arc::new(exclusion.refusal(self.name.as_str(), task).with_cause(&why));
         let own = self.connections_of(task);
-        within!(self, now, effects, |run, cx| {
-            run.expel(cx, task, &failure, &why, &own);
-            run.excuse(cx, task, matches!(target, Target::Task(_)));
+        with_run!(self, now, effects, |run, cx| {
+            run.evict_task(cx, task, &failure, &why, &own);
+            run.exempt_from_barriers(cx, task, matches!(target, ExclusionTarget::Task(_)));
         });
     }
 
-    fn is_target(&self, target: Target, id: TaskId) -> bool {
+    fn is_target(&self, target: ExclusionTarget, id: TaskId) -> bool {
         match target {
-            Target::Task(task) => task == id,
-            host @ Target::Host(_) => {
-                self.run.own(id).peer.is_some_and(|peer| Target::host(peer.ip()) == host)
+            ExclusionTarget::Task(task) => task == id,
+            host @ ExclusionTarget::Host(_) => {
+                self.run.expect_task(id).peer.is_some_and(|peer| ExclusionTarget::host(peer.ip()) == host)
             }
         }
     }
 
     /// Whether an exclusion is in force that will take the task out of the run.
-    pub(super) fn is_being_expelled(&self, id: TaskId) -> bool {
-        self.expulsions.iter().any(|expulsion| expulsion.tasks.binary_search(&id).is_ok())
+    pub(super) fn is_eviction_pending(&self, id: TaskId) -> bool {
+        self.pending_evictions.iter().any(|expulsion| expulsion.tasks.binary_search(&id).is_ok())
     }
 
     /// Ends an exclusion before its time.
@@ -208,21 +227,26 @@ impl Job {
         actor: Actor,
         reason: Reason,
         id: ExclusionId,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CommandRefusal> {
         if self.exclusions.get(id).is_none() {
-            let numbered = self.exclusions.has_numbered(id);
-            return Err(if numbered { Refusal::AlreadyOver(id) } else { Refusal::NoSuchExclusion(id) });
+            let numbered = self.exclusions.has_issued(id);
+            return Err(if numbered {
+                CommandRefusal::AlreadyOver(id)
+            } else {
+                CommandRefusal::NoSuchExclusion(id)
+            });
         }
         let (actor, reason) = (Some(actor), Some(reason));
-        let ended = ExclusionEnded { at: now, how: ExclusionEnd::Lifted, actor, reason };
+        let ended = ExclusionEndRecord { at: now, how: ExclusionEndKind::Lifted, actor, reason };
         self.end_exclusion(now, effects, id, ended);
         Ok(())
     }
 
     /// Ends every exclusion whose time is over.
     pub(super) fn expire_exclusions(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
-        while let Some(id) = self.exclusions.due(now) {
-            let ended = ExclusionEnded { at: now, how: ExclusionEnd::Expired, actor: None, reason: None };
+        while let Some(id) = self.exclusions.next_expired(now) {
+            let ended =
+                ExclusionEndRecord { at: now, how: ExclusionEndKind::Expired, actor: None, reason: None };
             self.end_exclusion(now, effects, id, ended);
         }
     }
@@ -232,7 +256,7 @@ impl Job {
         now: Timestamp,
         effects: &mut Vec<Effect>,
         id: ExclusionId,
-        ended: ExclusionEnded,
+        ended: ExclusionEndRecord,
     ) {
         let actor = ended.actor.clone();
         let reason = match (&ended.actor, &ended.reason) {
@@ -244,37 +268,37 @@ impl Job {
             return;
         };
         let Exclusion { target, .. } = exclusion;
-        within!(self, now, effects, |run, cx| {
-            cx.event(Change::Readmitted { exclusion: id, target, actor }, reason);
-            if let Target::Task(task) = target {
-                run.expect_again(task);
+        with_run!(self, now, effects, |run, cx| {
+            cx.emit(EventKind::Readmitted { exclusion: id, target, actor }, reason);
+            if let ExclusionTarget::Task(task) = target {
+                run.require_again(task);
             }
         });
     }
 
     /// What a registration of an excluded task, or from an excluded host, is answered.
-    pub(super) fn refuse_registration(
+    pub(super) fn registration_refusal(
         &mut self,
         now: Timestamp,
         effects: &mut Vec<Effect>,
         task: TaskId,
         peer: Option<SocketAddr>,
     ) -> Option<Failure> {
-        let exclusion = self.exclusions.covering(task, peer.map(|peer| peer.ip()))?;
+        let exclusion = self.exclusions.matching(task, peer.map(|peer| peer.ip()))?;
         let (id, failure) = (exclusion.id, exclusion.refusal(self.name.as_str(), task));
-        if Arc::make_mut(&mut self.exclusions).note_refused(id, now) {
+        if Arc::make_mut(&mut self.exclusions).record_refusal(id, now) {
             let from = peer.map_or_else(String::new, |peer| format!(" from {peer}"));
             let reason = format!("registration of task {task}{from} refused: {}", failure.message);
-            within!(self, now, effects, |_run, cx| {
-                cx.event(Change::RegistrationRefused { exclusion: id, task, peer }, reason);
+            with_run!(self, now, effects, |_run, cx| {
+                cx.emit(EventKind::RegistrationRefused { exclusion: id, task, peer }, reason);
             });
         }
         Some(failure)
     }
 
     /// What any other call of an excluded task is answered, even when the exclusion is over: its life has ended with it.
-    pub(super) fn refuse_excluded(&self, task: TaskId, peer: Option<SocketAddr>) -> Option<Failure> {
-        if let Some(exclusion) = self.exclusions.covering(task, peer.map(|peer| peer.ip())) {
+    pub(super) fn exclusion_refusal(&self, task: TaskId, peer: Option<SocketAddr>) -> Option<Failure> {
+        if let Some(exclusion) = self.exclusions.matching(task, peer.map(|peer| peer.ip())) {
             return Some(exclusion.refusal(self.name.as_str(), task));
         }
         let failure = self.run.task(task)?.failure().filter(|failure| failure.is_exclusion())?;
@@ -282,14 +306,14 @@ impl Job {
     }
 
     /// Excuses the tasks of a new run that are excluded by number.
-    pub(super) fn excuse_excluded(&mut self) {
+    pub(super) fn exempt_excluded_tasks(&mut self) {
         if !self.settings.recoverable {
             return;
         }
         let excluded: Vec<TaskId> = self.exclusions.in_force().filter_map(|e| e.task()).collect();
         for task in excluded {
             if self.run.task(task).is_some() {
-                self.run.own_mut(task).excused = true;
+                self.run.expect_task_mut(task).is_exempt = true;
             }
         }
     }
@@ -299,16 +323,18 @@ impl Exclusion {
     /// The task that it is about, if it is about one.
     pub(super) fn task(&self) -> Option<TaskId> {
         match self.target {
-            Target::Task(task) => Some(task),
-            Target::Host(_) => None,
+            ExclusionTarget::Task(task) => Some(task),
+            ExclusionTarget::Host(_) => None,
         }
     }
 
     /// What a process of the task is told. Final for its client, which shows it and ends.
     fn refusal(&self, job: &str, task: TaskId) -> Failure {
         let whom = match self.target {
-            Target::Task(_) => format!("Task {task} of job {job} is excluded"),
-            Target::Host(host) => format!("Task {task} of job {job} runs on {host}, a host that is excluded"),
+            ExclusionTarget::Task(_) => format!("Task {task} of job {job} is excluded"),
+            ExclusionTarget::Host(host) => {
+                format!("Task {task} of job {job} runs on {host}, a host that is excluded")
+            }
         };
         let until = match self.expires_at {
             Some(at) => format!("until {at}"),
@@ -322,59 +348,66 @@ impl Exclusion {
             self.reason,
             id = self.id,
         );
-        Failure::service(Code::PermissionDenied, text)
+        Failure::from_service(Code::PermissionDenied, text)
     }
 }
 
 impl Run {
     /// Takes a task out: its calls are answered, and it fails if it takes part.
-    fn expel(
+    fn evict_task(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         id: TaskId,
         failure: &Arc<Failure>,
         why: &str,
         own: &[ConnectionId],
     ) {
-        if !self.own(id).is_connected() {
-            return self.answer_all_of(cx, id, failure, own);
+        if !self.expect_task(id).is_connected() {
+            return self.fail_pending_calls(cx, id, failure, own);
         }
         let text = format!("The run was ended: {} was {why}", self.describe(id));
-        let told = Arc::new(Failure::service(Code::Aborted, text).because(why));
-        if !self.own(id).recoverable && self.ended.is_none() {
+        let told = Arc::new(Failure::from_service(Code::Aborted, text).with_cause(why));
+        if !self.expect_task(id).recoverable && self.ended.is_none() {
             // Before anything that follows from it fails.
-            self.note_first_cause(cx, Some(id), &told);
+            self.record_first_cause(cx, Some(id), &told);
         }
-        self.answer_all_of(cx, id, failure, own);
+        self.fail_pending_calls(cx, id, failure, own);
         self.fail_task(cx, id, failure, FailureClass::Excluded, why);
-        self.propagate(cx, Some(id), &told);
+        self.propagate_error(cx, Some(id), &told);
     }
 
     /// Answers every call that waits in the name of a task, and all that waits on connections that are its alone.
-    fn answer_all_of(&mut self, cx: &mut Cx<'_>, id: TaskId, failure: &Arc<Failure>, own: &[ConnectionId]) {
-        let at_barriers = self.barriers.in_progress().filter_map(|(key, instance)| match instance.slot(id) {
-            Some(Slot::Arrived(arrival)) => Some((key.clone(), instance.counter, arrival.call)),
-            _ => None,
-        });
+    fn fail_pending_calls(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        id: TaskId,
+        failure: &Arc<Failure>,
+        own: &[ConnectionId],
+    ) {
+        let at_barriers =
+            self.barriers.in_progress().filter_map(|(key, instance)| match instance.member_state(id) {
+                Some(MemberState::Arrived(arrival)) => Some((key.clone(), instance.counter, arrival.call)),
+                _ => None,
+            });
         for (key, counter, call) in at_barriers.collect::<Vec<_>>() {
-            let failure = failure.as_ref().clone().of_barrier(&self.wire_id(&key), counter);
-            self.withdraw(call);
+            let failure = failure.as_ref().clone().with_barrier(&self.wire_id(&key), counter);
+            self.withdraw_call(call);
             cx.reply(call, Err(Arc::new(failure)));
         }
-        self.drop_questions_of(id, failure);
+        self.cancel_live_set_calls_of(id, failure);
         self.answer_poll(cx, id, failure);
         for connection in own.iter().copied() {
             // Later calls are refused, for as long as the exclusion is in force.
             if let Some(last) = self.waiters.last().filter(|_| self.waiters.count_on(connection) > 0) {
-                let calls = Calls::OnConnection(connection, last);
-                self.waiters.decide(calls, Answer::Failed(Arc::clone(failure)));
+                let calls = CallSelection::OnConnection(connection, last);
+                self.waiters.queue_answer(calls, SharedAnswer::Failed(Arc::clone(failure)));
             }
         }
     }
 
     /// How the run would end if these tasks were lost to it; `None` if it would go on, or has ended.
-    fn outcome_without(&self, tasks: &[TaskId]) -> Option<RunOutcome> {
-        let connected = tasks.iter().map(|id| self.own(*id)).filter(|task| task.is_connected());
+    fn run_outcome_without(&self, tasks: &[TaskId]) -> Option<RunOutcome> {
+        let connected = tasks.iter().map(|id| self.expect_task(*id)).filter(|task| task.is_connected());
         let (mut lost, mut needed) = (0, false);
         for task in connected {
             lost += 1;
@@ -385,33 +418,33 @@ impl Run {
         } else if needed {
             Some(RunOutcome::Failed)
         } else {
-            Some(RunOutcome::Abandoned).filter(|_| lost == self.connected)
+            Some(RunOutcome::Abandoned).filter(|_| lost == self.connected_tasks)
         }
     }
 
     /// Nothing waits for the task until it registers again. `by_number`: whichever host it comes from.
-    fn excuse(&mut self, cx: &mut Cx<'_>, id: TaskId, by_number: bool) {
+    fn exempt_from_barriers(&mut self, cx: &mut TransitionContext<'_>, id: TaskId, by_number: bool) {
         let may_miss = match self.started_at {
-            Some(_) => self.own(id).recoverable,
+            Some(_) => self.expect_task(id).recoverable,
             None => by_number && cx.settings.recoverable,
         };
-        if may_miss && !std::mem::replace(&mut self.own_mut(id).excused, true) {
+        if may_miss && !std::mem::replace(&mut self.expect_task_mut(id).is_exempt, true) {
             self.release_from_barriers(cx, id);
         }
     }
 
     /// An exclusion by number is over. A run that still forms waits for the task again.
-    fn expect_again(&mut self, id: TaskId) {
+    fn require_again(&mut self, id: TaskId) {
         if self.started_at.is_some() || self.task(id).is_none() {
             return;
         }
-        self.own_mut(id).excused = false;
+        self.expect_task_mut(id).is_exempt = false;
         let keys: Vec<_> = self.barriers.in_progress().map(|(key, _)| key.clone()).collect();
         for key in keys {
             if let Some(instance) = self.barriers.instance_mut(&key)
-                && instance.slot(id) == Some(Slot::Released)
+                && instance.member_state(id) == Some(MemberState::Released)
             {
-                instance.put(id, Slot::Missing);
+                instance.set_member_state(id, MemberState::Missing);
             }
         }
     }

@@ -13,7 +13,8 @@ use super::ids::Timestamp;
 /// Where a task stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum TaskStanding {
+#[schema(as = TaskStanding)]
+pub enum TaskPhase {
     /// Has never registered in this run.
     Missing,
     /// Has come and waits for the others.
@@ -34,25 +35,25 @@ pub enum TaskState {
     /// It is excluded, wherever it stands.
     Excluded,
     /// It is not, and stands so.
-    Standing(TaskStanding),
+    Phase(TaskPhase),
 }
 
 impl TaskState {
     /// Every one. What needs a person first comes first.
     pub const ALL: [Self; 7] = [
-        Self::Standing(TaskStanding::Failed),
-        Self::Standing(TaskStanding::Suspect),
-        Self::Standing(TaskStanding::Missing),
-        Self::Standing(TaskStanding::Registering),
+        Self::Phase(TaskPhase::Failed),
+        Self::Phase(TaskPhase::Suspect),
+        Self::Phase(TaskPhase::Missing),
+        Self::Phase(TaskPhase::Registering),
         Self::Excluded,
-        Self::Standing(TaskStanding::Disconnected),
-        Self::Standing(TaskStanding::Connected),
+        Self::Phase(TaskPhase::Disconnected),
+        Self::Phase(TaskPhase::Connected),
     ];
 
     /// The state of a task that stands so.
     #[must_use]
-    pub fn of(standing: TaskStanding, excluded: bool) -> Self {
-        if excluded { Self::Excluded } else { Self::Standing(standing) }
+    pub fn of(standing: TaskPhase, excluded: bool) -> Self {
+        if excluded { Self::Excluded } else { Self::Phase(standing) }
     }
 
     /// Its name in JSON and in metrics.
@@ -60,12 +61,12 @@ impl TaskState {
     pub fn name(self) -> &'static str {
         match self {
             Self::Excluded => "excluded",
-            Self::Standing(TaskStanding::Missing) => "missing",
-            Self::Standing(TaskStanding::Registering) => "registering",
-            Self::Standing(TaskStanding::Connected) => "connected",
-            Self::Standing(TaskStanding::Suspect) => "suspect",
-            Self::Standing(TaskStanding::Disconnected) => "disconnected",
-            Self::Standing(TaskStanding::Failed) => "failed",
+            Self::Phase(TaskPhase::Missing) => "missing",
+            Self::Phase(TaskPhase::Registering) => "registering",
+            Self::Phase(TaskPhase::Connected) => "connected",
+            Self::Phase(TaskPhase::Suspect) => "suspect",
+            Self::Phase(TaskPhase::Disconnected) => "disconnected",
+            Self::Phase(TaskPhase::Failed) => "failed",
         }
     }
 
@@ -73,7 +74,7 @@ impl TaskState {
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
-            Self::Standing(TaskStanding::Disconnected) => "left",
+            Self::Phase(TaskPhase::Disconnected) => "left",
             other => other.name(),
         }
     }
@@ -113,12 +114,12 @@ impl TaskCounts {
     fn at(&mut self, state: TaskState) -> &mut usize {
         match state {
             TaskState::Excluded => &mut self.excluded,
-            TaskState::Standing(TaskStanding::Missing) => &mut self.missing,
-            TaskState::Standing(TaskStanding::Registering) => &mut self.registering,
-            TaskState::Standing(TaskStanding::Connected) => &mut self.connected,
-            TaskState::Standing(TaskStanding::Suspect) => &mut self.suspect,
-            TaskState::Standing(TaskStanding::Disconnected) => &mut self.disconnected,
-            TaskState::Standing(TaskStanding::Failed) => &mut self.failed,
+            TaskState::Phase(TaskPhase::Missing) => &mut self.missing,
+            TaskState::Phase(TaskPhase::Registering) => &mut self.registering,
+            TaskState::Phase(TaskPhase::Connected) => &mut self.connected,
+            TaskState::Phase(TaskPhase::Suspect) => &mut self.suspect,
+            TaskState::Phase(TaskPhase::Disconnected) => &mut self.disconnected,
+            TaskState::Phase(TaskPhase::Failed) => &mut self.failed,
         }
     }
 
@@ -132,14 +133,14 @@ impl TaskCounts {
 /// From when to when a run is measured. It begins when every task that it waited for had registered, and ends with the run.
 /// A run that never came so far begins when its registration opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RunSpan {
+pub struct RunInterval {
     /// When it began.
     pub began: Timestamp,
     /// When it ended, if it has.
     pub ended: Option<Timestamp>,
 }
 
-impl RunSpan {
+impl RunInterval {
     /// The span of a run.
     #[must_use]
     pub fn new(opened_at: Timestamp, started_at: Option<Timestamp>, ended_at: Option<Timestamp>) -> Self {
@@ -154,7 +155,7 @@ impl RunSpan {
 
     /// How long it lasted in microseconds, if it has ended.
     #[must_use]
-    pub fn ended_length_us(self) -> Option<u64> {
+    pub fn final_length_us(self) -> Option<u64> {
         self.ended.map(|ended| ended.0.saturating_sub(self.began.0))
     }
 }
@@ -185,11 +186,11 @@ mod tests {
             let json = serde_json::to_value(counts).unwrap();
             assert_eq!(json[state.name()], expected, "{state:?}");
         }
-        assert_eq!(TaskState::of(TaskStanding::Failed, true), TaskState::Excluded);
+        assert_eq!(TaskState::of(TaskPhase::Failed, true), TaskState::Excluded);
     }
 
     #[test]
-    fn barriers_are_called_by_what_they_are_for() {
+    fn internal_barriers_have_labels() {
         assert_eq!(barrier_label("[Init]Wait_for_all_tasks_to_register"), "registration");
         assert_eq!(barrier_label("Shutdown::0123"), "shutdown");
         assert_eq!(barrier_label("train/step"), "train/step");
@@ -198,9 +199,9 @@ mod tests {
     #[test]
     fn a_run_is_measured_from_when_it_was_complete() {
         let at = |seconds: u64| Timestamp(seconds * 1_000_000);
-        let whole = RunSpan::new(at(10), Some(at(40)), Some(at(132)));
-        assert_eq!((whole.length(at(500)).as_secs(), whole.ended_length_us()), (92, Some(92_000_000)));
-        let never = RunSpan::new(at(10), None, None);
-        assert_eq!((never.length(at(15)).as_secs(), never.ended_length_us()), (5, None));
+        let whole = RunInterval::new(at(10), Some(at(40)), Some(at(132)));
+        assert_eq!((whole.length(at(500)).as_secs(), whole.final_length_us()), (92, Some(92_000_000)));
+        let never = RunInterval::new(at(10), None, None);
+        assert_eq!((never.length(at(15)).as_secs(), never.final_length_us()), (5, None));
     }
 }

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
-use super::barrier_record::BarrierEnding;
-use super::call::{Caller, Outcome, Request};
-use super::command::{Act, Done, Refusal};
-use super::discarded::Discarded;
+use super::barrier_record::BarrierCompletion;
+use super::call::{CallOutcome, Caller, Request};
+use super::command::{Act, CommandOutcome, CommandRefusal};
+use super::discarded::DeferredFree;
 use super::event::Event;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
 
 /// How a connection ended: the evidence that is kept of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ending {
+pub enum ConnectionEnd {
     /// The peer closed it in good order.
     Closed,
     /// The peer's host reset it, as it does when the process is gone.
@@ -28,7 +28,7 @@ pub enum Ending {
     Broken(String),
 }
 
-impl Ending {
+impl ConnectionEnd {
     /// What happened to a connection, in a word; [`fmt::Display`] has the words that clients are told.
     #[must_use]
     pub fn word(&self) -> String {
@@ -41,7 +41,7 @@ impl Ending {
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for ConnectionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("was closed by the peer"),
@@ -54,7 +54,7 @@ impl fmt::Display for Ending {
 
 /// What an observer of a job has found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct FindingNote {
     /// The name of the finding.
     pub finding: Arc<str>,
     /// It holds from now on; otherwise it holds no more.
@@ -67,7 +67,7 @@ pub struct Note {
 
 /// What a worker has reported of a transfer that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TransferNote {
+pub struct TransferFailure {
     /// The task that reports it.
     pub task: TaskId,
     /// The task at the other end.
@@ -98,7 +98,7 @@ pub enum Input {
         actor: Option<Actor>,
     },
     /// An identity for the job's next run, in answer to [`Effect::WantIncarnation`].
-    SpareIncarnation {
+    NextIncarnation {
         /// The job.
         job: JobId,
         /// An unguessable identity.
@@ -116,7 +116,7 @@ pub enum Input {
         /// The connection's number.
         connection: ConnectionId,
         /// How it ended.
-        ending: Ending,
+        ending: ConnectionEnd,
     },
     /// A client asks something.
     Call {
@@ -130,28 +130,28 @@ pub enum Input {
         request: Request,
     },
     /// The caller does not wait any more (it cancelled, or its deadline passed).
-    CallGone {
+    CallCancelled {
         /// The job that it asked.
         job: JobId,
         /// The number of the call.
         call: CallId,
     },
     /// Something that was concluded from what is measured, for the order of events: it changes nothing else.
-    Noted {
+    FindingChanged {
         /// The job that it is about.
         job: JobId,
         /// What was found.
-        note: Note,
+        note: FindingNote,
     },
     /// A worker reported transfers that failed, for the order of events: it changes nothing else.
     TransferFailed {
         /// The job of the worker.
         job: JobId,
         /// What it reported.
-        note: TransferNote,
+        note: TransferFailure,
     },
     /// An operator acts upon a job; answered with [`Effect::Acted`] at once.
-    Act {
+    Command {
         /// The job.
         job: JobId,
         /// Who acts.
@@ -164,7 +164,7 @@ pub enum Input {
     /// Time has passed.
     Tick,
     /// The driver itself could not run for a while: nobody is to blame for the silence since.
-    Lagged,
+    DriverLagged,
     /// The service stops: every waiting call is answered, polls in the way that lets clients live on.
     Stop,
     /// The state comes from before a restart of the service: every connection and waiting call of it is gone,
@@ -176,15 +176,15 @@ pub enum Input {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Answer a call. Every call is answered once at most, and not at all once it is gone.
-    Reply(CallId, Outcome),
+    Reply(CallId, CallOutcome),
     /// What has become of the [`Input::Act`] that was applied.
-    Acted(Result<Done, Refusal>),
+    CommandDone(Result<CommandOutcome, CommandRefusal>),
     /// Something changed that people or machines may want to know.
     Event(Event),
     /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.
-    BarrierEnded(Box<BarrierEnding>),
+    BarrierEnded(Box<BarrierCompletion>),
     /// Free memory, without holding up anybody.
-    Discard(Discarded),
+    FreeLater(DeferredFree),
     /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].
-    WantIncarnation(JobId),
+    RequestIncarnation(JobId),
 }

@@ -6,20 +6,20 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::call::{LiveSet, Shared, TaskSet};
-use super::context::Cx;
+use super::call::{LiveSet, SharedReply, TaskSet};
+use super::context::TransitionContext;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
-use super::live_set::Question;
+use super::live_set::LiveSetRequest;
 use super::run::Run;
 use super::task::Task;
-use super::waiters::{Answer, Calls, Place};
+use super::waiters::{CallSelection, SharedAnswer, WaitTarget};
 use crate::cow::CowMap;
 
 impl Run {
-    pub(super) fn ask_live_set(
+    pub(super) fn request_live_set(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         call: CallId,
         connection: ConnectionId,
         id: TaskId,
@@ -28,44 +28,49 @@ impl Run {
         if !set.contains(id) {
             let text =
                 format!("Requesting task {id} is not one of the tasks specified in a GetAliveTasks request.");
-            return cx.reply(call, Err(Arc::new(Failure::plain(Code::InvalidArgument, text))));
+            return cx.reply(call, Err(Arc::new(Failure::without_details(Code::InvalidArgument, text))));
         }
         // Ids that the job does not have are not alive, and so of no weight.
-        let set = self.without_strangers(set);
-        if !self.questions.contains_key(&set)
-            && self.questions.len() >= cx.settings.bounds.live_sets_in_progress
+        let set = self.known_tasks_of(set);
+        if !self.live_set_requests.contains_key(&set)
+            && self.live_set_requests.len() >= cx.settings.bounds.live_sets_in_progress
         {
             let text = format!(
                 "{} live-set questions are in progress, the most allowed (setting bounds.live-sets-in-progress).",
-                self.questions.len()
+                self.live_set_requests.len()
             );
-            return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+            return cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         }
-        if !self.has_room(cx, call, connection) {
+        if !self.admit_waiter(cx, call, connection) {
             return;
         }
         let live = self.task(id).is_some_and(|task| task.is_connected());
-        if !self.questions.contains_key(&set) {
-            let awaited = set.ids().iter().filter(|id| self.own(**id).is_connected()).count();
-            let question =
-                Question { since: cx.now, first: id, last: (id, cx.now), asked: CowMap::default(), awaited };
-            self.questions.insert(set.clone(), question);
+        if !self.live_set_requests.contains_key(&set) {
+            let awaited = set.ids().iter().filter(|id| self.expect_task(**id).is_connected()).count();
+            let question = LiveSetRequest {
+                since: cx.now,
+                first: id,
+                last: (id, cx.now),
+                callers: CowMap::default(),
+                awaited,
+            };
+            self.live_set_requests.insert(set.clone(), question);
         }
-        let Some(question) = self.questions.get_mut(&set) else { return };
-        match question.asked.get_mut(&id) {
+        let Some(question) = self.live_set_requests.get_mut(&set) else { return };
+        match question.callers.get_mut(&id) {
             Some(calls) => drop(calls.insert(call)),
             None => {
-                question.asked.insert(id, BTreeSet::from([call]));
+                question.callers.insert(id, BTreeSet::from([call]));
                 question.awaited -= usize::from(live);
                 question.last = (id, cx.now);
             }
         }
-        self.waiters.insert(call, connection, Place::LiveSet(set.clone(), id));
-        self.answer_if_agreed(&set);
+        self.waiters.insert(call, connection, WaitTarget::LiveSet(set.clone(), id));
+        self.answer_if_complete(&set);
     }
 
     /// The ids of a set that the job has.
-    pub(super) fn without_strangers(&self, set: TaskSet) -> TaskSet {
+    pub(super) fn known_tasks_of(&self, set: TaskSet) -> TaskSet {
         let ends = [set.ids().first(), set.ids().last()];
         if ends.into_iter().flatten().all(|id| self.task(*id).is_some()) {
             return set;
@@ -76,90 +81,93 @@ impl Run {
         TaskSet::new(set.ids()[from..to].to_vec())
     }
 
-    fn answer_if_agreed(&mut self, set: &TaskSet) {
-        if self.questions.get(set).is_none_or(|question| question.awaited > 0) {
+    fn answer_if_complete(&mut self, set: &TaskSet) {
+        if self.live_set_requests.get(set).is_none_or(|question| question.awaited > 0) {
             return;
         }
-        let Some(question) = self.questions.remove(set) else { return };
+        let Some(question) = self.live_set_requests.remove(set) else { return };
         let live: LiveSet = set
             .ids()
             .iter()
-            .filter(|id| self.own(**id).is_connected())
-            .map(|id| (*id, self.own(*id).incarnation.unwrap_or(TaskIncarnation(0))))
+            .filter(|id| self.expect_task(**id).is_connected())
+            .map(|id| (*id, self.expect_task(*id).incarnation.unwrap_or(TaskIncarnation(0))))
             .collect();
-        self.waiters.decide(Calls::OfTasks(question.asked), Answer::LiveSet(Shared::new(live)));
+        self.waiters.queue_answer(
+            CallSelection::OfTasks(question.callers),
+            SharedAnswer::LiveSet(SharedReply::new(live)),
+        );
     }
 
     /// A task has become live: questions about it wait for it too, unless it has asked.
-    pub(super) fn enter_questions(&mut self, id: TaskId) {
-        for (set, question) in &mut self.questions {
-            if set.contains(id) && !question.asked.contains_key(&id) {
+    pub(super) fn add_to_live_set_requests(&mut self, id: TaskId) {
+        for (set, question) in &mut self.live_set_requests {
+            if set.contains(id) && !question.callers.contains_key(&id) {
                 question.awaited += 1;
             }
         }
     }
 
     /// These tasks were live and are live no more: questions do not wait for them.
-    pub(super) fn leave_questions(&mut self, tasks: &[TaskId]) {
-        let &[id] = tasks else { return self.recount_questions() };
-        for (set, question) in &mut self.questions {
-            if set.contains(id) && !question.asked.contains_key(&id) {
+    pub(super) fn remove_from_live_set_requests(&mut self, tasks: &[TaskId]) {
+        let &[id] = tasks else { return self.recount_live_set_requests() };
+        for (set, question) in &mut self.live_set_requests {
+            if set.contains(id) && !question.callers.contains_key(&id) {
                 question.awaited -= 1;
             }
         }
-        self.answer_agreed();
+        self.answer_complete_requests();
     }
 
     /// Many tasks have become live or are live no more: questions wait for those that are live and have not asked.
-    pub(super) fn recount_questions(&mut self) {
+    pub(super) fn recount_live_set_requests(&mut self) {
         let tasks = &self.tasks;
-        for (set, question) in &mut self.questions {
+        for (set, question) in &mut self.live_set_requests {
             let is_live = |id: TaskId| {
                 usize::try_from(id.0).ok().and_then(|place| tasks.get(place)).is_some_and(Task::is_connected)
             };
-            let awaits = |id: &&TaskId| is_live(**id) && !question.asked.contains_key(*id);
+            let awaits = |id: &&TaskId| is_live(**id) && !question.callers.contains_key(*id);
             question.awaited = set.ids().iter().filter(awaits).count();
         }
-        self.answer_agreed();
+        self.answer_complete_requests();
     }
 
     /// Answers the questions that wait for nobody any more.
-    fn answer_agreed(&mut self) {
-        let agreed = self.questions.iter().filter(|(_, question)| question.awaited == 0);
+    fn answer_complete_requests(&mut self) {
+        let agreed = self.live_set_requests.iter().filter(|(_, question)| question.awaited == 0);
         let agreed: Vec<TaskSet> = agreed.map(|(set, _)| set.clone()).collect();
         for set in agreed {
-            self.answer_if_agreed(&set);
+            self.answer_if_complete(&set);
         }
     }
 
     /// The calls of a task about live sets are answered with `failure`: it has not asked.
-    pub(super) fn drop_questions_of(&mut self, id: TaskId, failure: &Arc<Failure>) {
+    pub(super) fn cancel_live_set_calls_of(&mut self, id: TaskId, failure: &Arc<Failure>) {
         let live = self.task(id).is_some_and(Task::is_connected);
         let waiters = &mut self.waiters;
-        self.questions.retain(|_, question| {
-            if let Some(calls) = question.asked.remove(&id) {
+        self.live_set_requests.retain(|_, question| {
+            if let Some(calls) = question.callers.remove(&id) {
                 question.awaited += usize::from(live);
-                waiters.decide(Calls::Set(calls), Answer::Failed(Arc::clone(failure)));
+                waiters.queue_answer(CallSelection::Set(calls), SharedAnswer::Failed(Arc::clone(failure)));
             }
-            !question.asked.is_empty()
+            !question.callers.is_empty()
         });
-        self.answer_agreed();
+        self.answer_complete_requests();
     }
 
     /// A caller does not wait for its answer any more: it has not asked.
-    pub(super) fn leave_question(&mut self, set: &TaskSet, id: TaskId, call: CallId) {
+    pub(super) fn withdraw_live_set_call(&mut self, set: &TaskSet, id: TaskId, call: CallId) {
         let live = self.task(id).is_some_and(|task| task.is_connected());
-        let Some(question) = self.questions.get_mut(set) else { return };
-        let Some(calls) = question.asked.get_mut(&id) else { return };
+        let Some(question) = self.live_set_requests.get_mut(set) else { return };
+        let Some(calls) = question.callers.get_mut(&id) else { return };
         // A call whose answer is decided is in no question; this one may be the next about the same set.
         if calls.remove(&call) && calls.is_empty() {
-            question.asked.remove(&id);
+            question.callers.remove(&id);
             question.awaited += usize::from(live);
         }
-        if question.asked.is_empty() {
-            self.questions.remove(set);
+        if question.callers.is_empty() {
+            self.live_set_requests.remove(set);
         } else {
-            self.answer_if_agreed(set);
+            self.answer_if_complete(set);
         }
     }
 }

@@ -12,30 +12,30 @@ use super::settings::JobSettings;
 use super::store::normalise;
 use super::task::Task;
 use super::view::{
-    BarrierView, ExclusionView, JobSummary, KeyLine, KeyValue, LiveTask, LiveView, PreemptionView, RunLine,
-    RunSummary, TaskView,
+    BarrierView, ExclusionView, JobSummary, KeyEntry, LiveTask, LiveTasksView, PreemptionView, RunListItem,
+    RunSummary, StoredValue, TaskView,
 };
 
 /// Which lives of a job's tasks count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Roster {
+pub struct TaskIncarnations {
     /// In which run.
     pub run: RunNumber,
     /// By task: the life that is connected, if one is.
-    pub lives: Vec<Option<TaskIncarnation>>,
+    pub incarnations: Vec<Option<TaskIncarnation>>,
 }
 
-impl Roster {
+impl TaskIncarnations {
     /// The life of a task that counts.
     #[must_use]
-    pub fn life(&self, task: TaskId) -> Option<TaskIncarnation> {
-        *self.lives.get(usize::try_from(task.0).ok()?)?
+    pub fn incarnation_of(&self, task: TaskId) -> Option<TaskIncarnation> {
+        *self.incarnations.get(usize::try_from(task.0).ok()?)?
     }
 }
 
 /// Which life of one task counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PresentLife {
+pub struct CurrentIncarnation {
     /// In which run.
     pub run: RunNumber,
     /// When that opened.
@@ -48,19 +48,19 @@ pub struct PresentLife {
 
 /// A job to look at.
 #[derive(Clone, Copy)]
-pub struct JobLook<'a> {
+pub struct JobReader<'a> {
     job: &'a Job,
 }
 
 impl Coordinator {
     /// A job to look at, part by part.
     #[must_use]
-    pub fn job(&self, job: JobId) -> Option<JobLook<'_>> {
-        Some(JobLook { job: self.job_of(job)? })
+    pub fn job(&self, job: JobId) -> Option<JobReader<'_>> {
+        Some(JobReader { job: self.job_state(job)? })
     }
 }
 
-impl JobLook<'_> {
+impl JobReader<'_> {
     /// The job in short.
     #[must_use]
     pub fn summary(&self) -> JobSummary {
@@ -71,7 +71,7 @@ impl JobLook<'_> {
             recoverable: settings.recoverable,
             run: run.number,
             state: run.state(),
-            live: run.connected,
+            live: run.connected_tasks,
             exclusions: exclusions.len(),
             first_cause: run.first_cause.clone(),
         }
@@ -97,8 +97,8 @@ impl JobLook<'_> {
 
     /// Every run that is known, the present one first.
     #[must_use]
-    pub fn runs(&self) -> Vec<RunLine> {
-        let past = self.job.history().map(RunSummary::line);
+    pub fn runs(&self) -> Vec<RunListItem> {
+        let past = self.job.past_runs().map(RunSummary::line);
         std::iter::once(self.job.run.line()).chain(past).collect()
     }
 
@@ -116,23 +116,23 @@ impl JobLook<'_> {
 
     /// Which lives of its tasks count.
     #[must_use]
-    pub fn roster(&self) -> Roster {
+    pub fn task_incarnations(&self) -> TaskIncarnations {
         let run = &self.job.run;
         let connected = |task: &Task| task.incarnation.filter(|_| task.is_connected());
-        Roster { run: run.number, lives: run.tasks.iter().map(connected).collect() }
+        TaskIncarnations { run: run.number, incarnations: run.tasks.iter().map(connected).collect() }
     }
 
     /// How many tasks the present run has.
     #[must_use]
-    pub fn roster_len(&self) -> usize {
+    pub fn task_count(&self) -> usize {
         self.job.run.tasks.len()
     }
 
     /// Which life of a task counts.
     #[must_use]
-    pub fn present_life(&self, task: TaskId) -> PresentLife {
+    pub fn current_incarnation(&self, task: TaskId) -> CurrentIncarnation {
         let run = &self.job.run;
-        PresentLife {
+        CurrentIncarnation {
             run: run.number,
             opened_at: run.opened_at,
             tasks: run.tasks.len(),
@@ -154,14 +154,14 @@ impl JobLook<'_> {
 
     /// The live set.
     #[must_use]
-    pub fn live(&self) -> LiveView {
+    pub fn live(&self) -> LiveTasksView {
         let run = &self.job.run;
-        let live = run.ids().filter(|id| run.own(*id).is_connected()).map(|id| {
-            let task = run.own(id);
+        let live = run.task_ids().filter(|id| run.expect_task(*id).is_connected()).map(|id| {
+            let task = run.expect_task(id);
             let incarnation = task.incarnation.map(|i| i.to_string()).unwrap_or_default();
             LiveTask { task: id, incarnation, peer: task.peer }
         });
-        LiveView {
+        LiveTasksView {
             run: run.number,
             version: run.version,
             tasks: live.collect(),
@@ -178,12 +178,12 @@ impl JobLook<'_> {
     /// The present run's devices beside those of the last run that had some.
     #[must_use]
     pub fn device_map(&self) -> DeviceMap {
-        let previous = self.job.whole_history().find(|run| !run.devices.is_empty());
+        let previous = self.job.past_runs_with_devices().find(|run| !run.devices.is_empty());
         let before = previous.as_ref().map_or(&[][..], |run| &run.devices);
         DeviceMap {
             run: self.job.run.number,
             previous: previous.as_ref().map(|run| run.number),
-            places: device_map::map(before, &self.devices()),
+            places: device_map::match_devices(before, &self.devices()),
         }
     }
 
@@ -196,15 +196,15 @@ impl JobLook<'_> {
     /// What lies below a directory, in byte order: its direct children, or every key of the tree below it. At most
     /// `limit`, after the line `after`; the empty directory is the root.
     #[must_use]
-    pub fn keys(&self, directory: &[u8], after: &[u8], whole_tree: bool, limit: usize) -> Vec<KeyLine> {
-        self.job.run.store.lines(directory, after, whole_tree, limit)
+    pub fn keys(&self, directory: &[u8], after: &[u8], whole_tree: bool, limit: usize) -> Vec<KeyEntry> {
+        self.job.run.store.list_entries(directory, after, whole_tree, limit)
     }
 
     /// One value.
     #[must_use]
-    pub fn key(&self, key: &[u8]) -> Option<KeyValue> {
+    pub fn key(&self, key: &[u8]) -> Option<StoredValue> {
         let entry = self.job.run.store.get(key)?;
         let key = Bytes::from(normalise(key).into_owned());
-        Some(KeyValue { key, value: entry.value.clone(), written_at: entry.at, written_by: entry.by })
+        Some(StoredValue { key, value: entry.value.clone(), written_at: entry.at, written_by: entry.by })
     }
 }

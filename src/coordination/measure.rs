@@ -4,29 +4,29 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::barrier::{BarrierKey, Instance};
-use super::barrier_record::{ArrivalView, BarrierKind, BarrierOutcome, BarrierRecord};
+use super::barrier::{BarrierInstance, BarrierKey};
+use super::barrier_record::{BarrierArrival, BarrierKind, BarrierOutcome, BarrierRecord};
 use super::ids::{TaskId, Timestamp};
-use super::straggling::{ONE, Part};
+use super::straggling::{MemberTiming, SCORE_ONE};
 
 /// How many of the latest arrivals, and how many absent members, a record names.
 const NAMED: usize = 8;
 
 /// An instance that has ended and is to be measured: first as a whole, then for its members a few at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Measure {
+pub(super) struct PendingBarrierStats {
     kind: BarrierKind,
     id: Arc<str>,
-    pub instance: Arc<Instance>,
+    pub instance: Arc<BarrierInstance>,
     ended: Timestamp,
     passed: bool,
     /// Once the whole is measured: what the shares of its members are made of.
-    pub spread: Option<Spread>,
+    pub spread: Option<ArrivalSpread>,
 }
 
 /// How the arrivals at an instance lie in time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Spread {
+pub(super) struct ArrivalSpread {
     first: Timestamp,
     median: Timestamp,
     skew_us: u64,
@@ -36,26 +36,26 @@ pub(super) struct Spread {
     pub position: usize,
 }
 
-impl Measure {
+impl PendingBarrierStats {
     pub fn new(
         now: Timestamp,
         key: &BarrierKey,
         id: Arc<str>,
-        instance: &Arc<Instance>,
+        instance: &Arc<BarrierInstance>,
         passed: bool,
     ) -> Self {
         Self { kind: key.kind(), id, instance: Arc::clone(instance), ended: now, passed, spread: None }
     }
 
     /// The record of the instance, everybody who came, and the spread that the shares are made of, if there are any.
-    pub fn whole(&self) -> (BarrierRecord, Vec<ArrivalView>, Option<Spread>) {
+    pub fn whole(&self) -> (BarrierRecord, Vec<BarrierArrival>, Option<ArrivalSpread>) {
         let instance = &self.instance;
-        let arrivals: Vec<ArrivalView> =
-            instance.arrivals().map(|(task, arrival)| ArrivalView { task, at: arrival.at }).collect();
+        let arrivals: Vec<BarrierArrival> =
+            instance.arrivals().map(|(task, arrival)| BarrierArrival { task, at: arrival.at }).collect();
         // Who came at the same moment is in the order of the numbers.
         let mut order: Vec<(Timestamp, TaskId)> = arrivals.iter().map(|a| (a.at, a.task)).collect();
         let first = order.iter().min().copied();
-        let latest = take_latest(&mut order);
+        let latest = select_latest(&mut order);
         let skew_us = match (first, latest.first()) {
             (Some((first, _)), Some(last)) => last.at.0.saturating_sub(first.0),
             _ => 0,
@@ -64,7 +64,7 @@ impl Measure {
         let spread = latest.first().filter(|_| counts).map(|last| {
             let middle = (order.len() - 1) / 2;
             let (_, &mut (median, _), _) = order.select_nth_unstable(middle);
-            Spread {
+            ArrivalSpread {
                 first: Timestamp(last.at.0.saturating_sub(skew_us)),
                 median,
                 skew_us,
@@ -93,23 +93,23 @@ impl Measure {
     }
 }
 
-impl Spread {
-    pub fn part(&self, task: TaskId, at: Timestamp) -> Part {
+impl ArrivalSpread {
+    pub fn part(&self, task: TaskId, at: Timestamp) -> MemberTiming {
         let behind = at.0.saturating_sub(self.median.0);
-        Part {
+        MemberTiming {
             lateness: at.0 - self.first.0,
-            share: behind.saturating_mul(ONE).checked_div(self.skew_us).unwrap_or_default(),
+            share: behind.saturating_mul(SCORE_ONE).checked_div(self.skew_us).unwrap_or_default(),
             held_up: (task == self.last).then_some(self.held_up),
         }
     }
 }
 
 /// The latest arrivals, the last one first. Changes the order of the others.
-fn take_latest(order: &mut [(Timestamp, TaskId)]) -> Vec<ArrivalView> {
+fn select_latest(order: &mut [(Timestamp, TaskId)]) -> Vec<BarrierArrival> {
     let from = order.len().saturating_sub(NAMED);
     let tail = if from > 0 { order.select_nth_unstable(from - 1).2 } else { order };
     tail.sort_unstable_by(|a, b| b.cmp(a));
-    tail.iter().map(|(at, task)| ArrivalView { task: *task, at: *at }).collect()
+    tail.iter().map(|(at, task)| BarrierArrival { task: *task, at: *at }).collect()
 }
 
 #[cfg(test)]
@@ -120,8 +120,8 @@ mod tests {
     fn the_latest_stand_in_the_order_of_their_coming() {
         let mut order: Vec<(Timestamp, TaskId)> =
             (0..20).map(|n| (Timestamp(u64::try_from(n * 7 % 20).unwrap_or_default()), TaskId(n))).collect();
-        let latest: Vec<u64> = take_latest(&mut order).iter().map(|arrival| arrival.at.0).collect();
+        let latest: Vec<u64> = select_latest(&mut order).iter().map(|arrival| arrival.at.0).collect();
         assert_eq!(latest, [19, 18, 17, 16, 15, 14, 13, 12]);
-        assert!(take_latest(&mut []).is_empty());
+        assert!(select_latest(&mut []).is_empty());
     }
 }

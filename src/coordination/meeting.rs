@@ -9,20 +9,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::barrier::{Arrival, BarrierKey, Instance, Members, Purpose, Slot};
+use super::barrier::{Arrival, ArrivalPurpose, BarrierInstance, BarrierKey, BarrierMembers, MemberState};
 use super::call::{Reply, TaskSet};
-use super::context::Cx;
-use super::event::Change;
+use super::context::TransitionContext;
+use super::event::EventKind;
 use super::failure::{Code, Failure};
 use super::failure_texts::shutdown_failure;
 use super::ids::{CallId, ConnectionId, TaskId};
 use super::run::Run;
 use super::settings::Bounds;
 use super::timers::Timer;
-use super::waiters::Place;
+use super::waiters::WaitTarget;
 
 /// What becomes of a call upon a barrier with a given counter.
-enum Use {
+enum CounterMatch {
     /// It begins an instance with this counter.
     Begin(i64),
     /// It takes part in the instance in progress.
@@ -35,8 +35,8 @@ enum Use {
 }
 
 impl Run {
-    pub(super) fn everybody(&self) -> Members {
-        Members::All(u32::try_from(self.tasks.len()).unwrap_or(u32::MAX))
+    pub(super) fn all_members(&self) -> BarrierMembers {
+        BarrierMembers::All(u32::try_from(self.tasks.len()).unwrap_or(u32::MAX))
     }
 
     pub(super) fn wire_id(&self, key: &BarrierKey) -> Arc<str> {
@@ -45,9 +45,9 @@ impl Run {
 
     /// A client's call upon a barrier.
     #[expect(clippy::too_many_arguments, reason = "what a barrier call is made of")]
-    pub(super) fn meet(
+    pub(super) fn arrive_at_barrier(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         call: CallId,
         connection: ConnectionId,
         id: TaskId,
@@ -58,76 +58,82 @@ impl Run {
     ) {
         let bound = cx.settings.bounds.barrier_id_bytes;
         let name: Arc<str> = name.into();
-        let refuse = |cx: &mut Cx<'_>, code, text: String, last: i64| {
-            cx.reply(call, Err(Arc::new(Failure::service(code, text).of_barrier(&name, last))));
+        let refuse = |cx: &mut TransitionContext<'_>, code, text: String, last: i64| {
+            cx.reply(call, Err(Arc::new(Failure::from_service(code, text).with_barrier(&name, last))));
         };
         if name.len() > bound {
             let text = format!("The barrier id has {} bytes; at most {bound} are allowed.", name.len());
-            return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+            return cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         }
         if self.task(id).is_none() {
             let text =
                 format!("A non-participating task ({id}) called the barrier: {name}. It is not in this job.");
             return refuse(cx, Code::InvalidArgument, text, counter);
         }
-        let stranger = members.as_ref().and_then(|set| self.first_stranger(set)).map(|stranger| {
+        let stranger = members.as_ref().and_then(|set| self.first_unknown_task(set)).map(|stranger| {
             format!(
                 "Unexpected task ({stranger}) that is not in the cluster called the barrier. Barrier Id: {name}"
             )
         });
         let members = members
-            .map(|set| self.without_strangers(set))
+            .map(|set| self.known_tasks_of(set))
             .filter(|set| set.ids().len() < self.tasks.len())
-            .map_or_else(|| self.everybody(), Members::Some);
+            .map_or_else(|| self.all_members(), BarrierMembers::Some);
         let key = BarrierKey::Named(Arc::clone(&name));
-        match self.use_of(&key, id, counter) {
-            Use::Begin(counter) => {
+        match self.match_counter(&key, id, counter) {
+            CounterMatch::Begin(counter) => {
                 let kept = self.barriers.ended(&key).map(|ended| ended.members.clone());
                 let fixed = kept.unwrap_or_else(|| members.clone());
-                if let Some(text) = self.no_room_for(&fixed, &cx.settings.bounds) {
+                if let Some(text) = self.barrier_bound_exceeded(&fixed, &cx.settings.bounds) {
                     return refuse(cx, Code::ResourceExhausted, text, counter - 1);
                 }
-                let misuse = stranger.or_else(|| misuse(&key, &fixed, id, &members));
+                let misuse = stranger.or_else(|| membership_error(&key, &fixed, id, &members));
                 let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
-                match (self.begin(cx, &key, counter, fixed, timeout, id), misuse) {
+                match (self.begin_instance(cx, &key, counter, fixed, timeout, id), misuse) {
                     // The members, who come later, are told too: JAX programs count on it.
                     (Ok(()), Some(text)) => {
-                        self.fail_instance(cx, &key, Code::InvalidArgument, text.clone(), &text);
+                        self.fail_barrier(cx, &key, Code::InvalidArgument, text.clone(), &text);
                         refuse(cx, Code::InvalidArgument, text, counter);
                     }
-                    (Ok(()), None) => self.arrive(
+                    (Ok(()), None) => self.record_arrival(
                         cx,
                         &key,
                         id,
                         connection,
-                        Arrival { call, purpose: Purpose::Meet, at: cx.now },
+                        Arrival { call, purpose: ArrivalPurpose::Arrive, at: cx.now },
                     ),
                     (Err(failure), _) => cx.reply(call, Err(failure)),
                 }
             }
-            Use::Join => {
+            CounterMatch::Join => {
                 let fixed = self.barriers.instance(&key).map(|instance| instance.members.clone());
-                let misuse = stranger.or_else(|| misuse(&key, &fixed?, id, &members));
+                let misuse = stranger.or_else(|| membership_error(&key, &fixed?, id, &members));
                 if let Some(text) = misuse {
-                    self.fail_instance(cx, &key, Code::InvalidArgument, text.clone(), &text);
+                    self.fail_barrier(cx, &key, Code::InvalidArgument, text.clone(), &text);
                     let counter = self.barriers.ended(&key).map_or(counter, |ended| ended.counter);
                     return refuse(cx, Code::InvalidArgument, text, counter);
                 }
-                self.arrive(cx, &key, id, connection, Arrival { call, purpose: Purpose::Meet, at: cx.now });
+                self.record_arrival(
+                    cx,
+                    &key,
+                    id,
+                    connection,
+                    Arrival { call, purpose: ArrivalPurpose::Arrive, at: cx.now },
+                );
             }
-            Use::Repeat => {
+            CounterMatch::Repeat => {
                 let fixed = self.barriers.ended(&key).map(|ended| ended.members.clone());
-                let misuse = stranger.or_else(|| misuse(&key, &fixed?, id, &members));
+                let misuse = stranger.or_else(|| membership_error(&key, &fixed?, id, &members));
                 if let Some(text) = misuse {
                     return refuse(cx, Code::InvalidArgument, text, counter);
                 }
-                self.repeat(cx, call, &key);
+                self.repeat_result(cx, call, &key);
             }
-            Use::Mismatch(known) => {
-                let text = mismatch(&name, counter, known);
+            CounterMatch::Mismatch(known) => {
+                let text = counter_mismatch_text(&name, counter, known);
                 if counter >= 0 && known >= 0 && self.barriers.instance(&key).is_some() {
-                    self.displace_own(cx, &key, id);
-                    self.fail_instance(cx, &key, Code::Internal, text.clone(), &text);
+                    self.remove_own_arrival(cx, &key, id);
+                    self.fail_barrier(cx, &key, Code::Internal, text.clone(), &text);
                 }
                 refuse(cx, Code::Internal, text, known);
             }
@@ -135,7 +141,7 @@ impl Run {
     }
 
     /// Why no further barrier may begin, if none may.
-    fn no_room_for(&self, members: &Members, bounds: &Bounds) -> Option<String> {
+    fn barrier_bound_exceeded(&self, members: &BarrierMembers, bounds: &Bounds) -> Option<String> {
         let barriers = self.barriers.in_progress_len();
         if barriers >= bounds.barriers_in_progress {
             return Some(format!(
@@ -152,45 +158,45 @@ impl Run {
         })
     }
 
-    fn first_stranger(&self, set: &TaskSet) -> Option<TaskId> {
+    fn first_unknown_task(&self, set: &TaskSet) -> Option<TaskId> {
         // Ascending, so that strangers stand at the ends.
         let (first, last) = (set.ids().first()?, set.ids().last()?);
         [*first, *last].into_iter().find(|task| self.task(*task).is_none())
     }
 
-    fn use_of(&self, key: &BarrierKey, id: TaskId, counter: i64) -> Use {
+    fn match_counter(&self, key: &BarrierKey, id: TaskId, counter: i64) -> CounterMatch {
         let ended = self.barriers.ended(key);
-        let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.behind.contains(&id));
-        let recoverable = self.own(id).recoverable;
+        let behind = |known: i64| counter <= known && ended.is_some_and(|ended| ended.lagging.contains(&id));
+        let recoverable = self.expect_task(id).recoverable;
         // An answer may be lost with its connection: the process that took part asks again and gets the same. One that has
         // registered since counts from 0 and takes part in the next use.
         if recoverable
             && counter == 0
-            && ended.is_some_and(|ended| ended.has_passed_with(id, self.own(id).registered_at))
+            && ended.is_some_and(|ended| ended.has_passed_with(id, self.expect_task(id).registered_at))
         {
-            return Use::Repeat;
+            return CounterMatch::Repeat;
         }
         if let Some(instance) = self.barriers.instance(key) {
             // A task that came back counts from 0 again, and one that was not waited for counts behind: both join
             // whatever is in progress.
             let known = instance.counter;
             let joins = counter == known || (recoverable && counter == 0) || behind(known);
-            return if joins { Use::Join } else { Use::Mismatch(known) };
+            return if joins { CounterMatch::Join } else { CounterMatch::Mismatch(known) };
         }
         match ended.map(|ended| ended.counter) {
-            None if counter == 0 => Use::Begin(0),
+            None if counter == 0 => CounterMatch::Begin(0),
             // With this for an answer, the caller's next use is number 0, which begins the barrier.
-            None => Use::Mismatch(-1),
-            Some(last) if Some(counter) == last.checked_add(1) => Use::Begin(counter),
-            Some(last) if recoverable && counter == 0 => Use::Begin(last.saturating_add(1)),
+            None => CounterMatch::Mismatch(-1),
+            Some(last) if Some(counter) == last.checked_add(1) => CounterMatch::Begin(counter),
+            Some(last) if recoverable && counter == 0 => CounterMatch::Begin(last.saturating_add(1)),
             // Before the next: it has not taken part in the last one, and must not pass alone by its result.
-            Some(last) if behind(last) => Use::Begin(last.saturating_add(1)),
-            Some(last) if counter == last => Use::Repeat,
-            Some(last) => Use::Mismatch(last),
+            Some(last) if behind(last) => CounterMatch::Begin(last.saturating_add(1)),
+            Some(last) if counter == last => CounterMatch::Repeat,
+            Some(last) => CounterMatch::Mismatch(last),
         }
     }
 
-    fn repeat(&mut self, cx: &mut Cx<'_>, call: CallId, key: &BarrierKey) {
+    fn repeat_result(&mut self, cx: &mut TransitionContext<'_>, call: CallId, key: &BarrierKey) {
         if let Some(ended) = self.barriers.ended(key) {
             let outcome = ended.result.clone().map(|()| Reply::BarrierPassed(ended.counter));
             cx.reply(call, outcome);
@@ -201,19 +207,19 @@ impl Run {
     ///
     /// # Errors
     /// It ends at once if a member is in error and cannot come.
-    pub(super) fn begin(
+    pub(super) fn begin_instance(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         key: &BarrierKey,
         counter: i64,
-        members: Members,
+        members: BarrierMembers,
         timeout: Duration,
         first: TaskId,
     ) -> Result<(), Arc<Failure>> {
         let mut excused = Vec::new();
         let in_error = (0..members.len()).map(|position| members.at(position)).find_map(|id| {
-            let task = self.own(id);
-            if task.excused {
+            let task = self.expect_task(id);
+            if task.is_exempt {
                 excused.push(id);
             }
             let failure = task.failure().filter(|_| !task.recoverable)?;
@@ -225,102 +231,117 @@ impl Run {
                 "Task ({id}) is already in error before the barrier was called. Barrier Id: {wire_id}::{counter} Task \
                  error: {failure}"
             );
-            let failure = Arc::new(Failure::service(Code::Internal, text).of_barrier(&wire_id, counter));
+            let failure =
+                Arc::new(Failure::from_service(Code::Internal, text).with_barrier(&wire_id, counter));
             let result = Err(Arc::clone(&failure));
             let bound = cx.settings.bounds.barrier_memory_bytes;
-            let instance = Instance::new(counter, members, cx.now, cx.now, first);
-            self.barriers.end(cx.now, key.clone(), &instance, result.clone(), bound);
+            let instance = BarrierInstance::new(counter, members, cx.now, cx.now, first);
+            self.barriers.record_result(cx.now, key.clone(), &instance, result.clone(), bound);
             if *key == BarrierKey::Shutdown {
-                self.after_shutdown(cx, &instance.members, &result);
+                self.finish_shutdown(cx, &instance.members, &result);
             }
             return Err(failure);
         }
         let deadline = cx.now.after(timeout);
         self.timers.set(deadline, Timer::Barrier(key.clone()));
         let size = members.len();
-        let mut instance = Instance::new(counter, members, cx.now, deadline, first);
+        let mut instance = BarrierInstance::new(counter, members, cx.now, deadline, first);
         for member in excused {
-            instance.put(member, Slot::Released);
+            instance.set_member_state(member, MemberState::Released);
         }
-        self.barriers.begin(key.clone(), instance);
-        cx.event(
-            Change::BarrierStarted { barrier: wire_id, counter },
+        self.barriers.insert_instance(key.clone(), instance);
+        cx.emit(
+            EventKind::BarrierStarted { barrier: wire_id, counter },
             format!("{} arrived first of {size}", self.describe(first)),
         );
         Ok(())
     }
 
     /// A member has come to an instance in progress.
-    pub(super) fn arrive(
+    pub(super) fn record_arrival(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         key: &BarrierKey,
         id: TaskId,
         connection: ConnectionId,
         arrival: Arrival,
     ) {
-        let replaces = matches!(self.barriers.instance(key).and_then(|i| i.slot(id)), Some(Slot::Arrived(_)));
-        if !replaces && !self.has_room(cx, arrival.call, connection) {
-            return self.dissolve_if_empty(key);
+        let replaces = matches!(
+            self.barriers.instance(key).and_then(|i| i.member_state(id)),
+            Some(MemberState::Arrived(_))
+        );
+        if !replaces && !self.admit_waiter(cx, arrival.call, connection) {
+            return self.remove_if_empty(key);
         }
         let Some(instance) = self.barriers.instance_mut(key) else { return };
         let counter = instance.counter;
-        match instance.put(id, Slot::Arrived(arrival)) {
+        match instance.set_member_state(id, MemberState::Arrived(arrival)) {
             // A task that is no member; callers have seen to it that there is none.
             None => return,
-            Some(Slot::Arrived(old)) => self.displace(cx, key, counter, id, old),
-            Some(_) if key.is_named() => self.count_wait(id, 1),
+            Some(MemberState::Arrived(old)) => self.replace_arrival(cx, key, counter, id, old),
+            Some(_) if key.is_named() => self.adjust_barrier_waits(id, 1),
             Some(_) => {}
         }
-        self.waiters.insert(arrival.call, connection, Place::Barrier(key.clone(), id));
+        self.waiters.insert(arrival.call, connection, WaitTarget::Barrier(key.clone(), id));
         self.pass_if_complete(cx, key);
         self.pass_without_unsynced(cx);
     }
 
     /// A newer call of the same task takes the place of one that waits.
-    fn displace(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, counter: i64, id: TaskId, old: Arrival) {
+    fn replace_arrival(
+        &mut self,
+        cx: &mut TransitionContext<'_>,
+        key: &BarrierKey,
+        counter: i64,
+        id: TaskId,
+        old: Arrival,
+    ) {
         self.waiters.remove(old.call);
         let failure = match old.purpose {
-            Purpose::Register(incarnation) => self.superseded(id, incarnation, None),
+            ArrivalPurpose::Register(incarnation) => self.superseded_failure(id, incarnation, None),
             purpose => {
                 let text = format!(
                     "Cancelled because there's a more recent barrier call for {}::{counter} from the same task.",
                     self.wire_id(key)
                 );
-                let failure = Failure::plain(Code::Cancelled, text);
-                Arc::new(if purpose == Purpose::ShutDown { shutdown_failure(&failure) } else { failure })
+                let failure = Failure::without_details(Code::Cancelled, text);
+                Arc::new(if purpose == ArrivalPurpose::ShutDown {
+                    shutdown_failure(&failure)
+                } else {
+                    failure
+                })
             }
         };
         cx.reply(old.call, Err(failure));
     }
 
     /// A call of the same task that is about to fail the instance: an older one that waits there is displaced all the same.
-    fn displace_own(&mut self, cx: &mut Cx<'_>, key: &BarrierKey, id: TaskId) {
+    fn remove_own_arrival(&mut self, cx: &mut TransitionContext<'_>, key: &BarrierKey, id: TaskId) {
         let Some(instance) = self.barriers.instance_mut(key) else { return };
-        let Some(Slot::Arrived(old)) = instance.slot(id) else { return };
+        let Some(MemberState::Arrived(old)) = instance.member_state(id) else { return };
         let counter = instance.counter;
-        instance.put(id, Slot::Missing);
+        instance.set_member_state(id, MemberState::Missing);
         if key.is_named() {
-            self.count_wait(id, -1);
+            self.adjust_barrier_waits(id, -1);
         }
-        self.displace(cx, key, counter, id, old);
+        self.replace_arrival(cx, key, counter, id, old);
     }
 
     pub(super) fn exchange_devices(
         &mut self,
-        cx: &mut Cx<'_>,
+        cx: &mut TransitionContext<'_>,
         call: CallId,
         connection: ConnectionId,
         id: TaskId,
         devices: Vec<bytes::Bytes>,
     ) {
         if self.task(id).is_none() {
-            let failure = self.unknown("exchanged devices", id);
+            let failure = self.unknown_task_failure("exchanged devices", id);
             return cx.reply(call, Err(Arc::new(failure)));
         }
         let key = BarrierKey::Devices;
         if let Some(result) = self.barriers.ended(&key).map(|ended| ended.result.clone()) {
-            let reply = Reply::Devices(self.incarnation, self.gathered());
+            let reply = Reply::Devices(self.incarnation, self.exchanged_devices());
             return cx.reply(call, result.map(|()| reply));
         }
         // Each task has its share, so that the first to come cannot take it all.
@@ -331,27 +352,33 @@ impl Run {
                 "The devices of task {id} take {bytes} bytes; {share} are each task's share (setting \
                  bounds.exchanged-device-bytes)."
             );
-            return cx.reply(call, Err(Arc::new(Failure::service(Code::ResourceExhausted, text))));
+            return cx.reply(call, Err(Arc::new(Failure::from_service(Code::ResourceExhausted, text))));
         }
         self.exchanged.insert(id, devices);
-        const PATIENCE: Duration = Duration::from_secs(60 * 60);
+        const DEVICE_EXCHANGE_TIMEOUT: Duration = Duration::from_secs(60 * 60);
         if self.barriers.instance(&key).is_none()
-            && let Err(failure) = self.begin(cx, &key, 0, self.everybody(), PATIENCE, id)
+            && let Err(failure) =
+                self.begin_instance(cx, &key, 0, self.all_members(), DEVICE_EXCHANGE_TIMEOUT, id)
         {
             return cx.reply(call, Err(failure));
         }
-        self.arrive(
+        self.record_arrival(
             cx,
             &key,
             id,
             connection,
-            Arrival { call, purpose: Purpose::ExchangeDevices, at: cx.now },
+            Arrival { call, purpose: ArrivalPurpose::ExchangeDevices, at: cx.now },
         );
     }
 }
 
 /// What is wrong with a caller's idea of who takes part, if anything is.
-fn misuse(key: &BarrierKey, fixed: &Members, caller: TaskId, given: &Members) -> Option<String> {
+fn membership_error(
+    key: &BarrierKey,
+    fixed: &BarrierMembers,
+    caller: TaskId,
+    given: &BarrierMembers,
+) -> Option<String> {
     let BarrierKey::Named(name) = key else { return None };
     if fixed != given {
         return Some(format!(
@@ -365,7 +392,7 @@ fn misuse(key: &BarrierKey, fixed: &Members, caller: TaskId, given: &Members) ->
     None
 }
 
-fn mismatch(name: &str, counter: i64, known: i64) -> String {
+fn counter_mismatch_text(name: &str, counter: i64, known: i64) -> String {
     let reason = if counter == 0 || known <= 0 {
         "The service or task probably restarted, check the earlier logs to debug further."
     } else {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{Change, Event, FailureClass};
+use super::event::{Event, EventKind, FailureClass};
 use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 
 /// A change that several tasks undergo at the same moment.
@@ -19,17 +19,17 @@ pub(super) enum TaskChange {
 }
 
 impl TaskChange {
-    fn of(self, task: TaskId, incarnation: TaskIncarnation) -> Change {
+    fn of(self, task: TaskId, incarnation: TaskIncarnation) -> EventKind {
         match self {
-            Self::Connected => Change::TaskConnected { task, incarnation, again: false },
-            Self::Disconnected => Change::TaskDisconnected { task },
-            Self::Failed(class) => Change::TaskFailed { task, class },
+            Self::Connected => EventKind::TaskConnected { task, incarnation, again: false },
+            Self::Disconnected => EventKind::TaskDisconnected { task },
+            Self::Failed(class) => EventKind::TaskFailed { task, class },
         }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-enum Entry {
+enum QueuedEvents {
     One(#[serde(with = "as_json")] Box<Event>),
     /// One event for each of these tasks.
     OfTasks {
@@ -60,15 +60,15 @@ mod as_json {
 
 /// Events to be published, the oldest first.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Outbox(VecDeque<Entry>);
+pub(super) struct EventQueue(VecDeque<QueuedEvents>);
 
-impl Outbox {
+impl EventQueue {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     pub fn push(&mut self, event: Event) {
-        self.0.push_back(Entry::One(Box::new(event)));
+        self.0.push_back(QueuedEvents::One(Box::new(event)));
     }
 
     /// Adds an event for each of `tasks`, which are the tasks' present incarnations.
@@ -80,18 +80,18 @@ impl Outbox {
         reason: &str,
         tasks: VecDeque<(TaskId, TaskIncarnation)>,
     ) {
-        self.0.push_back(Entry::OfTasks { at, run, change, reason: reason.to_owned(), tasks });
+        self.0.push_back(QueuedEvents::OfTasks { at, run, change, reason: reason.to_owned(), tasks });
     }
 
     /// Takes out the oldest event.
     pub fn pop(&mut self, job: JobId) -> Option<Event> {
         loop {
             match self.0.front_mut()? {
-                Entry::One(_) => {
-                    let Some(Entry::One(event)) = self.0.pop_front() else { return None };
+                QueuedEvents::One(_) => {
+                    let Some(QueuedEvents::One(event)) = self.0.pop_front() else { return None };
                     return Some(*event);
                 }
-                Entry::OfTasks { at, run, change, reason, tasks } => {
+                QueuedEvents::OfTasks { at, run, change, reason, tasks } => {
                     let Some((task, incarnation)) = tasks.pop_front() else {
                         self.0.pop_front();
                         continue;

@@ -5,34 +5,35 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::course::{Course, GapAt};
+use super::course::{HeartbeatGap, HeartbeatHistory};
 use super::ids::Timestamp;
 
 /// Into how many classes gaps are counted.
-pub const GAP_CLASSES: usize = 19;
+pub const GAP_BUCKETS: usize = 19;
 /// The longest gap of the first class, in microseconds; each further class holds gaps twice as long, and the last one
 /// whatever is longer.
-const SHORTEST_US: u64 = 1_000;
+const FIRST_BUCKET_US: u64 = 1_000;
 /// The longest recent gap is that of this window and the one before.
-const WINDOW: Duration = Duration::from_secs(5 * 60);
+const LONGEST_GAP_WINDOW: Duration = Duration::from_secs(5 * 60);
 /// How many gaps the usual interval is made of: each moves it by this fraction.
-const MEMORY: u64 = 16;
+const AVERAGED: u64 = 16;
 
 /// Gaps between heartbeats, counted by their length.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Gaps {
+#[schema(as = Gaps)]
+pub struct GapHistogram {
     /// How many there were of each class; see [`Gaps::longest_us`].
     #[schema(value_type = Vec<u64>)]
-    pub counts: [u64; GAP_CLASSES],
+    pub counts: [u64; GAP_BUCKETS],
     /// All of them together, in microseconds.
     pub sum_us: u64,
 }
 
-impl Gaps {
+impl GapHistogram {
     /// The longest gap that belongs to a class, in microseconds; the last class has none.
     #[must_use]
     pub fn longest_us(class: usize) -> Option<u64> {
-        (class + 1 < GAP_CLASSES).then(|| SHORTEST_US << class)
+        (class + 1 < GAP_BUCKETS).then(|| FIRST_BUCKET_US << class)
     }
 
     /// How many gaps were counted.
@@ -42,7 +43,7 @@ impl Gaps {
     }
 
     /// Counts those of `other` too.
-    pub(super) fn add(&mut self, other: &Pulse) {
+    pub(super) fn add(&mut self, other: &HeartbeatStats) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += u64::from(*theirs);
         }
@@ -50,71 +51,71 @@ impl Gaps {
     }
 }
 
-fn class_of(gap_us: u64) -> usize {
-    let doublings = u64::BITS - (gap_us.saturating_sub(1) / SHORTEST_US).leading_zeros();
-    (doublings as usize).min(GAP_CLASSES - 1)
+fn bucket_of(gap_us: u64) -> usize {
+    let doublings = u64::BITS - (gap_us.saturating_sub(1) / FIRST_BUCKET_US).leading_zeros();
+    (doublings as usize).min(GAP_BUCKETS - 1)
 }
 
 /// What is known of the heartbeats of one task in this run.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Pulse {
+pub(super) struct HeartbeatStats {
     /// The last heartbeat; none at the start of a life, and when the service itself was away.
     last: Option<Timestamp>,
-    counts: [u32; GAP_CLASSES],
+    counts: [u32; GAP_BUCKETS],
     sum_us: u64,
     /// A moving average of the gaps.
     interval_us: u64,
     window_began: Timestamp,
     longest_us: u64,
     longest_before_us: u64,
-    course: Course,
+    history: HeartbeatHistory,
 }
 
-impl Pulse {
+impl HeartbeatStats {
     /// A heartbeat has come.
-    pub fn beat(&mut self, now: Timestamp) {
+    pub fn record_heartbeat(&mut self, now: Timestamp) {
         let Some(last) = self.last.replace(now) else { return };
         let gap_us = now.0.saturating_sub(last.0);
-        let count = &mut self.counts[class_of(gap_us)];
+        let count = &mut self.counts[bucket_of(gap_us)];
         *count = count.saturating_add(1);
         self.sum_us = self.sum_us.saturating_add(gap_us);
         self.interval_us = match self.interval_us {
             0 => gap_us,
-            usual => usual - usual / MEMORY + gap_us / MEMORY,
+            usual => usual - usual / AVERAGED + gap_us / AVERAGED,
         };
         let window = now.since(self.window_began);
-        if window >= WINDOW {
-            self.longest_before_us = if window < 2 * WINDOW { self.longest_us } else { 0 };
+        if window >= LONGEST_GAP_WINDOW {
+            self.longest_before_us = if window < 2 * LONGEST_GAP_WINDOW { self.longest_us } else { 0 };
             self.longest_us = 0;
             self.window_began = now;
         }
         self.longest_us = self.longest_us.max(gap_us);
-        self.course.add(now, gap_us);
+        self.history.add(now, gap_us);
     }
 
     /// What lies between the last heartbeat and the next is no gap of the task's.
-    pub fn pause(&mut self) {
+    pub fn skip_next_gap(&mut self) {
         self.last = None;
     }
 
-    pub fn view(&self) -> Option<PulseView> {
+    pub fn view(&self) -> Option<HeartbeatStatsView> {
         let counts = self.counts.map(u64::from);
         let heard = counts.iter().any(|count| *count > 0);
-        heard.then(|| PulseView {
+        heard.then(|| HeartbeatStatsView {
             interval_us: self.interval_us,
             longest_recent_us: self.longest_us.max(self.longest_before_us),
-            gaps: Gaps { counts, sum_us: self.sum_us },
+            gaps: GapHistogram { counts, sum_us: self.sum_us },
         })
     }
 
     /// Whether what is kept of gaps is within its bound.
     pub fn is_within_bounds(&self) -> bool {
-        self.course.is_within_bounds()
+        self.history.is_within_bounds()
     }
 
     /// The gaps over time, the oldest first.
-    pub fn course(&self) -> Vec<GapAt> {
-        self.course.view()
+    pub fn course(&self) -> Vec<HeartbeatGap> {
+        self.history.view()
     }
 
     /// The usual interval and the longest recent gap, in microseconds; 0 where there is none yet.
@@ -125,19 +126,20 @@ impl Pulse {
 
 /// The heartbeats of a task, from its second one in this run on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct PulseView {
+#[schema(as = PulseView)]
+pub struct HeartbeatStatsView {
     /// How far apart they usually come, in microseconds: a moving average over about the last sixteen.
     pub interval_us: u64,
     /// The longest gap of the last five to ten minutes, in microseconds.
     pub longest_recent_us: u64,
     /// All gaps of this run by their length.
-    pub gaps: Gaps,
+    pub gaps: GapHistogram,
 }
 
 /// For how long a task has sent no heartbeat, if that is longer than its heartbeats explain: twice its usual interval, and a
 /// second. Until an interval is known it is half of the timeout, as clients have it.
 #[must_use]
-pub fn overdue(
+pub fn heartbeat_overdue_by(
     last: Option<Timestamp>,
     interval_us: u64,
     timeout: Duration,
@@ -155,34 +157,42 @@ mod tests {
     #[test]
     fn every_gap_has_the_class_that_its_bound_says() {
         for gap in [0, 1, 1_000, 1_001, 2_000, 2_001, 4_000, 4_001, 131_072_000, 262_144_000, u64::MAX] {
-            let class = class_of(gap);
-            assert!(Gaps::longest_us(class).is_none_or(|longest| gap <= longest), "{gap} is in {class}");
-            let fits_below = class > 0 && Gaps::longest_us(class - 1).is_some_and(|longest| gap <= longest);
+            let class = bucket_of(gap);
+            assert!(
+                GapHistogram::longest_us(class).is_none_or(|longest| gap <= longest),
+                "{gap} is in {class}"
+            );
+            let fits_below =
+                class > 0 && GapHistogram::longest_us(class - 1).is_some_and(|longest| gap <= longest);
             assert!(!fits_below, "{gap} is in {class}");
         }
     }
 
     #[test]
-    fn a_heartbeat_is_overdue_by_the_measure_of_its_own_interval() {
+    fn a_heartbeat_is_overdue_after_twice_its_usual_interval() {
         let timeout = Duration::from_secs(100);
         let after = |seconds: u64, interval_us: u64| {
-            overdue(Some(Timestamp(0)), interval_us, timeout, Timestamp(seconds * 1_000_000))
+            heartbeat_overdue_by(Some(Timestamp(0)), interval_us, timeout, Timestamp(seconds * 1_000_000))
         };
         assert_eq!(after(11, 5_000_000), None);
         assert_eq!(after(43, 5_000_000), Some(Duration::from_secs(43)));
         assert_eq!(after(43, 50_000_000), None);
         assert_eq!(after(99, 0), None, "its interval is not known");
-        assert_eq!(overdue(None, 5_000_000, timeout, Timestamp(u64::MAX)), None, "it never sent one");
+        assert_eq!(
+            heartbeat_overdue_by(None, 5_000_000, timeout, Timestamp(u64::MAX)),
+            None,
+            "it never sent one"
+        );
     }
 
     #[test]
-    fn silences_that_are_not_the_tasks_are_no_gaps() {
-        let mut pulse = Pulse::default();
-        pulse.beat(Timestamp(1_000_000));
-        pulse.beat(Timestamp(2_000_000));
-        pulse.pause();
-        pulse.beat(Timestamp(90_000_000));
-        pulse.beat(Timestamp(91_000_000));
+    fn a_pause_of_the_service_is_not_counted_as_a_gap() {
+        let mut pulse = HeartbeatStats::default();
+        pulse.record_heartbeat(Timestamp(1_000_000));
+        pulse.record_heartbeat(Timestamp(2_000_000));
+        pulse.skip_next_gap();
+        pulse.record_heartbeat(Timestamp(90_000_000));
+        pulse.record_heartbeat(Timestamp(91_000_000));
         let view = pulse.view().expect("two gaps");
         assert_eq!((view.gaps.total(), view.gaps.sum_us), (2, 2_000_000));
         assert_eq!((view.interval_us, view.longest_recent_us), (1_000_000, 1_000_000));
@@ -190,11 +200,11 @@ mod tests {
 
     #[test]
     fn a_long_gap_is_forgotten_after_two_windows() {
-        let mut pulse = Pulse::default();
+        let mut pulse = HeartbeatStats::default();
         let mut now = Timestamp(0);
-        let mut beat = |pulse: &mut Pulse, by: u64| {
+        let mut beat = |pulse: &mut HeartbeatStats, by: u64| {
             now = now.after(Duration::from_secs(by));
-            pulse.beat(now);
+            pulse.record_heartbeat(now);
         };
         beat(&mut pulse, 1);
         beat(&mut pulse, 50);

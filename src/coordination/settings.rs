@@ -26,7 +26,8 @@ pub enum ErrorDelivery {
 /// A finding that a job may be told to act upon: the task that it names is excluded, for a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum ActingRule {
+#[schema(as = ActingRule)]
+pub enum AutoExcludeRule {
     /// A task is alive by its heartbeats, and all others wait for it.
     StalledTask,
     /// A task comes late to barriers every time.
@@ -35,7 +36,7 @@ pub enum ActingRule {
     RestartStorm,
 }
 
-impl ActingRule {
+impl AutoExcludeRule {
     /// Every rule.
     pub const ALL: [Self; 3] = [Self::StalledTask, Self::ChronicStraggler, Self::RestartStorm];
 
@@ -77,7 +78,7 @@ pub struct JobSettings {
     /// How errors are delivered.
     pub error_delivery: ErrorDelivery,
     /// Findings upon which the task that they name is excluded. None unless it is wished: to observe is harmless.
-    pub auto_exclude: BTreeSet<ActingRule>,
+    pub auto_exclude: BTreeSet<AutoExcludeRule>,
     /// How long such an exclusion lasts.
     #[serde(with = "humantime_serde")]
     #[schema(value_type = String)]
@@ -105,7 +106,7 @@ impl JobSettings {
     }
 
     /// The names of the settings in which these differ from others.
-    pub(super) fn differences(&self, other: &Self) -> Vec<String> {
+    pub(super) fn changed_settings(&self, other: &Self) -> Vec<String> {
         let pairs = [
             ("tasks", self.tasks != other.tasks),
             ("recoverable", self.recoverable != other.recoverable),
@@ -150,7 +151,7 @@ pub struct SettingsChange {
     /// [`JobSettings::error_delivery`]
     pub error_delivery: Option<ErrorDelivery>,
     /// [`JobSettings::auto_exclude`]
-    pub auto_exclude: Option<BTreeSet<ActingRule>>,
+    pub auto_exclude: Option<BTreeSet<AutoExcludeRule>>,
     /// [`JobSettings::auto_exclude_for`]
     pub auto_exclude_for: Option<Duration>,
     /// [`JobSettings::bounds`], all of them.
@@ -162,7 +163,7 @@ impl SettingsChange {
     ///
     /// # Errors
     /// If a value makes no sense, with what to give instead.
-    pub fn applied_to(self, present: &JobSettings) -> Result<JobSettings, &'static str> {
+    pub fn apply_to(self, present: &JobSettings) -> Result<JobSettings, &'static str> {
         if self.tasks == Some(0) {
             return Err("a job has at least one task");
         }

@@ -1,13 +1,13 @@
 //! What operators do to a job. Tasks call; operators act.
 
 use super::actor::{Actor, Reason};
-use super::command::{Act, Done, Refusal};
-use super::event::Change;
+use super::command::{Act, CommandOutcome, CommandRefusal};
+use super::event::EventKind;
 use super::ids::Timestamp;
 use super::input::Effect;
-use super::job::{Job, within};
+use super::job::{Job, with_run};
 use super::run::Run;
-use super::store::{normalise, shown};
+use super::store::{display_key, normalise};
 use super::view::RunState;
 
 impl Job {
@@ -19,52 +19,53 @@ impl Job {
         actor: Actor,
         reason: Reason,
         act: Act,
-    ) -> Result<Done, Refusal> {
+    ) -> Result<CommandOutcome, CommandRefusal> {
         match act {
-            Act::Exclude { target, expires_in, end_run } => {
-                self.exclude(now, effects, actor, reason, target, expires_in, end_run).map(Done::Excluded)
-            }
+            Act::Exclude { target, expires_in, end_run } => self
+                .exclude(now, effects, actor, reason, target, expires_in, end_run)
+                .map(CommandOutcome::Excluded),
             Act::Readmit { exclusion } => {
-                self.readmit(now, effects, actor, reason, exclusion).map(|()| Done::Readmitted)
+                self.readmit(now, effects, actor, reason, exclusion).map(|()| CommandOutcome::Readmitted)
             }
             Act::Drain { at } => {
-                let asked = within!(self, now, effects, |run, cx| run.drain(cx, actor, &reason, at));
-                asked.map(|()| Done::DrainRequested)
+                let asked =
+                    with_run!(self, now, effects, |run, cx| run.request_drain(cx, actor, &reason, at));
+                asked.map(|()| CommandOutcome::DrainRequested)
             }
-            Act::PutKey { key, value, overwrite } => within!(self, now, effects, |run, cx| {
-                let written = run.insert(cx, &key, value, overwrite, None).map_err(Refusal::Store);
+            Act::PutKey { key, value, overwrite } => with_run!(self, now, effects, |run, cx| {
+                let written = run.insert(cx, &key, value, overwrite, None).map_err(CommandRefusal::Store);
                 written.map(|_| {
-                    let key = shown(normalise(&key).as_ref()).into_owned();
+                    let key = display_key(normalise(&key).as_ref()).into_owned();
                     let text = format!("{key} was written by {actor}: {reason}");
-                    cx.event(Change::KeyWritten { key, actor }, text);
-                    Done::KeyWritten
+                    cx.emit(EventKind::KeyWritten { key, actor }, text);
+                    CommandOutcome::KeyWritten
                 })
             }),
-            Act::DeleteKey { key } => within!(self, now, effects, |run, cx| {
+            Act::DeleteKey { key } => with_run!(self, now, effects, |run, cx| {
                 cx.discard(run.store.delete(&key));
-                let key = shown(normalise(&key).as_ref()).into_owned();
+                let key = display_key(normalise(&key).as_ref()).into_owned();
                 let text = format!("{key} was removed by {actor}: {reason}");
-                cx.event(Change::KeyDeleted { key, actor }, text);
-                Ok(Done::KeyDeleted)
+                cx.emit(EventKind::KeyDeleted { key, actor }, text);
+                Ok(CommandOutcome::KeyDeleted)
             }),
             Act::Configure(change) => self.configure(now, effects, actor, &reason, *change),
-            Act::DeleteJob { force } => self.check_deletion(force).map(|()| Done::JobDeleted),
+            Act::DeleteJob { force } => self.check_deletion(force).map(|()| CommandOutcome::JobDeleted),
         }
     }
 
     /// Whether the job may be deleted.
-    fn check_deletion(&self, force: bool) -> Result<(), Refusal> {
-        match self.run.connected {
+    fn check_deletion(&self, force: bool) -> Result<(), CommandRefusal> {
+        match self.run.connected_tasks {
             0 => Ok(()),
             _ if force => Ok(()),
-            connected => Err(Refusal::TasksConnected(connected)),
+            connected => Err(CommandRefusal::TasksConnected(connected)),
         }
     }
 }
 
 impl Run {
     /// Why there is nothing to drain, if there is nothing.
-    pub(super) fn not_running(&self) -> Option<String> {
+    pub(super) fn not_running_reason(&self) -> Option<String> {
         match self.state() {
             RunState::Running => None,
             RunState::Forming => Some(format!("run {} still waits for its tasks to register", self.number)),

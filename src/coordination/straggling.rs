@@ -18,14 +18,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// How many instances the averages are made of.
-const MEMORY: u64 = 16;
+const AVERAGED: u64 = 16;
 /// Over how many instances it is remembered who was last.
-const RECENT: u64 = 64;
+const RECENT_INSTANCES: u64 = 64;
 /// One, as scores are kept.
-pub(super) const ONE: u64 = 1_000_000;
+pub(super) const SCORE_ONE: u64 = 1_000_000;
 /// How one task came to the barriers of this run.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Straggling {
+pub(super) struct StragglerStats {
     taken_part: u64,
     last: u64,
     /// Whether it was last, of the recent instances; the newest in the lowest bit.
@@ -41,7 +41,7 @@ pub(super) struct Straggling {
 }
 
 /// One instance as one of its members sees it, in microseconds.
-pub(super) struct Part {
+pub(super) struct MemberTiming {
     pub lateness: u64,
     /// Of [`ONE`].
     pub share: u64,
@@ -49,31 +49,31 @@ pub(super) struct Part {
     pub held_up: Option<u64>,
 }
 
-impl Straggling {
-    pub fn take_part(&mut self, part: &Part) {
+impl StragglerStats {
+    pub fn add_instance(&mut self, part: &MemberTiming) {
         self.taken_part += 1;
         self.last += u64::from(part.held_up.is_some());
         self.recent = self.recent << 1 | u64::from(part.held_up.is_some());
         self.lateness_total_us = self.lateness_total_us.saturating_add(part.lateness);
-        let memory = self.taken_part.min(MEMORY);
-        self.lateness_us = towards(self.lateness_us, part.lateness, memory);
-        if memory == MEMORY {
+        let memory = self.taken_part.min(AVERAGED);
+        self.lateness_us = move_average(self.lateness_us, part.lateness, memory);
+        if memory == AVERAGED {
             let best = self.lateness_best_us.map_or(self.lateness_us, |best| best.min(self.lateness_us));
             self.lateness_best_us = Some(best);
         }
-        self.score = towards(self.score, part.share, memory);
+        self.score = move_average(self.score, part.share, memory);
         self.held_up_us = self.held_up_us.saturating_add(part.held_up.unwrap_or_default());
     }
 
-    pub fn view(&self) -> Option<StragglingView> {
+    pub fn view(&self) -> Option<StragglerView> {
         if self.taken_part == 0 {
             return None;
         }
-        let recent = self.taken_part.min(RECENT);
+        let recent = self.taken_part.min(RECENT_INSTANCES);
         // Six decimals fit into any float.
         #[expect(clippy::cast_precision_loss, reason = "a number up to a million")]
-        let score = self.score as f64 / ONE as f64;
-        Some(StragglingView {
+        let score = self.score as f64 / SCORE_ONE as f64;
+        Some(StragglerView {
             taken_part: self.taken_part,
             last: self.last,
             recent,
@@ -87,10 +87,10 @@ impl Straggling {
     }
 
     /// Checks that the counts go together.
-    pub fn audit(&self) -> Result<(), String> {
+    pub fn check_invariants(&self) -> Result<(), String> {
         let recent = u64::from(self.recent.count_ones());
         let best_is_least = self.lateness_best_us.is_none_or(|best| best <= self.lateness_us);
-        if self.last > self.taken_part || recent > self.last || self.score > ONE || !best_is_least {
+        if self.last > self.taken_part || recent > self.last || self.score > SCORE_ONE || !best_is_least {
             return Err(format!("was last {} ({recent} lately) of {} times", self.last, self.taken_part));
         }
         Ok(())
@@ -98,13 +98,14 @@ impl Straggling {
 }
 
 /// Moves an average by one part in `memory` of the way to `value`.
-fn towards(average: u64, value: u64, memory: u64) -> u64 {
+fn move_average(average: u64, value: u64, memory: u64) -> u64 {
     if value >= average { average + (value - average) / memory } else { average - (average - value) / memory }
 }
 
 /// How a task comes to the barriers that clients name, among those that passed with two arrivals or more.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct StragglingView {
+#[schema(as = StragglingView)]
+pub struct StragglerView {
     /// At how many it took part in this run.
     pub taken_part: u64,
     /// At how many it was the last to come.
@@ -126,9 +127,9 @@ pub struct StragglingView {
     pub score: f64,
 }
 
-impl StragglingView {
+impl StragglerView {
     /// From which lateness on a straggler costs enough to matter, in microseconds.
-    pub const MATTERS_US: u64 = 50_000;
+    pub const SIGNIFICANT_LATENESS_US: u64 = 50_000;
 
     /// How much later than at its best it usually comes now, in microseconds.
     #[must_use]
@@ -139,13 +140,13 @@ impl StragglingView {
     /// Whether it was once quick enough and has become slow.
     #[must_use]
     pub fn has_slowed(&self) -> bool {
-        self.behind_best_us() >= Self::MATTERS_US
+        self.behind_best_us() >= Self::SIGNIFICANT_LATENESS_US
     }
 
     /// The part of the recent barriers to which it came last.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "numbers up to 64")]
-    pub fn recent_share_last(&self) -> f64 {
+    pub fn recent_last_ratio(&self) -> f64 {
         self.recent_last as f64 / self.recent.max(1) as f64
     }
 }
@@ -154,17 +155,17 @@ impl StragglingView {
 mod tests {
     use super::*;
 
-    fn part(late: u64, of: u64, last: bool) -> Part {
-        Part { lateness: late, share: late * ONE / of, held_up: last.then_some(late / 2) }
+    fn part(late: u64, of: u64, last: bool) -> MemberTiming {
+        MemberTiming { lateness: late, share: late * SCORE_ONE / of, held_up: last.then_some(late / 2) }
     }
 
     #[test]
     fn one_late_arrival_is_forgotten_and_a_habit_is_not() {
-        let mut once = Straggling::default();
-        let mut always = Straggling::default();
+        let mut once = StragglerStats::default();
+        let mut always = StragglerStats::default();
         for round in 0..64 {
-            once.take_part(&part(if round == 32 { 1_000_000 } else { 0 }, 1_000_000, round == 32));
-            always.take_part(&part(1_000_000, 1_000_000, true));
+            once.add_instance(&part(if round == 32 { 1_000_000 } else { 0 }, 1_000_000, round == 32));
+            always.add_instance(&part(1_000_000, 1_000_000, true));
         }
         let (once, always) = (once.view().expect("it took part"), always.view().expect("it took part"));
         assert!(once.score < 0.02 && once.recent_last == 1, "{once:?}");
@@ -174,12 +175,12 @@ mod tests {
 
     #[test]
     fn a_task_that_becomes_slow_is_behind_its_best_and_one_that_always_was_is_not() {
-        let mut always = Straggling::default();
-        let mut became = Straggling::default();
+        let mut always = StragglerStats::default();
+        let mut became = StragglerStats::default();
         for round in 0..128 {
-            always.take_part(&part(1_000_000, 1_000_000, true));
+            always.add_instance(&part(1_000_000, 1_000_000, true));
             let late = if round < 64 { 10_000 } else { 1_000_000 };
-            became.take_part(&part(late, 1_000_000, round >= 64));
+            became.add_instance(&part(late, 1_000_000, round >= 64));
             if round < 15 {
                 assert_eq!(became.view().and_then(|view| view.lateness_best_us), None);
             }

@@ -3,29 +3,29 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::barrier::{BarrierKey, Instance, Slot};
-use super::barrier_record::ArrivalView;
+use super::barrier::{BarrierInstance, BarrierKey, MemberState};
+use super::barrier_record::BarrierArrival;
 use super::call::TaskSet;
 use super::devices::{self, Device};
 use super::event::RunOutcome;
-use super::exclusion::{Exclusion, ExclusionEnded};
-use super::figures::TaskStanding;
-use super::figures::{RunSpan, TaskCounts};
+use super::exclusion::{Exclusion, ExclusionEndRecord};
+use super::figures::TaskPhase;
+use super::figures::{RunInterval, TaskCounts};
 use super::ids::{ConnectionId, TaskId};
 use super::job::Job;
-use super::live_set::Question;
+use super::live_set::LiveSetRequest;
 use super::run::{PREEMPTION_NOTICE, Run};
-use super::store::shown;
-use super::task::{Standing, Task};
+use super::store::display_key;
+use super::task::{ProtocolState, Task};
 use super::view::{
-    BarrierView, ExclusionView, KeyWait, LifeView, LiveSetView, PreemptionView, RunLine, RunState,
-    RunSummary, RunView, TaskExclusion, TaskView,
+    BarrierView, ExclusionView, IncarnationView, KeyWait, LiveSetRequestView, PreemptionView, RunListItem,
+    RunState, RunSummary, RunView, TaskExclusion, TaskView,
 };
 
 /// How many arrivals at a barrier in progress are shown.
 const ARRIVALS_SHOWN: usize = 256;
 /// What a task waits at that has asked who is alive.
-pub(super) const QUESTION: &str = "live-set question";
+pub(super) const LIVE_SET_REQUEST: &str = "live-set question";
 /// How many keys are shown that a task waits for.
 const KEY_WAITS_SHOWN: usize = 4;
 /// The directory in which tasks leave the step that they were at when they learned of a preemption.
@@ -38,7 +38,7 @@ impl Job {
     pub(super) fn run_view(&self) -> RunView {
         let mut view = self.run.view();
         self.mark_excluded(&mut view.tasks);
-        view.counts = TaskCounts::of_views(&view.tasks);
+        view.counts = TaskCounts::count_views(&view.tasks);
         view
     }
 
@@ -51,9 +51,10 @@ impl Job {
 
     /// One task of the present run, with its gaps over time.
     pub(super) fn task_view(&self, id: TaskId) -> Option<TaskView> {
-        let recent_gaps = self.run.task(id)?.pulse.course();
+        let recent_gaps = self.run.task(id)?.heartbeat_stats.course();
         let waits_for = self.run.key_waits().remove(&id).unwrap_or_default();
-        let mut view = TaskView { recent_gaps, waits_for, ..self.run.task_view(id, self.run.waits_of(id)) };
+        let mut view =
+            TaskView { recent_gaps, waits_for, ..self.run.task_view(id, self.run.barriers_waited_at(id)) };
         self.mark_excluded(std::slice::from_mut(&mut view));
         Some(view)
     }
@@ -61,7 +62,7 @@ impl Job {
     fn mark_excluded(&self, tasks: &mut [TaskView]) {
         if self.exclusions.len() > 0 {
             for task in tasks {
-                task.excluded = self.exclusion_of(task.task).map(|exclusion| TaskExclusion {
+                task.excluded = self.exclusion_covering(task.task).map(|exclusion| TaskExclusion {
                     exclusion: exclusion.id,
                     by: exclusion.actor.to_string(),
                     reason: exclusion.reason.clone(),
@@ -73,10 +74,10 @@ impl Job {
 
     /// The exclusions in force, and those that are over if they are wanted.
     pub(super) fn exclusion_views(&self, with_past: bool) -> Vec<ExclusionView> {
-        let view = |exclusion: &Exclusion, ended: Option<&ExclusionEnded>| ExclusionView {
+        let view = |exclusion: &Exclusion, ended: Option<&ExclusionEndRecord>| ExclusionView {
             id: exclusion.id,
             target: exclusion.target,
-            tasks: if ended.is_some() { Vec::new() } else { self.taken_out_by(exclusion.target) },
+            tasks: if ended.is_some() { Vec::new() } else { self.tasks_excluded_by(exclusion.target) },
             actor: exclusion.actor.clone(),
             reason: exclusion.reason.clone(),
             since: exclusion.since,
@@ -110,7 +111,7 @@ impl Run {
             started_at: self.started_at,
             ended_at: self.ended.map(|(_, at)| at),
             end_reason: self.ended.map(|_| self.end_reason.clone()),
-            live: self.connected,
+            live: self.connected_tasks,
             counts: TaskCounts::default(),
             first_cause: self.first_cause.clone(),
             tasks: self.task_views(),
@@ -125,15 +126,15 @@ impl Run {
     }
 
     /// The run in short.
-    pub(super) fn line(&self) -> RunLine {
-        RunLine {
+    pub(super) fn line(&self) -> RunListItem {
+        RunListItem {
             number: self.number,
             incarnation: self.incarnation.to_string(),
             state: self.state(),
             opened_at: self.opened_at,
             started_at: self.started_at,
             ended_at: self.ended.map(|(_, at)| at),
-            length_us: self.span().ended_length_us(),
+            length_us: self.span().final_length_us(),
             first_cause: self.first_cause.clone(),
         }
     }
@@ -141,7 +142,7 @@ impl Run {
     /// The run in short, without its devices.
     pub(super) fn summary(&self) -> RunSummary {
         let (outcome, ended_at) = self.ended.unwrap_or((RunOutcome::Abandoned, self.opened_at));
-        let length_us = RunSpan::new(self.opened_at, self.started_at, Some(ended_at)).ended_length_us();
+        let length_us = RunInterval::new(self.opened_at, self.started_at, Some(ended_at)).final_length_us();
         RunSummary {
             number: self.number,
             incarnation: self.incarnation.to_string(),
@@ -157,7 +158,7 @@ impl Run {
     }
 
     pub(super) fn devices(&self) -> Vec<Device> {
-        devices::decode(self.store.topology())
+        devices::decode_topology(self.store.topology())
     }
 
     fn task_views(&self) -> Vec<TaskView> {
@@ -173,9 +174,9 @@ impl Run {
                 note(task, &id);
             }
         }
-        for question in self.questions.values() {
-            for task in question.asked.keys() {
-                note(*task, QUESTION);
+        for question in self.live_set_requests.values() {
+            for task in question.callers.keys() {
+                note(*task, LIVE_SET_REQUEST);
             }
         }
         let mut keys = self.key_waits();
@@ -183,48 +184,50 @@ impl Run {
             let waits_for = keys.remove(&id).unwrap_or_default();
             TaskView { waits_for, ..self.task_view(id, waits_at) }
         };
-        self.ids().zip(waits).map(view).collect()
+        self.task_ids().zip(waits).map(view).collect()
     }
 
     /// The keys that tasks wait for, by task: a call for a key does not say whose it is, its connection does.
     fn key_waits(&self) -> BTreeMap<TaskId, Vec<KeyWait>> {
         let mut waits: BTreeMap<TaskId, Vec<KeyWait>> = BTreeMap::new();
-        let mut wanted = self.waiters.for_keys().filter(|(_, key, _)| *key != PREEMPTION_NOTICE).peekable();
+        let mut wanted =
+            self.waiters.key_waiters().filter(|(_, key, _)| *key != PREEMPTION_NOTICE).peekable();
         if wanted.peek().is_none() {
             return waits;
         }
-        let on = self.ids().zip(self.tasks.iter()).filter(|(_, task)| task.is_connected());
+        let on = self.task_ids().zip(self.tasks.iter()).filter(|(_, task)| task.is_connected());
         let on: BTreeMap<ConnectionId, TaskId> =
             on.filter_map(|(id, task)| Some((task.connection?, id))).collect();
         for (connection, key, since) in wanted {
             let Some(task) = on.get(&connection) else { continue };
             let waits = waits.entry(*task).or_default();
             if waits.len() < KEY_WAITS_SHOWN {
-                waits.push(KeyWait { key: shown(key).into_owned(), since });
+                waits.push(KeyWait { key: display_key(key).into_owned(), since });
             }
         }
         waits
     }
 
     /// What one task waits at, in the order in which [`Run::task_views`] has it.
-    fn waits_of(&self, id: TaskId) -> Vec<String> {
-        let arrived =
-            |(_, instance): &(&BarrierKey, &Instance)| matches!(instance.slot(id), Some(Slot::Arrived(_)));
+    fn barriers_waited_at(&self, id: TaskId) -> Vec<String> {
+        let arrived = |(_, instance): &(&BarrierKey, &BarrierInstance)| {
+            matches!(instance.member_state(id), Some(MemberState::Arrived(_)))
+        };
         let barriers = self.barriers.in_progress().filter(arrived);
-        let asked = self.questions.values().filter(|question| question.asked.contains_key(&id));
+        let asked = self.live_set_requests.values().filter(|question| question.callers.contains_key(&id));
         let names = barriers.map(|(key, _)| key.wire_id(self.incarnation).as_ref().to_owned());
-        names.chain(asked.map(|_| QUESTION.to_owned())).collect()
+        names.chain(asked.map(|_| LIVE_SET_REQUEST.to_owned())).collect()
     }
 
     fn task_view(&self, id: TaskId, waits_at: Vec<String>) -> TaskView {
-        let task = self.own(id);
-        let present = task.incarnation.map(|incarnation| LifeView {
+        let task = self.expect_task(id);
+        let present = task.incarnation.map(|incarnation| IncarnationView {
             incarnation: incarnation.to_string(),
             peer: task.peer,
             registered_at: task.registered_at,
-            ended: task.failure().map(|failure| failure.why().to_owned()),
+            ended: task.failure().map(|failure| failure.summary().to_owned()),
         });
-        let past = task.past.iter().map(|life| LifeView {
+        let past = task.past.iter().map(|life| IncarnationView {
             incarnation: life.incarnation.to_string(),
             peer: life.peer,
             registered_at: life.registered_at,
@@ -235,13 +238,13 @@ impl Run {
             task: id,
             standing,
             since: match standing {
-                TaskStanding::Registering => task.registered_at,
+                TaskPhase::Registering => task.registered_at,
                 _ => task.suspicion.as_ref().map_or(task.since, |suspicion| suspicion.since),
             },
             lives: present.into_iter().chain(past).collect(),
             last_heartbeat: task.last_heartbeat,
             live_since: task.is_connected().then_some(task.since),
-            pulse: task.pulse.view(),
+            pulse: task.heartbeat_stats.view(),
             recent_gaps: Vec::new(),
             straggling: task.straggling.view(),
             recoverable: task.recoverable,
@@ -250,28 +253,28 @@ impl Run {
             waits_at,
             waits_for: Vec::new(),
             error: task.failure().map(ToString::to_string),
-            why: task.failure().map(|failure| failure.why().to_owned()),
+            why: task.failure().map(|failure| failure.summary().to_owned()),
         }
     }
 
-    pub(super) fn standing(&self, id: TaskId, task: &Task) -> TaskStanding {
+    pub(super) fn standing(&self, id: TaskId, task: &Task) -> TaskPhase {
         match &task.standing {
-            Standing::Failed(_) => TaskStanding::Failed,
-            Standing::Connected if task.suspicion.is_some() => TaskStanding::Suspect,
-            Standing::Connected => TaskStanding::Connected,
-            Standing::Disconnected(_) if task.was_connected => TaskStanding::Disconnected,
-            Standing::Disconnected(_) => {
+            ProtocolState::Failed(_) => TaskPhase::Failed,
+            ProtocolState::Connected if task.suspicion.is_some() => TaskPhase::Suspect,
+            ProtocolState::Connected => TaskPhase::Connected,
+            ProtocolState::Disconnected(_) if task.was_connected => TaskPhase::Disconnected,
+            ProtocolState::Disconnected(_) => {
                 let registration = self.barriers.instance(&BarrierKey::Registration);
-                match registration.and_then(|instance| instance.slot(id)) {
-                    Some(Slot::Arrived(_)) => TaskStanding::Registering,
-                    _ => TaskStanding::Missing,
+                match registration.and_then(|instance| instance.member_state(id)) {
+                    Some(MemberState::Arrived(_)) => TaskPhase::Registering,
+                    _ => TaskPhase::Missing,
                 }
             }
         }
     }
 
     pub(super) fn barrier_views(&self) -> Vec<BarrierView> {
-        let view = |(key, instance): (&BarrierKey, &Instance)| BarrierView {
+        let view = |(key, instance): (&BarrierKey, &BarrierInstance)| BarrierView {
             id: key.wire_id(self.incarnation).as_ref().to_owned(),
             counter: instance.counter,
             kind: key.kind(),
@@ -286,24 +289,25 @@ impl Run {
         self.barriers.in_progress().map(view).collect()
     }
 
-    pub(super) fn live_set_views(&self) -> Vec<LiveSetView> {
-        let views = self.questions.iter().map(|(set, question)| {
-            let missing = self.awaited_by(set, question);
-            LiveSetView {
-                members: question.asked.len() + missing.len(),
-                arrived: question.asked.len(),
+    pub(super) fn live_set_views(&self) -> Vec<LiveSetRequestView> {
+        let views = self.live_set_requests.iter().map(|(set, question)| {
+            let missing = self.missing_live_members(set, question);
+            LiveSetRequestView {
+                members: question.callers.len() + missing.len(),
+                arrived: question.callers.len(),
                 missing,
                 first: question.first,
                 since: question.since,
-                last: ArrivalView { task: question.last.0, at: question.last.1 },
+                last: BarrierArrival { task: question.last.0, at: question.last.1 },
             }
         });
         views.collect()
     }
 
     /// The live members of a set that have not asked about it yet.
-    pub(super) fn awaited_by(&self, set: &TaskSet, question: &Question) -> Vec<TaskId> {
-        let missing = |id: &TaskId| self.own(*id).is_connected() && !question.asked.contains_key(id);
+    pub(super) fn missing_live_members(&self, set: &TaskSet, question: &LiveSetRequest) -> Vec<TaskId> {
+        let missing =
+            |id: &TaskId| self.expect_task(*id).is_connected() && !question.callers.contains_key(id);
         set.ids().iter().copied().filter(missing).collect()
     }
 
@@ -325,18 +329,18 @@ impl Run {
         let ended = self.barriers.ended(&barrier).map(|ended| ended.result.is_ok());
         let (agreed, instance) = (ended == Some(true), self.barriers.instance(&barrier));
         let has_acknowledged = |id: TaskId| acknowledged.binary_search_by_key(&id, |(task, _)| *task).is_ok();
-        let is_awaited = |id: &TaskId| match instance.map(|instance| instance.slot(*id)) {
-            Some(Some(Slot::Missing)) => true,
+        let is_awaited = |id: &TaskId| match instance.map(|instance| instance.member_state(*id)) {
+            Some(Some(MemberState::Missing)) => true,
             Some(_) => false,
             // Until one is there, nobody is: each leaves its step first, and then goes there.
-            None => self.own(*id).is_connected(),
+            None => self.expect_task(*id).is_connected(),
         };
-        let unheard = |id: &TaskId| self.own(*id).is_connected() && !has_acknowledged(*id);
+        let unheard = |id: &TaskId| self.expect_task(*id).is_connected() && !has_acknowledged(*id);
         let over = self.ended.is_some() || (ended == Some(false) && instance.is_none());
         let failed = over && !agreed;
         let open = !agreed && !failed;
-        let awaited = self.ids().filter(|id| open && (is_awaited(id) || unheard(id))).collect();
-        let arrived = instance.map_or(0, Instance::arrived);
+        let awaited = self.task_ids().filter(|id| open && (is_awaited(id) || unheard(id))).collect();
+        let arrived = instance.map_or(0, BarrierInstance::arrived);
         let last = acknowledged.iter().map(|(_, step)| *step).max();
         Some(PreemptionView {
             notice: String::from_utf8_lossy(&notice.value).into_owned(),
@@ -352,25 +356,25 @@ impl Run {
 }
 
 /// The latest arrivals at an instance, in the order of their coming.
-fn latest_arrivals(instance: &Instance) -> Vec<ArrivalView> {
-    let mut arrivals: Vec<ArrivalView> =
-        instance.arrivals().map(|(task, arrival)| ArrivalView { task, at: arrival.at }).collect();
+fn latest_arrivals(instance: &BarrierInstance) -> Vec<BarrierArrival> {
+    let mut arrivals: Vec<BarrierArrival> =
+        instance.arrivals().map(|(task, arrival)| BarrierArrival { task, at: arrival.at }).collect();
     arrivals.sort_by_key(|arrival| (arrival.at, arrival.task));
     arrivals.split_off(arrivals.len().saturating_sub(ARRIVALS_SHOWN))
 }
 
 impl Run {
-    pub(super) fn span(&self) -> RunSpan {
-        RunSpan::new(self.opened_at, self.started_at, self.ended.map(|(_, at)| at))
+    pub(super) fn span(&self) -> RunInterval {
+        RunInterval::new(self.opened_at, self.started_at, self.ended.map(|(_, at)| at))
     }
 }
 
 impl Job {
     /// The exclusion that keeps a task out.
-    pub(super) fn exclusion_of(&self, id: TaskId) -> Option<&Exclusion> {
+    pub(super) fn exclusion_covering(&self, id: TaskId) -> Option<&Exclusion> {
         let task = self.run.task(id)?;
         let present = task.incarnation.map(|_| task.peer);
         let last = present.or_else(|| task.past.front().map(|life| life.peer)).flatten();
-        self.exclusions.covering(id, last.map(|peer| peer.ip()))
+        self.exclusions.matching(id, last.map(|peer| peer.ip()))
     }
 }

@@ -9,35 +9,35 @@ use std::collections::hash_map::Entry;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::Numbered;
-use crate::coordination::{Change, Event, JobId};
+use super::NumberedEvent;
+use crate::coordination::{Event, EventKind, JobId};
 use crate::cow::CowMap;
 
 /// How many events are kept that are not routine. They are shared out among the jobs that have any.
-const TELLING: usize = 1 << 14;
+const NOTABLE_EVENTS: usize = 1 << 14;
 /// However many jobs there are, each may have so many.
-const TELLING_MIN: usize = 1 << 8;
+const NOTABLE_EVENTS_PER_JOB_MIN: usize = 1 << 8;
 /// How many routine events are kept, of all jobs.
-const ROUTINE: usize = 1 << 13;
+const ROUTINE_EVENTS: usize = 1 << 13;
 
 /// What is kept of one job.
 #[derive(Debug, Default, Clone)]
-pub(super) struct OfJob {
+pub(super) struct JobEvents {
     /// Those that are not routine, by their numbers.
-    telling: Ring,
+    notable: Ring,
     /// The number of the last event of this job that is kept no more.
-    lost: u64,
+    evicted_up_to: u64,
 }
 
-impl OfJob {
+impl JobEvents {
     /// Keeps the latest `most`; returns the number of the last event that is kept no more.
     fn trim(&mut self, most: usize) -> u64 {
-        while self.telling.len() > most
-            && let Some((gone, _)) = self.telling.pop_first()
+        while self.notable.len() > most
+            && let Some((gone, _)) = self.notable.pop_first()
         {
-            self.lost = self.lost.max(gone);
+            self.evicted_up_to = self.evicted_up_to.max(gone);
         }
-        self.lost
+        self.evicted_up_to
     }
 }
 
@@ -46,59 +46,59 @@ type Ring = CowMap<u64, Arc<Event>>;
 
 /// The events that are kept. A copy of them costs a pointer for many of them.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Kept {
-    jobs: HashMap<JobId, OfJob>,
+pub(super) struct EventHistory {
+    jobs: HashMap<JobId, JobEvents>,
     routine: Ring,
     /// The number of the last event of any job that is kept no more.
-    lost: u64,
+    evicted_up_to: u64,
 }
 
 /// Some of the events that are kept.
 #[derive(Debug, Clone, Default)]
-pub struct Past {
+pub struct RetainedEvents {
     /// The events, the latest last.
-    pub events: Vec<Numbered>,
+    pub events: Vec<NumberedEvent>,
     /// How far back they are whole: events with this number or a lower one may be missing.
-    pub whole_after: u64,
+    pub complete_after: u64,
 }
 
-impl Past {
+impl RetainedEvents {
     /// Whether events are missing that came after the one with this number.
     #[must_use]
-    pub fn lacks(&self, after: u64) -> bool {
-        after < self.whole_after
+    pub fn is_missing_after(&self, after: u64) -> bool {
+        after < self.complete_after
     }
 }
 
 /// Whether an event is one of those that come and go with every barrier.
-fn is_routine(what: &Change) -> bool {
+fn is_routine(what: &EventKind) -> bool {
     match what {
-        Change::BarrierStarted { .. } => true,
-        Change::BarrierPassed { without, .. } => without.is_empty(),
+        EventKind::BarrierStarted { .. } => true,
+        EventKind::BarrierPassed { without, .. } => without.is_empty(),
         _ => false,
     }
 }
 
-impl Kept {
+impl EventHistory {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.routine.len() + self.jobs.values().map(|of| of.telling.len()).sum::<usize>()
+        self.routine.len() + self.jobs.values().map(|of| of.notable.len()).sum::<usize>()
     }
 
     /// How many there may be.
-    pub fn most(&self) -> usize {
-        ROUTINE + self.jobs.len().max(1) * self.share()
+    pub fn capacity(&self) -> usize {
+        ROUTINE_EVENTS + self.jobs.len().max(1) * self.share()
     }
 
     /// How many a job may have that are not routine.
     fn share(&self) -> usize {
-        (TELLING / self.jobs.len().max(1)).max(TELLING_MIN)
+        (NOTABLE_EVENTS / self.jobs.len().max(1)).max(NOTABLE_EVENTS_PER_JOB_MIN)
     }
 
     /// Keeps one more; those that make room for it are lost. Returns those of a job that is gone, which are to be freed.
-    pub fn push(&mut self, numbered: Numbered) -> Option<OfJob> {
+    pub fn push(&mut self, numbered: NumberedEvent) -> Option<JobEvents> {
         let job = numbered.event.job;
-        if matches!(numbered.event.what, Change::JobDeleted { .. }) {
+        if matches!(numbered.event.what, EventKind::JobDeleted { .. }) {
             // Nobody can ask for the events of a job that is gone; whoever follows all jobs hears that it is.
             self.routine.retain(|_, of| of.job != job);
             let gone = self.jobs.remove(&job);
@@ -107,9 +107,10 @@ impl Kept {
         }
         if let Entry::Vacant(vacant) = self.jobs.entry(job) {
             // What is shared out is shared with one more from now on.
-            vacant.insert(OfJob::default());
+            vacant.insert(JobEvents::default());
             let share = self.share();
-            self.lost = self.jobs.values_mut().map(|of| of.trim(share)).fold(self.lost, u64::max);
+            self.evicted_up_to =
+                self.jobs.values_mut().map(|of| of.trim(share)).fold(self.evicted_up_to, u64::max);
         }
         if is_routine(&numbered.event.what) {
             self.push_routine(numbered);
@@ -117,50 +118,56 @@ impl Kept {
         }
         let share = self.share();
         if let Some(of_job) = self.jobs.get_mut(&job) {
-            of_job.telling.insert(numbered.number, numbered.event);
-            self.lost = self.lost.max(of_job.trim(share));
+            of_job.notable.insert(numbered.number, numbered.event);
+            self.evicted_up_to = self.evicted_up_to.max(of_job.trim(share));
         }
         None
     }
 
-    fn push_routine(&mut self, numbered: Numbered) {
-        if self.routine.len() == ROUTINE
+    fn push_routine(&mut self, numbered: NumberedEvent) {
+        if self.routine.len() == ROUTINE_EVENTS
             && let Some((gone, event)) = self.routine.pop_first()
         {
-            self.lose(gone, event.job);
+            self.mark_evicted(gone, event.job);
         }
         self.routine.insert(numbered.number, numbered.event);
     }
 
-    fn lose(&mut self, gone: u64, job: JobId) {
-        self.lost = self.lost.max(gone);
+    fn mark_evicted(&mut self, gone: u64, job: JobId) {
+        self.evicted_up_to = self.evicted_up_to.max(gone);
         if let Some(of_job) = self.jobs.get_mut(&job) {
-            of_job.lost = of_job.lost.max(gone);
+            of_job.evicted_up_to = of_job.evicted_up_to.max(gone);
         }
     }
 
     /// Those of all jobs after number `after`.
-    pub fn after(&self, after: u64) -> Past {
-        let telling = self.jobs.values().flat_map(|of| from(&of.telling, after));
-        Past { events: in_order(telling.chain(from(&self.routine, after))), whole_after: self.lost }
+    pub fn after(&self, after: u64) -> RetainedEvents {
+        let telling = self.jobs.values().flat_map(|of| events_after(&of.notable, after));
+        RetainedEvents {
+            events: in_order(telling.chain(events_after(&self.routine, after))),
+            complete_after: self.evicted_up_to,
+        }
     }
 
     /// Those of one job after number `after`.
-    pub fn of(&self, job: JobId, after: u64) -> Past {
-        let Some(of_job) = self.jobs.get(&job) else { return Past::default() };
-        let routine = from(&self.routine, after).filter(|numbered| numbered.event.job == job);
-        Past { events: in_order(from(&of_job.telling, after).chain(routine)), whole_after: of_job.lost }
+    pub fn of(&self, job: JobId, after: u64) -> RetainedEvents {
+        let Some(of_job) = self.jobs.get(&job) else { return RetainedEvents::default() };
+        let routine = events_after(&self.routine, after).filter(|numbered| numbered.event.job == job);
+        RetainedEvents {
+            events: in_order(events_after(&of_job.notable, after).chain(routine)),
+            complete_after: of_job.evicted_up_to,
+        }
     }
 }
 
 /// Those of a ring after number `after`.
-fn from(ring: &Ring, after: u64) -> impl Iterator<Item = Numbered> + '_ {
+fn events_after(ring: &Ring, after: u64) -> impl Iterator<Item = NumberedEvent> + '_ {
     let later = ring.range_from(Bound::Excluded(&after));
-    later.map(|(number, event)| Numbered { number: *number, event: Arc::clone(event) })
+    later.map(|(number, event)| NumberedEvent { number: *number, event: Arc::clone(event) })
 }
 
-fn in_order(events: impl Iterator<Item = Numbered>) -> Vec<Numbered> {
-    let mut events: Vec<Numbered> = events.collect();
+fn in_order(events: impl Iterator<Item = NumberedEvent>) -> Vec<NumberedEvent> {
+    let mut events: Vec<NumberedEvent> = events.collect();
     events.sort_by_key(|numbered| numbered.number);
     events
 }
@@ -170,16 +177,16 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::coordination::{Actor, Event, Means, RunNumber, TaskId, Timestamp};
+    use crate::coordination::{Actor, ActorOrigin, Event, RunNumber, TaskId, Timestamp};
 
     #[derive(Default)]
     struct World {
-        kept: Kept,
+        history: EventHistory,
         number: u64,
     }
 
     impl World {
-        fn push(&mut self, job: u32, what: Change) -> u64 {
+        fn push(&mut self, job: u32, what: EventKind) -> u64 {
             self.number += 1;
             let event = Event {
                 at: Timestamp(self.number),
@@ -188,41 +195,41 @@ mod tests {
                 what,
                 reason: String::new(),
             };
-            self.kept.push(Numbered { number: self.number, event: Arc::new(event) });
+            self.history.push(NumberedEvent { number: self.number, event: Arc::new(event) });
             self.number
         }
 
         fn barrier(&mut self, job: u32) -> u64 {
-            self.push(job, Change::BarrierStarted { barrier: "step".into(), counter: 1 })
+            self.push(job, EventKind::BarrierStarted { barrier: "step".into(), counter: 1 })
         }
 
         fn failure(&mut self, job: u32) -> u64 {
-            self.push(job, Change::FirstCause { task: Some(TaskId(0)) })
+            self.push(job, EventKind::FirstCause { task: Some(TaskId(0)) })
         }
     }
 
-    fn numbers(past: &Past) -> Vec<u64> {
+    fn numbers(past: &RetainedEvents) -> Vec<u64> {
         past.events.iter().map(|numbered| numbered.number).collect()
     }
 
     #[test]
-    fn routine_pushes_out_routine_only_and_no_job_what_another_has_told() {
+    fn routine_events_evict_only_routine_events_and_no_job_evicts_anothers() {
         let mut world = World::default();
         let told = world.failure(1);
         let began = world.barrier(1);
-        for _ in 0..3 * ROUTINE {
+        for _ in 0..3 * ROUTINE_EVENTS {
             world.barrier(2);
         }
-        let quiet = world.kept.of(JobId(1), 0);
-        assert_eq!((numbers(&quiet), quiet.whole_after), (vec![told], began));
-        assert!(quiet.lacks(0) && !quiet.lacks(began));
-        for _ in 0..3 * TELLING {
+        let quiet = world.history.of(JobId(1), 0);
+        assert_eq!((numbers(&quiet), quiet.complete_after), (vec![told], began));
+        assert!(quiet.is_missing_after(0) && !quiet.is_missing_after(began));
+        for _ in 0..3 * NOTABLE_EVENTS {
             world.failure(2);
         }
-        assert_eq!(numbers(&world.kept.of(JobId(1), 0)), [told]);
-        assert!(world.kept.len() <= world.kept.most());
-        let storm = world.kept.of(JobId(2), 0);
-        assert!(storm.lacks(0) && storm.events.len() >= TELLING / 2);
+        assert_eq!(numbers(&world.history.of(JobId(1), 0)), [told]);
+        assert!(world.history.len() <= world.history.capacity());
+        let storm = world.history.of(JobId(2), 0);
+        assert!(storm.is_missing_after(0) && storm.events.len() >= NOTABLE_EVENTS / 2);
     }
 
     #[test]
@@ -233,24 +240,26 @@ mod tests {
             world.failure(1);
             world.failure(2);
         }
-        assert_eq!(numbers(&world.kept.of(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
-        assert_eq!(numbers(&world.kept.of(JobId(1), 4)), [5, 7, 8]);
-        let all = world.kept.after(6);
-        assert_eq!((numbers(&all), all.lacks(0)), (vec![7, 8, 9], false));
-        assert!(world.kept.of(JobId(9), 0).events.is_empty());
+        assert_eq!(numbers(&world.history.of(JobId(1), 0)), [1, 2, 4, 5, 7, 8]);
+        assert_eq!(numbers(&world.history.of(JobId(1), 4)), [5, 7, 8]);
+        let all = world.history.after(6);
+        assert_eq!((numbers(&all), all.is_missing_after(0)), (vec![7, 8, 9], false));
+        assert!(world.history.of(JobId(9), 0).events.is_empty());
     }
 
     #[test]
-    fn however_many_jobs_come_there_are_never_more_than_there_may_be() {
+    fn the_history_stays_within_its_capacity_for_any_number_of_jobs() {
         let mut world = World::default();
         for job in 0..200 {
-            for _ in 0..TELLING / 8 {
+            for _ in 0..NOTABLE_EVENTS / 8 {
                 world.failure(job);
-                assert!(world.kept.len() <= world.kept.most());
+                assert!(world.history.len() <= world.history.capacity());
             }
         }
-        assert!(world.kept.of(JobId(0), 0).lacks(0) && world.kept.after(0).lacks(0));
-        assert_eq!(world.kept.of(JobId(0), 0).events.len(), TELLING_MIN);
+        assert!(
+            world.history.of(JobId(0), 0).is_missing_after(0) && world.history.after(0).is_missing_after(0)
+        );
+        assert_eq!(world.history.of(JobId(0), 0).events.len(), NOTABLE_EVENTS_PER_JOB_MIN);
     }
 
     #[test]
@@ -259,9 +268,9 @@ mod tests {
         world.barrier(1);
         world.failure(1);
         world.failure(2);
-        let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: Means::Api };
-        let deleted = world.push(1, Change::JobDeleted { actor });
-        assert!(world.kept.of(JobId(1), 0).events.is_empty());
-        assert_eq!(numbers(&world.kept.after(0)), [3, deleted], "whoever follows all hears of it");
+        let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };
+        let deleted = world.push(1, EventKind::JobDeleted { actor });
+        assert!(world.history.of(JobId(1), 0).events.is_empty());
+        assert_eq!(numbers(&world.history.after(0)), [3, deleted], "whoever follows all hears of it");
     }
 }

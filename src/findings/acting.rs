@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Finding;
-use crate::coordination::{ActingRule, JobId, JobName, TaskId};
+use crate::coordination::{AutoExcludeRule, JobId, JobName, TaskId};
 use crate::engine::Engine;
 
 /// An exclusion that a rule of a job asks for.
@@ -14,7 +14,7 @@ pub struct Remedy {
     /// Its name.
     pub name: JobName,
     /// The rule.
-    pub rule: ActingRule,
+    pub rule: AutoExcludeRule,
     /// Whom to exclude.
     pub task: TaskId,
     /// For how long.
@@ -25,19 +25,19 @@ pub struct Remedy {
 
 /// A rule never excludes more than one part in so many of a job's tasks, with all exclusions that are in force: where so many
 /// are in trouble, it is not the tasks.
-const PART: usize = 4;
+const MAX_SHARE: usize = 4;
 
 /// What is to be done about a finding that has just been opened. One task at a time: that it is out may mend the others.
 pub(super) fn remedy(engine: &Engine, job: JobId, finding: &Finding) -> Option<Remedy> {
-    let rule = ActingRule::ALL.into_iter().find(|rule| rule.name() == finding.id.as_ref())?;
-    engine.look(|core, _| {
+    let rule = AutoExcludeRule::ALL.into_iter().find(|rule| rule.name() == finding.id.as_ref())?;
+    engine.read(|core, _| {
         let job_seen = core.job(job)?;
         let settings = job_seen.settings();
         if !settings.auto_exclude.contains(&rule) {
             return None;
         }
         let out = job_seen.exclusions_in_force();
-        if (out + 1) * PART > settings.tasks as usize {
+        if (out + 1) * MAX_SHARE > settings.tasks as usize {
             tracing::warn!(
                 job = %finding.job,
                 rule = rule.name(),

@@ -9,11 +9,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Detector, Evidence, Found, Severity};
+use super::{Detection, Detector, Evidence, Severity};
 use crate::coordination::{JobId, JobName, JobObservation, RunNumber, TaskId, Timestamp};
 
 /// What is not found any more stays open for so long, so that what flickers is one finding.
-const LINGERS: Duration = Duration::from_secs(10);
+const CLOSE_AFTER: Duration = Duration::from_secs(10);
 /// How many closed findings are kept of one job.
 const CLOSED_KEPT: usize = 64;
 
@@ -75,37 +75,41 @@ pub enum Transition {
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenFinding {
     finding: Finding,
     seen_last: Timestamp,
 }
 
 #[derive(Debug, Default)]
-struct OfJob {
-    open: BTreeMap<&'static str, Open>,
+struct JobFindingState {
+    open: BTreeMap<&'static str, OpenFinding>,
     /// The latest first.
     closed: VecDeque<Finding>,
 }
 
 /// The findings of every job.
 #[derive(Debug, Default)]
-pub struct Board {
-    jobs: Mutex<BTreeMap<JobId, OfJob>>,
-    looked_at: AtomicU64,
+pub struct FindingStore {
+    jobs: Mutex<BTreeMap<JobId, JobFindingState>>,
+    checked_at: AtomicU64,
 }
 
-impl Board {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<JobId, OfJob>> {
+impl FindingStore {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<JobId, JobFindingState>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets jobs that are there no more.
-    pub fn keep(&self, there: impl Fn(JobId) -> bool) {
+    pub fn retain_jobs(&self, there: impl Fn(JobId) -> bool) {
         self.lock().retain(|job, _| there(*job));
     }
 
     /// Takes in what was found in a job; returns what has changed.
-    pub fn look(&self, seen: &JobObservation, found: Vec<(&'static Detector, Found)>) -> Vec<Transition> {
+    pub fn update(
+        &self,
+        seen: &JobObservation,
+        found: Vec<(&'static Detector, Detection)>,
+    ) -> Vec<Transition> {
         let now = seen.seen_at;
         let mut jobs = self.lock();
         let of_job = jobs.entry(seen.job).or_default();
@@ -113,21 +117,23 @@ impl Board {
         for (detector, found) in found {
             let fresh = finding(seen, detector, found);
             match of_job.open.get_mut(detector.id) {
-                Some(open) => *open = Open { finding: open.finding.renewed(fresh), seen_last: now },
+                Some(open) => {
+                    *open = OpenFinding { finding: open.finding.refreshed_from(fresh), seen_last: now }
+                }
                 None => {
                     changed.push(Transition::Opened(fresh.clone()));
-                    of_job.open.insert(detector.id, Open { finding: fresh, seen_last: now });
+                    of_job.open.insert(detector.id, OpenFinding { finding: fresh, seen_last: now });
                 }
             }
         }
         let gone: Vec<&'static str> = of_job
             .open
             .iter()
-            .filter(|(_, open)| now.since(open.seen_last) >= LINGERS)
+            .filter(|(_, open)| now.since(open.seen_last) >= CLOSE_AFTER)
             .map(|(id, _)| *id)
             .collect();
         for id in gone {
-            let Some(Open { mut finding, seen_last }) = of_job.open.remove(id) else { continue };
+            let Some(OpenFinding { mut finding, seen_last }) = of_job.open.remove(id) else { continue };
             finding.closed_at = Some(seen_last);
             of_job.closed.push_front(finding.clone());
             of_job.closed.truncate(CLOSED_KEPT);
@@ -137,14 +143,14 @@ impl Board {
     }
 
     /// Every job has been looked at.
-    pub fn looked(&self, now: Timestamp) {
-        self.looked_at.store(now.0, Ordering::Relaxed);
+    pub fn last_checked(&self, now: Timestamp) {
+        self.checked_at.store(now.0, Ordering::Relaxed);
     }
 
     /// When every job was last looked at.
     #[must_use]
     pub fn looked_at(&self) -> Timestamp {
-        Timestamp(self.looked_at.load(Ordering::Relaxed))
+        Timestamp(self.checked_at.load(Ordering::Relaxed))
     }
 
     /// Whether a finding is open.
@@ -167,12 +173,12 @@ impl Board {
 
     /// Those of a job's open findings that are among `found`, as they are found now: what matters most first.
     #[must_use]
-    pub fn hold(&self, seen: &JobObservation, found: Vec<(&'static Detector, Found)>) -> Vec<Finding> {
+    pub fn hold(&self, seen: &JobObservation, found: Vec<(&'static Detector, Detection)>) -> Vec<Finding> {
         let jobs = self.lock();
         let Some(of_job) = jobs.get(&seen.job) else { return Vec::new() };
         let held = found.into_iter().filter_map(|(detector, found)| {
             let open = of_job.open.get(detector.id)?;
-            Some(open.finding.renewed(finding(seen, detector, found)))
+            Some(open.finding.refreshed_from(finding(seen, detector, found)))
         });
         let mut held: Vec<Finding> = held.collect();
         held.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.since));
@@ -182,7 +188,7 @@ impl Board {
 
 impl Finding {
     /// The same finding as it is found now.
-    fn renewed(&self, fresh: Self) -> Self {
+    fn refreshed_from(&self, fresh: Self) -> Self {
         // A detector that cannot tell since when says now; what was said first is nearer to the truth. Another use of a
         // barrier is another wait.
         let same = (&self.barrier, self.counter) == (&fresh.barrier, fresh.counter);
@@ -191,7 +197,7 @@ impl Finding {
     }
 }
 
-fn finding(seen: &JobObservation, detector: &Detector, found: Found) -> Finding {
+fn finding(seen: &JobObservation, detector: &Detector, found: Detection) -> Finding {
     let host = |id: &TaskId| Some(seen.task(*id)?.peer?.ip());
     let mut hosts: Vec<IpAddr> = found.tasks.iter().filter_map(host).collect();
     hosts.sort_unstable();

@@ -7,35 +7,35 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use super::frame::{Message, PREFIX, Prefix, too_long};
+use super::frame::{Message, MessagePrefix, PREFIX_LEN, message_too_long};
 use super::gzip::Gzip;
 use super::memory::{ConnectionQuota, MemoryPermit};
 use super::prefault;
-use super::sets::TaskSets;
+use super::sets::TaskSetCache;
 use crate::coordination::{Code, Failure};
 
 /// Messages that inflate to no more than this are inflated by the connection itself.
 const INFLATED_INLINE: usize = 1 << 20;
 
 /// Why there is no message: the request is not in order.
-type Broken = Failure;
+type BodyError = Failure;
 
-type Work = Pin<Box<dyn Future<Output = Result<Message, Failure>> + Send>>;
-type Permission = Pin<Box<dyn Future<Output = Option<MemoryPermit>> + Send>>;
+type InflateFuture = Pin<Box<dyn Future<Output = Result<Message, Failure>> + Send>>;
+type PermitFuture = Pin<Box<dyn Future<Output = Option<MemoryPermit>> + Send>>;
 
-enum Stage {
+enum BodyStage {
     /// The prefix is not complete.
-    Prefix([u8; PREFIX], usize),
+    ReadingPrefix([u8; PREFIX_LEN], usize),
     /// Parts of the message are put together.
-    Assembling(Prefix, Vec<u8>, MemoryPermit),
+    Assembling(MessagePrefix, Vec<u8>, MemoryPermit),
     /// The beginning of the message is there, and what follows it, which waits for memory.
-    Starved(Prefix, Vec<u8>, Vec<u8>, Permission),
+    WaitingForMemory(MessagePrefix, Vec<u8>, Vec<u8>, PermitFuture),
     /// The message is there.
-    Whole(Prefix, Message, Option<MemoryPermit>),
+    Complete(MessagePrefix, Message, Option<MemoryPermit>),
     /// The message is there, inflated.
     Inflated(Message),
     /// The message is being inflated.
-    Working(Work),
+    Inflating(InflateFuture),
     /// All is done.
     Done,
 }
@@ -50,8 +50,8 @@ const PACE_MIN: usize = 1 << 20;
 pub(super) const PACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// A request's body on its way in.
-pub(super) struct Body {
-    stage: Stage,
+pub(super) struct RequestBody {
+    stage: BodyStage,
     /// Whether compressed messages are announced.
     compresses: bool,
     /// The peer has sent all of it.
@@ -66,13 +66,13 @@ pub(super) struct Body {
     used: usize,
 }
 
-fn bad(text: impl Into<String>) -> Broken {
-    Failure::plain(Code::Internal, text)
+fn malformed_request(text: impl Into<String>) -> BodyError {
+    Failure::without_details(Code::Internal, text)
 }
 
-impl Body {
+impl RequestBody {
     pub(super) fn new(compresses: bool) -> Self {
-        let stage = Stage::Prefix([0; PREFIX], 0);
+        let stage = BodyStage::ReadingPrefix([0; PREFIX_LEN], 0);
         Self { stage, compresses, ended: false, received: 0, seen: 0, paced: 0, starved: 0, used: 0 }
     }
 
@@ -82,12 +82,12 @@ impl Body {
         bytes: &[u8],
         ended: bool,
         quota: &mut ConnectionQuota,
-        sets: &TaskSets,
+        sets: &TaskSetCache,
         message_bytes: usize,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), BodyError> {
         self.received += bytes.len();
         self.ended |= ended;
-        let Stage::Prefix(prefix, filled) = &mut self.stage else { return self.add(bytes, quota) };
+        let BodyStage::ReadingPrefix(prefix, filled) = &mut self.stage else { return self.add(bytes, quota) };
         let rest = prefix.get_mut(*filled..).unwrap_or_default();
         let count = rest.len().min(bytes.len());
         let (head, bytes) = bytes.split_at(count);
@@ -97,19 +97,19 @@ impl Body {
         *filled += count;
         let (prefix, filled) = (*prefix, *filled);
         self.used += count;
-        if filled < PREFIX {
+        if filled < PREFIX_LEN {
             return Ok(());
         }
-        let prefix = Prefix::read(prefix, message_bytes)?;
+        let prefix = MessagePrefix::read(prefix, message_bytes)?;
         if prefix.compressed && !self.compresses {
-            return Err(bad("the message is compressed, but no grpc-encoding says how"));
+            return Err(malformed_request("the message is compressed, but no grpc-encoding says how"));
         }
         if bytes.len() > prefix.length {
-            return Err(too_much());
+            return Err(trailing_data());
         }
         if bytes.len() < prefix.length || !ended {
             // It may be held for long: its memory is that of the pool.
-            self.stage = Stage::Assembling(prefix, Vec::new(), quota.permit());
+            self.stage = BodyStage::Assembling(prefix, Vec::new(), quota.permit());
             self.add(bytes, quota)?;
             self.complete();
             return Ok(());
@@ -119,59 +119,61 @@ impl Body {
         let file = if prefix.compressed { Some(Gzip::open(message)?) } else { None };
         self.stage = match file {
             Some(file) if file.length <= INFLATED_INLINE.min(message_bytes) => {
-                Stage::Inflated(match sets.recall(&file) {
-                    Some(recalled) => Message::Recalled(recalled),
+                BodyStage::Inflated(match sets.lookup(&file) {
+                    Some(recalled) => Message::Cached(recalled),
                     None => Message::new(file.inflate()?),
                 })
             }
             _ => {
-                let mut whole = prefault::room(message.len()).ok_or_else(no_memory)?;
+                let mut whole = prefault::allocate(message.len()).ok_or_else(out_of_memory)?;
                 whole.extend_from_slice(message);
-                Stage::Whole(prefix, Message::new(whole), None)
+                BodyStage::Complete(prefix, Message::new(whole), None)
             }
         };
         Ok(())
     }
 
-    fn add(&mut self, bytes: &[u8], quota: &mut ConnectionQuota) -> Result<(), Broken> {
+    fn add(&mut self, bytes: &[u8], quota: &mut ConnectionQuota) -> Result<(), BodyError> {
         if bytes.is_empty() {
             return Ok(());
         }
         match &mut self.stage {
-            Stage::Starved(prefix, message, held, _)
+            BodyStage::WaitingForMemory(prefix, message, held, _)
                 if message.len() + held.len() + bytes.len() <= prefix.length =>
             {
                 held.extend_from_slice(bytes);
                 Ok(())
             }
-            Stage::Assembling(prefix, message, permit) if message.len() + bytes.len() <= prefix.length => {
+            BodyStage::Assembling(prefix, message, permit)
+                if message.len() + bytes.len() <= prefix.length =>
+            {
                 let needed = message.len() + bytes.len();
                 if permit.grow(needed, prefix.length) {
                     return self.extend(bytes);
                 }
-                let Stage::Assembling(prefix, message, permit) =
-                    std::mem::replace(&mut self.stage, Stage::Done)
+                let BodyStage::Assembling(prefix, message, permit) =
+                    std::mem::replace(&mut self.stage, BodyStage::Done)
                 else {
-                    return Err(too_much());
+                    return Err(trailing_data());
                 };
                 // What is held back here is not released before there is memory for it.
                 let wait = Box::pin(quota.wait(permit, prefix.length));
-                self.stage = Stage::Starved(prefix, message, bytes.to_vec(), wait);
+                self.stage = BodyStage::WaitingForMemory(prefix, message, bytes.to_vec(), wait);
                 Ok(())
             }
-            _ => Err(too_much()),
+            _ => Err(trailing_data()),
         }
     }
 
     /// Adds bytes for which there is a permit.
-    fn extend(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        if let Stage::Assembling(prefix, message, permit) = &mut self.stage {
+    fn extend(&mut self, bytes: &[u8]) -> Result<(), BodyError> {
+        if let BodyStage::Assembling(prefix, message, permit) = &mut self.stage {
             let room = permit.bytes().min(prefix.length);
             if message.capacity() < message.len() + bytes.len() {
                 if message.is_empty() {
-                    *message = prefault::room(room).ok_or_else(no_memory)?;
+                    *message = prefault::allocate(room).ok_or_else(out_of_memory)?;
                 } else {
-                    message.try_reserve_exact(room - message.len()).map_err(|_| no_memory())?;
+                    message.try_reserve_exact(room - message.len()).map_err(|_| out_of_memory())?;
                 }
             }
             message.extend_from_slice(bytes);
@@ -182,20 +184,20 @@ impl Body {
     }
 
     fn complete(&mut self) {
-        if let Stage::Assembling(prefix, message, _) = &self.stage
+        if let BodyStage::Assembling(prefix, message, _) = &self.stage
             && message.len() == prefix.length
-            && let Stage::Assembling(prefix, message, mut permit) =
-                std::mem::replace(&mut self.stage, Stage::Done)
+            && let BodyStage::Assembling(prefix, message, mut permit) =
+                std::mem::replace(&mut self.stage, BodyStage::Done)
         {
             permit.arrived();
-            self.stage = Stage::Whole(prefix, Message::new(message), Some(permit));
+            self.stage = BodyStage::Complete(prefix, Message::new(message), Some(permit));
         }
     }
 
     /// Where the next bytes of the message belong, and how many of them at most, once there is memory for them.
     pub(super) fn room(&mut self) -> Option<(&mut Vec<u8>, usize)> {
         match &mut self.stage {
-            Stage::Assembling(prefix, message, permit) => {
+            BodyStage::Assembling(prefix, message, permit) => {
                 let length = permit.bytes().min(prefix.length).min(message.capacity());
                 let room = length.saturating_sub(message.len());
                 Some((message, room))
@@ -212,14 +214,14 @@ impl Body {
     }
 
     /// How much was used since this was last asked: the peer may send as much more on this stream.
-    pub(super) fn take_used(&mut self) -> usize {
+    pub(super) fn take_consumed(&mut self) -> usize {
         std::mem::take(&mut self.used)
     }
 
     /// How much was received that is not used.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn held_bytes(&self) -> usize {
         match &self.stage {
-            Stage::Starved(_, _, held, _) => held.len(),
+            BodyStage::WaitingForMemory(_, _, held, _) => held.len(),
             _ => 0,
         }
     }
@@ -230,21 +232,21 @@ impl Body {
         cx: &mut Context<'_>,
         quota: &mut ConnectionQuota,
         message_bytes: usize,
-    ) -> Poll<Result<Message, Broken>> {
+    ) -> Poll<Result<Message, BodyError>> {
         loop {
             match &mut self.stage {
-                Stage::Working(work) => return Poll::Ready(Ok(ready!(work.as_mut().poll(cx))?)),
-                Stage::Starved(_, _, _, wait) => {
+                BodyStage::Inflating(work) => return Poll::Ready(Ok(ready!(work.as_mut().poll(cx))?)),
+                BodyStage::WaitingForMemory(_, _, _, wait) => {
                     let Some(permit) = ready!(wait.as_mut().poll(cx)) else {
-                        return Poll::Ready(Err(no_memory()));
+                        return Poll::Ready(Err(out_of_memory()));
                     };
-                    let Stage::Starved(prefix, message, held, _) =
-                        std::mem::replace(&mut self.stage, Stage::Done)
+                    let BodyStage::WaitingForMemory(prefix, message, held, _) =
+                        std::mem::replace(&mut self.stage, BodyStage::Done)
                     else {
-                        return Poll::Ready(Err(no_memory()));
+                        return Poll::Ready(Err(out_of_memory()));
                     };
                     self.paced = self.received;
-                    self.stage = Stage::Assembling(prefix, message, permit);
+                    self.stage = BodyStage::Assembling(prefix, message, permit);
                     self.extend(&held)?;
                 }
                 _ if !self.ended => return Poll::Pending,
@@ -262,40 +264,44 @@ impl Body {
         &mut self,
         quota: &mut ConnectionQuota,
         message_bytes: usize,
-    ) -> Result<Option<Message>, Broken> {
-        match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Whole(prefix, message, claim) if prefix.compressed => {
+    ) -> Result<Option<Message>, BodyError> {
+        match std::mem::replace(&mut self.stage, BodyStage::Done) {
+            BodyStage::Complete(prefix, message, claim) if prefix.compressed => {
                 self.stage = inflate(message, claim, quota, message_bytes)?;
                 Ok(None)
             }
-            Stage::Whole(_, message, _) | Stage::Inflated(message) => Ok(Some(message)),
-            Stage::Prefix(_, 0) => Err(bad("the request has no message")),
-            Stage::Prefix(..) => Err(bad("the request ends within the prefix of its message")),
-            Stage::Assembling(prefix, ..) | Stage::Starved(prefix, ..) => {
+            BodyStage::Complete(_, message, _) | BodyStage::Inflated(message) => Ok(Some(message)),
+            BodyStage::ReadingPrefix(_, 0) => Err(malformed_request("the request has no message")),
+            BodyStage::ReadingPrefix(..) => {
+                Err(malformed_request("the request ends within the prefix of its message"))
+            }
+            BodyStage::Assembling(prefix, ..) | BodyStage::WaitingForMemory(prefix, ..) => {
                 let text =
                     format!("the request ends before the {} bytes of its message are there", prefix.length);
-                Err(bad(text))
+                Err(malformed_request(text))
             }
-            Stage::Working(_) | Stage::Done => Err(bad("the request was read already")),
+            BodyStage::Inflating(_) | BodyStage::Done => {
+                Err(malformed_request("the request was read already"))
+            }
         }
     }
 
     /// Whether there has been progress worth the name since this was last asked: [`PROGRESS_MIN`] bytes, or all that was missing. While
     /// the server itself is what the request waits for, that counts as progress.
-    pub(super) fn has_moved(&mut self) -> bool {
+    pub(super) fn has_progressed(&mut self) -> bool {
         let step = match &self.stage {
-            Stage::Starved(..) if self.starved >= STARVED_PERIODS_MAX => usize::MAX,
-            Stage::Starved(..) => {
+            BodyStage::WaitingForMemory(..) if self.starved >= STARVED_PERIODS_MAX => usize::MAX,
+            BodyStage::WaitingForMemory(..) => {
                 self.starved += 1;
                 0
             }
-            Stage::Working(_) => 0,
-            Stage::Assembling(prefix, ..) => {
-                (PREFIX + prefix.length).saturating_sub(self.seen).min(PROGRESS_MIN)
+            BodyStage::Inflating(_) => 0,
+            BodyStage::Assembling(prefix, ..) => {
+                (PREFIX_LEN + prefix.length).saturating_sub(self.seen).min(PROGRESS_MIN)
             }
-            Stage::Prefix(..) => PREFIX,
+            BodyStage::ReadingPrefix(..) => PREFIX_LEN,
             // Nothing but the end is missing.
-            Stage::Whole(..) | Stage::Inflated(_) | Stage::Done => usize::MAX,
+            BodyStage::Complete(..) | BodyStage::Inflated(_) | BodyStage::Done => usize::MAX,
         };
         let moved = self.received - self.seen >= step;
         self.seen = self.received;
@@ -304,13 +310,15 @@ impl Body {
 
     /// Whether the message is there and the peer has not ended the request, as it should do at once.
     pub(super) fn awaits_end(&self) -> bool {
-        !self.ended && matches!(self.stage, Stage::Whole(..) | Stage::Inflated(_))
+        !self.ended && matches!(self.stage, BodyStage::Complete(..) | BodyStage::Inflated(_))
     }
 
     /// Whether it holds memory of the reserve.
     pub(super) fn is_reserved(&self) -> bool {
         match &self.stage {
-            Stage::Assembling(_, _, permit) | Stage::Whole(_, _, Some(permit)) => permit.is_reserved(),
+            BodyStage::Assembling(_, _, permit) | BodyStage::Complete(_, _, Some(permit)) => {
+                permit.is_reserved()
+            }
             _ => false,
         }
     }
@@ -323,12 +331,12 @@ impl Body {
     }
 }
 
-fn too_much() -> Broken {
-    bad("the request goes on after its message: calls have one message each way")
+fn trailing_data() -> BodyError {
+    malformed_request("the request goes on after its message: calls have one message each way")
 }
 
-fn no_memory() -> Broken {
-    Failure::plain(Code::ResourceExhausted, "there is no memory for the request")
+fn out_of_memory() -> BodyError {
+    Failure::without_details(Code::ResourceExhausted, "there is no memory for the request")
 }
 
 /// Inflates a message: at once if it is short, otherwise on a thread of its own when it is its turn.
@@ -337,18 +345,18 @@ fn inflate(
     permit: Option<MemoryPermit>,
     quota: &mut ConnectionQuota,
     message_bytes: usize,
-) -> Result<Stage, Broken> {
+) -> Result<BodyStage, BodyError> {
     let file = message.bytes();
     let length = Gzip::open(&file)?.length;
     if length > message_bytes {
-        return Err(too_long(length, message_bytes));
+        return Err(message_too_long(length, message_bytes));
     }
     if length <= INFLATED_INLINE {
-        return Ok(Stage::Inflated(Message::new(Gzip::open(&file)?.inflate()?)));
+        return Ok(BodyStage::Inflated(Message::new(Gzip::open(&file)?.inflate()?)));
     }
     let mut room = quota.permit();
     let wait = if room.grow(length, length) { None } else { Some(quota.wait(quota.permit(), length)) };
-    Ok(Stage::Working(Box::pin(async move {
+    Ok(BodyStage::Inflating(Box::pin(async move {
         // The permit for the compressed bytes is given up first: holding one while waiting for
         // another could stop everybody.
         drop(permit);
@@ -361,7 +369,7 @@ fn inflate(
             Gzip::open(&file)?.inflate()
         });
         let inflated = inflated.await;
-        let stopped = |_| Failure::plain(Code::Internal, "the inflating thread was stopped");
+        let stopped = |_| Failure::without_details(Code::Internal, "the inflating thread was stopped");
         inflated.map_err(stopped)?.map(Message::new)
     })))
 }

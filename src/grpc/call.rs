@@ -5,34 +5,38 @@ use prost::DecodeError;
 
 use super::count::Method;
 use super::frame::Message;
-use super::sets::TaskSets;
-use crate::coordination::{Claim, Code, Failure, Request};
+use super::sets::TaskSetCache;
+use crate::coordination::{ClaimedIncarnations, Code, Failure, Request};
 
 /// Reads one method's request.
-pub(super) type Reader = fn(&Message, &TaskSets) -> Result<Call, Failure>;
+pub(super) type RequestDecoder = fn(&Message, &TaskSetCache) -> Result<DecodedCall, Failure>;
 
 /// What a caller asks, in the words of the state machine.
-pub(super) struct Call {
+pub(super) struct DecodedCall {
     pub(super) request: Request,
     /// Whom the caller believes to speak to.
-    pub(super) claim: Option<Claim>,
-    pub(super) form: Form,
+    pub(super) claim: Option<ClaimedIncarnations>,
+    pub(super) form: ReplyFormat,
 }
 
-impl Call {
-    pub(super) fn new(dialect: Dialect, claim: Option<Claim>, request: Request) -> Self {
+impl DecodedCall {
+    pub(super) fn new(dialect: Dialect, claim: Option<ClaimedIncarnations>, request: Request) -> Self {
         let method = Method::of(&request);
-        Self { request, claim, form: Form { dialect, key: Bytes::new(), kind: Kind::Plain, method } }
+        Self {
+            request,
+            claim,
+            form: ReplyFormat { dialect, key: Bytes::new(), kind: ReplyKind::Plain, method },
+        }
     }
 
     /// The same call, answered in another manner.
-    pub(super) fn of_kind(mut self, kind: Kind) -> Self {
+    pub(super) fn with_kind(mut self, kind: ReplyKind) -> Self {
         self.form.kind = kind;
         self
     }
 
     /// The same call; its answer repeats `key`.
-    pub(super) fn echoing(mut self, key: Bytes) -> Self {
+    pub(super) fn with_echoed_key(mut self, key: Bytes) -> Self {
         self.form.key = key;
         self
     }
@@ -64,14 +68,14 @@ impl Dialect {
     }
 
     /// Where a shared answer keeps its encoded form in this dialect.
-    pub(super) fn form(self) -> usize {
+    pub(super) fn index(self) -> usize {
         self as usize
     }
 }
 
 /// What is particular about the answer to a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ReplyKind {
     /// Nothing.
     Plain,
     /// It must not succeed: clients abort if it does.
@@ -82,16 +86,16 @@ pub(super) enum Kind {
 
 /// The form that a call's answer takes.
 #[derive(Debug, Clone)]
-pub(super) struct Form {
+pub(super) struct ReplyFormat {
     pub(super) dialect: Dialect,
     /// The key as the caller spelled it.
     pub(super) key: Bytes,
-    pub(super) kind: Kind,
+    pub(super) kind: ReplyKind,
     /// For the count of calls.
     pub(super) method: Method,
 }
 
 /// The failure of a request that is no message of its method.
-pub(super) fn unreadable(error: &DecodeError) -> Failure {
-    Failure::plain(Code::InvalidArgument, format!("the request cannot be read: {error}"))
+pub(super) fn decode_failure(error: &DecodeError) -> Failure {
+    Failure::without_details(Code::InvalidArgument, format!("the request cannot be read: {error}"))
 }

@@ -8,9 +8,9 @@ const X: u32 = 1 << 30;
 
 /// What appending so many bytes does to a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shift(u32);
+pub(super) struct CrcShift(u32);
 
-impl Shift {
+impl CrcShift {
     /// The shift by `bytes` bytes: multiplication by x to the power of eight times that.
     pub(super) fn by(bytes: usize) -> Self {
         let (mut power, mut base, mut left) = (ONE, X, bytes as u64 * 8);
@@ -48,11 +48,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_add_up_to_the_whole() {
+    fn crcs_of_two_parts_join_to_the_crc_of_the_whole() {
         let message: Vec<u8> = (0..5000_u32).flat_map(|n| n.wrapping_mul(n).to_le_bytes()).collect();
         for at in [0, 1, 7, 255, 4096, message.len() - 1, message.len()] {
             let (beginning, end) = message.split_at(at);
-            let joined = Shift::by(end.len()).join(crc32(beginning), crc32(end));
+            let joined = CrcShift::by(end.len()).join(crc32(beginning), crc32(end));
             assert_eq!(joined, crc32(&message), "{at}");
         }
     }

@@ -1,19 +1,19 @@
 //! How often which method ended how, and how long it took: made beforehand, so that to count is an addition.
 
 use super::call::Dialect;
-use crate::coordination::{Code, Ending, Request};
-use crate::meter::{Count, Moment, Sharded, Timed, Times};
+use crate::coordination::{Code, ConnectionEnd, Request};
+use crate::meter::{Counter, Histogram, HistogramSnapshot, Moment, Sharded};
 
 /// How connections end, as they are counted.
 pub const ENDINGS: [&str; 4] = ["closed", "reset", "timed-out", "broken"];
 
 /// The place of an ending in [`ENDINGS`].
-pub(super) fn place_of(ending: &Ending) -> usize {
+pub(super) fn ending_index(ending: &ConnectionEnd) -> usize {
     match ending {
-        Ending::Closed => 0,
-        Ending::Reset => 1,
-        Ending::TimedOut => 2,
-        Ending::Broken(_) => 3,
+        ConnectionEnd::Closed => 0,
+        ConnectionEnd::Reset => 1,
+        ConnectionEnd::TimedOut => 2,
+        ConnectionEnd::Broken(_) => 3,
     }
 }
 
@@ -107,19 +107,19 @@ pub struct CallTimes {
     /// The generation of the wire that it was called in: `a` or `c`.
     pub generation: &'static str,
     /// How long.
-    pub timed: Timed,
+    pub timed: HistogramSnapshot,
 }
 
 /// What is kept of one method in one generation.
 #[derive(Default)]
-struct Kept {
-    codes: [Count; CODES],
-    times: Times,
+struct MethodStats {
+    codes: [Counter; CODES],
+    times: Histogram,
 }
 
 /// Every count.
 #[derive(Default)]
-pub(super) struct CallCounts([[Kept; METHODS.len()]; GENERATIONS.len()]);
+pub(super) struct CallCounts([[MethodStats; METHODS.len()]; GENERATIONS.len()]);
 
 impl CallCounts {
     /// A call that began at a moment is over at another; without a code it has succeeded.
@@ -162,7 +162,7 @@ impl CallCounts {
     /// The times of every method that was called, over all threads.
     pub(super) fn read_times(all: &Sharded<Self>) -> Vec<CallTimes> {
         let times = Self::methods().map(|(generation, method)| {
-            let mut timed = Timed::default();
+            let mut timed = HistogramSnapshot::default();
             all.all().for_each(|shard| timed += &shard.0[generation][method].times.read());
             CallTimes { method: METHODS[method], generation: GENERATIONS[generation], timed }
         });
@@ -176,14 +176,14 @@ mod tests {
     use crate::clock::Clock;
 
     #[test]
-    fn calls_are_counted_by_what_they_were_and_how_they_ended() {
+    fn calls_are_counted_by_method_generation_and_code() {
         let counts = Sharded::<CallCounts>::default();
         let method = Method::of(&Request::JobState);
         let now = Moment::now(&Clock::start());
-        counts.mine().add(method, Dialect::Number, None, (now, now));
-        counts.mine().add(method, Dialect::Number, None, (now, now));
-        counts.mine().add(method, Dialect::Named, Some(Code::Internal), (now, now));
-        counts.mine().add(method, Dialect::Named, Some(Code::Other(99)), (now, now));
+        counts.local().add(method, Dialect::Number, None, (now, now));
+        counts.local().add(method, Dialect::Number, None, (now, now));
+        counts.local().add(method, Dialect::Named, Some(Code::Internal), (now, now));
+        counts.local().add(method, Dialect::Named, Some(Code::Other(99)), (now, now));
         let read: Vec<_> =
             CallCounts::read(&counts).iter().map(|c| (c.method, c.generation, c.code, c.count)).collect();
         assert_eq!(

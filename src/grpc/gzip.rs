@@ -31,7 +31,7 @@ pub(super) struct Gzip<'a> {
 }
 
 fn corrupt(what: &str) -> Failure {
-    Failure::plain(Code::Internal, format!("the request's gzip compression is broken: {what}"))
+    Failure::without_details(Code::Internal, format!("the request's gzip compression is broken: {what}"))
 }
 
 impl<'a> Gzip<'a> {
@@ -80,7 +80,7 @@ impl<'a> Gzip<'a> {
     pub(super) fn inflate(&self) -> Result<Vec<u8>, Failure> {
         let mut message = Vec::new();
         if message.try_reserve_exact(self.length).is_err() {
-            return Err(Failure::plain(
+            return Err(Failure::without_details(
                 Code::ResourceExhausted,
                 "there is no memory to inflate the request in",
             ));
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_compressed_comes_back() {
+    fn inflating_restores_the_message() {
         for message in [&b""[..], b"a", &[7; 100_000], &(0..=255).cycle().take(70_000).collect::<Vec<u8>>()] {
             let file = compress(message);
             let gzip = Gzip::open(&file).unwrap();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn lies_and_damage_are_noticed() {
+    fn a_false_length_or_checksum_is_refused() {
         let good = compress(&[1; 5_000]);
         let at = |i: usize, to: u8| {
             let mut file = good.clone();

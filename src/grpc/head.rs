@@ -5,15 +5,15 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderMap};
 
-use super::call::Reader;
+use super::call::RequestDecoder;
 use super::{generation_a, generation_c, reports};
 use crate::coordination::{Code, Failure};
-use crate::http2::{FromHead, Head};
+use crate::http2::{FromRequestHead, RequestHead};
 
 /// What is kept of the head of a request: what it says of the call, and nothing else.
 #[derive(Debug)]
 pub(super) struct RequestMeta {
-    pub(super) target: Result<Target, Refused>,
+    pub(super) target: Result<RequestTarget, RequestRefusal>,
     /// How long the caller waits for the answer, if it says so.
     pub(super) timeout: Option<Duration>,
     /// Whether compressed messages are announced.
@@ -25,20 +25,22 @@ pub(super) struct RequestMeta {
     content_length: Option<u64>,
 }
 
-impl From<Head> for RequestMeta {
-    fn from(head: Head) -> Self {
+impl From<RequestHead> for RequestMeta {
+    fn from(head: RequestHead) -> Self {
         let target = target(&head);
         let timeout = timeout(&head.fields);
-        let compresses = compresses(&head.fields);
+        let compresses = is_compressed(&head.fields);
         let mut trace = HeaderMap::new();
-        for name in TRACE {
+        for name in TRACE_FIELDS {
             if let Some(value) = head.fields.get(name).filter(|value| value.len() <= TRACE_BYTES) {
                 trace.insert(name, value.clone());
             }
         }
         let trace = (!trace.is_empty()).then(|| Box::new(trace));
         let target = match target {
-            Ok(Target::Auxiliary(_)) => Ok(Target::Auxiliary(Box::new((head.path, head.fields)))),
+            Ok(RequestTarget::Auxiliary(_)) => {
+                Ok(RequestTarget::Auxiliary(Box::new((head.path, head.fields))))
+            }
             target => target,
         };
         let authority = head.authority.into_boxed_str();
@@ -46,7 +48,7 @@ impl From<Head> for RequestMeta {
     }
 }
 
-impl FromHead for RequestMeta {
+impl FromRequestHead for RequestMeta {
     fn content_length(&self) -> Option<u64> {
         self.content_length
     }
@@ -59,8 +61,8 @@ impl RequestMeta {
             map.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum::<usize>()
         };
         let target = match &self.target {
-            Ok(Target::Auxiliary(request)) => request.0.len() + fields(&request.1),
-            Ok(Target::Call(_)) => 0,
+            Ok(RequestTarget::Auxiliary(request)) => request.0.len() + fields(&request.1),
+            Ok(RequestTarget::Call(_)) => 0,
             Err(_) => REFUSAL_BYTES,
         };
         size_of::<Self>() + self.authority.len() + self.trace.as_deref().map_or(0, fields) + target
@@ -68,36 +70,36 @@ impl RequestMeta {
 }
 
 /// The fields that say which trace a call belongs to.
-const TRACE: [&str; 2] = ["traceparent", "tracestate"];
+const TRACE_FIELDS: [&str; 2] = ["traceparent", "tracestate"];
 /// Longer ones are not kept.
 const TRACE_BYTES: usize = 512;
 /// The longest name that a client may dial: a name in the DNS has 253 bytes.
-const AUTHORITY: usize = 512;
+const AUTHORITY_MAX: usize = 512;
 /// What a field of a map takes besides its text, and what a refusal takes.
 const FIELD_BYTES: usize = 160;
 const REFUSAL_BYTES: usize = 512;
 
 /// Where a request is to go.
 #[derive(Debug)]
-pub(super) enum Target {
+pub(super) enum RequestTarget {
     /// A call that the wire edge answers itself.
-    Call(Callee),
+    Call(CallHandler),
     /// A call to one of the auxiliary services, with its path and its fields.
     Auxiliary(Box<(String, HeaderMap)>),
 }
 
 /// Who answers a call.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Callee {
+pub(super) enum CallHandler {
     /// The coordination service, of either generation.
-    Coordination(Reader),
+    Coordination(RequestDecoder),
     /// The board of what workers report of their transfers.
     Reports,
 }
 
 /// Why a request goes nowhere.
 #[derive(Debug)]
-pub(super) enum Refused {
+pub(super) enum RequestRefusal {
     /// It is no gRPC call.
     Http(StatusCode, Failure),
     /// It is one that this server does not know.
@@ -109,39 +111,49 @@ pub(super) enum Refused {
 const AUXILIARY: [&str; 2] = ["/grpc.health.", "/grpc.reflection."];
 
 /// Finds where a request is to go.
-fn target(head: &Head) -> Result<Target, Refused> {
+fn target(head: &RequestHead) -> Result<RequestTarget, RequestRefusal> {
     if head.method != "POST" {
         let shown = head.method.get(..head.method.floor_char_boundary(20)).unwrap_or_default();
         let text = format!("gRPC calls use POST, not {shown}");
-        return Err(Refused::Http(StatusCode::METHOD_NOT_ALLOWED, Failure::plain(Code::Unimplemented, text)));
+        return Err(RequestRefusal::Http(
+            StatusCode::METHOD_NOT_ALLOWED,
+            Failure::without_details(Code::Unimplemented, text),
+        ));
     }
     if !is_grpc(&head.fields) {
         let text = "the content-type must be application/grpc or application/grpc+proto";
-        return Err(Refused::Http(
+        return Err(RequestRefusal::Http(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Failure::plain(Code::Unimplemented, text),
+            Failure::without_details(Code::Unimplemented, text),
         ));
     }
-    if head.authority.len() > AUTHORITY {
-        let text = format!("the name that was dialled has more than {AUTHORITY} bytes");
-        return Err(Refused::Call(Failure::plain(Code::InvalidArgument, text)));
+    if head.authority.len() > AUTHORITY_MAX {
+        let text = format!("the name that was dialled has more than {AUTHORITY_MAX} bytes");
+        return Err(RequestRefusal::Call(Failure::without_details(Code::InvalidArgument, text)));
     }
     let path = head.path.split_once('?').map_or(head.path.as_str(), |(path, _)| path);
     if AUXILIARY.iter().any(|service| path.starts_with(service)) {
-        return Ok(Target::Auxiliary(Box::default()));
+        return Ok(RequestTarget::Auxiliary(Box::default()));
     }
     let method = path.strip_prefix('/').and_then(|path| path.split_once('/'));
     let callee = match method {
-        Some((generation_a::SERVICE, method)) => generation_a::reader(method).map(Callee::Coordination),
-        Some((generation_c::SERVICE, method)) => generation_c::reader(method).map(Callee::Coordination),
-        Some((reports::SERVICE, reports::METHOD)) => Some(Callee::Reports),
+        Some((generation_a::SERVICE, method)) => {
+            generation_a::request_decoder(method).map(CallHandler::Coordination)
+        }
+        Some((generation_c::SERVICE, method)) => {
+            generation_c::request_decoder(method).map(CallHandler::Coordination)
+        }
+        Some((reports::SERVICE, reports::METHOD)) => Some(CallHandler::Reports),
         _ => None,
     };
     if let Some(callee) = callee {
-        return encoding(&head.fields).map(|()| Target::Call(callee));
+        return check_encoding(&head.fields).map(|()| RequestTarget::Call(callee));
     }
     let shown = path.get(..path.floor_char_boundary(200)).unwrap_or_default();
-    Err(Refused::Call(Failure::plain(Code::Unimplemented, format!("this server has no method {shown}"))))
+    Err(RequestRefusal::Call(Failure::without_details(
+        Code::Unimplemented,
+        format!("this server has no method {shown}"),
+    )))
 }
 
 fn is_grpc(headers: &HeaderMap) -> bool {
@@ -150,18 +162,18 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     matches!(after.strip_prefix(b"+proto").unwrap_or(after), [] | [b';', ..])
 }
 
-fn encoding(headers: &HeaderMap) -> Result<(), Refused> {
+fn check_encoding(headers: &HeaderMap) -> Result<(), RequestRefusal> {
     match headers.get("grpc-encoding").map(|given| given.as_bytes()) {
         None | Some(b"identity" | b"gzip") => Ok(()),
         Some(other) => {
             let shown = String::from_utf8_lossy(other.get(..other.len().min(50)).unwrap_or_default());
             let text = format!("this server knows no message compression {shown:?}, only identity and gzip");
-            Err(Refused::Encoding(Failure::plain(Code::Unimplemented, text)))
+            Err(RequestRefusal::Encoding(Failure::without_details(Code::Unimplemented, text)))
         }
     }
 }
 
-fn compresses(headers: &HeaderMap) -> bool {
+fn is_compressed(headers: &HeaderMap) -> bool {
     headers.get("grpc-encoding").is_some_and(|given| given.as_bytes() == b"gzip")
 }
 
@@ -187,11 +199,11 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn head(method: &str, path: &str, headers: &[(&'static str, &str)]) -> Head {
+    fn head(method: &str, path: &str, headers: &[(&'static str, &str)]) -> RequestHead {
         let named = |(name, value): &(&'static str, &str)| {
             (http::HeaderName::from_static(name), value.parse().expect("a value"))
         };
-        let mut head = Head::default();
+        let mut head = RequestHead::default();
         (head.method, head.path) = (method.into(), path.into());
         head.fields = headers.iter().map(named).collect();
         head
@@ -204,13 +216,13 @@ mod tests {
         let path = |path| target(&head("POST", path, &[TYPE]));
         assert!(matches!(
             path("/tensorflow.CoordinationService/Heartbeat"),
-            Ok(Target::Call(Callee::Coordination(_)))
+            Ok(RequestTarget::Call(CallHandler::Coordination(_)))
         ));
         assert!(matches!(
             path("/xla.coordination.CoordinationService/WatchTasks"),
-            Ok(Target::Call(Callee::Coordination(_)))
+            Ok(RequestTarget::Call(CallHandler::Coordination(_)))
         ));
-        assert!(matches!(path("/grpc.health.v1.Health/Check"), Ok(Target::Auxiliary(_))));
+        assert!(matches!(path("/grpc.health.v1.Health/Check"), Ok(RequestTarget::Auxiliary(_))));
         for unknown in [
             "/",
             "/x",
@@ -220,18 +232,18 @@ mod tests {
             "/xla.coordination.CoordinationService/Heartbeat/x",
             "/xla.CoordinationService/Heartbeat",
         ] {
-            let Err(Refused::Call(why)) = path(unknown) else { panic!("{unknown}") };
+            let Err(RequestRefusal::Call(why)) = path(unknown) else { panic!("{unknown}") };
             assert_eq!(why.code, Code::Unimplemented);
         }
     }
 
     #[test]
-    fn what_is_no_grpc_is_refused_as_http() {
+    fn a_request_that_is_not_grpc_gets_an_http_status() {
         let path = "/xla.coordination.CoordinationService/Heartbeat";
         let status = |method, headers: &[_]| match target(&head(method, path, headers)) {
-            Err(Refused::Http(status, _)) => status.as_u16(),
-            Err(Refused::Encoding(_)) => 1,
-            Err(Refused::Call(_)) => 2,
+            Err(RequestRefusal::Http(status, _)) => status.as_u16(),
+            Err(RequestRefusal::Encoding(_)) => 1,
+            Err(RequestRefusal::Call(_)) => 2,
             Ok(_) => 0,
         };
         assert_eq!(status("GET", &[TYPE]), 405);
@@ -271,9 +283,11 @@ mod tests {
         }
         long.fields.insert("traceparent", "z".repeat(600).parse().expect("a value"));
         assert!(RequestMeta::from(long.clone()).bytes() < 300);
-        long.authority = "a".repeat(AUTHORITY + 1);
+        long.authority = "a".repeat(AUTHORITY_MAX + 1);
         let refused = RequestMeta::from(long.clone());
-        assert!(matches!(refused.target, Err(Refused::Call(why)) if why.code == Code::InvalidArgument));
+        assert!(
+            matches!(refused.target, Err(RequestRefusal::Call(why)) if why.code == Code::InvalidArgument)
+        );
         long.authority.clear();
         long.path = "/grpc.health.v1.Health/Check".into();
         assert!(RequestMeta::from(long).bytes() > 100 * 100);

@@ -14,41 +14,41 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// The part of the half for growth that one connection may take.
-const SHARE: usize = 16;
+const CONNECTION_SHARE: usize = 16;
 /// A body's memory grows by as much as has arrived of it, but by no less and no more than this.
-const STEP: (usize, usize) = (64 << 10, 32 << 20);
+const GROWTH_STEP: (usize, usize) = (64 << 10, 32 << 20);
 /// A body up to this length gets its memory at once while more than half of the memory for growth is free. One connection
 /// may have so much that has not arrived.
-const AT_ONCE: usize = 4 << 20;
+const PREALLOCATED_MAX: usize = 4 << 20;
 /// So many waiters may have gone before they are swept out.
 const GONE_WAITERS_MAX: usize = 64;
 
-struct State {
+struct PoolState {
     growth: usize,
     reserve: usize,
     /// Who waits for the reserve, by how much.
-    waiters: BTreeMap<(usize, u64), oneshot::Sender<Reserved>>,
+    waiters: BTreeMap<(usize, u64), oneshot::Sender<ReservePermit>>,
     next: u64,
     sweep_at: usize,
 }
 
 /// The memory that all connections share.
 pub(super) struct MemoryPool {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     growth: usize,
     reserve: usize,
 }
 
 /// A part of the reserve.
-struct Reserved {
+struct ReservePermit {
     pool: Arc<MemoryPool>,
     bytes: usize,
 }
 
-impl Drop for Reserved {
+impl Drop for ReservePermit {
     fn drop(&mut self) {
         self.pool.lock().reserve += std::mem::take(&mut self.bytes);
-        self.pool.serve();
+        self.pool.grant_waiters();
     }
 }
 
@@ -57,11 +57,12 @@ impl MemoryPool {
     pub(super) fn new(bytes: usize) -> Arc<Self> {
         let growth = bytes / 2;
         let reserve = bytes - growth;
-        let state = State { growth, reserve, waiters: BTreeMap::new(), next: 0, sweep_at: GONE_WAITERS_MAX };
+        let state =
+            PoolState { growth, reserve, waiters: BTreeMap::new(), next: 0, sweep_at: GONE_WAITERS_MAX };
         Arc::new(Self { state: Mutex::new(state), growth, reserve })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -76,7 +77,7 @@ impl MemoryPool {
         self.lock().waiters.values().any(|waiter| !waiter.is_closed())
     }
 
-    fn wait(self: &Arc<Self>, bytes: usize) -> oneshot::Receiver<Reserved> {
+    fn wait(self: &Arc<Self>, bytes: usize) -> oneshot::Receiver<ReservePermit> {
         let (served, wait) = oneshot::channel();
         let mut state = self.lock();
         if state.waiters.len() >= state.sweep_at {
@@ -88,12 +89,12 @@ impl MemoryPool {
         // What is larger than all there is waits for all of it.
         state.waiters.insert((bytes.min(self.reserve), number), served);
         drop(state);
-        self.serve();
+        self.grant_waiters();
         wait
     }
 
     /// Serves those who wait, as far as there is room.
-    fn serve(self: &Arc<Self>) {
+    fn grant_waiters(self: &Arc<Self>) {
         loop {
             let mut state = self.lock();
             let room = state.reserve;
@@ -108,14 +109,14 @@ impl MemoryPool {
             state.reserve -= bytes;
             drop(state);
             // If it has gone meanwhile, this comes back and serves the next one.
-            drop(served.send(Reserved { pool: Arc::clone(self), bytes }));
+            drop(served.send(ReservePermit { pool: Arc::clone(self), bytes }));
         }
     }
 }
 
 /// What the bodies of one connection have taken together.
 #[derive(Default)]
-struct Taken {
+struct QuotaUsage {
     growth: AtomicUsize,
     /// What of it has not arrived, of bodies that got their memory at once.
     ahead: AtomicUsize,
@@ -124,10 +125,10 @@ struct Taken {
 }
 
 /// A body that waits for its connection's turn, while this lives.
-struct TurnWait(Arc<Taken>);
+struct TurnWait(Arc<QuotaUsage>);
 
 impl TurnWait {
-    fn new(taken: &Arc<Taken>) -> Self {
+    fn new(taken: &Arc<QuotaUsage>) -> Self {
         taken.waiting.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(taken))
     }
@@ -142,7 +143,7 @@ impl Drop for TurnWait {
 /// The part of a pool that one connection may use.
 pub(super) struct ConnectionQuota {
     pool: Arc<MemoryPool>,
-    taken: Arc<Taken>,
+    taken: Arc<QuotaUsage>,
     /// One body of the connection at a time has its turn at the reserve.
     turn: Option<Arc<Semaphore>>,
 }
@@ -185,12 +186,12 @@ impl ConnectionQuota {
 /// Memory that a body may use, given back when it is dropped.
 pub(super) struct MemoryPermit {
     pool: Arc<MemoryPool>,
-    taken: Arc<Taken>,
+    taken: Arc<QuotaUsage>,
     growth: usize,
     /// The bytes that were given at once and have not arrived.
     ahead: usize,
     /// Bytes up to this many, the part of the reserve for them, and the connection's turn.
-    reserved: Option<(usize, Reserved, OwnedSemaphorePermit)>,
+    reserved: Option<(usize, ReservePermit, OwnedSemaphorePermit)>,
 }
 
 impl MemoryPermit {
@@ -210,15 +211,16 @@ impl MemoryPermit {
         if needed <= have {
             return true;
         }
-        let share = self.pool.growth / SHARE;
+        let share = self.pool.growth / CONNECTION_SHARE;
         let used = self.taken.growth.load(Ordering::Relaxed);
-        let step = needed.clamp(STEP.0, STEP.1).max(needed - have).min(all.saturating_sub(have));
+        let step =
+            needed.clamp(GROWTH_STEP.0, GROWTH_STEP.1).max(needed - have).min(all.saturating_sub(have));
         let mut state = self.pool.lock();
         let ahead = self.taken.ahead.load(Ordering::Relaxed);
         let at_once = all - needed;
         let (bytes, ahead) = if have == 0
-            && all <= AT_ONCE
-            && ahead + at_once <= AT_ONCE
+            && all <= PREALLOCATED_MAX
+            && ahead + at_once <= PREALLOCATED_MAX
             && state.growth > self.pool.growth / 2 + all
             && used + all <= share
         {
@@ -295,11 +297,11 @@ mod tests {
     fn kept_small(first: MemoryPermit, quota: &ConnectionQuota) {
         let mut second = quota.permit();
         assert!(second.grow(1, 4 * MIB));
-        assert_eq!((first.bytes(), second.bytes()), (4 * MIB, STEP.0));
+        assert_eq!((first.bytes(), second.bytes()), (4 * MIB, GROWTH_STEP.0));
     }
 
     #[tokio::test]
-    async fn who_lacks_least_is_served_first_and_one_of_each_connection() {
+    async fn the_smallest_request_gets_the_reserve_first_one_per_connection() {
         let pool = MemoryPool::new(64 * MIB);
         let mut quotas: Vec<_> = (0..4).map(|_| ConnectionQuota::new(&pool)).collect();
         let [a, b, c, d] = &mut quotas[..] else { panic!("four of them") };

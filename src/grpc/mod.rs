@@ -38,4 +38,4 @@ pub use count::{CallCount, CallTimes, ENDINGS};
 pub use limits::Limits;
 pub use listener::bind;
 pub use route::Routing;
-pub use server::{Figures, Server};
+pub use server::{Server, ServerCounters};

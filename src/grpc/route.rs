@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use crate::coordination::{Code, Coordinator, Failure, JobId, JobName};
 use crate::engine::Engine;
-use crate::telemetry::line_limit::LineLimit;
+use crate::telemetry::line_limit::LogRateLimit;
 
 /// Which job the calls to a listener are for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Routing {
     /// The listener belongs to the job of this name. If there is none any more, calls are for the one that there was, and
     /// are told that it is gone.
-    Own(JobName, JobId),
+    Job(JobName, JobId),
     /// The first label of the name that the client dialled (`NAME.host:port`) names the job, if there is one of that
     /// name; otherwise it is the default job, or else the one given: the only job that has no listener of its own.
     ByAuthority(Option<JobName>),
 }
 
 /// The job that a connection was led to.
-struct Found {
+struct ResolvedJob {
     /// Dialled by this name; `None` where that does not matter.
     authority: Option<Box<str>>,
     name: JobName,
@@ -30,22 +30,22 @@ struct Found {
 }
 
 /// The routing of one connection, which remembers what it found: clients dial one name.
-pub(super) struct Route {
+pub(super) struct JobRoute {
     routing: Routing,
-    found: Option<Found>,
+    found: Option<ResolvedJob>,
     /// It has been logged that this connection leads nowhere.
-    lost: bool,
+    is_unroutable_logged: bool,
 }
 
-impl Route {
+impl JobRoute {
     pub(super) fn new(routing: Routing) -> Self {
         let found = match &routing {
-            Routing::Own(name, job) => {
-                Some(Found { authority: None, name: name.clone(), job: *job, changes: u64::MAX })
+            Routing::Job(name, job) => {
+                Some(ResolvedJob { authority: None, name: name.clone(), job: *job, changes: u64::MAX })
             }
             Routing::ByAuthority(_) => None,
         };
-        Self { routing, found, lost: false }
+        Self { routing, found, is_unroutable_logged: false }
     }
 
     /// The job for a call to `authority`. That there is none is not remembered: it may be declared later. A job that was
@@ -53,28 +53,28 @@ impl Route {
     pub(super) fn job(
         &mut self,
         engine: &Engine,
-        lost: &Mutex<LineLimit<()>>,
+        lost: &Mutex<LogRateLimit<()>>,
         authority: &str,
     ) -> Result<JobId, Failure> {
-        let changes = engine.job_changes();
+        let changes = engine.job_table_version();
         if let Some(found) = &mut self.found
             && found.authority.as_deref().is_none_or(|known| known == authority)
         {
             if found.changes != changes {
-                let present = engine.look_up(|core| core.job_named(found.name.as_str()));
+                let present = engine.read_under_lock(|core| core.job_named(found.name.as_str()));
                 (found.job, found.changes) = (present.unwrap_or(found.job), changes);
             }
             return Ok(found.job);
         }
-        let Routing::ByAuthority(only) = &self.routing else { return Err(no_job(authority)) };
-        let named = label(authority);
-        let found = engine.look_up(|core| {
+        let Routing::ByAuthority(only) = &self.routing else { return Err(no_job_failure(authority)) };
+        let named = first_label(authority);
+        let found = engine.read_under_lock(|core| {
             let job = resolve(core, named, only.as_ref())?;
             Some((job, core.job_name(job)?.clone()))
         });
         let Some((job, name)) = found else {
-            let failure = no_job(authority);
-            if !std::mem::replace(&mut self.lost, true) {
+            let failure = no_job_failure(authority);
+            if !std::mem::replace(&mut self.is_unroutable_logged, true) {
                 // Clients say nothing of it until they give up, minutes later.
                 let now = Duration::from_nanos(engine.clock().nanos());
                 let admitted = lost.lock().unwrap_or_else(PoisonError::into_inner).admit(&(), now);
@@ -85,7 +85,7 @@ impl Route {
             }
             return Err(failure);
         };
-        self.found = Some(Found { authority: Some(authority.into()), name, job, changes });
+        self.found = Some(ResolvedJob { authority: Some(authority.into()), name, job, changes });
         Ok(job)
     }
 }
@@ -95,18 +95,18 @@ fn resolve(core: &Coordinator, named: Option<&str>, only: Option<&JobName>) -> O
     named.or_else(|| core.default_job()).or_else(|| core.job_named(only?.as_str()))
 }
 
-fn no_job(authority: &str) -> Failure {
+fn no_job_failure(authority: &str) -> Failure {
     let shown = authority.get(..authority.floor_char_boundary(200)).unwrap_or_default();
     // Without details, so that clients which register keep trying until the job is there.
     let text = format!(
         "{shown:?} leads to no job: declare a job named {:?}, or dial one that is declared as NAME.HOST:PORT",
-        label(shown).unwrap_or("default"),
+        first_label(shown).unwrap_or("default"),
     );
-    Failure::plain(Code::FailedPrecondition, text)
+    Failure::without_details(Code::FailedPrecondition, text)
 }
 
 /// The first label of an authority's host, unless that is an address.
-fn label(authority: &str) -> Option<&str> {
+fn first_label(authority: &str) -> Option<&str> {
     let host = match authority.rsplit_once('@') {
         Some((_, host)) => host,
         None => authority,
@@ -126,7 +126,7 @@ fn label(authority: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::coordination::{Act, Actor, JobSettings, Means, Reason};
+    use crate::coordination::{Act, Actor, ActorOrigin, JobSettings, Reason};
 
     #[test]
     fn labels() {
@@ -142,14 +142,14 @@ mod tests {
             (":8476", None),
             (".x", None),
         ] {
-            assert_eq!(label(authority), expected, "{authority}");
+            assert_eq!(first_label(authority), expected, "{authority}");
         }
     }
 
     #[test]
     fn no_job_is_told_how_to_get_one() {
         let engine = Engine::new(Clock::start());
-        let mut route = Route::new(Routing::ByAuthority(None));
+        let mut route = JobRoute::new(Routing::ByAuthority(None));
         let failure = route.job(&engine, &Mutex::default(), "train.x:1").expect_err("there are no jobs");
         assert!(failure.message.contains("declare a job named \"train\""), "{}", failure.message);
         assert_eq!(failure.service_error, None);
@@ -162,12 +162,12 @@ mod tests {
             engine.declare(name.parse().expect("a name"), JobSettings::new(1)).expect("there is room")
         };
         let (train, eval) = (declare("train"), declare("eval"));
-        let mut own = Route::new(Routing::Own("train".parse().expect("a name"), train));
-        let mut shared = Route::new(Routing::ByAuthority(None));
+        let mut own = JobRoute::new(Routing::Job("train".parse().expect("a name"), train));
+        let mut shared = JobRoute::new(Routing::ByAuthority(None));
         let lost = Mutex::default();
         let mut both = || [own.job(&engine, &lost, "10.0.0.1:1"), shared.job(&engine, &lost, "train.x:1")];
         assert_eq!(both(), [Ok(train), Ok(train)]);
-        let actor = Actor { who: "alice".into(), address: None, means: Means::Api };
+        let actor = Actor { who: "alice".into(), address: None, means: ActorOrigin::Api };
         let why = Reason::try_from("why".to_owned()).expect("a reason");
         engine.act(train, actor, why, Act::DeleteJob { force: false }).expect("it is deleted");
         assert_eq!(both(), [Ok(train), Ok(train)], "it is not taken for another one");

@@ -8,8 +8,8 @@ use libdeflater::crc32;
 use prost::encoding::{self, DecodeContext, WireType};
 use prost::{DecodeError, Message as _};
 
-use super::call::unreadable;
-use super::checksum::Shift;
+use super::call::decode_failure;
+use super::checksum::CrcShift;
 use super::frame::Message;
 use super::gzip::Gzip;
 use crate::coordination::{Failure, TaskId, TaskSet};
@@ -17,7 +17,7 @@ use crate::proto::CoordinatedTask;
 
 /// How a generation spells a set of tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Spelling {
+pub(super) enum SetEncoding {
     /// A `CoordinatedTask` each.
     Messages,
     /// Numbers, packed or not.
@@ -25,26 +25,26 @@ pub(super) enum Spelling {
 }
 
 /// Requests shorter than this are read by the ordinary way.
-const WORTH_KEEPING: usize = 256;
+const CACHED_MIN_BYTES: usize = 256;
 /// Longer sets are not kept.
-const KEPT_BYTES: usize = 1 << 20;
+const CACHED_MAX_BYTES: usize = 1 << 20;
 /// How many sets are kept.
-const KEPT: usize = 8;
+const CACHED_SETS: usize = 8;
 
 #[derive(Debug, Clone)]
-struct Known {
-    spelling: Spelling,
+struct CachedSet {
+    spelling: SetEncoding,
     field: u32,
     raw: Bytes,
     set: TaskSet,
     /// The checksum of `raw`, and what appending it does to that of what stands before it.
     checksum: u32,
-    shift: Shift,
+    shift: CrcShift,
 }
 
-impl Known {
-    fn new(spelling: Spelling, field: u32, raw: Bytes, set: TaskSet) -> Self {
-        let (checksum, shift) = (crc32(&raw), Shift::by(raw.len()));
+impl CachedSet {
+    fn new(spelling: SetEncoding, field: u32, raw: Bytes, set: TaskSet) -> Self {
+        let (checksum, shift) = (crc32(&raw), CrcShift::by(raw.len()));
         Self { spelling, field, raw, set, checksum, shift }
     }
 }
@@ -52,13 +52,13 @@ impl Known {
 /// A message that ends in a known set, as its length and its checksum say. Inflating it would have cost more than all
 /// else about its call: what it stands for is a hundred times as long as what is new in it.
 #[derive(Debug, Clone)]
-pub(super) struct Recalled {
+pub(super) struct CachedMessage {
     /// What stands before the set.
     beginning: Bytes,
-    known: Known,
+    known: CachedSet,
 }
 
-impl Recalled {
+impl CachedMessage {
     /// The whole message.
     pub(super) fn bytes(&self) -> Bytes {
         [&*self.beginning, &*self.known.raw].concat().into()
@@ -66,26 +66,26 @@ impl Recalled {
 }
 
 /// What stands before a set is no longer than this.
-const BEGINNING: usize = 256;
+const PREFIX_MAX: usize = 256;
 /// So much of the set itself is looked at, beside the checksum.
-const GLANCE: usize = 16;
+const SAMPLE: usize = 16;
 /// The longest piece that deflate repeats at once. One for which there is no room is left out.
 const LONGEST_MATCH: usize = 258;
 
 /// The sets that were read last.
 #[derive(Default)]
-pub(super) struct TaskSets {
+pub(super) struct TaskSetCache {
     /// A list that is replaced, never changed, so that comparing needs no lock.
-    known: Mutex<Arc<Vec<Known>>>,
+    known: Mutex<Arc<Vec<CachedSet>>>,
 }
 
 /// One run of the set's field within a request.
-struct Region {
+struct FieldRange {
     start: usize,
     end: usize,
 }
 
-impl TaskSets {
+impl TaskSetCache {
     /// The set of no tasks.
     pub(super) fn empty() -> TaskSet {
         TaskSet::new(Vec::new())
@@ -95,57 +95,57 @@ impl TaskSets {
     ///
     /// The checksum is what a file states of its contents, and all that any receiver of it has to go by. Who forges one
     /// asks about a set that it could have asked about openly.
-    pub(super) fn recall(&self, file: &Gzip) -> Option<Recalled> {
-        if file.length < WORTH_KEEPING {
+    pub(super) fn lookup(&self, file: &Gzip) -> Option<CachedMessage> {
+        if file.length < CACHED_MIN_BYTES {
             return None;
         }
         let known = Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner));
-        let fits = |known: &&Known| {
-            file.length.checked_sub(known.raw.len()).is_some_and(|length| length <= BEGINNING)
+        let fits = |known: &&CachedSet| {
+            file.length.checked_sub(known.raw.len()).is_some_and(|length| length <= PREFIX_MAX)
         };
         known.iter().find(fits)?;
-        let mut room = [0; BEGINNING + 2 * GLANCE + LONGEST_MATCH];
+        let mut room = [0; PREFIX_MAX + 2 * SAMPLE + LONGEST_MATCH];
         file.peek(&mut room);
         known.iter().filter(fits).find_map(|known| {
             let (beginning, set) = room.split_at_checked(file.length - known.raw.len())?;
-            let same = set.get(..GLANCE) == known.raw.get(..GLANCE)
+            let same = set.get(..SAMPLE) == known.raw.get(..SAMPLE)
                 && known.shift.join(crc32(beginning), known.checksum) == file.checksum;
-            same.then(|| Recalled { beginning: Bytes::copy_from_slice(beginning), known: known.clone() })
+            same.then(|| CachedMessage { beginning: Bytes::copy_from_slice(beginning), known: known.clone() })
         })
     }
 
     /// Takes the set in field `field` out of a request: what remains of it, and the set, if the
     /// field is there at all.
-    pub(super) fn lift(
+    pub(super) fn extract(
         &self,
         message: &Message,
         field: u32,
-        spelling: Spelling,
+        spelling: SetEncoding,
     ) -> Result<(Bytes, Option<TaskSet>), Failure> {
-        if let Message::Recalled(Recalled { beginning, known }) = message
+        if let Message::Cached(CachedMessage { beginning, known }) = message
             && known.field == field
             && known.spelling == spelling
-            && !holds(beginning, field)
+            && !contains_field(beginning, field)
         {
             return Ok((beginning.clone(), Some(known.set.clone())));
         }
-        self.lift_from(message.bytes(), field, spelling)
+        self.extract_from(message.bytes(), field, spelling)
     }
 
-    fn lift_from(
+    fn extract_from(
         &self,
         request: Bytes,
         field: u32,
-        spelling: Spelling,
+        spelling: SetEncoding,
     ) -> Result<(Bytes, Option<TaskSet>), Failure> {
         let known = match request.len() {
-            0..WORTH_KEEPING => Arc::default(),
+            0..CACHED_MIN_BYTES => Arc::default(),
             _ => Arc::clone(&self.known.lock().unwrap_or_else(PoisonError::into_inner)),
         };
         let mut lifted =
-            Lifting { request: &request, field, spelling, ids: Vec::new(), set: None, region: None };
-        let rest = lifted.run(&known).map_err(|error| unreadable(&error))?;
-        let Lifting { ids, set, region, .. } = lifted;
+            SetExtractor { request: &request, field, spelling, ids: Vec::new(), set: None, region: None };
+        let rest = lifted.run(&known).map_err(|error| decode_failure(&error))?;
+        let SetExtractor { ids, set, region, .. } = lifted;
         if let Some(set) = set {
             return Ok((rest.into(), Some(set)));
         }
@@ -153,24 +153,24 @@ impl TaskSets {
             return Ok((rest.into(), None));
         }
         let set = TaskSet::new(ids.into_iter().map(TaskId).collect());
-        if let Some(Region { start, end }) = region
-            && (WORTH_KEEPING..=KEPT_BYTES).contains(&(end - start))
+        if let Some(FieldRange { start, end }) = region
+            && (CACHED_MIN_BYTES..=CACHED_MAX_BYTES).contains(&(end - start))
         {
             let raw = Bytes::copy_from_slice(request.get(start..end).unwrap_or_default());
-            self.keep(Known::new(spelling, field, raw, set.clone()));
+            self.keep(CachedSet::new(spelling, field, raw, set.clone()));
         }
         Ok((rest.into(), Some(set)))
     }
 
-    fn keep(&self, new: Known) {
+    fn keep(&self, new: CachedSet) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = known.iter().filter(|k| k.raw != new.raw).take(KEPT - 1).cloned();
+        let others = known.iter().filter(|k| k.raw != new.raw).take(CACHED_SETS - 1).cloned();
         *known = Arc::new(std::iter::once(new.clone()).chain(others).collect());
     }
 }
 
 /// Whether `field` stands in `message`, or what stands there cannot be read.
-fn holds(mut message: &[u8], field: u32) -> bool {
+fn contains_field(mut message: &[u8], field: u32) -> bool {
     while !message.is_empty() {
         let Ok((tag, wire_type)) = encoding::decode_key(&mut message) else { return true };
         let skipped = encoding::skip_field(wire_type, tag, &mut message, DecodeContext::default());
@@ -181,21 +181,21 @@ fn holds(mut message: &[u8], field: u32) -> bool {
     false
 }
 
-struct Lifting<'a> {
+struct SetExtractor<'a> {
     request: &'a [u8],
     field: u32,
-    spelling: Spelling,
+    spelling: SetEncoding,
     /// The ids read, in the order of the request.
     ids: Vec<i32>,
     /// The set, if it was known.
     set: Option<TaskSet>,
     /// Where the field stands, as long as it stands in one place.
-    region: Option<Region>,
+    region: Option<FieldRange>,
 }
 
-impl Lifting<'_> {
+impl SetExtractor<'_> {
     /// Goes through the fields; returns all others.
-    fn run(&mut self, known: &[Known]) -> Result<Vec<u8>, DecodeError> {
+    fn run(&mut self, known: &[CachedSet]) -> Result<Vec<u8>, DecodeError> {
         let mut rest = Vec::new();
         let mut left = self.request;
         let mut scattered = false;
@@ -209,7 +209,7 @@ impl Lifting<'_> {
                 continue;
             }
             let first = self.ids.is_empty() && self.set.is_none();
-            if first && let Some(length) = self.recall(known, start) {
+            if first && let Some(length) = self.lookup(known, start) {
                 left = self.request.get(start + length..).unwrap_or_default();
                 continue;
             }
@@ -223,7 +223,7 @@ impl Lifting<'_> {
             match &mut self.region {
                 Some(region) if region.end == start => region.end = end,
                 Some(_) => scattered = true,
-                None => self.region = Some(Region { start, end }),
+                None => self.region = Some(FieldRange { start, end }),
             }
         }
         if scattered {
@@ -233,26 +233,26 @@ impl Lifting<'_> {
     }
 
     /// The length of the known set that stands at `start`.
-    fn recall(&mut self, known: &[Known], start: usize) -> Option<usize> {
+    fn lookup(&mut self, known: &[CachedSet], start: usize) -> Option<usize> {
         let here = self.request.get(start..)?;
         let found = known.iter().find(|k| {
             k.spelling == self.spelling
                 && k.field == self.field
-                && here.strip_prefix(&*k.raw).is_some_and(|after| !self.goes_on(after))
+                && here.strip_prefix(&*k.raw).is_some_and(|after| !self.field_continues(after))
         })?;
         self.set = Some(found.set.clone());
         Some(found.raw.len())
     }
 
     /// Whether more of the field follows: then what came before was a part of the set only.
-    fn goes_on(&self, mut after: &[u8]) -> bool {
+    fn field_continues(&self, mut after: &[u8]) -> bool {
         matches!(encoding::decode_key(&mut after), Ok((tag, _)) if tag == self.field)
     }
 
     fn read(&mut self, wire_type: WireType, left: &mut &[u8]) -> Result<(), DecodeError> {
         let context = DecodeContext::default();
         match self.spelling {
-            Spelling::Messages => {
+            SetEncoding::Messages => {
                 encoding::check_wire_type(WireType::LengthDelimited, wire_type)?;
                 let length = encoding::decode_varint(left)?;
                 let task = usize::try_from(length).ok().and_then(|length| left.get(..length));
@@ -268,7 +268,7 @@ impl Lifting<'_> {
                 left.advance(task.len());
                 self.ids.push(CoordinatedTask::decode(task)?.task_id);
             }
-            Spelling::Numbers => {
+            SetEncoding::Numbers => {
                 encoding::int32::merge_repeated(wire_type, &mut self.ids, left, context)?;
             }
         }
@@ -289,13 +289,13 @@ mod tests {
         set.expect("a set").ids().iter().map(|task| task.0).collect()
     }
 
-    fn kept(sets: &TaskSets) -> usize {
+    fn kept(sets: &TaskSetCache) -> usize {
         sets.known.lock().unwrap().len()
     }
 
     #[test]
     fn a_set_is_lifted_out_and_the_rest_stays() {
-        let sets = TaskSets::default();
+        let sets = TaskSetCache::default();
         let all: Vec<i32> = (0..2000).rev().collect();
         for task in [0, 7, 1999] {
             let asked = xla::coordination::GetAliveTasksRequest {
@@ -306,7 +306,8 @@ mod tests {
                 requesting_task_id: task,
                 task_ids: all.clone(),
             };
-            let (rest, set) = sets.lift_from(asked.encode_to_vec().into(), 3, Spelling::Numbers).unwrap();
+            let (rest, set) =
+                sets.extract_from(asked.encode_to_vec().into(), 3, SetEncoding::Numbers).unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!(ids(set), (0..2000).collect::<Vec<_>>());
             assert_eq!(rest, xla::coordination::GetAliveTasksRequest { task_ids: vec![], ..asked });
@@ -317,7 +318,7 @@ mod tests {
     #[test]
     fn a_compressed_request_about_a_known_set_is_not_inflated() {
         use crate::grpc::gzip::compress;
-        let sets = TaskSets::default();
+        let sets = TaskSetCache::default();
         let ask = |task, tasks: &[i32]| {
             let incarnations = xla::coordination::Incarnations {
                 service_incarnation: 7,
@@ -330,21 +331,21 @@ mod tests {
         let all: Vec<i32> = (0..2000).collect();
         let recall = |asked: &xla::coordination::GetAliveTasksRequest| {
             let file = compress(&asked.encode_to_vec());
-            sets.recall(&Gzip::open(&file).unwrap())
+            sets.lookup(&Gzip::open(&file).unwrap())
         };
         assert!(recall(&ask(0, &all)).is_none(), "nothing is known yet");
-        sets.lift_from(ask(0, &all).encode_to_vec().into(), 3, Spelling::Numbers).unwrap();
+        sets.extract_from(ask(0, &all).encode_to_vec().into(), 3, SetEncoding::Numbers).unwrap();
         for task in [0, 1, 127, 128, 1999] {
             let asked = ask(task, &all);
             let recalled = recall(&asked).expect("it is known");
             assert_eq!(recalled.bytes(), asked.encode_to_vec());
-            let message = Message::Recalled(recalled);
-            let (rest, set) = sets.lift(&message, 3, Spelling::Numbers).unwrap();
+            let message = Message::Cached(recalled);
+            let (rest, set) = sets.extract(&message, 3, SetEncoding::Numbers).unwrap();
             let rest = xla::coordination::GetAliveTasksRequest::decode(rest).unwrap();
             assert_eq!((rest.requesting_task_id, rest.incarnations), (task, asked.incarnations));
             assert_eq!(ids(set), all);
             // Read as something else it is what it is.
-            let (_, other) = sets.lift(&message, 4, Spelling::Numbers).unwrap();
+            let (_, other) = sets.extract(&message, 4, SetEncoding::Numbers).unwrap();
             assert!(other.is_none());
         }
         // One that differs anywhere is another.
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn sets_that_begin_alike_are_told_apart() {
-        let sets = TaskSets::default();
+        let sets = TaskSetCache::default();
         for named in [true, false] {
             for n in [100, 200, 100, 150, 200] {
                 let members: Vec<i32> = (0..n).collect();
@@ -370,7 +371,7 @@ mod tests {
                     ..Default::default()
                 };
                 let (rest, set) =
-                    sets.lift_from(asked.encode_to_vec().into(), 3, Spelling::Messages).unwrap();
+                    sets.extract_from(asked.encode_to_vec().into(), 3, SetEncoding::Messages).unwrap();
                 assert_eq!(ids(set), members);
                 let rest = tensorflow::BarrierRequest::decode(rest).unwrap();
                 assert_eq!(rest, tensorflow::BarrierRequest { tasks: vec![], ..asked });
@@ -381,31 +382,32 @@ mod tests {
 
     #[test]
     fn odd_spellings_are_read_and_bad_ones_refused() {
-        let sets = TaskSets::default();
+        let sets = TaskSetCache::default();
         let scattered = [0x18, 5, 0x10, 9, 0x1a, 2, 3, 4, 0x18, 1];
-        let (rest, set) = sets.lift_from(Bytes::copy_from_slice(&scattered), 3, Spelling::Numbers).unwrap();
+        let (rest, set) =
+            sets.extract_from(Bytes::copy_from_slice(&scattered), 3, SetEncoding::Numbers).unwrap();
         assert_eq!(ids(set), [1, 3, 4, 5]);
         assert_eq!(*rest, [0x10, 9]);
-        let (_, none) = sets.lift_from(Bytes::from_static(&[0x10, 9]), 3, Spelling::Numbers).unwrap();
+        let (_, none) = sets.extract_from(Bytes::from_static(&[0x10, 9]), 3, SetEncoding::Numbers).unwrap();
         assert!(none.is_none());
         for bad in [&[0x1a, 5, 1][..], &[0x1a], &[0x1b], &[0xff; 12], &[0x1d, 1, 2, 3, 4]] {
-            for spelling in [Spelling::Numbers, Spelling::Messages] {
-                assert!(sets.lift_from(Bytes::copy_from_slice(bad), 3, spelling).is_err(), "{bad:?}");
+            for spelling in [SetEncoding::Numbers, SetEncoding::Messages] {
+                assert!(sets.extract_from(Bytes::copy_from_slice(bad), 3, spelling).is_err(), "{bad:?}");
             }
         }
     }
 
     #[test]
     fn a_known_set_that_goes_on_elsewhere_is_read_whole() {
-        let sets = TaskSets::default();
+        let sets = TaskSetCache::default();
         let mut packed = vec![0x1a, 0xac, 0x02];
         packed.extend((0..300_u32).map(|n| (n % 100) as u8));
         for _ in 0..2 {
-            let (_, set) = sets.lift_from(packed.clone().into(), 3, Spelling::Numbers).unwrap();
+            let (_, set) = sets.extract_from(packed.clone().into(), 3, SetEncoding::Numbers).unwrap();
             assert_eq!(ids(set).len(), 100);
         }
         packed.extend([0x10, 1, 0x18, 101]);
-        let (rest, set) = sets.lift_from(packed.into(), 3, Spelling::Numbers).unwrap();
+        let (rest, set) = sets.extract_from(packed.into(), 3, SetEncoding::Numbers).unwrap();
         assert_eq!(ids(set).len(), 101);
         assert_eq!(*rest, [0x10, 1]);
     }

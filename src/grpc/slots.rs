@@ -1,14 +1,14 @@
 //! A table whose keys are never valid twice.
 
-struct Cell<T> {
+struct SlotEntry<T> {
     generation: u32,
     content: Option<T>,
 }
 
 /// Keeps things under numbers. A number is used once: one that comes late finds nothing, instead
 /// of what has taken the place since.
-pub(super) struct Slots<T> {
-    cells: Vec<Cell<T>>,
+pub(super) struct SlotTable<T> {
+    cells: Vec<SlotEntry<T>>,
     free: Vec<u32>,
     /// The generation of new cells: all that were given back had earlier ones.
     first_generation: u32,
@@ -17,7 +17,7 @@ pub(super) struct Slots<T> {
 /// A table that becomes empty keeps so many cells at most.
 const CELLS_KEPT: usize = 256;
 
-impl<T> Default for Slots<T> {
+impl<T> Default for SlotTable<T> {
     fn default() -> Self {
         Self { cells: Vec::new(), free: Vec::new(), first_generation: 0 }
     }
@@ -31,7 +31,7 @@ fn place(key: u64) -> usize {
     (key & u64::from(u32::MAX)) as usize
 }
 
-impl<T> Slots<T> {
+impl<T> SlotTable<T> {
     /// The key that the next insertion will give.
     pub(super) fn next_key(&self) -> u64 {
         match self.free.last() {
@@ -49,12 +49,12 @@ impl<T> Slots<T> {
                     cell.content = Some(content);
                 }
             }
-            None => self.cells.push(Cell { generation: self.first_generation, content: Some(content) }),
+            None => self.cells.push(SlotEntry { generation: self.first_generation, content: Some(content) }),
         }
         next
     }
 
-    fn cell(&mut self, key: u64) -> Option<&mut Cell<T>> {
+    fn cell(&mut self, key: u64) -> Option<&mut SlotEntry<T>> {
         let cell = self.cells.get_mut(place(key))?;
         (u64::from(cell.generation) == key >> 32).then_some(cell)
     }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_key_is_good_once() {
-        let mut slots = Slots::default();
+        let mut slots = SlotTable::default();
         let first = slots.next_key();
         assert_eq!(slots.insert("a"), first);
         let second = slots.insert("b");
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_table_that_becomes_empty_gives_its_memory_back_and_its_keys_stay_good_once() {
-        let mut slots = Slots::default();
+        let mut slots = SlotTable::default();
         let mut seen = std::collections::HashSet::new();
         for round in 0..3 {
             let keys: Vec<u64> = (0..2 * CELLS_KEPT).map(|n| slots.insert(n)).collect();

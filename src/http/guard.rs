@@ -30,26 +30,26 @@ use std::time::Duration;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-pub(super) use pass::{Gate, Proof, pass};
-pub use roles::{Need, Role};
-pub use tokens::{NewToken, TokenError, Tokens, append};
+pub(super) use pass::{AccessLayerState, CsrfProof, authorize};
+pub use roles::{Access, Role};
+pub use tokens::{NewToken, TokenError, TokenFile, append_token};
 
-use super::Hosts;
+use super::AllowedHosts;
 use crate::clock::Clock;
 use crate::coordination::Actor;
-use attempts::Attempts;
-use csrf::Csrf;
-use rates::{Rate, Rates};
-use sessions::Sessions;
+use attempts::LoginThrottle;
+use csrf::CsrfKey;
+use rates::{RateLimit, RateLimiter};
+use sessions::SessionStore;
 
 /// Refusals of requests from one address that are written down.
-const REFUSALS: Rate = Rate { burst: 20.0, per_second: 1.0 };
+const REFUSALS: RateLimit = RateLimit { burst: 20.0, per_second: 1.0 };
 /// How long a login holds if nobody says otherwise.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(12 * 60 * 60);
 
 /// How somebody has shown who they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum AuthMethod {
     /// They did not have to.
     Open,
     /// By a token in the request.
@@ -60,19 +60,19 @@ pub enum How {
 
 /// Who makes a request, and what they may do: in the extensions of every request that has passed.
 #[derive(Debug, Clone)]
-pub struct Visitor {
+pub struct Principal {
     /// Who, from where, by what means.
     pub actor: Actor,
     /// What they may do.
     pub role: Role,
     /// How that is known.
-    pub how: How,
+    pub auth_method: AuthMethod,
     /// What the forms of a page for this visitor must carry in their field `csrf`, and its scripts in the header
     /// `x-csrf-token`; empty for a visitor that is no browser.
     pub csrf: Arc<str>,
 }
 
-impl<S: Sync> FromRequestParts<S> for Visitor {
+impl<S: Sync> FromRequestParts<S> for Principal {
     type Rejection = super::Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, super::Problem> {
@@ -81,18 +81,18 @@ impl<S: Sync> FromRequestParts<S> for Visitor {
 }
 
 /// What is checked, and against what.
-pub struct Guard {
+pub struct AccessControl {
     clock: Clock,
-    tokens: Option<Arc<Tokens>>,
-    hosts: Hosts,
-    sessions: Sessions,
-    csrf: Csrf,
-    attempts: Attempts,
-    refusals: Rates,
-    changes: Rates,
+    tokens: Option<Arc<TokenFile>>,
+    hosts: AllowedHosts,
+    sessions: SessionStore,
+    csrf: CsrfKey,
+    attempts: LoginThrottle,
+    refusals: RateLimiter,
+    changes: RateLimiter,
 }
 
-impl Guard {
+impl AccessControl {
     /// A guard that lets everybody do everything.
     ///
     /// # Panics
@@ -102,24 +102,24 @@ impl Guard {
         Self {
             clock,
             tokens: None,
-            hosts: Hosts::default(),
-            sessions: Sessions::new(SESSION_TIMEOUT),
-            csrf: Csrf::new(),
-            attempts: Attempts::new(),
-            refusals: Rates::new(REFUSALS),
-            changes: Rates::new(Rate { burst: f64::INFINITY, per_second: 1.0 }),
+            hosts: AllowedHosts::default(),
+            sessions: SessionStore::new(SESSION_TIMEOUT),
+            csrf: CsrfKey::new(),
+            attempts: LoginThrottle::new(),
+            refusals: RateLimiter::new(REFUSALS),
+            changes: RateLimiter::new(RateLimit { burst: f64::INFINITY, per_second: 1.0 }),
         }
     }
 
     /// The same for those who have one of these tokens only.
     #[must_use]
-    pub fn with_tokens(self, tokens: Option<Tokens>, session_timeout: Duration) -> Self {
-        Self { tokens: tokens.map(Arc::new), sessions: Sessions::new(session_timeout), ..self }
+    pub fn with_tokens(self, tokens: Option<TokenFile>, session_timeout: Duration) -> Self {
+        Self { tokens: tokens.map(Arc::new), sessions: SessionStore::new(session_timeout), ..self }
     }
 
     /// The same for a server that is reached by these names too.
     #[must_use]
-    pub fn with_hosts(self, hosts: Hosts) -> Self {
+    pub fn with_hosts(self, hosts: AllowedHosts) -> Self {
         Self { hosts, ..self }
     }
 
@@ -127,7 +127,7 @@ impl Guard {
     #[must_use]
     pub fn with_changes(self, per_second: usize) -> Self {
         let per_second = f64::from(u32::try_from(per_second).unwrap_or(u32::MAX));
-        Self { changes: Rates::new(Rate { burst: per_second * 2.0, per_second }), ..self }
+        Self { changes: RateLimiter::new(RateLimit { burst: per_second * 2.0, per_second }), ..self }
     }
 
     /// Looks whether the tokens have changed, if it is time to.

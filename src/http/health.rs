@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use axum::extract::State;
 
-use super::{Problem, Site};
+use super::{AppState, Problem};
 
 const STARTING: u8 = 0;
 const READY: u8 = 1;
@@ -45,9 +45,9 @@ pub(super) async fn live() -> &'static str {
 /// `GET /healthz/ready`
 ///
 /// An audit file that cannot be written is told of, and does not make the server unready: tasks are served all the same.
-pub(super) async fn ready(State(site): State<Site>) -> Result<String, Problem> {
+pub(super) async fn ready(State(site): State<AppState>) -> Result<String, Problem> {
     match site.readiness.reason() {
-        None => Ok(match site.audit.trouble() {
+        None => Ok(match site.audit.write_error() {
             None => "ready\n".into(),
             Some(why) => format!("ready\nthe audit file cannot be written: {why}\n"),
         }),
@@ -67,13 +67,14 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::engine::Engine;
-    use crate::http::{About, Version, router};
+    use crate::http::{ServerInfo, Version, router};
 
     #[tokio::test]
     async fn the_probe_says_why_the_server_is_not_ready() {
         let readiness = Arc::new(Readiness::default());
-        let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
-        let site = Site::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
+        let about =
+            ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+        let site = AppState::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
         let mut router = router(site);
         let mut probe = async || {
             let request = Request::get("/healthz/ready").body(Body::empty()).unwrap();

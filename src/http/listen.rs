@@ -20,15 +20,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::actor::{Channel, Peer};
-use super::connections::{BusyGuard, Connection, ConnectionGuard};
+use super::actor::{PeerAddress, TransportSecurity};
+use super::connections::{BusyGuard, SlotGuard, SlotState};
 use super::write_timeout::WriteTimeout;
-use super::{Problem, Traffic};
-use crate::tls::{self, Entrance, Rewind};
+use super::{ListenerState, Problem};
+use crate::tls::{self, ListenerTls, PrefixedStream};
 
 /// The bounds of a listener.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct HttpLimits {
     /// How many connections are served at once; those that only wait make room for more.
     pub connections: usize,
     /// How many of them one source may have.
@@ -43,7 +43,7 @@ pub struct Limits {
     pub head_bytes: usize,
 }
 
-impl Limits {
+impl HttpLimits {
     /// The limits with this many connections.
     #[must_use]
     pub fn new(connections: usize) -> Self {
@@ -61,34 +61,34 @@ impl Limits {
 /// How long to wait after accepting failed for want of memory or file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long to go on reading what a client sends after the last answer.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How much is read to find out what a client speaks.
-const FIRST_READ: usize = 4 << 10;
+const DETECTION_BYTES: usize = 4 << 10;
 /// What the system keeps of an answer for a client that does not read it, in bytes.
 const SEND_BUFFER: usize = 256 << 10;
 
 /// What every connection gets.
 #[derive(Clone)]
 struct ServeContext {
-    entrance: Arc<Entrance>,
+    entrance: Arc<ListenerTls>,
     router: Router,
-    traffic: Arc<Traffic>,
+    traffic: Arc<ListenerState>,
 }
 
 /// Serves `router` to the clients that `entrance` takes, within the bounds of `traffic`, until `stop` says so, then lets requests in
 /// progress finish.
 pub async fn serve(
     listener: TcpListener,
-    entrance: Arc<Entrance>,
+    entrance: Arc<ListenerTls>,
     router: Router,
-    traffic: Arc<Traffic>,
+    traffic: Arc<ListenerState>,
     mut stop: watch::Receiver<bool>,
 ) {
     let context = ServeContext { entrance, router, traffic };
     let mut connections = JoinSet::new();
     loop {
         let next = async {
-            context.traffic.connections.room().await;
+            context.traffic.connections.wait_for_capacity().await;
             listener.accept().await
         };
         tokio::select! {
@@ -103,20 +103,21 @@ pub async fn serve(
                 }
             },
             Some(_) = connections.join_next() => {}
-            () = stopped(&mut stop) => break,
+            () = wait_for_stop(&mut stop) => break,
         }
     }
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+async fn wait_for_stop(stop: &mut watch::Receiver<bool>) {
     // A sender that is gone means the same.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// What is told to a client that speaks plaintext where only TLS is taken.
-const SPEAK_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n\
+const PLAINTEXT_REFUSAL: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n\
     This port speaks TLS only: use https:// in place of http://.\n";
 
 /// Serves one connection until the client leaves, its time is over, its slot is needed or `stop` says so.
@@ -125,7 +126,7 @@ async fn serve_connection(
     peer: SocketAddr,
     context: ServeContext,
     stop: watch::Receiver<bool>,
-    guard: ConnectionGuard,
+    guard: SlotGuard,
 ) {
     let traffic = Arc::clone(&context.traffic);
     let socket = socket2::SockRef::from(&stream);
@@ -135,7 +136,7 @@ async fn serve_connection(
     #[cfg(target_os = "linux")]
     let _ = socket.set_tcp_user_timeout(Some(traffic.limits.send_timeout));
     tokio::select! {
-        () = converse(stream, peer, context, stop, &guard) => {}
+        () = serve_detected(stream, peer, context, stop, &guard) => {}
         why = guard.connection.closed(&traffic.limits) => {
             tracing::debug!(%peer, why = why.name(), "closed an HTTP connection");
             traffic.connections.count_closed(why);
@@ -143,48 +144,49 @@ async fn serve_connection(
     }
 }
 
-async fn converse(
+async fn serve_detected(
     stream: TcpStream,
     peer: SocketAddr,
     context: ServeContext,
     mut stop: watch::Receiver<bool>,
-    guard: &ConnectionGuard,
+    guard: &SlotGuard,
 ) {
     let stream =
         WriteTimeout::new(stream, Arc::clone(&guard.connection), context.traffic.limits.send_timeout);
     let met = tokio::select! {
-        met = meet(stream, peer, &context) => met,
-        () = stopped(&mut stop) => None,
+        met = negotiate(stream, peer, &context) => met,
+        () = wait_for_stop(&mut stop) => None,
     };
     match met {
-        Some(Met::Plain(stream)) => {
-            guard.connection.greeted_plain();
-            speak(stream, (Peer(peer), Channel::default()), context, stop, guard).await;
+        Some(Negotiated::Plain(stream)) => {
+            guard.connection.mark_plaintext();
+            serve_http1(stream, (PeerAddress(peer), TransportSecurity::default()), context, stop, guard)
+                .await;
         }
-        Some(Met::Tls(stream)) => {
-            guard.connection.greeted_tls();
+        Some(Negotiated::Tls(stream)) => {
+            guard.connection.mark_tls();
             let certificate =
                 stream.get_ref().1.peer_certificates().and_then(<[_]>::first).and_then(tls::subject);
-            let channel = Channel { secure: true, certificate: certificate.map(Into::into) };
-            speak(*stream, (Peer(peer), channel), context, stop, guard).await;
+            let channel = TransportSecurity { secure: true, certificate: certificate.map(Into::into) };
+            serve_http1(*stream, (PeerAddress(peer), channel), context, stop, guard).await;
         }
         None => {}
     }
 }
 
-type Tcp = WriteTimeout<TcpStream>;
+type TimedTcp = WriteTimeout<TcpStream>;
 
 /// A connection that is to be served.
-enum Met {
-    Plain(Rewind<Tcp>),
-    Tls(Box<tls::Stream<Tcp>>),
+enum Negotiated {
+    Plain(PrefixedStream<TimedTcp>),
+    Tls(Box<tls::TlsStream<TimedTcp>>),
 }
 
 /// Finds out whether a connection speaks TLS, and shakes hands if it does, all within `head_timeout`. What is read for it is, as
 /// a rule, the first request, which is then not read again.
-async fn meet(mut stream: Tcp, peer: SocketAddr, context: &ServeContext) -> Option<Met> {
+async fn negotiate(mut stream: TimedTcp, peer: SocketAddr, context: &ServeContext) -> Option<Negotiated> {
     let entrance = &context.entrance;
-    let mut early = Vec::with_capacity(FIRST_READ);
+    let mut early = Vec::with_capacity(DETECTION_BYTES);
     let within = context.traffic.limits.head_timeout;
     let until = tokio::time::Instant::now() + within;
     let first = tokio::time::timeout_at(until, stream.read_buf(&mut early)).await;
@@ -192,28 +194,28 @@ async fn meet(mut stream: Tcp, peer: SocketAddr, context: &ServeContext) -> Opti
         return None;
     }
     if early.first() != Some(&tls::FIRST_BYTE) {
-        if entrance.takes_plain() {
-            return Some(Met::Plain(Rewind::new(early, stream)));
+        if entrance.allows_plaintext() {
+            return Some(Negotiated::Plain(PrefixedStream::new(early, stream)));
         }
-        entrance.refused_plain(peer);
-        let _ = tokio::time::timeout(ACCEPT_PAUSE, stream.write_all(SPEAK_TLS)).await;
+        entrance.record_plaintext_refused(peer);
+        let _ = tokio::time::timeout(ACCEPT_PAUSE, stream.write_all(PLAINTEXT_REFUSAL)).await;
         return None;
     }
-    let secured = entrance.secure(Rewind::new(early, stream), peer);
+    let secured = entrance.accept_tls(PrefixedStream::new(early, stream), peer);
     let Ok(secured) = tokio::time::timeout_at(until, secured).await else {
-        entrance.too_slow(peer, within);
+        entrance.record_timeout(peer, within);
         return None;
     };
-    secured.map(|stream| Met::Tls(Box::new(stream)))
+    secured.map(|stream| Negotiated::Tls(Box::new(stream)))
 }
 
 /// Speaks HTTP until the client leaves or `stop` says so.
-async fn speak<S>(
+async fn serve_http1<S>(
     stream: S,
-    from: (Peer, Channel),
+    from: (PeerAddress, TransportSecurity),
     context: ServeContext,
     mut stop: watch::Receiver<bool>,
-    guard: &ConnectionGuard,
+    guard: &SlotGuard,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
@@ -221,19 +223,19 @@ async fn speak<S>(
     let limits = traffic.limits;
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        let busy = guard.connection.begin();
+        let busy = guard.connection.begin_request();
         request.extensions_mut().insert(from.0);
         request.extensions_mut().insert(from.1.clone());
-        let (traffic, began) = (Arc::clone(&traffic), traffic.began());
+        let (traffic, began) = (Arc::clone(&traffic), traffic.start_timer());
         let refused = guard.connection.reserved && !is_probe(&request);
         let connection = Arc::clone(&guard.connection);
         let answer = (!refused).then(|| router.call(request.map(|body| RequestBody { body, connection })));
         Box::pin(async move {
             let response = match answer {
                 Some(answer) => answer.await?,
-                None => Problem::too_many_connections().bare(),
+                None => Problem::too_many_connections().into_closing_response(),
             };
-            traffic.answered(response.status(), began);
+            traffic.record_response(response.status(), began);
             Ok::<_, std::convert::Infallible>(
                 response.map(|body| Body::new(TrackedBody { body, _busy: busy })),
             )
@@ -246,16 +248,16 @@ async fn speak<S>(
         .serve_connection(TokioIo::new(stream), service);
     let ended = tokio::select! {
         ended = std::future::poll_fn(|cx| connection.poll_without_shutdown(cx)) => ended,
-        () = stopped(&mut stop) => {
+        () = wait_for_stop(&mut stop) => {
             Pin::new(&mut connection).graceful_shutdown();
             std::future::poll_fn(|cx| connection.poll_without_shutdown(cx)).await
         }
     };
     let stream = connection.into_parts().io.into_inner();
-    let lingering = tokio::time::timeout(LINGER, linger(stream));
+    let lingering = tokio::time::timeout(LINGER_TIMEOUT, linger(stream));
     tokio::select! {
         _ = lingering => {}
-        () = stopped(&mut stop) => {}
+        () = wait_for_stop(&mut stop) => {}
     }
     if let Err(error) = ended {
         // The client's affair: it left, was too slow, or spoke no HTTP.
@@ -281,7 +283,7 @@ fn is_probe<B>(request: &Request<B>) -> bool {
 /// The body of a request. While more of it is awaited, its connection may be closed to make room.
 struct RequestBody {
     body: Incoming,
-    connection: Arc<Connection>,
+    connection: Arc<SlotState>,
 }
 
 impl HttpBody for RequestBody {
@@ -352,16 +354,16 @@ mod tests {
     #[cfg(feature = "metrics")]
     use crate::telemetry::metrics::catalogue::CATALOGUE;
     #[cfg(feature = "metrics")]
-    use crate::telemetry::metrics::{Page, Shows as _};
+    use crate::telemetry::metrics::{MetricSource as _, Scrape};
 
     async fn started(
-        limits: Limits,
+        limits: HttpLimits,
     ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
-        serving(Traffic::new("http", crate::clock::Clock::start(), limits)).await
+        serving(ListenerState::new("http", crate::clock::Clock::start(), limits)).await
     }
 
     async fn serving(
-        traffic: Arc<Traffic>,
+        traffic: Arc<ListenerState>,
     ) -> (std::net::SocketAddr, watch::Sender<bool>, tokio::task::JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -373,8 +375,8 @@ mod tests {
             .route("/body", post(async |body: Bytes| format!("{} bytes", body.len())))
             .route("/large", get(async || vec![b'x'; 64 << 20]))
             .route("/healthz/live", get(async || "alive"));
-        let failures = Arc::new(tls::Failures::new(crate::clock::Clock::start()));
-        let entrance = Arc::new(Entrance::plain("http", failures));
+        let failures = Arc::new(tls::HandshakeFailures::new(crate::clock::Clock::start()));
+        let entrance = Arc::new(ListenerTls::plain("http", failures));
         let served = tokio::spawn(serve(listener, entrance, router, traffic, stop.subscribe()));
         (address, stop, served)
     }
@@ -388,7 +390,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_idle_connection_makes_room_for_a_new_one() {
-        let (address, _stop, _served) = started(Limits::new(1)).await;
+        let (address, _stop, _served) = started(HttpLimits::new(1)).await;
         let mut first = TcpStream::connect(address).await.unwrap();
         assert!(ask(&mut first).await.ends_with("here"));
         let mut second = TcpStream::connect(address).await.unwrap();
@@ -398,7 +400,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_that_dribbles_makes_room_for_a_new_connection() {
-        let (address, _stop, _served) = started(Limits::new(4)).await;
+        let (address, _stop, _served) = started(HttpLimits::new(4)).await;
         let mut slow = Vec::new();
         for _ in 0..4 {
             let mut stream = TcpStream::connect(address).await.unwrap();
@@ -423,7 +425,7 @@ mod tests {
 
     #[tokio::test]
     async fn while_every_connection_is_busy_only_health_is_answered() {
-        let (address, _stop, _served) = started(Limits::new(1)).await;
+        let (address, _stop, _served) = started(HttpLimits::new(1)).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /stream HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0, "its head is there");
@@ -439,8 +441,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_does_not_take_its_answer_is_cut() {
-        let limits = Limits { send_timeout: Duration::from_millis(100), ..Limits::new(8) };
-        let traffic = Traffic::new("http", crate::clock::Clock::start(), limits);
+        let limits = HttpLimits { send_timeout: Duration::from_millis(100), ..HttpLimits::new(8) };
+        let traffic = ListenerState::new("http", crate::clock::Clock::start(), limits);
         let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
         let mut stuck = TcpStream::connect(address).await.unwrap();
         stuck.write_all(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -463,10 +465,10 @@ mod tests {
     #[tokio::test]
     #[cfg(feature = "metrics")]
     async fn a_stream_without_end_counts_as_a_request_when_it_begins() {
-        let traffic = Traffic::new("http", crate::clock::Clock::start(), Limits::new(8));
+        let traffic = ListenerState::new("http", crate::clock::Clock::start(), HttpLimits::new(8));
         let (address, _stop, _served) = serving(Arc::clone(&traffic)).await;
         let shown = || {
-            let mut page = Page::default();
+            let mut page = Scrape::default();
             traffic.show(&mut page);
             page.write(CATALOGUE)
         };
@@ -495,7 +497,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_never_ends_its_head_is_given_up() {
-        let limits = Limits { head_timeout: Duration::from_millis(50), ..Limits::new(1) };
+        let limits = HttpLimits { head_timeout: Duration::from_millis(50), ..HttpLimits::new(1) };
         let (address, _stop, _served) = started(limits).await;
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"GET / HTTP/1.1\r\nho").await.unwrap();
@@ -508,7 +510,7 @@ mod tests {
 
     #[tokio::test]
     async fn idle_connections_do_not_hold_up_the_stop() {
-        let (address, stop, served) = started(Limits::new(8)).await;
+        let (address, stop, served) = started(HttpLimits::new(8)).await;
         let mut idle = TcpStream::connect(address).await.unwrap();
         assert!(ask(&mut idle).await.ends_with("here"));
         stop.send_replace(true);

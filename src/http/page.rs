@@ -3,24 +3,24 @@
 use serde::de::{Deserialize, Deserializer, Error as _};
 
 /// How many items a page has at most, and has if nobody says how many.
-pub(super) const PAGE_MAX: usize = 1000;
+pub(super) const PAGE_LIMIT: usize = 1000;
 
 /// How many items to give, given what was asked for.
 pub(super) fn limit(asked: Option<usize>) -> usize {
-    asked.unwrap_or(PAGE_MAX).clamp(1, PAGE_MAX)
+    asked.unwrap_or(PAGE_LIMIT).clamp(1, PAGE_LIMIT)
 }
 
 /// Reads a limit. To ask for nothing is a mistake, and would be answered with something.
-pub(super) fn some<'de, D: Deserializer<'de>>(text: D) -> Result<Option<usize>, D::Error> {
+pub(super) fn deserialize_limit<'de, D: Deserializer<'de>>(text: D) -> Result<Option<usize>, D::Error> {
     match usize::deserialize(text)? {
-        0 => Err(D::Error::custom(format_args!("write a number from 1 to {PAGE_MAX}, or leave it out"))),
+        0 => Err(D::Error::custom(format_args!("write a number from 1 to {PAGE_LIMIT}, or leave it out"))),
         limit => Ok(Some(limit)),
     }
 }
 
 /// Cuts a page out of `items`, which are in the order of their keys. Returns it with what to give as `after` for the next
 /// one; `None` if there is none.
-pub(super) fn cut<T, K: PartialOrd + Copy>(
+pub(super) fn paginate<T, K: PartialOrd + Copy>(
     items: impl IntoIterator<Item = T>,
     after: Option<K>,
     asked: Option<usize>,
@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn pages_follow_one_another_without_gap_or_repeat() {
         let all = || 0..5_u64;
-        let page = |after, limit| cut(all(), after, limit, |item| *item);
+        let page = |after, limit| paginate(all(), after, limit, |item| *item);
         assert_eq!(page(None, Some(2)), (vec![0, 1], Some(1)));
         assert_eq!(page(Some(1), Some(2)), (vec![2, 3], Some(3)));
         assert_eq!(page(Some(3), Some(2)), (vec![4], None));

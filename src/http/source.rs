@@ -8,14 +8,14 @@ use axum::extract::FromRequestParts;
 use axum::http::Extensions;
 use axum::http::request::Parts;
 
-use super::actor::Peer;
+use super::actor::PeerAddress;
 use crate::transfer::source_network;
 
 /// The network that one client has for itself: see [`source_network`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Source(IpAddr);
+pub struct ClientNetwork(IpAddr);
 
-impl Source {
+impl ClientNetwork {
     /// Every request whose origin is not known shares this source: those of tests and of the server itself.
     pub const UNKNOWN: Self = Self(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
 
@@ -28,11 +28,11 @@ impl Source {
     /// Returns the source of the request with these extensions.
     #[must_use]
     pub fn of_request(extensions: &Extensions) -> Self {
-        extensions.get::<Peer>().map_or(Self::UNKNOWN, |peer| Self::of(peer.0.ip()))
+        extensions.get::<PeerAddress>().map_or(Self::UNKNOWN, |peer| Self::of(peer.0.ip()))
     }
 }
 
-impl<S: Sync> FromRequestParts<S> for Source {
+impl<S: Sync> FromRequestParts<S> for ClientNetwork {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
@@ -40,7 +40,7 @@ impl<S: Sync> FromRequestParts<S> for Source {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ClientNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             IpAddr::V4(four) => write!(f, "{four}"),
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn addresses_of_one_ipv6_network_are_one_source() {
-        let of = |text: &str| Source::of(text.parse().unwrap());
+        let of = |text: &str| ClientNetwork::of(text.parse().unwrap());
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));

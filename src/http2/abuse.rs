@@ -10,7 +10,7 @@ const LIMIT: u32 = 20_000;
 /// The points that a second takes away.
 const DECAY_PER_SECOND: u32 = 2_000;
 /// Fewer points than this are not worth a look at the clock.
-const WORTH_A_LOOK: u32 = 2_000;
+const CLOCK_CHECK_MIN: u32 = 2_000;
 
 /// What each kind of frame adds.
 pub(super) mod points {
@@ -40,22 +40,22 @@ impl AbuseScore {
     }
 
     /// Notes something useful.
-    pub(super) fn redeem(&mut self, points: u32) {
+    pub(super) fn credit(&mut self, points: u32) {
         self.points = self.points.saturating_sub(points);
     }
 
     /// Whether the score is high enough to be compared with the time.
-    pub(super) fn is_worth_a_look(&self) -> bool {
-        self.points >= WORTH_A_LOOK
+    pub(super) fn needs_clock_check(&self) -> bool {
+        self.points >= CLOCK_CHECK_MIN
     }
 
     /// Takes away what time has redeemed; whether the score is still beyond the limit. `now` counts from any fixed moment.
-    pub(super) fn is_over(&mut self, now: Duration) -> bool {
+    pub(super) fn exceeds_limit(&mut self, now: Duration) -> bool {
         if let Some(seen) = self.seen {
             let millis = u32::try_from(now.saturating_sub(seen).as_millis()).unwrap_or(u32::MAX);
             let redeemed = millis.saturating_mul(DECAY_PER_SECOND / 1000);
             if redeemed > 0 {
-                self.redeem(redeemed);
+                self.credit(redeemed);
                 self.seen = Some(now);
             }
         } else {
@@ -75,16 +75,16 @@ mod tests {
         for second in 0..100_000 {
             // A thousand pings a second, and settings all the time.
             steady.add(900 * points::EMPTY + 10 * points::SETTINGS);
-            assert!(!steady.is_over(Duration::from_secs(second)), "in second {second}");
+            assert!(!steady.exceeds_limit(Duration::from_secs(second)), "in second {second}");
         }
         let mut flood = AbuseScore::default();
         let floods = (0..1000).any(|millisecond| {
             flood.add(100 * points::EMPTY);
-            flood.is_worth_a_look() && flood.is_over(Duration::from_millis(millisecond))
+            flood.needs_clock_check() && flood.exceeds_limit(Duration::from_millis(millisecond))
         });
         assert!(floods);
         let mut gives_up_everything = AbuseScore::default();
         gives_up_everything.add(16_384 * points::FRAME);
-        assert!(!gives_up_everything.is_over(Duration::ZERO));
+        assert!(!gives_up_everything.exceeds_limit(Duration::ZERO));
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::hpack::ENTRY;
+use super::hpack::ENTRY_OVERHEAD;
 
 /// The head of a request, or its trailers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct RequestHead {
     pub(crate) method: String,
     pub(crate) scheme: String,
     pub(crate) authority: String,
@@ -18,18 +18,18 @@ pub(crate) struct Head {
     /// The length of the body, if the head states it.
     pub(crate) content_length: Option<u64>,
     /// What is wrong with it, if something is.
-    pub(super) flaw: Option<Flaw>,
+    pub(super) error: Option<HeaderError>,
 }
 
 /// What is made of the head of a request, and kept of it.
-pub(crate) trait FromHead: From<Head> {
+pub(crate) trait FromRequestHead: From<RequestHead> {
     /// The length of the body, if the head states it.
     fn content_length(&self) -> Option<u64>;
 }
 
 /// What is wrong with a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Flaw {
+pub(super) enum HeaderError {
     /// It is malformed (RFC 9113, 8.1.1).
     Malformed,
     /// It is longer than heads may be.
@@ -43,8 +43,8 @@ const AUTHORITY: u8 = 4;
 const PATH: u8 = 8;
 
 /// Puts a head together, field by field.
-pub(super) struct HeadBuilder {
-    head: Head,
+pub(super) struct RequestHeadBuilder {
+    head: RequestHead,
     most: usize,
     size: usize,
     /// The pseudo-headers that were there.
@@ -53,9 +53,9 @@ pub(super) struct HeadBuilder {
     regular: bool,
 }
 
-impl HeadBuilder {
+impl RequestHeadBuilder {
     pub(super) fn new(most: usize) -> Self {
-        Self { head: Head::default(), most, size: 0, pseudo: 0, regular: false }
+        Self { head: RequestHead::default(), most, size: 0, pseudo: 0, regular: false }
     }
 
     /// The size of the list so far, as RFC 9113 counts it (6.5.2).
@@ -65,12 +65,12 @@ impl HeadBuilder {
 
     /// Adds a field.
     pub(super) fn add(&mut self, name: &[u8], value: &[u8]) {
-        self.size = self.size.saturating_add(name.len() + value.len() + ENTRY);
+        self.size = self.size.saturating_add(name.len() + value.len() + ENTRY_OVERHEAD);
         if self.size > self.most {
-            self.head.flaw = Some(Flaw::TooLong);
+            self.head.error = Some(HeaderError::TooLong);
         }
-        if self.head.flaw.is_none() && self.put(name, value).is_none() {
-            self.head.flaw = Some(Flaw::Malformed);
+        if self.head.error.is_none() && self.put(name, value).is_none() {
+            self.head.error = Some(HeaderError::Malformed);
         }
     }
 
@@ -120,9 +120,9 @@ impl HeadBuilder {
     }
 
     /// The head of a request, with a flaw if it lacks what requests must have (RFC 9113, 8.3.1).
-    pub(super) fn finish_request(mut self) -> Head {
-        if self.head.flaw.is_none() && self.complete().is_none() {
-            self.head.flaw = Some(Flaw::Malformed);
+    pub(super) fn finish_request(mut self) -> RequestHead {
+        if self.head.error.is_none() && self.complete().is_none() {
+            self.head.error = Some(HeaderError::Malformed);
         }
         self.head
     }
@@ -156,9 +156,9 @@ impl HeadBuilder {
     }
 
     /// Trailers, with a flaw if there are pseudo-headers among them (RFC 9113, 8.1).
-    pub(super) fn finish_trailers(mut self) -> Head {
+    pub(super) fn finish_trailers(mut self) -> RequestHead {
         if self.pseudo != 0 {
-            self.head.flaw.get_or_insert(Flaw::Malformed);
+            self.head.error.get_or_insert(HeaderError::Malformed);
         }
         self.head
     }
@@ -183,19 +183,19 @@ const CONNECTION_SPECIFIC: [&[u8]; 5] =
 /// same method again and again: what they mean is worked out once.
 #[derive(Debug)]
 pub(crate) struct HeaderBlockCache<H> {
-    known: Vec<Option<Known<H>>>,
+    known: Vec<Option<CachedHead<H>>>,
 }
 
 #[derive(Debug)]
-struct Known<H> {
+struct CachedHead<H> {
     block: Box<[u8]>,
     head: Arc<H>,
 }
 
 /// How many heads are remembered. A power of two.
-const REMEMBERED: usize = 256;
+const CACHED_HEADS: usize = 256;
 /// Longer blocks are not remembered.
-const BLOCK: usize = 1 << 10;
+const CACHED_BLOCK_MAX: usize = 1 << 10;
 
 impl<H> HeaderBlockCache<H> {
     pub(crate) const fn new() -> Self {
@@ -212,25 +212,25 @@ impl<H> HeaderBlockCache<H> {
         for byte in rest {
             mix(u64::from(*byte));
         }
-        (hash >> 56) as usize % REMEMBERED
+        (hash >> 56) as usize % CACHED_HEADS
     }
 
     /// What `block` means, if it is known.
-    pub(super) fn recall(&self, block: &[u8]) -> Option<Arc<H>> {
+    pub(super) fn lookup(&self, block: &[u8]) -> Option<Arc<H>> {
         let known = self.known.get(Self::place(block))?.as_ref()?;
         (*known.block == *block).then(|| Arc::clone(&known.head))
     }
 
     /// Remembers what `block` means.
-    pub(super) fn remember(&mut self, block: &[u8], head: &Arc<H>) {
-        if block.len() > BLOCK {
+    pub(super) fn insert(&mut self, block: &[u8], head: &Arc<H>) {
+        if block.len() > CACHED_BLOCK_MAX {
             return;
         }
         if self.known.is_empty() {
-            self.known.resize_with(REMEMBERED, || None);
+            self.known.resize_with(CACHED_HEADS, || None);
         }
         if let Some(place) = self.known.get_mut(Self::place(block)) {
-            *place = Some(Known { block: block.into(), head: Arc::clone(head) });
+            *place = Some(CachedHead { block: block.into(), head: Arc::clone(head) });
         }
     }
 }
@@ -239,8 +239,8 @@ impl<H> HeaderBlockCache<H> {
 mod tests {
     use super::*;
 
-    fn build(fields: &[(&str, &str)]) -> HeadBuilder {
-        let mut head = HeadBuilder::new(1000);
+    fn build(fields: &[(&str, &str)]) -> RequestHeadBuilder {
+        let mut head = RequestHeadBuilder::new(1000);
         for (name, value) in fields {
             head.add(name.as_bytes(), value.as_bytes());
         }
@@ -259,7 +259,7 @@ mod tests {
         ] {
             let mut fields = GOOD.to_vec();
             fields.extend(good);
-            assert_eq!(build(&fields).finish_request().flaw, None, "{good:?}");
+            assert_eq!(build(&fields).finish_request().error, None, "{good:?}");
         }
         for bad in [
             &[("te", "trailers"), (":authority", "x")][..],
@@ -285,9 +285,9 @@ mod tests {
         ] {
             let mut fields = GOOD.to_vec();
             fields.extend(bad);
-            assert_eq!(build(&fields).finish_request().flaw, Some(Flaw::Malformed), "{bad:?}");
+            assert_eq!(build(&fields).finish_request().error, Some(HeaderError::Malformed), "{bad:?}");
         }
-        assert_eq!(build(&[("x", &"y".repeat(990))]).finish_request().flaw, Some(Flaw::TooLong));
+        assert_eq!(build(&[("x", &"y".repeat(990))]).finish_request().error, Some(HeaderError::TooLong));
     }
 
     #[test]
@@ -295,25 +295,25 @@ mod tests {
         for missing in 0..GOOD.len() {
             let mut fields = GOOD.to_vec();
             fields.remove(missing);
-            assert_eq!(build(&fields).finish_request().flaw, Some(Flaw::Malformed), "{fields:?}");
+            assert_eq!(build(&fields).finish_request().error, Some(HeaderError::Malformed), "{fields:?}");
         }
         for (method, path, flaw) in [
             ("OPTIONS", "*", None),
-            ("GET", "*", Some(Flaw::Malformed)),
-            ("GET", "", Some(Flaw::Malformed)),
-            ("GET", "x", Some(Flaw::Malformed)),
-            ("", "/", Some(Flaw::Malformed)),
-            ("CONNECT", "/", Some(Flaw::Malformed)),
+            ("GET", "*", Some(HeaderError::Malformed)),
+            ("GET", "", Some(HeaderError::Malformed)),
+            ("GET", "x", Some(HeaderError::Malformed)),
+            ("", "/", Some(HeaderError::Malformed)),
+            ("CONNECT", "/", Some(HeaderError::Malformed)),
         ] {
             let fields = [(":method", method), (":scheme", "http"), (":path", path)];
-            assert_eq!(build(&fields).finish_request().flaw, flaw, "{method} {path}");
+            assert_eq!(build(&fields).finish_request().error, flaw, "{method} {path}");
         }
-        assert_eq!(build(&[(":method", "CONNECT"), (":authority", "a:1")]).finish_request().flaw, None);
-        assert_eq!(build(&[(":method", "CONNECT")]).finish_request().flaw, Some(Flaw::Malformed));
+        assert_eq!(build(&[(":method", "CONNECT"), (":authority", "a:1")]).finish_request().error, None);
+        assert_eq!(build(&[(":method", "CONNECT")]).finish_request().error, Some(HeaderError::Malformed));
         let host = build(&[&GOOD[..], &[("host", "only.one:1")]].concat()).finish_request();
-        assert_eq!((host.flaw, &*host.authority), (None, "only.one:1"));
-        assert_eq!(build(&[("t", "v")]).finish_trailers().flaw, None);
-        assert_eq!(build(&[(":method", "GET")]).finish_trailers().flaw, Some(Flaw::Malformed));
+        assert_eq!((host.error, &*host.authority), (None, "only.one:1"));
+        assert_eq!(build(&[("t", "v")]).finish_trailers().error, None);
+        assert_eq!(build(&[(":method", "GET")]).finish_trailers().error, Some(HeaderError::Malformed));
     }
 
     #[test]
@@ -321,14 +321,14 @@ mod tests {
         let mut cache = HeaderBlockCache::new();
         let blocks: Vec<Vec<u8>> = (0..2000_u32).map(|n| n.to_le_bytes().repeat(40)).collect();
         for block in &blocks {
-            cache.remember(block, &Arc::new(block.clone()));
+            cache.insert(block, &Arc::new(block.clone()));
         }
         let known =
-            blocks.iter().filter(|block| cache.recall(block).is_some_and(|head| *head == **block)).count();
-        assert!((1..=REMEMBERED).contains(&known));
-        assert!(blocks.iter().all(|block| cache.recall(block).is_none_or(|head| *head == **block)));
-        let long = vec![1; BLOCK + 1];
-        cache.remember(&long, &Arc::new(long.clone()));
-        assert!(cache.recall(&long).is_none());
+            blocks.iter().filter(|block| cache.lookup(block).is_some_and(|head| *head == **block)).count();
+        assert!((1..=CACHED_HEADS).contains(&known));
+        assert!(blocks.iter().all(|block| cache.lookup(block).is_none_or(|head| *head == **block)));
+        let long = vec![1; CACHED_BLOCK_MAX + 1];
+        cache.insert(&long, &Arc::new(long.clone()));
+        assert!(cache.lookup(&long).is_none());
     }
 }

@@ -22,11 +22,11 @@ mod send;
 mod tests;
 
 pub(crate) use budget::{OverBudget, StatePool};
-pub(crate) use frame::{Fault, PREFACE, Reason, StreamId};
-pub(crate) use head::{FromHead, Head, HeaderBlockCache};
-pub(crate) use hpack::{GRPC_ANSWER, GRPC_OK, block};
-pub(crate) use output::Output;
-pub(crate) use receive::{Event, Receiver, Unfinished};
+pub(crate) use frame::{ConnectionError, ErrorCode, PREFACE, StreamId};
+pub(crate) use head::{FromRequestHead, HeaderBlockCache, RequestHead};
+pub(crate) use hpack::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, encode_block};
+pub(crate) use output::OutputBuffer;
+pub(crate) use receive::{IncompleteInput, ReceiveEvent, Receiver};
 pub(crate) use send::Sender;
 
 /// What the server allows on one connection.

@@ -10,13 +10,13 @@ use bytes::{Buf, Bytes};
 use tokio::io::AsyncWrite;
 
 /// Parts longer than this are not copied.
-const COPIED: usize = 4 << 10;
+const COPY_MAX: usize = 4 << 10;
 /// So many slices are handed to the system at once.
 const SLICES: usize = 64;
 /// A buffer that has grown beyond this is not kept.
 const SPARE_BYTES: usize = 256 << 10;
 /// So many bytes that are gone are worth moving the others to the front.
-const COMPACTED: usize = 16 << 10;
+const COMPACT_MIN: usize = 16 << 10;
 
 thread_local! {
     /// Room to gather in: only a connection that has something to send needs it, and then only for the moment.
@@ -24,7 +24,7 @@ thread_local! {
 }
 
 #[derive(Debug)]
-enum Piece {
+enum Segment {
     /// So many of the gathered bytes.
     Gathered(usize),
     Shared(Bytes),
@@ -32,18 +32,18 @@ enum Piece {
 
 /// Bytes on their way out of one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Output {
+pub(crate) struct OutputBuffer {
     gathered: Vec<u8>,
     /// How many of the gathered bytes are gone.
-    gone: usize,
-    pieces: VecDeque<Piece>,
+    sent_prefix: usize,
+    pieces: VecDeque<Segment>,
     length: usize,
     /// How many bytes are gone since this was last asked, and before that.
     sent: u64,
     sent_before: u64,
 }
 
-impl Output {
+impl OutputBuffer {
     /// How many bytes wait.
     pub(crate) fn len(&self) -> usize {
         self.length
@@ -51,7 +51,7 @@ impl Output {
 
     /// How many of them take up memory of this connection's own.
     pub(crate) fn copied(&self) -> usize {
-        self.gathered.len() - self.gone
+        self.gathered.len() - self.sent_prefix
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -75,7 +75,7 @@ impl Output {
     }
 
     /// Adds what `write` writes.
-    pub(super) fn gather(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn write_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if self.gathered.capacity() == 0 {
             self.gathered = SPARE.take();
         }
@@ -84,18 +84,18 @@ impl Output {
         let added = self.gathered.len() - before;
         self.length += added;
         match self.pieces.back_mut() {
-            Some(Piece::Gathered(length)) => *length += added,
-            _ => self.pieces.push_back(Piece::Gathered(added)),
+            Some(Segment::Gathered(length)) => *length += added,
+            _ => self.pieces.push_back(Segment::Gathered(added)),
         }
     }
 
     /// Adds a part.
     pub(super) fn put(&mut self, part: &Bytes) {
-        if part.len() <= COPIED {
-            return self.gather(|gathered| gathered.extend_from_slice(part));
+        if part.len() <= COPY_MAX {
+            return self.write_with(|gathered| gathered.extend_from_slice(part));
         }
         self.length += part.len();
-        self.pieces.push_back(Piece::Shared(part.clone()));
+        self.pieces.push_back(Segment::Shared(part.clone()));
     }
 
     /// Sends as much as the peer's host takes; ready once that is everything.
@@ -120,16 +120,16 @@ impl Output {
         cx: &mut Context<'_>,
         socket: &mut T,
     ) -> Poll<io::Result<usize>> {
-        let mut place = self.gone;
+        let mut place = self.sent_prefix;
         let mut slices = [IoSlice::new(&[]); SLICES];
         let mut count = 0;
         for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
             *slice = IoSlice::new(match piece {
-                Piece::Gathered(length) => {
+                Segment::Gathered(length) => {
                     place += length;
                     self.gathered.get(place - length..place).unwrap_or_default()
                 }
-                Piece::Shared(part) => part,
+                Segment::Shared(part) => part,
             });
             count += 1;
         }
@@ -145,18 +145,18 @@ impl Output {
         self.sent += sent as u64;
         while let Some(piece) = self.pieces.front_mut() {
             let length = match piece {
-                Piece::Gathered(length) => *length,
-                Piece::Shared(part) => part.len(),
+                Segment::Gathered(length) => *length,
+                Segment::Shared(part) => part.len(),
             };
             let taken = sent.min(length);
             sent -= taken;
-            if let Piece::Gathered(_) = piece {
-                self.gone += taken;
+            if let Segment::Gathered(_) = piece {
+                self.sent_prefix += taken;
             }
             if taken < length {
                 match piece {
-                    Piece::Gathered(left) => *left -= taken,
-                    Piece::Shared(part) => part.advance(taken),
+                    Segment::Gathered(left) => *left -= taken,
+                    Segment::Shared(part) => part.advance(taken),
                 }
                 break;
             }
@@ -166,12 +166,12 @@ impl Output {
             }
         }
         if self.pieces.is_empty() {
-            self.rest();
-        } else if self.gone >= COMPACTED && self.gone >= self.gathered.len() / 2 {
+            self.release_buffer();
+        } else if self.sent_prefix >= COMPACT_MIN && self.sent_prefix >= self.gathered.len() / 2 {
             // A peer that never takes everything would otherwise make the server keep all that it ever took. Each byte
             // is moved once at most for each byte that left.
-            self.gathered.drain(..self.gone);
-            self.gone = 0;
+            self.gathered.drain(..self.sent_prefix);
+            self.sent_prefix = 0;
             if self.gathered.capacity() > SPARE_BYTES && self.gathered.len() < SPARE_BYTES / 4 {
                 self.gathered.shrink_to(SPARE_BYTES / 2);
             }
@@ -179,9 +179,9 @@ impl Output {
     }
 
     /// Nothing is left: gives the room back.
-    fn rest(&mut self) {
+    fn release_buffer(&mut self) {
         let mut gathered = std::mem::take(&mut self.gathered);
-        self.gone = 0;
+        self.sent_prefix = 0;
         gathered.clear();
         if gathered.capacity() <= SPARE_BYTES {
             SPARE.set(gathered);
@@ -220,13 +220,13 @@ mod tests {
     }
 
     #[test]
-    fn everything_leaves_in_order_through_the_narrowest_door() {
+    fn output_is_complete_and_in_order_at_any_write_size() {
         for width in [1, 7, 4096, 1 << 20] {
-            let mut output = Output::default();
+            let mut output = OutputBuffer::default();
             let mut expected = Vec::new();
-            let large = Bytes::from((0..COPIED * 2).map(|n| n as u8).collect::<Vec<_>>());
+            let large = Bytes::from((0..COPY_MAX * 2).map(|n| n as u8).collect::<Vec<_>>());
             for round in 0..100_u8 {
-                output.gather(|to| to.extend_from_slice(&[round; 5]));
+                output.write_with(|to| to.extend_from_slice(&[round; 5]));
                 expected.extend_from_slice(&[round; 5]);
                 let part = large.slice(..if round % 7 == 0 { large.len() } else { usize::from(round) });
                 output.put(&part);
@@ -241,16 +241,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_not_kept_though_something_always_waits() {
-        let mut output = Output::default();
-        output.gather(|to| to.resize(1000, 0));
+    fn sent_bytes_are_released_while_others_wait() {
+        let mut output = OutputBuffer::default();
+        output.write_with(|to| to.resize(1000, 0));
         let mut largest = 0;
         for _ in 0..20_000 {
-            output.gather(|to| to.resize(to.len() + 1000, 1));
+            output.write_with(|to| to.resize(to.len() + 1000, 1));
             output.advance(1000);
             largest = largest.max(output.gathered.len());
         }
         assert_eq!(output.len(), 1000);
-        assert!(largest <= 4 * COMPACTED, "{largest} bytes are kept for 1,000 that wait");
+        assert!(largest <= 4 * COMPACT_MIN, "{largest} bytes are kept for 1,000 that wait");
     }
 }

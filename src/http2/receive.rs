@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use super::abuse::points;
-use super::frame::{FrameHead, HEAD, Reason, StreamId, flag, kind};
-use super::head::{Flaw, FromHead, HeaderBlockCache};
+use super::frame::{ErrorCode, FRAME_HEADER_LEN, FrameHeader, StreamId, flag, kind};
+use super::head::{FromRequestHead, HeaderBlockCache, HeaderError};
 use super::hpack::Decoder;
 use super::send::{STREAM_BYTES, Sender};
-use super::{Fault, Settings};
+use super::{ConnectionError, Settings};
 
 /// What a peer does.
 #[derive(Debug)]
-pub(crate) enum Event<'a, H> {
+pub(crate) enum ReceiveEvent<'a, H> {
     /// A new request.
     Request {
         stream: StreamId,
@@ -29,19 +29,19 @@ pub(crate) enum Event<'a, H> {
     /// A request is over before its time, since the peer gives it up or has broken it. The user knows it under this number.
     Reset { stream: StreamId, slot: Option<u64> },
     /// The peer will make no further requests.
-    Left,
+    GoAway,
 }
 
 /// Longer settings make no sense.
-const CONTROL: usize = 4 << 10;
+const SETTINGS_BYTES_MAX: usize = 4 << 10;
 /// The block of a head, coded, may be this much longer than the list it stands for.
 const BLOCK_SLACK: usize = 48 << 10;
 /// So many pieces a block may come in.
-const PIECES: u32 = 64;
+const CONTINUATIONS_MAX: u32 = 64;
 
 /// A header block that is not complete.
 #[derive(Debug)]
-struct Block {
+struct HeaderBlock {
     stream: StreamId,
     ended: bool,
     depends_on_itself: bool,
@@ -55,7 +55,7 @@ struct Block {
 
 /// The payload of a frame that is passed on, or over, as it comes.
 #[derive(Debug, Clone, Copy)]
-struct Passing {
+struct PassthroughFrame {
     stream: StreamId,
     /// Of data; whatever else comes is skipped.
     data: usize,
@@ -73,38 +73,38 @@ pub(crate) struct Receiver {
     decoder: Decoder,
     /// The beginning of a frame whose end is not there.
     partial: Vec<u8>,
-    block: Option<Box<Block>>,
-    passing: Option<Passing>,
+    block: Option<Box<HeaderBlock>>,
+    passing: Option<PassthroughFrame>,
     /// The peer has sent its settings, as it must before all else.
-    introduced: bool,
+    has_settings: bool,
     /// How many frames have come to their end: while that stands still, a frame that has begun makes no progress.
     frames: u64,
 }
 
 /// What the receiver has begun to read and waits to read to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unfinished {
+pub(crate) enum IncompleteInput {
     /// The peer has not sent its settings.
     Settings,
     /// A frame, or a header block, that must be there as a whole.
     Frame,
     /// A frame that is passed on as it comes.
-    Passing,
+    Passthrough,
 }
 
-impl Unfinished {
+impl IncompleteInput {
     /// What a peer does wrong that leaves it so for long.
     pub(crate) fn fault(self) -> &'static str {
         match self {
             Self::Settings => "its settings did not come in time",
             Self::Frame => "a frame or a header block was not completed in time",
-            Self::Passing => "data that was begun was not completed in time",
+            Self::Passthrough => "data that was begun was not completed in time",
         }
     }
 }
 
 /// A step that gave nothing to tell of, or an event.
-type Step<'a, H> = Result<Option<Event<'a, H>>, Fault>;
+type ReceiveResult<'a, H> = Result<Option<ReceiveEvent<'a, H>>, ConnectionError>;
 
 impl Receiver {
     /// The receiving half of a connection whose preface has been read.
@@ -114,19 +114,19 @@ impl Receiver {
             partial: Vec::new(),
             block: None,
             passing: None,
-            introduced: false,
+            has_settings: false,
             frames: 0,
         }
     }
 
     /// What the peer has begun and not finished, and a number that changes with each frame that it finishes.
-    pub(crate) fn unfinished(&self) -> Option<(Unfinished, u64)> {
-        let what = if !self.introduced {
-            Unfinished::Settings
+    pub(crate) fn unfinished(&self) -> Option<(IncompleteInput, u64)> {
+        let what = if !self.has_settings {
+            IncompleteInput::Settings
         } else if self.block.is_some() || !self.partial.is_empty() {
-            Unfinished::Frame
+            IncompleteInput::Frame
         } else if self.passing.is_some() {
-            Unfinished::Passing
+            IncompleteInput::Passthrough
         } else {
             return None;
         };
@@ -145,20 +145,20 @@ impl Receiver {
     ///
     /// # Errors
     /// If the peer breaks the protocol in a way that the connection does not survive.
-    pub(crate) fn next<'a, H: FromHead>(
+    pub(crate) fn next<'a, H: FromRequestHead>(
         &mut self,
         input: &mut &'a [u8],
         sender: &mut Sender,
         cache: &mut HeaderBlockCache<H>,
-    ) -> Step<'a, H> {
+    ) -> ReceiveResult<'a, H> {
         loop {
-            if sender.is_busy() {
+            if sender.should_yield() {
                 return Ok(None);
             }
             sender.count_work(1);
             if let Some(passing) = self.passing.take() {
                 let before = input.len();
-                let event = self.pass(passing, input, sender)?;
+                let event = self.pass_through(passing, input, sender)?;
                 if event.is_some() {
                     return Ok(event);
                 }
@@ -170,20 +170,21 @@ impl Receiver {
             if !self.partial.is_empty() {
                 let Some(frame) = self.complete(input, &sender.settings)? else { return Ok(None) };
                 let payload = std::mem::take(&mut self.partial);
-                let event = self.take(frame, payload.get(HEAD..).unwrap_or_default(), sender, cache)?;
+                let event =
+                    self.take(frame, payload.get(FRAME_HEADER_LEN..).unwrap_or_default(), sender, cache)?;
                 if event.is_some() {
                     return Ok(event);
                 }
                 continue;
             }
-            let Some((head, rest)) = input.split_first_chunk::<HEAD>() else {
+            let Some((head, rest)) = input.split_first_chunk::<FRAME_HEADER_LEN>() else {
                 self.partial.extend_from_slice(input);
                 *input = &[];
                 return Ok(None);
             };
-            let frame = FrameHead::read(*head);
+            let frame = FrameHeader::read(*head);
             self.check(frame, &sender.settings)?;
-            if self.is_passed(frame) {
+            if self.is_passed_through(frame) {
                 *input = rest;
                 if let Some(event) = self.begin_passing(frame, sender)? {
                     return Ok(Some(event));
@@ -204,37 +205,41 @@ impl Receiver {
     }
 
     /// The stream whose data comes next, and how much of it with nothing between.
-    pub(crate) fn expects(&self) -> Option<(StreamId, usize)> {
+    pub(crate) fn expected_data(&self) -> Option<(StreamId, usize)> {
         let passing = self.passing.filter(|passing| passing.skipped == 0 && !passing.ignored)?;
         Some((passing.stream, passing.data))
     }
 
     /// Notes that `bytes` of the data that was expected were read without coming through here.
-    pub(crate) fn took(&mut self, bytes: usize, sender: &mut Sender) {
+    pub(crate) fn consume_expected(&mut self, bytes: usize, sender: &mut Sender) {
         if let Some(passing) = &mut self.passing {
             passing.data = passing.data.saturating_sub(bytes);
             if let Some(stream) = sender.streams.get_mut(&passing.stream) {
                 // Once more has come than was announced, no end fits.
-                stream.announced =
-                    stream.announced.map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
+                stream.content_left =
+                    stream.content_left.map(|left| left.checked_sub(bytes as u64).unwrap_or(u64::MAX));
             }
         }
     }
 
     /// Completes the frame whose beginning is there.
-    fn complete(&mut self, input: &mut &[u8], settings: &Settings) -> Result<Option<FrameHead>, Fault> {
-        let Some(frame) = self.fill(input, HEAD).then(|| self.frame_head()).flatten() else {
+    fn complete(
+        &mut self,
+        input: &mut &[u8],
+        settings: &Settings,
+    ) -> Result<Option<FrameHeader>, ConnectionError> {
+        let Some(frame) = self.fill(input, FRAME_HEADER_LEN).then(|| self.frame_head()).flatten() else {
             return Ok(None);
         };
         self.check(frame, settings)?;
-        if self.is_passed(frame) {
+        if self.is_passed_through(frame) {
             return Ok(Some(frame));
         }
-        Ok(self.fill(input, HEAD + frame.length).then_some(frame))
+        Ok(self.fill(input, FRAME_HEADER_LEN + frame.length).then_some(frame))
     }
 
-    fn frame_head(&self) -> Option<FrameHead> {
-        self.partial.first_chunk::<HEAD>().map(|head| FrameHead::read(*head))
+    fn frame_head(&self) -> Option<FrameHeader> {
+        self.partial.first_chunk::<FRAME_HEADER_LEN>().map(|head| FrameHeader::read(*head))
     }
 
     /// Whether there are `length` bytes of a frame, after taking what is missing.
@@ -247,22 +252,22 @@ impl Receiver {
     }
 
     /// Data, and what this server does not know, is not kept until it is complete.
-    fn is_passed(&self, frame: FrameHead) -> bool {
+    fn is_passed_through(&self, frame: FrameHeader) -> bool {
         matches!(frame.kind, kind::DATA | kind::GOAWAY | kind::CONTINUATION.. if frame.kind != kind::CONTINUATION)
     }
 
     /// Whether this frame may come now, and be so long.
-    fn check(&self, frame: FrameHead, settings: &Settings) -> Result<(), Fault> {
-        if !self.introduced && (frame.kind != kind::SETTINGS || frame.has(flag::ACK)) {
-            return Err(Fault::protocol("it does not begin with its settings"));
+    fn check(&self, frame: FrameHeader, settings: &Settings) -> Result<(), ConnectionError> {
+        if !self.has_settings && (frame.kind != kind::SETTINGS || frame.has(flag::ACK)) {
+            return Err(ConnectionError::protocol("it does not begin with its settings"));
         }
         if let Some(block) = &self.block
             && (frame.kind != kind::CONTINUATION || frame.stream != block.stream)
         {
-            return Err(Fault::protocol("something stands between the pieces of a header block"));
+            return Err(ConnectionError::protocol("something stands between the pieces of a header block"));
         }
         if frame.length > settings.frame as usize {
-            return Err(Fault::size("a frame that is larger than announced"));
+            return Err(ConnectionError::size("a frame that is larger than announced"));
         }
         let of_stream = frame.stream != 0;
         let (lengths, on_stream) = match frame.kind {
@@ -273,34 +278,35 @@ impl Receiver {
             kind::PRIORITY => (5..=5, Some(true)),
             kind::RST_STREAM => (4..=4, Some(true)),
             kind::SETTINGS if frame.has(flag::ACK) => (0..=0, Some(false)),
-            kind::SETTINGS => (0..=CONTROL, Some(false)),
+            kind::SETTINGS => (0..=SETTINGS_BYTES_MAX, Some(false)),
             kind::PING => (8..=8, Some(false)),
             kind::GOAWAY => (8..=usize::MAX, Some(false)),
-            kind::PUSH_PROMISE => return Err(Fault::protocol("a client that pushes")),
+            kind::PUSH_PROMISE => return Err(ConnectionError::protocol("a client that pushes")),
             kind::WINDOW_UPDATE => (4..=4, None),
             _ => (0..=usize::MAX, None),
         };
         if on_stream.is_some_and(|on_stream| on_stream != of_stream) {
-            return Err(Fault::protocol("a frame on a stream that it cannot be on"));
+            return Err(ConnectionError::protocol("a frame on a stream that it cannot be on"));
         }
         if lengths.contains(&frame.length) {
             return Ok(());
         }
         Err(match frame.kind {
-            kind::HEADERS | kind::CONTINUATION => {
-                Fault::new(Reason::EnhanceYourCalm, "a header block that is larger than can make sense")
-            }
+            kind::HEADERS | kind::CONTINUATION => ConnectionError::new(
+                ErrorCode::EnhanceYourCalm,
+                "a header block that is larger than can make sense",
+            ),
             kind::SETTINGS if !frame.has(flag::ACK) => {
-                Fault::new(Reason::EnhanceYourCalm, "more settings than can make sense")
+                ConnectionError::new(ErrorCode::EnhanceYourCalm, "more settings than can make sense")
             }
-            _ => Fault::size("a frame whose length its kind cannot have"),
+            _ => ConnectionError::size("a frame whose length its kind cannot have"),
         })
     }
 
-    fn begin_passing<'a, H>(&mut self, frame: FrameHead, sender: &mut Sender) -> Step<'a, H> {
+    fn begin_passing<'a, H>(&mut self, frame: FrameHeader, sender: &mut Sender) -> ReceiveResult<'a, H> {
         let is_data = frame.kind == kind::DATA;
         let data = if is_data { frame.length } else { 0 };
-        let mut passing = Passing {
+        let mut passing = PassthroughFrame {
             stream: frame.stream,
             data,
             skipped: frame.length - data,
@@ -318,7 +324,7 @@ impl Receiver {
                 (passing.ignored, broken) = self.admit_data(frame, sender)?;
                 if frame.has(flag::PADDED) {
                     if frame.length == 0 {
-                        return Err(Fault::size("padding without room for its length"));
+                        return Err(ConnectionError::size("padding without room for its length"));
                     }
                     // How much of it is data is not known before the next byte.
                     passing.skipped = usize::MAX;
@@ -331,24 +337,27 @@ impl Receiver {
             }
         }
         self.passing = Some(passing);
-        Ok(broken.map(|slot| Event::Reset { stream: frame.stream, slot }))
+        Ok(broken.map(|slot| ReceiveEvent::Reset { stream: frame.stream, slot }))
     }
 
     /// Counts data against the windows that it may use: whether it is for nobody, and the slot of a stream that it has broken.
     #[expect(clippy::option_option, reason = "a stream that was broken need not have a slot")]
     fn admit_data(
         &mut self,
-        frame: FrameHead,
+        frame: FrameHeader,
         sender: &mut Sender,
-    ) -> Result<(bool, Option<Option<u64>>), Fault> {
+    ) -> Result<(bool, Option<Option<u64>>), ConnectionError> {
         let length = frame.length as i64;
         let ended = frame.has(flag::END_STREAM);
         sender.receive_window -= length;
         if sender.receive_window < 0 {
-            return Err(Fault::new(Reason::FlowControl, "more data than the connection's window allows"));
+            return Err(ConnectionError::new(
+                ErrorCode::FlowControl,
+                "more data than the connection's window allows",
+            ));
         }
         if frame.stream > sender.last || frame.stream.is_multiple_of(2) {
-            return Err(Fault::protocol("data on a stream that was never opened"));
+            return Err(ConnectionError::protocol("data on a stream that was never opened"));
         }
         if frame.length == 0 && !ended {
             sender.abuse.add(points::EMPTY);
@@ -356,29 +365,32 @@ impl Receiver {
         let Some(stream) = sender.streams.get_mut(&frame.stream) else {
             if !sender.was_cut_short(frame.stream, ended) {
                 sender.abuse.add(points::SETTINGS);
-                sender.put_reset(frame.stream, Reason::StreamClosed);
+                sender.put_reset(frame.stream, ErrorCode::StreamClosed);
             }
             return Ok((true, None));
         };
-        if stream.heard {
+        if stream.is_half_closed_remote {
             let slot = sender.slot(frame.stream);
-            sender.reset(frame.stream, Reason::StreamClosed);
+            sender.reset(frame.stream, ErrorCode::StreamClosed);
             return Ok((true, Some(slot)));
         }
         stream.receive_window -= length;
         if stream.receive_window < 0 {
-            return Err(Fault::new(Reason::FlowControl, "more data than a stream's window allows"));
+            return Err(ConnectionError::new(
+                ErrorCode::FlowControl,
+                "more data than a stream's window allows",
+            ));
         }
         Ok((false, None))
     }
 
     /// Passes on what is there of a frame.
-    fn pass<'a, H>(
+    fn pass_through<'a, H>(
         &mut self,
-        mut passing: Passing,
+        mut passing: PassthroughFrame,
         input: &mut &'a [u8],
         sender: &mut Sender,
-    ) -> Step<'a, H> {
+    ) -> ReceiveResult<'a, H> {
         if passing.skipped == usize::MAX {
             let Some((padding, rest)) = input.split_first() else {
                 self.passing = Some(passing);
@@ -387,7 +399,7 @@ impl Receiver {
             *input = rest;
             passing.skipped = usize::from(*padding);
             let Some(data) = passing.data.checked_sub(1 + passing.skipped) else {
-                return Err(Fault::protocol("more padding than there is frame"));
+                return Err(ConnectionError::protocol("more padding than there is frame"));
             };
             passing.data = data;
             sender.release(passing.stream, 1 + passing.skipped);
@@ -407,7 +419,7 @@ impl Receiver {
             self.passing = Some(passing);
         }
         if passing.stream == 0 {
-            return Ok((ended && passing.ends).then_some(Event::Left));
+            return Ok((ended && passing.ends).then_some(ReceiveEvent::GoAway));
         }
         if passing.ignored {
             sender.release_connection(bytes.len());
@@ -422,67 +434,71 @@ impl Receiver {
             sender.release_connection(bytes.len());
             return Ok(None);
         };
-        stream.heard |= ended;
-        if !stream.take_announced(bytes.len(), ended) {
+        stream.is_half_closed_remote |= ended;
+        if !stream.consume_content(bytes.len(), ended) {
             sender.release_connection(bytes.len());
             if let Some(rest) = &mut self.passing {
                 rest.ignored = true;
             }
-            return Ok(Some(malformed(passing.stream, sender)));
+            return Ok(Some(reset_malformed(passing.stream, sender)));
         }
-        Ok(Some(Event::Data { stream: passing.stream, bytes, ended }))
+        Ok(Some(ReceiveEvent::Data { stream: passing.stream, bytes, ended }))
     }
 
     /// Takes a whole frame.
-    fn take<'a, H: FromHead>(
+    fn take<'a, H: FromRequestHead>(
         &mut self,
-        frame: FrameHead,
+        frame: FrameHeader,
         payload: &[u8],
         sender: &mut Sender,
         cache: &mut HeaderBlockCache<H>,
-    ) -> Step<'a, H> {
+    ) -> ReceiveResult<'a, H> {
         self.frames += 1;
         match frame.kind {
             kind::HEADERS => return self.headers(frame, payload, sender, cache),
             kind::CONTINUATION => return self.continuation(frame, payload, sender, cache),
             kind::RST_STREAM => return reset(frame, sender),
             kind::SETTINGS => {
-                self.introduced = true;
+                self.has_settings = true;
                 if frame.has(flag::ACK) {
                     // Only one was sent, and it says that there is no table.
-                    self.decoder.forbid_table();
+                    self.decoder.disable_table();
                 } else {
                     sender.apply_settings(payload)?;
                 }
             }
-            kind::PING if frame.has(flag::ACK) => sender.ponged(payload),
+            kind::PING if frame.has(flag::ACK) => sender.on_ping_ack(payload),
             kind::PING => {
                 sender.abuse.add(points::EMPTY);
-                sender.pong(payload);
+                sender.send_ping_ack(payload);
             }
             kind::WINDOW_UPDATE => return window_update(frame, payload, sender),
             kind::PRIORITY => {
                 sender.abuse.add(points::FRAME);
                 if depends_on_itself(frame, payload) {
-                    return broken(frame.stream, sender, "a stream that depends on itself");
+                    return stream_or_connection_error(
+                        frame.stream,
+                        sender,
+                        "a stream that depends on itself",
+                    );
                 }
             }
             // A frame whose beginning came alone, and whose payload is passed on.
-            _ if self.is_passed(frame) => return self.begin_passing(frame, sender),
+            _ if self.is_passed_through(frame) => return self.begin_passing(frame, sender),
             _ => {}
         }
         Ok(None)
     }
 
-    fn headers<'a, H: FromHead>(
+    fn headers<'a, H: FromRequestHead>(
         &mut self,
-        frame: FrameHead,
+        frame: FrameHeader,
         mut payload: &[u8],
         sender: &mut Sender,
         cache: &mut HeaderBlockCache<H>,
-    ) -> Step<'a, H> {
+    ) -> ReceiveResult<'a, H> {
         if frame.has(flag::PADDED) {
-            let short = || Fault::protocol("more padding than there is frame");
+            let short = || ConnectionError::protocol("more padding than there is frame");
             let (padding, rest) = payload.split_first().ok_or_else(short)?;
             let left = rest.len().checked_sub(usize::from(*padding)).ok_or_else(short)?;
             payload = rest.get(..left).unwrap_or_default();
@@ -490,17 +506,17 @@ impl Receiver {
         let mut depends_on_itself = false;
         if frame.has(flag::PRIORITY) {
             let Some((priority, rest)) = payload.split_first_chunk::<5>() else {
-                return Err(Fault::size("headers without room for their priority"));
+                return Err(ConnectionError::size("headers without room for their priority"));
             };
             depends_on_itself = self::depends_on_itself(frame, priority);
             payload = rest;
         }
         let ended = frame.has(flag::END_STREAM);
         if frame.has(flag::END_HEADERS) {
-            let flaw = depends_on_itself.then_some(Flaw::Malformed);
+            let flaw = depends_on_itself.then_some(HeaderError::Malformed);
             return self.head(frame.stream, ended, flaw, payload, sender, cache);
         }
-        let mut block = Box::new(Block {
+        let mut block = Box::new(HeaderBlock {
             stream: frame.stream,
             ended,
             depends_on_itself,
@@ -514,15 +530,15 @@ impl Receiver {
         Ok(None)
     }
 
-    fn continuation<'a, H: FromHead>(
+    fn continuation<'a, H: FromRequestHead>(
         &mut self,
-        frame: FrameHead,
+        frame: FrameHeader,
         payload: &[u8],
         sender: &mut Sender,
         cache: &mut HeaderBlockCache<H>,
-    ) -> Step<'a, H> {
+    ) -> ReceiveResult<'a, H> {
         let Some(mut block) = self.block.take() else {
-            return Err(Fault::protocol("a continuation of nothing"));
+            return Err(ConnectionError::protocol("a continuation of nothing"));
         };
         sender.abuse.add(points::FRAME);
         block.add(payload, sender)?;
@@ -530,55 +546,55 @@ impl Receiver {
             self.block = Some(block);
             return Ok(None);
         }
-        let flaw = block.depends_on_itself.then_some(Flaw::Malformed);
+        let flaw = block.depends_on_itself.then_some(HeaderError::Malformed);
         let event = self.head(block.stream, block.ended, flaw, &block.bytes, sender, cache);
         sender.budget.release(block.charged);
         event
     }
 
     /// Takes a whole header block: a new request, or the trailers of one.
-    fn head<'a, H: FromHead>(
+    fn head<'a, H: FromRequestHead>(
         &mut self,
         stream: StreamId,
         ended: bool,
-        flaw: Option<Flaw>,
+        flaw: Option<HeaderError>,
         block: &[u8],
         sender: &mut Sender,
         cache: &mut HeaderBlockCache<H>,
-    ) -> Step<'a, H> {
+    ) -> ReceiveResult<'a, H> {
         if stream.is_multiple_of(2) {
-            return Err(Fault::protocol("a client that opens a stream of the server's"));
+            return Err(ConnectionError::protocol("a client that opens a stream of the server's"));
         }
         sender.count_work(HEAD_WORK + block.len() / 4);
         let most = sender.settings.header_list as usize;
         if stream <= sender.last {
             // What it says is of no interest here, but the table may change.
             let head = self.decoder.read(block, most)?.finish_trailers();
-            return trailers(stream, ended, flaw.or(head.flaw), sender);
+            return trailers(stream, ended, flaw.or(head.error), sender);
         }
-        let known = if self.decoder.is_stateless() { cache.recall(block) } else { None };
+        let known = if self.decoder.is_stateless() { cache.lookup(block) } else { None };
         let head = match known {
             Some(head) => Ok(head),
             None => {
                 let head = self.decoder.read(block, most)?;
                 sender.count_work(head.size() / 4);
                 let head = head.finish_request();
-                match head.flaw {
+                match head.error {
                     Some(flaw) => Err(flaw),
                     None => {
                         let head = Arc::new(H::from(head));
                         if self.decoder.is_stateless() {
-                            cache.remember(block, &head);
+                            cache.insert(block, &head);
                         }
                         Ok(head)
                     }
                 }
             }
         };
-        sender.take_number(stream);
+        sender.record_stream_id(stream);
         if sender.is_closing() || sender.streams.len() >= sender.settings.streams as usize {
             sender.abuse.add(points::REFUSED);
-            sender.refuse(stream, ended, Reason::RefusedStream);
+            sender.refuse(stream, ended, ErrorCode::RefusedStream);
             return Ok(None);
         }
         let head = match (flaw, head) {
@@ -586,8 +602,8 @@ impl Receiver {
             (Some(flaw), _) | (None, Err(flaw)) => {
                 sender.abuse.add(points::BAD_HEADERS);
                 match flaw {
-                    Flaw::Malformed => sender.refuse(stream, ended, Reason::Protocol),
-                    Flaw::TooLong => sender.refuse_saying(stream, ended, TOO_LONG),
+                    HeaderError::Malformed => sender.refuse(stream, ended, ErrorCode::Protocol),
+                    HeaderError::TooLong => sender.refuse_with_headers(stream, ended, TOO_LONG),
                 }
                 return Ok(None);
             }
@@ -595,16 +611,16 @@ impl Receiver {
         let announced = head.content_length();
         if ended && announced.is_some_and(|length| length != 0) {
             sender.abuse.add(points::BAD_HEADERS);
-            sender.refuse(stream, ended, Reason::Protocol);
+            sender.refuse(stream, ended, ErrorCode::Protocol);
             return Ok(None);
         }
         if sender.budget.charge(STREAM_BYTES).is_err() {
             sender.abuse.add(points::REFUSED);
-            sender.refuse(stream, ended, Reason::EnhanceYourCalm);
+            sender.refuse(stream, ended, ErrorCode::EnhanceYourCalm);
             return Ok(None);
         }
         sender.open(stream, ended, announced);
-        Ok(Some(Event::Request { stream, head, ended }))
+        Ok(Some(ReceiveEvent::Request { stream, head, ended }))
     }
 }
 
@@ -613,18 +629,21 @@ const HEAD_WORK: usize = 4;
 /// `:status: 431`
 const TOO_LONG: &[u8] = b"\x08\x03431";
 
-impl Block {
+impl HeaderBlock {
     /// Adds a piece, for which memory is charged before it is taken.
-    fn add(&mut self, piece: &[u8], sender: &mut Sender) -> Result<(), Fault> {
+    fn add(&mut self, piece: &[u8], sender: &mut Sender) -> Result<(), ConnectionError> {
         self.pieces += 1;
         let length = self.bytes.len() + piece.len();
-        if self.pieces > PIECES || length > sender.settings.header_list as usize + BLOCK_SLACK {
-            return Err(Fault::new(Reason::EnhanceYourCalm, "a header block that has no end"));
+        if self.pieces > CONTINUATIONS_MAX || length > sender.settings.header_list as usize + BLOCK_SLACK {
+            return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, "a header block that has no end"));
         }
         // Room grows by doubling.
         let room = (2 * length).saturating_sub(self.charged);
         if sender.budget.charge(room).is_err() {
-            return Err(Fault::new(Reason::EnhanceYourCalm, "no memory is left for a header block"));
+            return Err(ConnectionError::new(
+                ErrorCode::EnhanceYourCalm,
+                "no memory is left for a header block",
+            ));
         }
         self.charged += room;
         self.bytes.extend_from_slice(piece);
@@ -633,80 +652,89 @@ impl Block {
 }
 
 /// Whether the priority that a frame begins with makes its stream depend on itself.
-fn depends_on_itself(frame: FrameHead, priority: &[u8]) -> bool {
+fn depends_on_itself(frame: FrameHeader, priority: &[u8]) -> bool {
     let on = priority.first_chunk().map(|on| u32::from_be_bytes(*on) & 0x7fff_ffff);
     on == Some(frame.stream)
 }
 
 /// Breaks a stream off whose request is malformed, and tells its user.
-fn malformed<'a, H>(id: StreamId, sender: &mut Sender) -> Event<'a, H> {
+fn reset_malformed<'a, H>(id: StreamId, sender: &mut Sender) -> ReceiveEvent<'a, H> {
     let slot = sender.slot(id);
     sender.abuse.add(points::BAD_HEADERS);
-    sender.reset(id, Reason::Protocol);
-    Event::Reset { stream: id, slot }
+    sender.reset(id, ErrorCode::Protocol);
+    ReceiveEvent::Reset { stream: id, slot }
 }
 
 /// Breaks a stream off, if there is one; a peer that breaks a stream which is not there loses the connection.
-fn broken<'a, H>(id: StreamId, sender: &mut Sender, what: &'static str) -> Step<'a, H> {
+fn stream_or_connection_error<'a, H>(
+    id: StreamId,
+    sender: &mut Sender,
+    what: &'static str,
+) -> ReceiveResult<'a, H> {
     if sender.streams.contains_key(&id) {
-        return Ok(Some(malformed(id, sender)));
+        return Ok(Some(reset_malformed(id, sender)));
     }
-    Err(Fault::protocol(what))
+    Err(ConnectionError::protocol(what))
 }
 
-fn trailers<'a, H>(id: StreamId, ended: bool, flaw: Option<Flaw>, sender: &mut Sender) -> Step<'a, H> {
+fn trailers<'a, H>(
+    id: StreamId,
+    ended: bool,
+    flaw: Option<HeaderError>,
+    sender: &mut Sender,
+) -> ReceiveResult<'a, H> {
     let Some(stream) = sender.streams.get_mut(&id) else {
         if sender.was_cut_short(id, ended) {
             // It was answered, or given up, meanwhile.
             return Ok(None);
         }
         return Err(if sender.was_skipped(id) {
-            Fault::protocol("a stream whose number is lower than that of one before it")
+            ConnectionError::protocol("a stream whose number is lower than that of one before it")
         } else {
-            Fault::new(Reason::StreamClosed, "headers on a stream that is closed")
+            ConnectionError::new(ErrorCode::StreamClosed, "headers on a stream that is closed")
         });
     };
-    if stream.heard {
+    if stream.is_half_closed_remote {
         let slot = sender.slot(id);
-        sender.reset(id, Reason::StreamClosed);
-        return Ok(Some(Event::Reset { stream: id, slot }));
+        sender.reset(id, ErrorCode::StreamClosed);
+        return Ok(Some(ReceiveEvent::Reset { stream: id, slot }));
     }
-    if !ended || flaw.is_some() || !stream.take_announced(0, true) {
-        return Ok(Some(malformed(id, sender)));
+    if !ended || flaw.is_some() || !stream.consume_content(0, true) {
+        return Ok(Some(reset_malformed(id, sender)));
     }
-    stream.heard = true;
-    Ok(Some(Event::Data { stream: id, bytes: &[], ended: true }))
+    stream.is_half_closed_remote = true;
+    Ok(Some(ReceiveEvent::Data { stream: id, bytes: &[], ended: true }))
 }
 
-fn reset<'a, H>(frame: FrameHead, sender: &mut Sender) -> Step<'a, H> {
+fn reset<'a, H>(frame: FrameHeader, sender: &mut Sender) -> ReceiveResult<'a, H> {
     if frame.stream > sender.last || frame.stream.is_multiple_of(2) {
-        return Err(Fault::protocol("a reset of a stream that was never opened"));
+        return Err(ConnectionError::protocol("a reset of a stream that was never opened"));
     }
     sender.abuse.add(points::FRAME);
     let slot = sender.slot(frame.stream);
-    if sender.forget(frame.stream) {
-        return Ok(Some(Event::Reset { stream: frame.stream, slot }));
+    if sender.remove_stream(frame.stream) {
+        return Ok(Some(ReceiveEvent::Reset { stream: frame.stream, slot }));
     }
     sender.was_cut_short(frame.stream, true);
     Ok(None)
 }
 
-fn window_update<'a, H>(frame: FrameHead, payload: &[u8], sender: &mut Sender) -> Step<'a, H> {
+fn window_update<'a, H>(frame: FrameHeader, payload: &[u8], sender: &mut Sender) -> ReceiveResult<'a, H> {
     let Ok(more) = <[u8; 4]>::try_from(payload) else {
-        return Err(Fault::size("a window update that is not of four bytes"));
+        return Err(ConnectionError::size("a window update that is not of four bytes"));
     };
     let more = u32::from_be_bytes(more) & 0x7fff_ffff;
     if frame.stream != 0 && (frame.stream > sender.last || frame.stream.is_multiple_of(2)) {
-        return Err(Fault::protocol("a window update of a stream that was never opened"));
+        return Err(ConnectionError::protocol("a window update of a stream that was never opened"));
     }
     sender.abuse.add(points::FRAME);
     if more == 0 {
-        return broken(frame.stream, sender, "a window update by nothing");
+        return stream_or_connection_error(frame.stream, sender, "a window update by nothing");
     }
     if sender.would_overflow(frame.stream, more) {
         let slot = sender.slot(frame.stream);
-        sender.reset(frame.stream, Reason::FlowControl);
-        return Ok(Some(Event::Reset { stream: frame.stream, slot }));
+        sender.reset(frame.stream, ErrorCode::FlowControl);
+        return Ok(Some(ReceiveEvent::Reset { stream: frame.stream, slot }));
     }
     sender.on_window_update((frame.stream != 0).then_some(frame.stream), more)?;
     Ok(None)

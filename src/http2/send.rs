@@ -11,14 +11,14 @@ use bytes::Bytes;
 use super::abuse::{AbuseScore, points};
 use super::budget::{OverBudget, StateBudget, StatePool};
 use super::frame::{
-    DEFAULT_FRAME, DEFAULT_WINDOW, Fault, LARGEST_FRAME, LARGEST_WINDOW, Reason, StreamId, flag, kind,
-    put_head, setting,
+    ConnectionError, ErrorCode, INITIAL_MAX_FRAME, INITIAL_WINDOW, MAX_FRAME, MAX_WINDOW, StreamId, flag,
+    kind, put_frame_header, setting,
 };
-use super::{Output, Settings};
+use super::{OutputBuffer, Settings};
 
 /// Something to be sent on a stream.
 #[derive(Debug)]
-enum Item {
+enum QueuedFrame {
     Data(Bytes),
     /// A header block; it ends the stream if so marked.
     Block(Vec<u8>, bool),
@@ -28,30 +28,30 @@ enum Item {
 
 /// A stream in progress.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct StreamState {
     /// What the peer takes.
     window: i64,
     /// What the peer may still send.
     pub(super) receive_window: i64,
     /// What was received and used, and the peer does not know of yet.
-    credit: u32,
+    unannounced_credit: u32,
     /// The peer has sent everything.
-    pub(super) heard: bool,
+    pub(super) is_half_closed_remote: bool,
     /// The bytes of the body that are still to come, if the request said how many there are.
-    pub(super) announced: Option<u64>,
+    pub(super) content_left: Option<u64>,
     /// What its user calls it.
     slot: Option<u64>,
     /// The bytes that were charged for its answer.
     charged: usize,
-    waiting: Option<VecDeque<Item>>,
+    waiting: Option<VecDeque<QueuedFrame>>,
     /// It stands in the queue.
-    queued: bool,
+    is_queued: bool,
 }
 
-impl Stream {
+impl StreamState {
     /// Counts bytes of the body that came; `false` if they are not as many as the request announced.
-    pub(super) fn take_announced(&mut self, bytes: usize, ended: bool) -> bool {
-        let Some(left) = &mut self.announced else { return true };
+    pub(super) fn consume_content(&mut self, bytes: usize, ended: bool) -> bool {
+        let Some(left) = &mut self.content_left else { return true };
         let Some(rest) = left.checked_sub(bytes as u64) else { return false };
         *left = rest;
         !ended || rest == 0
@@ -108,25 +108,25 @@ impl Hasher for StreamHasher {
 /// The sending half.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    pub(crate) output: Output,
+    pub(crate) output: OutputBuffer,
     pub(super) settings: Settings,
-    pub(super) streams: HashMap<StreamId, Stream, StreamHash>,
+    pub(super) streams: HashMap<StreamId, StreamState, StreamHash>,
     /// What the peer takes on the whole connection.
     window: i64,
     initial_window: i64,
     frame: usize,
     /// What was received and used on the connection, and the peer does not know of yet.
-    credit: u32,
+    unannounced_credit: u32,
     /// What the peer may still send on the connection.
     pub(super) receive_window: i64,
     /// Streams with something to send that wait for their turn, and for the connection's window; the next one first.
-    blocked: VecDeque<StreamId>,
+    send_queue: VecDeque<StreamId>,
     /// Bytes of data that wait for windows.
-    waiting: usize,
+    queued_bytes: usize,
     /// Bytes of data that were sent.
     data_sent: u64,
     /// Data was sent that the peer's host may have no room for.
-    large: bool,
+    has_sent_large: bool,
     /// The steps that the peer has caused since others last had their turn.
     work: usize,
     /// The same, since the clock was last looked at.
@@ -142,13 +142,13 @@ pub(crate) struct Sender {
     /// The last stream that was taken: those that come after the last goodbye are not.
     last_taken: StreamId,
     /// Most connections have none.
-    strays: Option<Box<Strays>>,
-    leaving: Leaving,
+    closed_streams: Option<Box<ClosedStreams>>,
+    goaway: GoawayState,
 }
 
 /// What is remembered of streams that are not there, to tell what a peer may still send on them.
 #[derive(Debug, Default)]
-struct Strays {
+struct ClosedStreams {
     /// Streams that ended here while the peer was still sending on them, the latest last: what was on its way is no offence.
     cut_short: VecDeque<StreamId>,
     /// Numbers that the peer passed over, the latest last: each from the first to the one before the last.
@@ -156,7 +156,7 @@ struct Strays {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Leaving {
+enum GoawayState {
     No,
     /// Announced; streams that were on their way already are still taken.
     Announced,
@@ -169,7 +169,7 @@ const LARGE: usize = 16 << 10;
 
 /// So many bytes of its own, and so many steps, a peer may cause before its answers are sent and the clock is looked at.
 const COPIED: usize = 128 << 10;
-const WORK: usize = 4 << 10;
+const WORK_PER_TURN: usize = 4 << 10;
 /// So many streams are remembered that were cut short, and so many stretches of numbers that were passed over.
 const CUT_SHORT: usize = 256;
 const SKIPPED: usize = 16;
@@ -178,27 +178,27 @@ pub(super) const STREAM_BYTES: usize = 1 << 10;
 /// A connection without streams keeps room for so many at most.
 const STREAMS_KEPT: usize = 256;
 /// What is sent of data, in bytes, redeems a point.
-const REDEEMING: usize = 1 << 10;
+const BYTES_PER_CREDIT: usize = 1 << 10;
 
 /// What the ping says that follows the announcement.
-const LEAVE: [u8; 8] = *b"leaving\0";
+const SHUTDOWN_PING: [u8; 8] = *b"leaving\0";
 
 impl Sender {
     /// The sending half of a new connection, which begins with the server's settings.
     pub(crate) fn new(settings: Settings, pool: Arc<StatePool>) -> Self {
         let mut sender = Self {
-            output: Output::default(),
+            output: OutputBuffer::default(),
             settings,
             streams: HashMap::with_hasher(StreamHash::new()),
-            window: DEFAULT_WINDOW,
-            initial_window: DEFAULT_WINDOW,
-            frame: DEFAULT_FRAME,
-            credit: 0,
+            window: INITIAL_WINDOW,
+            initial_window: INITIAL_WINDOW,
+            frame: INITIAL_MAX_FRAME,
+            unannounced_credit: 0,
             receive_window: i64::from(settings.connection_window),
-            blocked: VecDeque::new(),
-            waiting: 0,
+            send_queue: VecDeque::new(),
+            queued_bytes: 0,
             data_sent: 0,
-            large: false,
+            has_sent_large: false,
             work: 0,
             work_of_turn: 0,
             budget: StateBudget::new(settings.state_bytes, pool),
@@ -206,8 +206,8 @@ impl Sender {
             abuse: AbuseScore::default(),
             last: 0,
             last_taken: 0,
-            strays: None,
-            leaving: Leaving::No,
+            closed_streams: None,
+            goaway: GoawayState::No,
         };
         sender.send_settings();
         sender
@@ -224,45 +224,45 @@ impl Sender {
             (setting::MAX_FRAME_SIZE, frame),
             (setting::MAX_HEADER_LIST_SIZE, header_list),
         ];
-        self.output.gather(|to| {
-            put_head(to, all.len() * 6, kind::SETTINGS, 0, 0);
+        self.output.write_with(|to| {
+            put_frame_header(to, all.len() * 6, kind::SETTINGS, 0, 0);
             for (id, value) in all {
                 to.extend_from_slice(&id.to_be_bytes());
                 to.extend_from_slice(&value.to_be_bytes());
             }
         });
-        let more = i64::from(connection_window) - DEFAULT_WINDOW;
+        let more = i64::from(connection_window) - INITIAL_WINDOW;
         if let Ok(more @ 1..) = u32::try_from(more) {
             self.put_window_update(0, more);
         }
     }
 
     fn put_window_update(&mut self, stream: StreamId, more: u32) {
-        self.output.gather(|to| {
-            put_head(to, 4, kind::WINDOW_UPDATE, 0, stream);
+        self.output.write_with(|to| {
+            put_frame_header(to, 4, kind::WINDOW_UPDATE, 0, stream);
             to.extend_from_slice(&more.to_be_bytes());
         });
     }
 
     /// How many bytes the peer has not taken yet.
     pub(crate) fn unsent(&self) -> usize {
-        self.output.len() + self.waiting
+        self.output.len() + self.queued_bytes
     }
 
     /// How many bytes of data wait for windows, and how many have been sent.
     pub(crate) fn data_progress(&self) -> (usize, u64) {
-        (self.waiting, self.data_sent)
+        (self.queued_bytes, self.data_sent)
     }
 
     /// Whether there was a large answer since this was last asked.
-    pub(crate) fn had_large(&mut self) -> bool {
-        std::mem::take(&mut self.large)
+    pub(crate) fn take_sent_large(&mut self) -> bool {
+        std::mem::take(&mut self.has_sent_large)
     }
 
     /// Whether the peer has caused so much that its answers are to be sent, and the clock looked at, before the peer is heard
     /// further.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.output.copied() > COPIED || self.work > WORK
+    pub(crate) fn should_yield(&self) -> bool {
+        self.output.copied() > COPIED || self.work > WORK_PER_TURN
     }
 
     /// Counts steps that the peer has caused. One is about the tenth part of a microsecond.
@@ -271,7 +271,7 @@ impl Sender {
     }
 
     /// What was caused so far is done with.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn end_batch(&mut self) {
         self.work_of_turn += std::mem::take(&mut self.work);
     }
 
@@ -296,8 +296,8 @@ impl Sender {
     }
 
     /// Whether so much was done since this last said so that it is time to look at the clock.
-    pub(crate) fn should_look_at_clock(&mut self) -> bool {
-        let due = self.work_of_turn + self.work > WORK / 2;
+    pub(crate) fn is_clock_check_due(&mut self) -> bool {
+        let due = self.work_of_turn + self.work > WORK_PER_TURN / 2;
         if due {
             self.work_of_turn = 0;
         }
@@ -305,18 +305,18 @@ impl Sender {
     }
 
     /// Whether the peer may have become a nuisance, which takes a look at the clock to tell.
-    pub(crate) fn may_be_abused(&self) -> bool {
-        self.abuse.is_worth_a_look()
+    pub(crate) fn may_exceed_abuse_limit(&self) -> bool {
+        self.abuse.needs_clock_check()
     }
 
     /// Compares what the peer has done with the time that it took; `now` counts from any fixed moment.
     ///
     /// # Errors
     /// If that is too much.
-    pub(crate) fn check_abuse(&mut self, now: Duration) -> Result<(), Fault> {
-        if self.abuse.is_over(now) {
+    pub(crate) fn check_abuse(&mut self, now: Duration) -> Result<(), ConnectionError> {
+        if self.abuse.exceeds_limit(now) {
             let what = "too many frames that ask for nothing: resets, pings, settings, empty data or refused headers";
-            return Err(Fault::new(Reason::EnhanceYourCalm, what));
+            return Err(ConnectionError::new(ErrorCode::EnhanceYourCalm, what));
         }
         Ok(())
     }
@@ -327,7 +327,7 @@ impl Sender {
     }
 
     /// Gives a stream the number under which its user knows it.
-    pub(crate) fn assign(&mut self, stream: StreamId, slot: u64) {
+    pub(crate) fn assign_slot(&mut self, stream: StreamId, slot: u64) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.slot = Some(slot);
         }
@@ -339,11 +339,11 @@ impl Sender {
     }
 
     /// Takes a number that the peer has opened a stream with.
-    pub(super) fn take_number(&mut self, id: StreamId) {
+    pub(super) fn record_stream_id(&mut self, id: StreamId) {
         if id > self.last + 2 {
             let first = if self.last == 0 { 1 } else { self.last + 2 };
             if first < id {
-                let skipped = &mut self.strays.get_or_insert_default().skipped;
+                let skipped = &mut self.closed_streams.get_or_insert_default().skipped;
                 if skipped.len() == SKIPPED {
                     skipped.pop_front();
                 }
@@ -351,20 +351,20 @@ impl Sender {
             }
         }
         self.last = id;
-        if self.leaving != Leaving::Last {
+        if self.goaway != GoawayState::Last {
             self.last_taken = id;
         }
     }
 
     /// Whether a stream of this number was passed over, so that it never existed.
     pub(super) fn was_skipped(&self, id: StreamId) -> bool {
-        let Some(strays) = &self.strays else { return false };
+        let Some(strays) = &self.closed_streams else { return false };
         strays.skipped.iter().any(|(first, end)| (*first..*end).contains(&id))
     }
 
     /// Whether a stream ended here while the peer was sending on it. When the peer has `ended` it too, that is forgotten.
     pub(super) fn was_cut_short(&mut self, id: StreamId, ended: bool) -> bool {
-        let Some(strays) = &mut self.strays else { return false };
+        let Some(strays) = &mut self.closed_streams else { return false };
         let Some(place) = strays.cut_short.iter().rposition(|cut| *cut == id) else { return false };
         if ended {
             strays.cut_short.remove(place);
@@ -372,8 +372,8 @@ impl Sender {
         true
     }
 
-    pub(super) fn note_cut_short(&mut self, id: StreamId) {
-        let cut_short = &mut self.strays.get_or_insert_default().cut_short;
+    pub(super) fn record_cut_short(&mut self, id: StreamId) {
+        let cut_short = &mut self.closed_streams.get_or_insert_default().cut_short;
         if cut_short.len() == CUT_SHORT {
             cut_short.pop_front();
         }
@@ -382,21 +382,21 @@ impl Sender {
 
     /// Opens a stream, for which [`STREAM_BYTES`] have been charged.
     pub(super) fn open(&mut self, id: StreamId, heard: bool, announced: Option<u64>) {
-        let stream = Stream {
+        let stream = StreamState {
             window: self.initial_window,
             receive_window: i64::from(self.settings.stream_window),
-            credit: 0,
-            heard,
-            announced,
+            unannounced_credit: 0,
+            is_half_closed_remote: heard,
+            content_left: announced,
             slot: None,
             charged: 0,
             waiting: None,
-            queued: false,
+            is_queued: false,
         };
         self.streams.insert(id, stream);
     }
 
-    fn remove(&mut self, id: StreamId) -> Option<Stream> {
+    fn remove(&mut self, id: StreamId) -> Option<StreamState> {
         let stream = self.streams.remove(&id)?;
         self.budget.release(STREAM_BYTES);
         if self.streams.is_empty() && self.streams.capacity() > STREAMS_KEPT {
@@ -412,7 +412,7 @@ impl Sender {
 
     /// Whether no further streams are taken.
     pub(super) fn is_closing(&self) -> bool {
-        self.leaving == Leaving::Last
+        self.goaway == GoawayState::Last
     }
 
     // --- what users send
@@ -445,7 +445,7 @@ impl Sender {
     fn block(&mut self, id: StreamId, block: &[u8], end: bool) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Some(waiting) = &mut stream.waiting {
-            waiting.push_back(Item::Block(block.to_vec(), end));
+            waiting.push_back(QueuedFrame::Block(block.to_vec(), end));
             return;
         }
         self.put_block(id, block, end);
@@ -456,11 +456,11 @@ impl Sender {
 
     fn put_block(&mut self, id: StreamId, block: &[u8], end: bool) {
         let end = if end { flag::END_STREAM } else { 0 };
-        self.abuse.redeem(points::REFUSED);
+        self.abuse.credit(points::REFUSED);
         let frame = self.frame;
-        self.output.gather(|to| {
+        self.output.write_with(|to| {
             if block.len() <= frame {
-                put_head(to, block.len(), kind::HEADERS, end | flag::END_HEADERS, id);
+                put_frame_header(to, block.len(), kind::HEADERS, end | flag::END_HEADERS, id);
                 return to.extend_from_slice(block);
             }
             let last = block.len().div_ceil(frame) - 1;
@@ -468,7 +468,7 @@ impl Sender {
                 let done = if n == last { flag::END_HEADERS } else { 0 };
                 let (kind, flags) =
                     if n == 0 { (kind::HEADERS, end | done) } else { (kind::CONTINUATION, done) };
-                put_head(to, piece.len(), kind, flags, id);
+                put_frame_header(to, piece.len(), kind, flags, id);
                 to.extend_from_slice(piece);
             }
         });
@@ -480,10 +480,10 @@ impl Sender {
         if part.is_empty() {
             return;
         }
-        self.large |= part.len() > LARGE;
+        self.has_sent_large |= part.len() > LARGE;
         if let Some(waiting) = &mut stream.waiting {
-            self.waiting += part.len();
-            return waiting.push_back(Item::Data(part));
+            self.queued_bytes += part.len();
+            return waiting.push_back(QueuedFrame::Data(part));
         }
         let length = part.len() as i64;
         if length <= stream.window && length <= self.window {
@@ -491,19 +491,19 @@ impl Sender {
             self.window -= length;
             return self.put_data(id, &part);
         }
-        self.waiting += part.len();
-        stream.waiting = Some(VecDeque::from([Item::Data(part)]));
-        self.queue(id);
-        self.pump();
+        self.queued_bytes += part.len();
+        stream.waiting = Some(VecDeque::from([QueuedFrame::Data(part)]));
+        self.enqueue(id);
+        self.send_queued();
     }
 
     fn put_data(&mut self, id: StreamId, part: &Bytes) {
         self.data_sent += part.len() as u64;
-        self.abuse.redeem(u32::try_from(part.len() / REDEEMING).unwrap_or(u32::MAX));
+        self.abuse.credit(u32::try_from(part.len() / BYTES_PER_CREDIT).unwrap_or(u32::MAX));
         let mut place = 0;
         while place < part.len() {
             let end = part.len().min(place + self.frame);
-            self.output.gather(|to| put_head(to, end - place, kind::DATA, 0, id));
+            self.output.write_with(|to| put_frame_header(to, end - place, kind::DATA, 0, id));
             self.output.put(&part.slice(place..end));
             place = end;
         }
@@ -513,71 +513,71 @@ impl Sender {
     pub(crate) fn end(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if let Some(waiting) = &mut stream.waiting {
-            return waiting.push_back(Item::End);
+            return waiting.push_back(QueuedFrame::End);
         }
         self.put_end(id);
         self.ended(id);
     }
 
     fn put_end(&mut self, id: StreamId) {
-        self.output.gather(|to| put_head(to, 0, kind::DATA, flag::END_STREAM, id));
+        self.output.write_with(|to| put_frame_header(to, 0, kind::DATA, flag::END_STREAM, id));
     }
 
     /// The answer is complete. A peer that is still sending is told that nobody listens.
     fn ended(&mut self, id: StreamId) {
-        if self.remove(id).is_some_and(|stream| !stream.heard) {
-            self.note_cut_short(id);
-            self.put_reset(id, Reason::NoError);
+        if self.remove(id).is_some_and(|stream| !stream.is_half_closed_remote) {
+            self.record_cut_short(id);
+            self.put_reset(id, ErrorCode::NoError);
         }
     }
 
     /// Breaks a stream off.
-    pub(crate) fn reset(&mut self, id: StreamId, reason: Reason) {
-        let heard = self.streams.get(&id).is_none_or(|stream| stream.heard);
-        if self.forget(id) {
+    pub(crate) fn reset(&mut self, id: StreamId, reason: ErrorCode) {
+        let heard = self.streams.get(&id).is_none_or(|stream| stream.is_half_closed_remote);
+        if self.remove_stream(id) {
             if !heard {
-                self.note_cut_short(id);
+                self.record_cut_short(id);
             }
             self.put_reset(id, reason);
         }
     }
 
     /// Refuses a stream that was not opened with an answer that is a head alone.
-    pub(super) fn refuse_saying(&mut self, id: StreamId, ended: bool, block: &[u8]) {
+    pub(super) fn refuse_with_headers(&mut self, id: StreamId, ended: bool, block: &[u8]) {
         self.put_block(id, block, true);
         if !ended {
-            self.note_cut_short(id);
-            self.put_reset(id, Reason::NoError);
+            self.record_cut_short(id);
+            self.put_reset(id, ErrorCode::NoError);
         }
     }
 
     /// Refuses a stream that was not opened.
-    pub(super) fn refuse(&mut self, id: StreamId, ended: bool, reason: Reason) {
+    pub(super) fn refuse(&mut self, id: StreamId, ended: bool, reason: ErrorCode) {
         if !ended {
-            self.note_cut_short(id);
+            self.record_cut_short(id);
         }
         self.put_reset(id, reason);
     }
 
-    pub(super) fn put_reset(&mut self, id: StreamId, reason: Reason) {
-        self.output.gather(|to| {
-            put_head(to, 4, kind::RST_STREAM, 0, id);
+    pub(super) fn put_reset(&mut self, id: StreamId, reason: ErrorCode) {
+        self.output.write_with(|to| {
+            put_frame_header(to, 4, kind::RST_STREAM, 0, id);
             to.extend_from_slice(&(reason as u32).to_be_bytes());
         });
     }
 
     /// Forgets a stream, and what it had to send; whether there was one.
-    pub(super) fn forget(&mut self, id: StreamId) -> bool {
+    pub(super) fn remove_stream(&mut self, id: StreamId) -> bool {
         let Some(stream) = self.remove(id) else { return false };
         for item in stream.waiting.into_iter().flatten() {
-            if let Item::Data(part) = item {
-                self.waiting -= part.len();
+            if let QueuedFrame::Data(part) = item {
+                self.queued_bytes -= part.len();
             }
         }
         // A peer that opens streams and gives them up leaves numbers behind.
-        if self.blocked.len() > 2 * self.streams.len() + 64 {
-            self.blocked.retain(|id| self.streams.contains_key(id));
-            self.blocked.shrink_to(2 * self.blocked.len() + 64);
+        if self.send_queue.len() > 2 * self.streams.len() + 64 {
+            self.send_queue.retain(|id| self.streams.contains_key(id));
+            self.send_queue.shrink_to(2 * self.send_queue.len() + 64);
         }
         true
     }
@@ -586,39 +586,39 @@ impl Sender {
 
     /// Whether something could be sent at once that was put off because too much had been done.
     pub(crate) fn can_resume(&self) -> bool {
-        let blocked = self.blocked.front().and_then(|id| self.streams.get(id));
+        let blocked = self.send_queue.front().and_then(|id| self.streams.get(id));
         let waits_for_window = blocked.is_some_and(|stream| {
-            matches!(stream.waiting.as_ref().and_then(VecDeque::front), Some(Item::Data(_)))
+            matches!(stream.waiting.as_ref().and_then(VecDeque::front), Some(QueuedFrame::Data(_)))
                 && self.window <= 0
         });
-        !self.blocked.is_empty() && !waits_for_window
+        !self.send_queue.is_empty() && !waits_for_window
     }
 
     /// Goes on with what was put off.
     pub(crate) fn resume(&mut self) {
-        if !self.blocked.is_empty() {
-            self.pump();
+        if !self.send_queue.is_empty() {
+            self.send_queued();
         }
     }
 
     /// Sends what windows have room for, a frame of each stream in turn. What is left in the queue then waits for the
     /// connection's window, or for [`Sender::resume`] if this was much; streams whose own window is used up leave it.
-    fn pump(&mut self) {
-        while !self.is_busy()
-            && let Some(id) = self.blocked.pop_front()
+    fn send_queued(&mut self) {
+        while !self.should_yield()
+            && let Some(id) = self.send_queue.pop_front()
         {
             self.work += 1;
             let Some(stream) = self.streams.get_mut(&id) else { continue };
-            stream.queued = false;
+            stream.is_queued = false;
             let Some(waiting) = &mut stream.waiting else { continue };
             match waiting.front_mut() {
                 None => stream.waiting = None,
-                Some(Item::Data(_)) if self.window <= 0 => {
-                    stream.queued = true;
-                    return self.blocked.push_front(id);
+                Some(QueuedFrame::Data(_)) if self.window <= 0 => {
+                    stream.is_queued = true;
+                    return self.send_queue.push_front(id);
                 }
-                Some(Item::Data(_)) if stream.window <= 0 => {}
-                Some(Item::Data(part)) => {
+                Some(QueuedFrame::Data(_)) if stream.window <= 0 => {}
+                Some(QueuedFrame::Data(part)) => {
                     let room = stream.window.min(self.window).min(self.frame as i64) as usize;
                     let piece = part.split_to(part.len().min(room));
                     if part.is_empty() {
@@ -626,13 +626,13 @@ impl Sender {
                     }
                     stream.window -= piece.len() as i64;
                     self.window -= piece.len() as i64;
-                    self.waiting -= piece.len();
+                    self.queued_bytes -= piece.len();
                     self.put_data(id, &piece);
-                    self.queue(id);
+                    self.enqueue(id);
                 }
-                Some(Item::Block(..) | Item::End) => {
+                Some(QueuedFrame::Block(..) | QueuedFrame::End) => {
                     let end = match waiting.pop_front() {
-                        Some(Item::Block(block, end)) => {
+                        Some(QueuedFrame::Block(block, end)) => {
                             self.put_block(id, &block, end);
                             end
                         }
@@ -644,7 +644,7 @@ impl Sender {
                     if end {
                         self.ended(id);
                     } else {
-                        self.queue(id);
+                        self.enqueue(id);
                     }
                 }
             }
@@ -652,60 +652,70 @@ impl Sender {
     }
 
     /// Puts a stream that has something to send at the end of the queue.
-    fn queue(&mut self, id: StreamId) {
+    fn enqueue(&mut self, id: StreamId) {
         if let Some(stream) = self.streams.get_mut(&id)
             && stream.waiting.is_some()
-            && !std::mem::replace(&mut stream.queued, true)
+            && !std::mem::replace(&mut stream.is_queued, true)
         {
-            self.blocked.push_back(id);
+            self.send_queue.push_back(id);
         }
     }
 
     /// The peer takes more on the connection (`None`) or on a stream.
-    pub(super) fn on_window_update(&mut self, stream: Option<StreamId>, more: u32) -> Result<(), Fault> {
+    pub(super) fn on_window_update(
+        &mut self,
+        stream: Option<StreamId>,
+        more: u32,
+    ) -> Result<(), ConnectionError> {
         let more = i64::from(more);
         match stream {
             None => {
                 self.window += more;
-                if self.window > LARGEST_WINDOW {
-                    return Err(Fault::new(Reason::FlowControl, "the connection's window overflows"));
+                if self.window > MAX_WINDOW {
+                    return Err(ConnectionError::new(
+                        ErrorCode::FlowControl,
+                        "the connection's window overflows",
+                    ));
                 }
             }
             Some(id) => {
                 let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
                 stream.window += more;
-                self.queue(id);
+                self.enqueue(id);
             }
         }
-        self.pump();
+        self.send_queued();
         Ok(())
     }
 
     /// Whether a stream's window would overflow if it grew by so much.
     pub(super) fn would_overflow(&self, id: StreamId, more: u32) -> bool {
-        self.streams.get(&id).is_some_and(|stream| stream.window + i64::from(more) > LARGEST_WINDOW)
+        self.streams.get(&id).is_some_and(|stream| stream.window + i64::from(more) > MAX_WINDOW)
     }
 
     /// Applies the peer's settings, and acknowledges them.
-    pub(super) fn apply_settings(&mut self, payload: &[u8]) -> Result<(), Fault> {
+    pub(super) fn apply_settings(&mut self, payload: &[u8]) -> Result<(), ConnectionError> {
         let (settings, []) = payload.as_chunks::<6>() else {
-            return Err(Fault::size("settings that are cut short"));
+            return Err(ConnectionError::size("settings that are cut short"));
         };
         let mut initial_window = None;
         for [i0, i1, v0, v1, v2, v3] in settings {
             let value = u32::from_be_bytes([*v0, *v1, *v2, *v3]);
             match u16::from_be_bytes([*i0, *i1]) {
                 setting::ENABLE_PUSH if value > 1 => {
-                    return Err(Fault::protocol("a setting that is neither on nor off"));
+                    return Err(ConnectionError::protocol("a setting that is neither on nor off"));
                 }
-                setting::INITIAL_WINDOW_SIZE if i64::from(value) > LARGEST_WINDOW => {
-                    return Err(Fault::new(Reason::FlowControl, "an initial window that must not be"));
+                setting::INITIAL_WINDOW_SIZE if i64::from(value) > MAX_WINDOW => {
+                    return Err(ConnectionError::new(
+                        ErrorCode::FlowControl,
+                        "an initial window that must not be",
+                    ));
                 }
                 setting::INITIAL_WINDOW_SIZE => initial_window = Some(i64::from(value)),
                 setting::MAX_FRAME_SIZE => {
                     let frame = value as usize;
-                    if !(DEFAULT_FRAME..=LARGEST_FRAME).contains(&frame) {
-                        return Err(Fault::protocol("a frame size that must not be"));
+                    if !(INITIAL_MAX_FRAME..=MAX_FRAME).contains(&frame) {
+                        return Err(ConnectionError::protocol("a frame size that must not be"));
                     }
                     // A huge frame of one stream would keep all others waiting.
                     self.frame = frame.min(self.settings.frame as usize);
@@ -717,42 +727,42 @@ impl Sender {
         self.work += settings.len();
         // A frame has one effect on windows, however often it changes its mind: each change is a step a stream.
         if let Some(initial) = initial_window.filter(|initial| *initial != self.initial_window) {
-            self.change_windows(initial)?;
+            self.adjust_stream_windows(initial)?;
         }
-        self.output.gather(|to| put_head(to, 0, kind::SETTINGS, flag::ACK, 0));
-        self.pump();
+        self.output.write_with(|to| put_frame_header(to, 0, kind::SETTINGS, flag::ACK, 0));
+        self.send_queued();
         Ok(())
     }
 
-    fn change_windows(&mut self, initial: i64) -> Result<(), Fault> {
+    fn adjust_stream_windows(&mut self, initial: i64) -> Result<(), ConnectionError> {
         let more = initial - self.initial_window;
         self.initial_window = initial;
         self.work += self.streams.len();
         self.abuse.add(u32::try_from(self.streams.len() / 64).unwrap_or(u32::MAX));
         for stream in self.streams.values_mut() {
             stream.window += more;
-            if stream.window > LARGEST_WINDOW {
-                return Err(Fault::new(Reason::FlowControl, "a stream's window overflows"));
+            if stream.window > MAX_WINDOW {
+                return Err(ConnectionError::new(ErrorCode::FlowControl, "a stream's window overflows"));
             }
         }
         if more < 0 {
             return Ok(());
         }
-        let opened = |stream: &Stream| {
-            stream.window > 0 && stream.window <= more && stream.waiting.is_some() && !stream.queued
+        let opened = |stream: &StreamState| {
+            stream.window > 0 && stream.window <= more && stream.waiting.is_some() && !stream.is_queued
         };
         let mut waiting: Vec<StreamId> =
             self.streams.iter().filter(|(_, stream)| opened(stream)).map(|(id, _)| *id).collect();
         waiting.sort_unstable();
         for id in waiting {
-            self.queue(id);
+            self.enqueue(id);
         }
         Ok(())
     }
 
-    pub(super) fn pong(&mut self, payload: &[u8]) {
-        self.output.gather(|to| {
-            put_head(to, payload.len(), kind::PING, flag::ACK, 0);
+    pub(super) fn send_ping_ack(&mut self, payload: &[u8]) {
+        self.output.write_with(|to| {
+            put_frame_header(to, payload.len(), kind::PING, flag::ACK, 0);
             to.extend_from_slice(payload);
         });
     }
@@ -769,9 +779,10 @@ impl Sender {
     pub(crate) fn release_stream(&mut self, id: StreamId, bytes: usize) {
         let half = self.settings.stream_window / 2;
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        stream.credit = stream.credit.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
-        if stream.credit >= half && !stream.heard {
-            let more = std::mem::take(&mut stream.credit);
+        stream.unannounced_credit =
+            stream.unannounced_credit.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+        if stream.unannounced_credit >= half && !stream.is_half_closed_remote {
+            let more = std::mem::take(&mut stream.unannounced_credit);
             stream.receive_window += i64::from(more);
             self.put_window_update(id, more);
         }
@@ -779,9 +790,10 @@ impl Sender {
 
     /// What was received on the connection is used, whatever became of its stream.
     pub(crate) fn release_connection(&mut self, bytes: usize) {
-        self.credit = self.credit.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
-        if self.credit >= self.settings.connection_window / 4 {
-            let more = std::mem::take(&mut self.credit);
+        self.unannounced_credit =
+            self.unannounced_credit.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+        if self.unannounced_credit >= self.settings.connection_window / 4 {
+            let more = std::mem::take(&mut self.unannounced_credit);
             self.receive_window += i64::from(more);
             self.put_window_update(0, more);
         }
@@ -790,43 +802,43 @@ impl Sender {
     // --- the end
 
     /// Announces that the connection will close once everything that is in progress is done.
-    pub(crate) fn leave(&mut self) {
-        if self.leaving != Leaving::No {
+    pub(crate) fn begin_shutdown(&mut self) {
+        if self.goaway != GoawayState::No {
             return;
         }
-        self.leaving = Leaving::Announced;
-        self.put_goaway(LARGEST_WINDOW as u32, Reason::NoError);
+        self.goaway = GoawayState::Announced;
+        self.put_goaway(MAX_WINDOW as u32, ErrorCode::NoError);
         // When the answer to this is here, everything that was sent before the peer knew is here too.
-        self.output.gather(|to| {
-            put_head(to, LEAVE.len(), kind::PING, 0, 0);
-            to.extend_from_slice(&LEAVE);
+        self.output.write_with(|to| {
+            put_frame_header(to, SHUTDOWN_PING.len(), kind::PING, 0, 0);
+            to.extend_from_slice(&SHUTDOWN_PING);
         });
     }
 
-    pub(super) fn ponged(&mut self, payload: &[u8]) {
-        if self.leaving == Leaving::Announced && *payload == LEAVE {
-            self.leaving = Leaving::Last;
-            self.put_goaway(self.last_taken, Reason::NoError);
+    pub(super) fn on_ping_ack(&mut self, payload: &[u8]) {
+        if self.goaway == GoawayState::Announced && *payload == SHUTDOWN_PING {
+            self.goaway = GoawayState::Last;
+            self.put_goaway(self.last_taken, ErrorCode::NoError);
         }
     }
 
     /// Whether everything that was in progress when the server announced its leave is done.
-    pub(crate) fn has_left(&self) -> bool {
-        self.leaving == Leaving::Last && self.streams.is_empty()
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.goaway == GoawayState::Last && self.streams.is_empty()
     }
 
     /// Tells the peer what it did wrong, as the last thing that it hears.
-    pub(crate) fn send_goaway(&mut self, fault: Fault) {
-        self.put_goaway_saying(self.last_taken, fault.reason, fault.what);
+    pub(crate) fn send_goaway(&mut self, fault: ConnectionError) {
+        self.put_goaway_with_text(self.last_taken, fault.reason, fault.what);
     }
 
-    fn put_goaway(&mut self, last: StreamId, reason: Reason) {
-        self.put_goaway_saying(last, reason, "");
+    fn put_goaway(&mut self, last: StreamId, reason: ErrorCode) {
+        self.put_goaway_with_text(last, reason, "");
     }
 
-    fn put_goaway_saying(&mut self, last: StreamId, reason: Reason, what: &str) {
-        self.output.gather(|to| {
-            put_head(to, 8 + what.len(), kind::GOAWAY, 0, 0);
+    fn put_goaway_with_text(&mut self, last: StreamId, reason: ErrorCode, what: &str) {
+        self.output.write_with(|to| {
+            put_frame_header(to, 8 + what.len(), kind::GOAWAY, 0, 0);
             to.extend_from_slice(&last.to_be_bytes());
             to.extend_from_slice(&(reason as u32).to_be_bytes());
             to.extend_from_slice(what.as_bytes());
@@ -938,7 +950,7 @@ mod tests {
                     }
                     2 => {
                         let id = 2 * rng.u32(0..answers.len() as u32 + 1) + 1;
-                        sender.reset(id, Reason::RefusedStream);
+                        sender.reset(id, ErrorCode::RefusedStream);
                     }
                     3 => sender.on_window_update(None, rng.u32(1..200_000)).expect("no overflow"),
                     4 => {
@@ -957,7 +969,7 @@ mod tests {
                         }
                     }
                 }
-                sender.rest();
+                sender.end_batch();
                 sender.resume();
                 sender.release_sent_answers();
                 for (id, .., end) in &mut answers {

@@ -3,16 +3,16 @@
 
 use std::marker::PhantomData;
 
-use super::Timed;
+use super::HistogramSnapshot;
 use crate::clock::Clock;
 
-pub const ON: bool = false;
+pub const ENABLED: bool = false;
 
 #[derive(Debug, Default)]
 pub struct Sharded<T>(T);
 
 impl<T> Sharded<T> {
-    pub fn mine(&self) -> &T {
+    pub fn local(&self) -> &T {
         &self.0
     }
 
@@ -22,9 +22,9 @@ impl<T> Sharded<T> {
 }
 
 #[derive(Debug, Default)]
-pub struct Count;
+pub struct Counter;
 
-impl Count {
+impl Counter {
     pub fn add(&self) {}
 
     pub fn add_many(&self, _many: u64) {}
@@ -46,9 +46,9 @@ impl Moment {
 }
 
 #[derive(Debug, Default)]
-pub struct Times;
+pub struct Histogram;
 
-impl Times {
+impl Histogram {
     pub fn add(&self, _from: Moment, _to: Moment) {}
 
     #[must_use]
@@ -56,39 +56,39 @@ impl Times {
         0
     }
 
-    pub fn forget_longest(&self) {}
+    pub fn reset_longest(&self) {}
 
     #[must_use]
-    pub fn read(&self) -> Timed {
-        Timed::default()
+    pub fn read(&self) -> HistogramSnapshot {
+        HistogramSnapshot::default()
     }
 }
 
 #[derive(Debug, Default)]
-pub struct Lock {
-    pub waited: Times,
-    pub held: Times,
+pub struct LockTimes {
+    pub waited: Histogram,
+    pub held: Histogram,
 }
 
-impl Lock {
-    pub fn sampled<'a>(&'a self, _clock: &'a Clock) -> Waiting<'a> {
-        Waiting(PhantomData)
+impl LockTimes {
+    pub fn wait_sampled<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
+        LockWait(PhantomData)
     }
 
-    pub fn timed<'a>(&'a self, _clock: &'a Clock) -> Waiting<'a> {
-        Waiting(PhantomData)
+    pub fn wait_timed<'a>(&'a self, _clock: &'a Clock) -> LockWait<'a> {
+        LockWait(PhantomData)
     }
 }
 
 #[derive(Debug)]
-pub struct Waiting<'a>(PhantomData<&'a ()>);
+pub struct LockWait<'a>(PhantomData<&'a ()>);
 
-impl<'a> Waiting<'a> {
+impl<'a> LockWait<'a> {
     #[must_use]
-    pub fn over(self) -> Holding<'a> {
-        Holding(self.0)
+    pub fn acquired(self) -> LockHold<'a> {
+        LockHold(self.0)
     }
 }
 
 #[derive(Debug)]
-pub struct Holding<'a>(PhantomData<&'a ()>);
+pub struct LockHold<'a>(PhantomData<&'a ()>);

@@ -11,10 +11,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::intake::{ClockReading, Failed, Link, Links, Refusal, Report, Totals};
+use super::intake::{
+    ClockReading, LifeTotals, Report, ReportError, ReportedConnection, ReportedFailure, TransportTotals,
+};
 use super::ring::{Seconds, Steps};
-use super::words::{Outcome, Transport};
-use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferNote};
+use super::words::{TransferOutcome, Transport};
+use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferFailure};
 use crate::engine::Engine;
 
 /// Rows of pairs that a job keeps.
@@ -30,7 +32,7 @@ pub const REASON_FAILURES_KEPT: usize = 8;
 /// However many tasks a job has, each may have so many rows.
 const SHARE_MIN: usize = 4;
 /// Failures for one reason within this time are one event and a count.
-const STORM: Duration = Duration::from_secs(30);
+const BURST_WINDOW: Duration = Duration::from_secs(30);
 /// How often a worker of a small job reports, in milliseconds; and for how many tasks that is small.
 const INTERVAL_MS: usize = 1000;
 const TASKS_PER_INTERVAL: usize = 1000;
@@ -43,27 +45,27 @@ pub fn interval_ms(tasks: usize) -> u32 {
 }
 
 /// One task's part of a bound on all of them.
-fn share(all: usize, tasks: usize) -> usize {
+fn per_task_limit(all: usize, tasks: usize) -> usize {
     (all / tasks.max(1)).max(SHARE_MIN)
 }
 
 /// A failure that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(super) struct TaskFailure {
     pub task: TaskId,
-    pub failed: Failed,
+    pub failed: ReportedFailure,
 }
 
 /// The bytes of one task with one peer by one transport: sent, received.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Row {
+pub(super) struct PairRow {
     earlier: [u64; 2],
     life: [u64; 2],
     /// The same over time, as far as it is known when it moved.
     pub steps: [Steps; 2],
 }
 
-impl Row {
+impl PairRow {
     pub fn bytes(&self) -> [u64; 2] {
         [0, 1].map(|way: usize| self.earlier[way].saturating_add(self.life[way]))
     }
@@ -71,36 +73,36 @@ impl Row {
 
 /// What one task has reported.
 #[derive(Debug)]
-pub(super) struct OfTask {
+pub(super) struct TaskReports {
     pub incarnation: TaskIncarnation,
     sequence: Option<u64>,
     /// When the last report came.
     pub at: Timestamp,
     pub lives: u32,
-    earlier: Totals,
-    life: Totals,
-    pub rows: BTreeMap<(TaskId, Transport), Row>,
+    earlier: LifeTotals,
+    life: LifeTotals,
+    pub rows: BTreeMap<(TaskId, Transport), PairRow>,
     /// Bytes over time with all peers together: sent, received.
     pub steps: [Steps; 2],
-    pub links: [Links; Transport::ALL.len()],
-    pub connections: Vec<Link>,
+    pub links: [TransportTotals; Transport::ALL.len()],
+    pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
     pub in_flight: [u64; 3],
     /// Its clock beside the service's, once it has told.
     pub clock: Option<ClockReading>,
-    pub failures: VecDeque<Failed>,
+    pub failures: VecDeque<ReportedFailure>,
 }
 
-impl OfTask {
+impl TaskReports {
     fn new(incarnation: TaskIncarnation, at: Timestamp) -> Self {
         Self {
             incarnation,
             sequence: None,
             at,
             lives: 1,
-            earlier: Totals::default(),
-            life: Totals::default(),
+            earlier: LifeTotals::default(),
+            life: LifeTotals::default(),
             rows: BTreeMap::new(),
             steps: Default::default(),
             links: Default::default(),
@@ -114,7 +116,7 @@ impl OfTask {
     }
 
     /// All of this run.
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> LifeTotals {
         let mut totals = self.earlier.clone();
         totals.add(&self.life);
         totals
@@ -127,7 +129,7 @@ impl OfTask {
         self.lives = self.lives.saturating_add(1);
         self.earlier.add(&std::mem::take(&mut self.life));
         for row in self.rows.values_mut() {
-            *row = Row { earlier: row.bytes(), life: [0; 2], steps: row.steps };
+            *row = PairRow { earlier: row.bytes(), life: [0; 2], steps: row.steps };
         }
         self.links = Default::default();
         self.connections.clear();
@@ -143,7 +145,7 @@ impl OfTask {
         mut moved: impl FnMut(TaskId, Transport, u64),
     ) {
         let now = self.at;
-        let mut rise = |row: &mut Row, key: (TaskId, Transport), bytes: [u64; 2]| {
+        let mut rise = |row: &mut PairRow, key: (TaskId, Transport), bytes: [u64; 2]| {
             for (way, bytes) in bytes.into_iter().enumerate() {
                 let more = bytes.saturating_sub(row.life[way]);
                 row.life[way] = row.life[way].max(bytes);
@@ -175,27 +177,27 @@ impl OfTask {
 
 /// The failures for one reason.
 #[derive(Debug, Default)]
-pub(super) struct Reason {
+pub(super) struct FailureGroup {
     pub told: u64,
-    pub first: Option<Failure>,
+    pub first: Option<TaskFailure>,
     /// The newest last.
-    pub newest: VecDeque<Failure>,
-    storm: Option<Storm>,
+    pub newest: VecDeque<TaskFailure>,
+    burst: Option<FailureBurst>,
 }
 
 /// Failures for one reason that are told of together.
 #[derive(Debug)]
-struct Storm {
+struct FailureBurst {
     since: Timestamp,
     more: u64,
-    last: Failure,
+    last: TaskFailure,
 }
 
 /// What the workers of one job have reported in its present run.
 #[derive(Debug)]
-pub(super) struct OfJob {
+pub(super) struct JobReports {
     pub run: RunNumber,
-    pub tasks: BTreeMap<TaskId, OfTask>,
+    pub tasks: BTreeMap<TaskId, TaskReports>,
     /// When the first report came.
     pub since: Timestamp,
     /// When the last report came.
@@ -206,13 +208,13 @@ pub(super) struct OfJob {
     pub pairs: BTreeMap<(TaskId, TaskId, Transport), Box<Seconds>>,
     /// The same of all other pairs.
     pub others: Box<Seconds>,
-    pub reasons: BTreeMap<Outcome, Reason>,
+    pub reasons: BTreeMap<TransferOutcome, FailureGroup>,
     pub taken: u64,
     pub repeated: u64,
-    pub refused: u64,
+    pub rejected: u64,
 }
 
-impl OfJob {
+impl JobReports {
     pub(super) fn new(run: RunNumber) -> Self {
         Self {
             run,
@@ -225,20 +227,20 @@ impl OfJob {
             reasons: BTreeMap::new(),
             taken: 0,
             repeated: 0,
-            refused: 0,
+            rejected: 0,
         }
     }
 
     /// Takes in a report of the life that counts; what is to be told of it.
-    pub(super) fn take(
+    pub(super) fn accept(
         &mut self,
         report: Report,
         opened: Timestamp,
         tasks: usize,
         now: Timestamp,
-    ) -> Vec<TransferNote> {
+    ) -> Vec<TransferFailure> {
         let Report { task, incarnation, .. } = report;
-        let of_task = self.tasks.entry(task).or_insert_with(|| OfTask::new(incarnation, now));
+        let of_task = self.tasks.entry(task).or_insert_with(|| TaskReports::new(incarnation, now));
         if of_task.incarnation != incarnation {
             of_task.begin(incarnation);
         } else if of_task.sequence.is_some_and(|last| report.sequence <= last) {
@@ -270,34 +272,41 @@ impl OfJob {
         of_task.clock = report.clock;
         of_task.connections = report.connections;
         of_task.connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
-        of_task.connections.truncate(share(CONNECTIONS_KEPT, tasks));
+        of_task.connections.truncate(per_task_limit(CONNECTIONS_KEPT, tasks));
         of_task.connections.shrink_to_fit();
         let (followed, others) = (&mut self.pairs, &mut self.others);
-        of_task.take_pairs(report.pairs, share(PAIRS_KEPT, tasks), before, |peer, transport, bytes| {
-            let key = (task, peer, transport);
-            let from = before.unwrap_or(now);
-            if followed.len() < SERIES_KEPT || followed.contains_key(&key) {
-                followed.entry(key).or_default().add(from, now, bytes);
-            } else {
-                others.add(from, now, bytes);
-            }
-        });
+        of_task.take_pairs(
+            report.pairs,
+            per_task_limit(PAIRS_KEPT, tasks),
+            before,
+            |peer, transport, bytes| {
+                let key = (task, peer, transport);
+                let from = before.unwrap_or(now);
+                if followed.len() < SERIES_KEPT || followed.contains_key(&key) {
+                    followed.entry(key).or_default().add(from, now, bytes);
+                } else {
+                    others.add(from, now, bytes);
+                }
+            },
+        );
         for failed in &report.failures {
-            of_task.failures.push_back(Failed { at: within(failed.at, opened, now), ..failed.clone() });
+            of_task
+                .failures
+                .push_back(ReportedFailure { at: within(failed.at, opened, now), ..failed.clone() });
             if of_task.failures.len() > TASK_FAILURES_KEPT {
                 of_task.failures.pop_front();
             }
         }
-        let mut notes = self.calm(now);
+        let mut notes = self.flush_bursts(now);
         for failed in report.failures {
-            let failed = Failed { at: within(failed.at, opened, now), ..failed };
-            notes.extend(self.fail(Failure { task, failed }, now));
+            let failed = ReportedFailure { at: within(failed.at, opened, now), ..failed };
+            notes.extend(self.fail(TaskFailure { task, failed }, now));
         }
         notes
     }
 
     /// Keeps a failure; it is told of unless others for the same reason were a moment ago.
-    fn fail(&mut self, failure: Failure, now: Timestamp) -> Option<TransferNote> {
+    fn fail(&mut self, failure: TaskFailure, now: Timestamp) -> Option<TransferFailure> {
         let reason = self.reasons.entry(failure.failed.reason).or_default();
         reason.told += 1;
         if reason.first.as_ref().is_none_or(|first| failure.failed.at < first.failed.at) {
@@ -307,24 +316,26 @@ impl OfJob {
         if reason.newest.len() > REASON_FAILURES_KEPT {
             reason.newest.pop_front();
         }
-        if let Some(storm) = &mut reason.storm {
+        if let Some(storm) = &mut reason.burst {
             storm.more += 1;
             storm.last = failure;
             return None;
         }
         let note = note(&failure, 1);
-        reason.storm = Some(Storm { since: now, more: 0, last: failure });
+        reason.burst = Some(FailureBurst { since: now, more: 0, last: failure });
         Some(note)
     }
 
     /// Tells of what came while nobody was told, once that has lasted long enough.
-    fn calm(&mut self, now: Timestamp) -> Vec<TransferNote> {
+    fn flush_bursts(&mut self, now: Timestamp) -> Vec<TransferFailure> {
         let mut notes = Vec::new();
         for reason in self.reasons.values_mut() {
-            let Some(storm) = reason.storm.take_if(|storm| now.since(storm.since) >= STORM) else { continue };
+            let Some(storm) = reason.burst.take_if(|storm| now.since(storm.since) >= BURST_WINDOW) else {
+                continue;
+            };
             if storm.more > 0 {
                 notes.push(note(&storm.last, storm.more));
-                reason.storm = Some(Storm { since: now, more: 0, ..storm });
+                reason.burst = Some(FailureBurst { since: now, more: 0, ..storm });
             }
         }
         notes
@@ -336,19 +347,19 @@ fn within(at: Timestamp, opened: Timestamp, now: Timestamp) -> Timestamp {
     if at < opened { now } else { at.min(now) }
 }
 
-fn note(failure: &Failure, count: u64) -> TransferNote {
-    let Failure { task, failed } = failure;
+fn note(failure: &TaskFailure, count: u64) -> TransferFailure {
+    let TaskFailure { task, failed } = failure;
     let name = failed.reason.name();
     let what = match count {
         1 => format!("a transfer of task {task} with task {} failed ({name})", failed.peer),
         more => format!(
             "{more} more transfers failed ({name}) within {} s, the last of them of task {task} with task {}",
-            STORM.as_secs(),
+            BURST_WINDOW.as_secs(),
             failed.peer
         ),
     };
     let text = if failed.text.is_empty() { failed.reason.means() } else { &failed.text };
-    TransferNote {
+    TransferFailure {
         task: *task,
         with: failed.peer,
         error: name.into(),
@@ -359,17 +370,22 @@ fn note(failure: &Failure, count: u64) -> TransferNote {
 
 /// The reports of every job.
 #[derive(Debug, Default)]
-pub struct Board {
-    jobs: Mutex<BTreeMap<JobId, Arc<Mutex<OfJob>>>>,
+pub struct ReportStore {
+    jobs: Mutex<BTreeMap<JobId, Arc<Mutex<JobReports>>>>,
 }
 
-impl Board {
-    fn jobs(&self) -> MutexGuard<'_, BTreeMap<JobId, Arc<Mutex<OfJob>>>> {
+impl ReportStore {
+    fn jobs(&self) -> MutexGuard<'_, BTreeMap<JobId, Arc<Mutex<JobReports>>>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at what a job's workers have reported in this run.
-    pub(super) fn with<T>(&self, job: JobId, run: RunNumber, look: impl FnOnce(&OfJob) -> T) -> Option<T> {
+    pub(super) fn with<T>(
+        &self,
+        job: JobId,
+        run: RunNumber,
+        look: impl FnOnce(&JobReports) -> T,
+    ) -> Option<T> {
         let of_job = self.jobs().get(&job).cloned()?;
         let of_job = of_job.lock().unwrap_or_else(PoisonError::into_inner);
         (of_job.run == run).then(|| look(&of_job))
@@ -377,27 +393,27 @@ impl Board {
 
     /// Makes this what a job's workers have reported.
     #[cfg(test)]
-    pub(super) fn put_whole(&self, job: JobId, of_job: OfJob) {
+    pub(super) fn complete_interval(&self, job: JobId, of_job: JobReports) {
         self.jobs().insert(job, Arc::new(Mutex::new(of_job)));
     }
 
     /// Whether any task of the job has ever reported.
     #[must_use]
-    pub fn knows(&self, job: JobId) -> bool {
+    pub fn has_reports(&self, job: JobId) -> bool {
         self.jobs().contains_key(&job)
     }
 
     /// Forgets jobs that are there no more, and tells of failures that nobody was told of yet.
-    pub fn keep(&self, engine: &Engine, there: impl Fn(JobId) -> bool) {
-        let jobs: Vec<(JobId, Arc<Mutex<OfJob>>)> = {
+    pub fn retain_jobs(&self, engine: &Engine, there: impl Fn(JobId) -> bool) {
+        let jobs: Vec<(JobId, Arc<Mutex<JobReports>>)> = {
             let mut jobs = self.jobs();
             jobs.retain(|job, _| there(*job));
             jobs.iter().map(|(job, of_job)| (*job, Arc::clone(of_job))).collect()
         };
         let now = engine.clock().now();
         for (job, of_job) in jobs {
-            let notes = of_job.lock().unwrap_or_else(PoisonError::into_inner).calm(now);
-            notes.into_iter().for_each(|note| engine.note_transfer(job, note));
+            let notes = of_job.lock().unwrap_or_else(PoisonError::into_inner).flush_bursts(now);
+            notes.into_iter().for_each(|note| engine.record_transfer_failure(job, note));
         }
     }
 
@@ -405,46 +421,47 @@ impl Board {
     ///
     /// # Errors
     /// If it is no report of the life that counts; then nothing has changed.
-    pub fn take(&self, engine: &Engine, job: JobId, bytes: &[u8]) -> Result<u32, Refusal> {
-        let tasks = engine.look_up(|core| core.job(job).map(|look| look.roster_len()));
-        let tasks = tasks.ok_or(Refusal::NoSuchJob)?;
+    pub fn accept(&self, engine: &Engine, job: JobId, bytes: &[u8]) -> Result<u32, ReportError> {
+        let tasks = engine.read_under_lock(|core| core.job(job).map(|look| look.task_count()));
+        let tasks = tasks.ok_or(ReportError::NoSuchJob)?;
         let taken = Report::read(bytes, tasks).and_then(|report| self.put(engine, job, report));
         match taken {
             Ok(notes) => {
-                notes.into_iter().for_each(|note| engine.note_transfer(job, note));
+                notes.into_iter().for_each(|note| engine.record_transfer_failure(job, note));
                 Ok(interval_ms(tasks))
             }
             Err(refusal) => {
                 if let Some(of_job) = self.jobs().get(&job).cloned() {
-                    of_job.lock().unwrap_or_else(PoisonError::into_inner).refused += 1;
+                    of_job.lock().unwrap_or_else(PoisonError::into_inner).rejected += 1;
                 }
                 Err(refusal)
             }
         }
     }
 
-    fn put(&self, engine: &Engine, job: JobId, report: Report) -> Result<Vec<TransferNote>, Refusal> {
+    fn put(&self, engine: &Engine, job: JobId, report: Report) -> Result<Vec<TransferFailure>, ReportError> {
         let (task, given) = (report.task, report.incarnation);
         let stands = || {
-            let life = engine.look_up(|core| core.job(job).map(|look| look.present_life(task)));
-            let life = life.ok_or(Refusal::NoSuchJob)?;
+            let life =
+                engine.read_under_lock(|core| core.job(job).map(|look| look.current_incarnation(task)));
+            let life = life.ok_or(ReportError::NoSuchJob)?;
             match life.incarnation {
                 Some(known) if known == given => Ok(life),
-                Some(known) => Err(Refusal::OtherLife { task, given, known }),
-                None => Err(Refusal::NotConnected(task)),
+                Some(known) => Err(ReportError::StaleIncarnation { task, given, known }),
+                None => Err(ReportError::NotConnected(task)),
             }
         };
         let run = stands()?.run;
         let of_job = {
             let mut jobs = self.jobs();
-            Arc::clone(jobs.entry(job).or_insert_with(|| Arc::new(Mutex::new(OfJob::new(run)))))
+            Arc::clone(jobs.entry(job).or_insert_with(|| Arc::new(Mutex::new(JobReports::new(run)))))
         };
         let mut of_job = of_job.lock().unwrap_or_else(PoisonError::into_inner);
         // Asked again under the lock: a report of a life that has ended meanwhile must not come after the next one's.
         let life = stands()?;
         if of_job.run != life.run {
-            *of_job = OfJob::new(life.run);
+            *of_job = JobReports::new(life.run);
         }
-        Ok(of_job.take(report, life.opened_at, life.tasks, engine.clock().now()))
+        Ok(of_job.accept(report, life.opened_at, life.tasks, engine.clock().now()))
     }
 }

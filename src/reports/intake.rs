@@ -8,7 +8,7 @@ use prost::encoding::{DecodeContext, decode_key, skip_field};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::words::{Counter, Outcome, Transport};
+use super::words::{TransferCounter, TransferOutcome, Transport};
 use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::muster::v1 as wire;
 use crate::text::one_line;
@@ -44,10 +44,10 @@ const LISTS: [(u32, &str, usize); 7] = [
 
 /// Why a report is not taken. Nothing has changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ReportError {
     /// It is longer than any report.
     #[error("a report of {0} bytes: {BYTES_MAX} is the most")]
-    Long(usize),
+    TooLong(usize),
     /// It is no message.
     #[error("the report cannot be read: {0}")]
     Unreadable(String),
@@ -70,7 +70,7 @@ pub enum Refusal {
     NoSuchPeer(u32, usize),
     /// Another life of the task counts.
     #[error("task {task} is in its life {known}, and the report is of {given}: it has restarted since")]
-    OtherLife {
+    StaleIncarnation {
         /// The task.
         task: TaskId,
         /// The life that the report is of.
@@ -83,34 +83,34 @@ pub enum Refusal {
     NotConnected(TaskId),
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
+impl From<ReportError> for Failure {
+    fn from(refusal: ReportError) -> Self {
         let code = match &refusal {
-            Refusal::Long(_) | Refusal::TooMany { .. } => Code::ResourceExhausted,
-            Refusal::Unreadable(_) | Refusal::NoSuchTask(..) | Refusal::NoSuchPeer(..) => {
+            ReportError::TooLong(_) | ReportError::TooMany { .. } => Code::ResourceExhausted,
+            ReportError::Unreadable(_) | ReportError::NoSuchTask(..) | ReportError::NoSuchPeer(..) => {
                 Code::InvalidArgument
             }
-            Refusal::NoSuchJob => Code::NotFound,
-            Refusal::OtherLife { .. } => Code::Aborted,
-            Refusal::NotConnected(_) => Code::FailedPrecondition,
+            ReportError::NoSuchJob => Code::NotFound,
+            ReportError::StaleIncarnation { .. } => Code::Aborted,
+            ReportError::NotConnected(_) => Code::FailedPrecondition,
         };
-        Self::plain(code, refusal.to_string())
+        Self::without_details(code, refusal.to_string())
     }
 }
 
 /// What counters say: all since the start of one life, or all of earlier lives.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Totals {
+pub(super) struct LifeTotals {
     /// By transport: sent, received.
     pub bytes: [[u64; 2]; Transport::ALL.len()],
     /// Launches that ended, by how.
-    pub outcomes: [u64; Outcome::COUNT],
+    pub outcomes: [u64; TransferOutcome::COUNT],
     /// By [`Counter`].
-    pub counters: [u64; Counter::COUNT],
+    pub counters: [u64; TransferCounter::COUNT],
     /// By stage: launches by how long they took, and the microseconds of all.
     pub stages: [Times; Stage::ALL.len()],
     /// Connections that ended while they were needed, by why.
-    pub aborts: [u64; Outcome::COUNT],
+    pub aborts: [u64; TransferOutcome::COUNT],
     /// Of launches that moved everything, by transport and the place of their class of size. Few tasks have more than a few.
     pub durations: BTreeMap<(Transport, u8), Times>,
 }
@@ -131,7 +131,7 @@ fn add_times(times: &mut Times, counts: &[u64], sum_us: u64) {
     }
 }
 
-impl Totals {
+impl LifeTotals {
     fn merge(&mut self, other: &Self, by: fn(u64, u64) -> u64) {
         let mine = self.bytes.iter_mut().flatten().chain(&mut self.outcomes).chain(&mut self.counters);
         let theirs = other.bytes.iter().flatten().chain(&other.outcomes).chain(&other.counters);
@@ -160,13 +160,13 @@ impl Totals {
 
 /// The connections of one kind.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Links {
+pub(super) struct TransportTotals {
     pub connections: u64,
     pub lanes: u64,
     pub launches: u64,
 }
 
-impl Links {
+impl TransportTotals {
     pub fn add(&mut self, other: &Self) {
         self.connections += other.connections;
         self.lanes = self.lanes.saturating_add(other.lanes);
@@ -176,7 +176,7 @@ impl Links {
 
 /// One connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct ReportedConnection {
     pub peer: TaskId,
     pub peer_incarnation: TaskIncarnation,
     pub transport: Transport,
@@ -216,11 +216,11 @@ impl ClockReading {
 
 /// A failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failed {
+pub(super) struct ReportedFailure {
     /// When, by the worker's clock; the service sees to it that it lies in the run.
     pub at: Timestamp,
     pub peer: TaskId,
-    pub reason: Outcome,
+    pub reason: TransferOutcome,
     pub text: Box<str>,
 }
 
@@ -230,29 +230,29 @@ pub(super) struct Report {
     pub task: TaskId,
     pub incarnation: TaskIncarnation,
     pub sequence: u64,
-    pub totals: Totals,
+    pub totals: LifeTotals,
     /// Sent and received, by peer and transport.
     pub pairs: BTreeMap<(TaskId, Transport), [u64; 2]>,
-    pub links: [Links; Transport::ALL.len()],
-    pub connections: Vec<Link>,
+    pub links: [TransportTotals; Transport::ALL.len()],
+    pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
     /// Bytes that are still to move, by class in the order of urgency.
     pub in_flight: [u64; 3],
     pub clock: Option<ClockReading>,
-    pub failures: Vec<Failed>,
+    pub failures: Vec<ReportedFailure>,
 }
 
 /// Counts the rows before any is given memory: an empty row takes two bytes of a message.
-fn check_lists(mut bytes: &[u8]) -> Result<(), Refusal> {
-    let unreadable = |error: prost::DecodeError| Refusal::Unreadable(error.to_string());
+fn check_lists(mut bytes: &[u8]) -> Result<(), ReportError> {
+    let unreadable = |error: prost::DecodeError| ReportError::Unreadable(error.to_string());
     let mut counts = [0_usize; LISTS.len()];
     while bytes.has_remaining() {
         let (tag, kind) = decode_key(&mut bytes).map_err(unreadable)?;
         for (count, (of, what, most)) in counts.iter_mut().zip(LISTS) {
             *count += usize::from(of == tag);
             if *count > most {
-                return Err(Refusal::TooMany { what, most });
+                return Err(ReportError::TooMany { what, most });
             }
         }
         skip_field(kind, tag, &mut bytes, DecodeContext::default()).map_err(unreadable)?;
@@ -262,21 +262,21 @@ fn check_lists(mut bytes: &[u8]) -> Result<(), Refusal> {
 
 impl Report {
     /// Reads a report to a job of so many tasks.
-    pub fn read(bytes: &[u8], tasks: usize) -> Result<Self, Refusal> {
+    pub fn read(bytes: &[u8], tasks: usize) -> Result<Self, ReportError> {
         if bytes.len() > BYTES_MAX {
-            return Err(Refusal::Long(bytes.len()));
+            return Err(ReportError::TooLong(bytes.len()));
         }
         check_lists(bytes)?;
-        let given =
-            wire::TransferReport::decode(bytes).map_err(|error| Refusal::Unreadable(error.to_string()))?;
+        let given = wire::TransferReport::decode(bytes)
+            .map_err(|error| ReportError::Unreadable(error.to_string()))?;
         let known = |number: u32| {
             let id = i32::try_from(number).ok().filter(|id| usize::try_from(*id).is_ok_and(|id| id < tasks));
             id.map(TaskId)
         };
-        let peer = |number: u32| known(number).ok_or(Refusal::NoSuchPeer(number, tasks));
-        let task = known(given.task).ok_or(Refusal::NoSuchTask(given.task, tasks))?;
+        let peer = |number: u32| known(number).ok_or(ReportError::NoSuchPeer(number, tasks));
+        let task = known(given.task).ok_or(ReportError::NoSuchTask(given.task, tasks))?;
 
-        let mut totals = Totals::default();
+        let mut totals = LifeTotals::default();
         let mut pairs: BTreeMap<_, [u64; 2]> = BTreeMap::new();
         for row in &given.pairs {
             let transport = Transport::of(&row.transport);
@@ -289,20 +289,20 @@ impl Report {
             }
         }
         for row in &given.outcomes {
-            let sum = &mut totals.outcomes[Outcome::of(&row.outcome).place()];
+            let sum = &mut totals.outcomes[TransferOutcome::of(&row.outcome).place()];
             *sum = sum.saturating_add(row.launches);
         }
         let cache = given.cliques.unwrap_or_default();
         let engine = given.totals.unwrap_or_default();
         for (counter, value) in [
-            (Counter::CacheHits, cache.hits),
-            (Counter::CacheMisses, cache.misses),
-            (Counter::CacheEvictions, cache.evictions),
-            (Counter::FencedFrames, engine.fenced_frames),
-            (Counter::DamagedChunks, engine.damaged_chunks),
-            (Counter::LanesLost, engine.lanes_lost),
-            (Counter::LanesMade, engine.lanes_made),
-            (Counter::FetchFallbacks, engine.fetch_fallbacks),
+            (TransferCounter::CacheHits, cache.hits),
+            (TransferCounter::CacheMisses, cache.misses),
+            (TransferCounter::CacheEvictions, cache.evictions),
+            (TransferCounter::FencedFrames, engine.fenced_frames),
+            (TransferCounter::DamagedChunks, engine.damaged_chunks),
+            (TransferCounter::LanesLost, engine.lanes_lost),
+            (TransferCounter::LanesMade, engine.lanes_made),
+            (TransferCounter::FetchFallbacks, engine.fetch_fallbacks),
         ] {
             totals.counters[counter as usize] = value;
         }
@@ -320,17 +320,18 @@ impl Report {
             add_times(totals.durations.entry(of).or_default(), &row.counts, row.sum_us);
         }
         for row in &given.aborts {
-            let sum = &mut totals.aborts[Outcome::of(&row.reason).place()];
+            let sum = &mut totals.aborts[TransferOutcome::of(&row.reason).place()];
             *sum = sum.saturating_add(row.connections);
         }
         let in_flight = given.in_flight.unwrap_or_default();
-        let mut links = [Links::default(); Transport::ALL.len()];
+        let mut links = [TransportTotals::default(); Transport::ALL.len()];
         let mut connections = Vec::with_capacity(given.connections.len());
         for row in &given.connections {
             let transport = Transport::of(&row.transport);
-            let one = Links { connections: 1, lanes: row.lanes.into(), launches: row.launches.into() };
+            let one =
+                TransportTotals { connections: 1, lanes: row.lanes.into(), launches: row.launches.into() };
             links[transport as usize].add(&one);
-            connections.push(Link {
+            connections.push(ReportedConnection {
                 peer: peer(row.peer)?,
                 peer_incarnation: TaskIncarnation(row.peer_incarnation),
                 transport,
@@ -341,10 +342,10 @@ impl Report {
         let mut failures = Vec::with_capacity(given.failures.len());
         for row in &given.failures {
             let cut = row.text.get(..row.text.floor_char_boundary(TEXT_KEPT)).unwrap_or_default();
-            failures.push(Failed {
+            failures.push(ReportedFailure {
                 at: Timestamp(row.at),
                 peer: peer(row.peer)?,
-                reason: Outcome::of(&row.reason),
+                reason: TransferOutcome::of(&row.reason),
                 text: one_line(cut).into(),
             });
         }

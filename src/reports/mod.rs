@@ -29,28 +29,29 @@ use crate::coordination::JobId;
 use crate::engine::Engine;
 
 pub use board::{
-    Board, CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, SERIES_KEPT, TASK_FAILURES_KEPT, interval_ms,
+    CONNECTIONS_KEPT, PAIRS_KEPT, REASON_FAILURES_KEPT, ReportStore, SERIES_KEPT, TASK_FAILURES_KEPT,
+    interval_ms,
 };
 pub use intake::{
-    BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, Refusal, STAGES_MAX,
+    BYTES_MAX, CONNECTIONS_MAX, ClockReading, FAILURES_MAX, OUTCOMES_MAX, PAIRS_MAX, ReportError, STAGES_MAX,
 };
 pub use ring::POINTS;
 pub use view::{
     AbortView, ConnectionView, DurationView, FailureView, LinksView, OutcomeView, PairSeries, PairView,
     ReasonView, Series, StageView, TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
 };
-pub use words::{Counter, Outcome, Transport};
+pub use words::{TransferCounter, TransferOutcome, Transport};
 
 pub(crate) use view::rate_window;
 
 /// How often jobs that are gone are forgotten, and failures told of that nobody was told of yet.
-const LOOKED: Duration = Duration::from_secs(1);
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Keeps the board in order, for as long as it is polled.
-pub async fn watch(engine: Arc<Engine>, board: Arc<Board>) {
+pub async fn watch(engine: Arc<Engine>, board: Arc<ReportStore>) {
     loop {
-        tokio::time::sleep(LOOKED).await;
-        let jobs: BTreeSet<JobId> = engine.look(|core, _| core.jobs().map(|(job, _)| job).collect());
-        board.keep(&engine, |job| jobs.contains(&job));
+        tokio::time::sleep(FLUSH_INTERVAL).await;
+        let jobs: BTreeSet<JobId> = engine.read(|core, _| core.jobs().map(|(job, _)| job).collect());
+        board.retain_jobs(&engine, |job| jobs.contains(&job));
     }
 }

@@ -6,7 +6,7 @@ use crate::coordination::Timestamp;
 pub const POINTS: usize = 600;
 /// What a report tells of is spread over the time since the one before, but not over more than this: a worker that
 /// was silent for longer was not moving bytes evenly.
-const SPREAD_US: u64 = 60_000_000;
+const SPREAD_MAX_US: u64 = 60_000_000;
 const SECOND_US: u64 = 1_000_000;
 
 /// How many seconds a step of [`Steps`] has: the window over which rates are taken.
@@ -15,25 +15,25 @@ pub const STEP_SECONDS: u64 = 10;
 const STEPS: usize = 4;
 
 /// Bytes of each second, for the last ten minutes.
-pub type Seconds = Ring<POINTS, 1>;
+pub type Seconds = ByteSeries<POINTS, 1>;
 /// Bytes of each step of ten seconds, for the last few.
-pub type Steps = Ring<STEPS, STEP_SECONDS>;
+pub type Steps = ByteSeries<STEPS, STEP_SECONDS>;
 
 /// Bytes of each step of so many seconds, for the last `COUNT` of them.
 #[derive(Debug, Clone, Copy)]
-pub struct Ring<const COUNT: usize, const SECONDS: u64> {
+pub struct ByteSeries<const COUNT: usize, const SECONDS: u64> {
     /// The newest step with a point; steps are counted from the Unix epoch.
     newest: u64,
     points: [u64; COUNT],
 }
 
-impl<const COUNT: usize, const SECONDS: u64> Default for Ring<COUNT, SECONDS> {
+impl<const COUNT: usize, const SECONDS: u64> Default for ByteSeries<COUNT, SECONDS> {
     fn default() -> Self {
         Self { newest: 0, points: [0; COUNT] }
     }
 }
 
-impl<const COUNT: usize, const SECONDS: u64> Ring<COUNT, SECONDS> {
+impl<const COUNT: usize, const SECONDS: u64> ByteSeries<COUNT, SECONDS> {
     const STEP_US: u64 = SECONDS * SECOND_US;
     const COUNT: u64 = COUNT as u64;
 
@@ -47,7 +47,7 @@ impl<const COUNT: usize, const SECONDS: u64> Ring<COUNT, SECONDS> {
             return;
         }
         self.advance(until.0 / Self::STEP_US);
-        let from = from.0.max(until.0.saturating_sub(SPREAD_US)).min(until.0);
+        let from = from.0.max(until.0.saturating_sub(SPREAD_MAX_US)).min(until.0);
         let whole = until.0 - from;
         let mut left = bytes;
         let mut at = from;
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_ten_minutes_is_forgotten_and_nothing_is_said_of_the_future() {
+    fn the_series_covers_ten_minutes_and_no_future() {
         let mut ring = Seconds::default();
         ring.add(at(1_000_000), at(1_000_900), 7);
         ring.add(at(1_599_000), at(1_599_900), 8);

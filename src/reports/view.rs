@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::board::{self, Board, OfJob, OfTask};
-use super::intake::{ClockReading, Links, Totals};
+use super::board::{self, JobReports, ReportStore, TaskReports};
+use super::intake::{ClockReading, LifeTotals, TransportTotals};
 use super::ring::{STEP_SECONDS, Steps};
-use super::words::{Counter, Outcome, Transport};
-use crate::coordination::{JobId, Roster, RunNumber, TaskId, Timestamp};
+use super::words::{TransferCounter, TransferOutcome, Transport};
+use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
 use crate::transfer::{Stage, Times, size_classes};
 
 /// The bytes of one transport.
@@ -28,7 +28,7 @@ pub struct TransferBytes {
 pub struct OutcomeView {
     /// `completed`, or why not.
     #[schema(value_type = String)]
-    pub outcome: Outcome,
+    pub outcome: TransferOutcome,
     /// How many.
     pub launches: u64,
 }
@@ -69,7 +69,7 @@ pub struct TotalsView {
 pub struct AbortView {
     /// Why.
     #[schema(value_type = String)]
-    pub reason: Outcome,
+    pub reason: TransferOutcome,
     /// How many, as each side counts them.
     pub connections: u64,
 }
@@ -98,7 +98,7 @@ impl DurationView {
 
     /// Of which launches, in words.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn label(&self) -> String {
         let size = match self.size_class.strip_suffix("iB") {
             Some(number) => {
                 format!("up to {} {}iB", &number[..number.len() - 1], &number[number.len() - 1..])
@@ -144,7 +144,7 @@ impl StageView {
 
     /// What a launch does in this stage, for people.
     #[must_use]
-    pub fn stage_words(&self) -> &str {
+    pub fn stage_names(&self) -> &str {
         match self.stage.as_str() {
             "prepare" => "preparing",
             "dependencies" => "waiting for dependencies",
@@ -158,25 +158,25 @@ impl StageView {
 }
 
 impl TotalsView {
-    fn of(totals: &Totals) -> Self {
+    fn of(totals: &LifeTotals) -> Self {
         let bytes = Transport::ALL.into_iter().zip(totals.bytes);
         let bytes = bytes.map(|(transport, [sent, received])| TransferBytes { transport, sent, received });
-        let launches = Outcome::all().zip(totals.outcomes);
-        let counter = |which: Counter| totals.counters[which as usize];
+        let launches = TransferOutcome::all().zip(totals.outcomes);
+        let counter = |which: TransferCounter| totals.counters[which as usize];
         Self {
             bytes: bytes.filter(|of| of.sent > 0 || of.received > 0).collect(),
             launches: launches
                 .filter(|(_, launches)| *launches > 0)
                 .map(|(outcome, launches)| OutcomeView { outcome, launches })
                 .collect(),
-            cache_hits: counter(Counter::CacheHits),
-            cache_misses: counter(Counter::CacheMisses),
-            cache_evictions: counter(Counter::CacheEvictions),
-            fenced_frames: counter(Counter::FencedFrames),
-            damaged_chunks: counter(Counter::DamagedChunks),
-            lanes_lost: counter(Counter::LanesLost),
-            lanes_made: counter(Counter::LanesMade),
-            fetch_fallbacks: counter(Counter::FetchFallbacks),
+            cache_hits: counter(TransferCounter::CacheHits),
+            cache_misses: counter(TransferCounter::CacheMisses),
+            cache_evictions: counter(TransferCounter::CacheEvictions),
+            fenced_frames: counter(TransferCounter::FencedFrames),
+            damaged_chunks: counter(TransferCounter::DamagedChunks),
+            lanes_lost: counter(TransferCounter::LanesLost),
+            lanes_made: counter(TransferCounter::LanesMade),
+            fetch_fallbacks: counter(TransferCounter::FetchFallbacks),
             stages: Stage::ALL
                 .into_iter()
                 .zip(&totals.stages)
@@ -193,7 +193,7 @@ impl TotalsView {
                     counts: times.counts.to_vec(),
                 })
                 .collect(),
-            aborts: Outcome::all()
+            aborts: TransferOutcome::all()
                 .zip(totals.aborts)
                 .filter(|(_, connections)| *connections > 0)
                 .map(|(reason, connections)| AbortView { reason, connections })
@@ -215,14 +215,14 @@ impl TotalsView {
 
     /// Launches that ended so.
     #[must_use]
-    pub fn ended(&self, outcome: Outcome) -> u64 {
+    pub fn ended(&self, outcome: TransferOutcome) -> u64 {
         self.launches.iter().find(|of| of.outcome == outcome).map_or(0, |of| of.launches)
     }
 
     /// Launches that did not complete.
     #[must_use]
     pub fn failed(&self) -> u64 {
-        let failed = self.launches.iter().filter(|of| of.outcome != Outcome::COMPLETED);
+        let failed = self.launches.iter().filter(|of| of.outcome != TransferOutcome::COMPLETED);
         failed.fold(0, |sum, of| sum.saturating_add(of.launches))
     }
 }
@@ -240,8 +240,8 @@ pub struct LinksView {
     pub launches: u64,
 }
 
-fn links_of(links: &[Links; Transport::ALL.len()]) -> Vec<LinksView> {
-    let view = |(transport, links): (Transport, &Links)| LinksView {
+fn links_of(links: &[TransportTotals; Transport::ALL.len()]) -> Vec<LinksView> {
+    let view = |(transport, links): (Transport, &TransportTotals)| LinksView {
         transport,
         connections: links.connections,
         lanes: links.lanes,
@@ -278,14 +278,14 @@ pub struct FailureView {
     pub peer: TaskId,
     /// Why.
     #[schema(value_type = String)]
-    pub reason: Outcome,
+    pub reason: TransferOutcome,
     /// What the worker says.
     pub text: String,
 }
 
 impl FailureView {
-    fn of(failure: &board::Failure) -> Self {
-        let board::Failure { task, failed } = failure;
+    fn of(failure: &board::TaskFailure) -> Self {
+        let board::TaskFailure { task, failed } = failure;
         let (at, peer, reason) = (failed.at, failed.peer, failed.reason);
         Self { at, task: *task, peer, reason, text: failed.text.to_string() }
     }
@@ -296,7 +296,7 @@ impl FailureView {
 pub struct ReasonView {
     /// The reason.
     #[schema(value_type = String)]
-    pub reason: Outcome,
+    pub reason: TransferOutcome,
     /// What it means.
     pub means: String,
     /// Launches that ended so, over all tasks.
@@ -407,7 +407,7 @@ pub struct TaskTransfers {
 }
 
 impl TaskTransfers {
-    fn of(task: TaskId, of_task: &OfTask, stale: bool, window: Window) -> Self {
+    fn of(task: TaskId, of_task: &TaskReports, stale: bool, window: RateWindow) -> Self {
         let failures = of_task.failures.iter().rev();
         Self {
             task,
@@ -425,7 +425,7 @@ impl TaskTransfers {
             in_flight_bytes: if stale { [0; 3] } else { of_task.in_flight },
             clock: of_task.clock.filter(|_| !stale),
             failures: failures
-                .map(|failed| FailureView::of(&board::Failure { task, failed: failed.clone() }))
+                .map(|failed| FailureView::of(&board::TaskFailure { task, failed: failed.clone() }))
                 .collect(),
         }
     }
@@ -489,19 +489,19 @@ pub struct TransfersView {
 }
 
 impl TransfersView {
-    fn empty(roster: &Roster, now: Timestamp) -> Self {
+    fn empty(roster: &TaskIncarnations, now: Timestamp) -> Self {
         Self {
             seen_at: now,
             run: roster.run,
-            tasks: roster.lives.len(),
+            tasks: roster.incarnations.len(),
             reporting: 0,
             stale: 0,
             reported_at: None,
-            interval_ms: board::interval_ms(roster.lives.len()),
+            interval_ms: board::interval_ms(roster.incarnations.len()),
             taken: 0,
             repeated: 0,
             refused: 0,
-            totals: TotalsView::of(&Totals::default()),
+            totals: TotalsView::of(&LifeTotals::default()),
             rate: 0,
             rate_until: None,
             links: Vec::new(),
@@ -513,10 +513,10 @@ impl TransfersView {
         }
     }
 
-    fn of(of_job: &OfJob, roster: &Roster, now: Timestamp) -> Self {
+    fn of(of_job: &JobReports, roster: &TaskIncarnations, now: Timestamp) -> Self {
         let mut view = Self::empty(roster, now);
-        let mut totals = Totals::default();
-        let mut links = [Links::default(); Transport::ALL.len()];
+        let mut totals = LifeTotals::default();
+        let mut links = [TransportTotals::default(); Transport::ALL.len()];
         for (task, of_task) in &of_job.tasks {
             totals.add(&of_task.totals());
             if is_stale(*task, of_task, roster) {
@@ -534,12 +534,12 @@ impl TransfersView {
             }
             view.clock = view.clock.into_iter().chain(of_task.clock).max_by_key(ClockReading::apart_us);
         }
-        let window = Window::of(of_job, roster);
+        let window = RateWindow::of(of_job, roster);
         let moved = of_job.tasks.values().map(|of_task| of_task.steps[0].point(window.0));
         view.rate = moved.fold(0, u64::saturating_add) / STEP_SECONDS;
         view.rate_until = Some(window.until()).filter(|_| of_job.at.0 > 0);
         view.reported_at = Some(of_job.at).filter(|at| at.0 > 0);
-        (view.taken, view.repeated, view.refused) = (of_job.taken, of_job.repeated, of_job.refused);
+        (view.taken, view.repeated, view.refused) = (of_job.taken, of_job.repeated, of_job.rejected);
         view.totals = TotalsView::of(&totals);
         view.links = links_of(&links);
         view.failures = reasons(of_job, &view.totals);
@@ -572,9 +572,10 @@ impl TransfersView {
 }
 
 /// Failures by reason, the first cause first; reasons of which only counts are known come last.
-fn reasons(of_job: &OfJob, totals: &TotalsView) -> Vec<ReasonView> {
-    let mut reasons: BTreeMap<Outcome, ReasonView> = BTreeMap::new();
-    let failed = totals.launches.iter().map(|of| of.outcome).filter(|outcome| *outcome != Outcome::COMPLETED);
+fn reasons(of_job: &JobReports, totals: &TotalsView) -> Vec<ReasonView> {
+    let mut reasons: BTreeMap<TransferOutcome, ReasonView> = BTreeMap::new();
+    let failed =
+        totals.launches.iter().map(|of| of.outcome).filter(|outcome| *outcome != TransferOutcome::COMPLETED);
     for reason in failed.chain(of_job.reasons.keys().copied()) {
         let known = of_job.reasons.get(&reason);
         reasons.insert(
@@ -594,12 +595,12 @@ fn reasons(of_job: &OfJob, totals: &TotalsView) -> Vec<ReasonView> {
     reasons
 }
 
-fn is_stale(task: TaskId, of_task: &OfTask, roster: &Roster) -> bool {
-    roster.life(task) != Some(of_task.incarnation)
+fn is_stale(task: TaskId, of_task: &TaskReports, roster: &TaskIncarnations) -> bool {
+    roster.incarnation_of(task) != Some(of_task.incarnation)
 }
 
 /// The last second that every task that reports in time has reported.
-fn last_second(of_job: &OfJob, interval_ms: u32) -> u64 {
+fn last_second(of_job: &JobReports, interval_ms: u32) -> u64 {
     let behind = Timestamp(of_job.at.0.saturating_sub(u64::from(interval_ms) * 1000));
     (behind.0 / 1_000_000).saturating_sub(1)
 }
@@ -616,11 +617,11 @@ pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
 /// The ten seconds over which every rate is taken: the last step of [`Steps`] that every task that reports in time has reported
 /// whole.
 #[derive(Debug, Clone, Copy)]
-struct Window(u64);
+struct RateWindow(u64);
 
-impl Window {
-    fn of(of_job: &OfJob, roster: &Roster) -> Self {
-        let last = last_second(of_job, board::interval_ms(roster.lives.len()));
+impl RateWindow {
+    fn of(of_job: &JobReports, roster: &TaskIncarnations) -> Self {
+        let last = last_second(of_job, board::interval_ms(roster.incarnations.len()));
         Self(((last + 1) / STEP_SECONDS).saturating_sub(1))
     }
 
@@ -634,7 +635,7 @@ impl Window {
     }
 }
 
-impl Board {
+impl ReportStore {
     /// Whether anybody in the job has reported in this run.
     #[must_use]
     pub fn has(&self, job: JobId, run: RunNumber) -> bool {
@@ -643,14 +644,14 @@ impl Board {
 
     /// The transfers of a job, in sum.
     #[must_use]
-    pub fn summary(&self, job: JobId, roster: &Roster, now: Timestamp) -> TransfersView {
+    pub fn summary(&self, job: JobId, roster: &TaskIncarnations, now: Timestamp) -> TransfersView {
         let seen = self.with(job, roster.run, |of_job| TransfersView::of(of_job, roster, now));
         seen.unwrap_or_else(|| TransfersView::empty(roster, now))
     }
 
     /// Bytes over the last `seconds`; [`super::POINTS`] at most, and none before the first report came.
     #[must_use]
-    pub fn throughput(&self, job: JobId, roster: &Roster, seconds: usize) -> Throughput {
+    pub fn throughput(&self, job: JobId, roster: &TaskIncarnations, seconds: usize) -> Throughput {
         let seconds = seconds.clamp(1, super::POINTS);
         let nothing = Throughput {
             ends_at: Timestamp(0),
@@ -659,8 +660,8 @@ impl Board {
             pairs: Vec::new(),
             others: Vec::new(),
         };
-        let view = |of_job: &OfJob| {
-            let last = last_second(of_job, board::interval_ms(roster.lives.len()));
+        let view = |of_job: &JobReports| {
+            let last = last_second(of_job, board::interval_ms(roster.incarnations.len()));
             let known = (last + 1).saturating_sub(of_job.since.0 / 1_000_000);
             let seconds = seconds.min(usize::try_from(known).unwrap_or(usize::MAX));
             let transports = Transport::ALL.into_iter().zip(&of_job.series);
@@ -688,13 +689,13 @@ impl Board {
     pub fn pairs(
         &self,
         job: JobId,
-        roster: &Roster,
+        roster: &TaskIncarnations,
         task: Option<TaskId>,
         transport: Option<Transport>,
     ) -> Vec<PairView> {
         let rows: Vec<_> = self
             .with(job, roster.run, |of_job| {
-                let window = Window::of(of_job, roster);
+                let window = RateWindow::of(of_job, roster);
                 let rows = of_job.tasks.iter().flat_map(|(one, of_task)| {
                     of_task.rows.iter().map(move |((peer, by), row)| {
                         let rates = [0, 1].map(|way: usize| window.rate(&row.steps[way]));
@@ -732,11 +733,11 @@ impl Board {
     pub fn connections(
         &self,
         job: JobId,
-        roster: &Roster,
+        roster: &TaskIncarnations,
         task: Option<TaskId>,
         transport: Option<Transport>,
     ) -> Vec<ConnectionView> {
-        let view = |of_job: &OfJob| {
+        let view = |of_job: &JobReports| {
             let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));
             let all =
                 live.flat_map(|(one, of_task)| of_task.connections.iter().map(move |link| (*one, link)));
@@ -744,7 +745,7 @@ impl Board {
                 task.is_none_or(|task| task == *one)
                     && transport.is_none_or(|transport| transport == link.transport)
             });
-            let view = |(task, link): (TaskId, &super::intake::Link)| ConnectionView {
+            let view = |(task, link): (TaskId, &super::intake::ReportedConnection)| ConnectionView {
                 task,
                 peer: link.peer,
                 peer_incarnation: link.peer_incarnation.to_string(),
@@ -759,11 +760,11 @@ impl Board {
 
     /// What every task has reported that has, by number.
     #[must_use]
-    pub fn tasks(&self, job: JobId, roster: &Roster) -> Vec<TaskTransfers> {
-        let view = |of_job: &OfJob| {
+    pub fn tasks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<TaskTransfers> {
+        let view = |of_job: &JobReports| {
             let tasks = of_job.tasks.iter();
-            let window = Window::of(of_job, roster);
-            let view = |(task, of_task): (&TaskId, &OfTask)| {
+            let window = RateWindow::of(of_job, roster);
+            let view = |(task, of_task): (&TaskId, &TaskReports)| {
                 TaskTransfers::of(*task, of_task, is_stale(*task, of_task, roster), window)
             };
             tasks.map(view).collect()
@@ -773,8 +774,8 @@ impl Board {
 
     /// The clocks of the tasks whose life counts, where they have told.
     #[must_use]
-    pub fn clocks(&self, job: JobId, roster: &Roster) -> Vec<(TaskId, ClockReading)> {
-        let view = |of_job: &OfJob| {
+    pub fn clocks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, ClockReading)> {
+        let view = |of_job: &JobReports| {
             let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));
             live.filter_map(|(task, of_task)| Some((*task, of_task.clock?))).collect()
         };
@@ -783,11 +784,11 @@ impl Board {
 
     /// What one task has reported, if it has.
     #[must_use]
-    pub fn task(&self, job: JobId, roster: &Roster, task: TaskId) -> Option<TaskTransfers> {
-        let view = |of_job: &OfJob| {
+    pub fn task(&self, job: JobId, roster: &TaskIncarnations, task: TaskId) -> Option<TaskTransfers> {
+        let view = |of_job: &JobReports| {
             let of_task = of_job.tasks.get(&task)?;
             let stale = is_stale(task, of_task, roster);
-            Some(TaskTransfers::of(task, of_task, stale, Window::of(of_job, roster)))
+            Some(TaskTransfers::of(task, of_task, stale, RateWindow::of(of_job, roster)))
         };
         self.with(job, roster.run, view).flatten()
     }

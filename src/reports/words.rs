@@ -73,9 +73,9 @@ const NAMES: [&str; 17] = [
 
 /// How a launch ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Outcome(u8);
+pub struct TransferOutcome(u8);
 
-impl Outcome {
+impl TransferOutcome {
     /// How many there are.
     pub const COUNT: usize = NAMES.len();
     /// It moved everything.
@@ -128,13 +128,13 @@ impl Outcome {
     }
 }
 
-impl Serialize for Outcome {
+impl Serialize for TransferOutcome {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())
     }
 }
 
-impl<'de> Deserialize<'de> for Outcome {
+impl<'de> Deserialize<'de> for TransferOutcome {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
         Ok(Self::of(&name))
@@ -144,7 +144,7 @@ impl<'de> Deserialize<'de> for Outcome {
 /// What engines count beside bytes and launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Counter {
+pub enum TransferCounter {
     /// Cliques that were found ready.
     CacheHits,
     /// Cliques that had to be made.
@@ -163,7 +163,7 @@ pub enum Counter {
     FetchFallbacks,
 }
 
-impl Counter {
+impl TransferCounter {
     /// How many there are.
     pub const COUNT: usize = 8;
 }

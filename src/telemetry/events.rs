@@ -9,20 +9,20 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::coordination::{Change, Event, JobId, JobName, RunOutcome};
-use crate::engine::{Engine, Numbered};
+use crate::coordination::{Event, EventKind, JobId, JobName, RunOutcome};
+use crate::engine::{Engine, NumberedEvent};
 use crate::text::one_line;
 
-use super::line_limit::{LineLimit, REFILL};
+use super::line_limit::{LogRateLimit, REFILL_INTERVAL};
 
 /// Logs every event of `engine`, from its first one on, until `stop` says so; what has happened by then is
 /// still logged.
 pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
-    let mut lines = Lines { names: Names::default(), limit: LineLimit::default() };
+    let mut lines = EventLogger { names: JobNames::default(), limit: LogRateLimit::default() };
     let mut last = 0;
     'follow: loop {
         let (past, mut coming) = engine.follow(last);
-        engine.note_missed(past.whole_after.saturating_sub(last));
+        engine.count_missed_events(past.complete_after.saturating_sub(last));
         for numbered in past.events {
             last = numbered.number;
             lines.log(&engine, &numbered);
@@ -31,9 +31,9 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
             let numbered = tokio::select! {
                 biased;
                 numbered = coming.recv() => numbered,
-                _ = stop.wait_for(|stop| *stop) => return lines.log_left_out(&engine),
-                () = tokio::time::sleep(REFILL), if lines.limit.has_left_out() => {
-                    lines.log_left_out(&engine);
+                _ = stop.wait_for(|stop| *stop) => return lines.log_suppressed(&engine),
+                () = tokio::time::sleep(REFILL_INTERVAL), if lines.limit.has_suppressed() => {
+                    lines.log_suppressed(&engine);
                     continue;
                 }
             };
@@ -44,20 +44,20 @@ pub async fn log_events(engine: Arc<Engine>, mut stop: watch::Receiver<bool>) {
                 }
                 // Too slow: what the engine still keeps is read from there.
                 Err(RecvError::Lagged(_)) => continue 'follow,
-                Err(RecvError::Closed) => return lines.log_left_out(&engine),
+                Err(RecvError::Closed) => return lines.log_suppressed(&engine),
             }
         }
     }
 }
 
 /// Writes lines, within a bound for each kind of event of each job. Lines of single tasks, which are for debugging, have none.
-struct Lines {
-    names: Names,
-    limit: LineLimit<(JobId, &'static str)>,
+struct EventLogger {
+    names: JobNames,
+    limit: LogRateLimit<(JobId, &'static str)>,
 }
 
-impl Lines {
-    fn log(&mut self, engine: &Engine, numbered: &Numbered) {
+impl EventLogger {
+    fn log(&mut self, engine: &Engine, numbered: &NumberedEvent) {
         let Event { job, what, .. } = numbered.event.as_ref();
         let name = self.names.of(engine, *job);
         if level(what) != Level::DEBUG {
@@ -71,8 +71,8 @@ impl Lines {
         log_event(numbered, &name);
     }
 
-    fn log_left_out(&mut self, engine: &Engine) {
-        for ((job, kind), count) in self.limit.take_left_out(now(engine)) {
+    fn log_suppressed(&mut self, engine: &Engine) {
+        for ((job, kind), count) in self.limit.take_suppressed(now(engine)) {
             log_count(&self.names.of(engine, job), kind, count);
         }
     }
@@ -94,16 +94,16 @@ fn log_count(job: &JobName, kind: &'static str, count: u64) {
 
 /// The names of jobs, which never change, by their places.
 #[derive(Default)]
-struct Names(HashMap<JobId, JobName>);
+struct JobNames(HashMap<JobId, JobName>);
 
-impl Names {
+impl JobNames {
     fn of(&mut self, engine: &Engine, job: JobId) -> JobName {
-        let named = || engine.look_up(|core| core.job_name(job).cloned()).unwrap_or_default();
+        let named = || engine.read_under_lock(|core| core.job_name(job).cloned()).unwrap_or_default();
         self.0.entry(job).or_insert_with(named).clone()
     }
 }
 
-fn log_event(numbered: &Numbered, job: &JobName) {
+fn log_event(numbered: &NumberedEvent, job: &JobName) {
     let Event { run, what, reason, .. } = numbered.event.as_ref();
     let about = what.about();
     let (task, peer) = (about.task.map(|task| task.0), about.peer.map(tracing::field::display));
@@ -135,38 +135,38 @@ fn log_event(numbered: &Numbered, job: &JobName) {
 
 /// Who wants to know of a change: WARN is for what somebody should look at, INFO for the course of jobs and runs, DEBUG
 /// for the course of single tasks and barriers, of which a large job has thousands.
-fn level(what: &Change) -> Level {
+fn level(what: &EventKind) -> Level {
     match what {
-        Change::TaskSuperseded { .. }
-        | Change::TaskSuspected { .. }
-        | Change::TaskFailed { .. }
-        | Change::Fenced { .. }
-        | Change::BarrierFailed { .. }
-        | Change::FindingOpened { .. }
-        | Change::TransferFailed { .. }
-        | Change::Excluded { .. }
-        | Change::RegistrationRefused { .. }
-        | Change::JobDeleted { .. }
-        | Change::FirstCause { .. } => Level::WARN,
-        Change::RunEnded { outcome } if *outcome != RunOutcome::Completed => Level::WARN,
+        EventKind::TaskSuperseded { .. }
+        | EventKind::TaskSuspected { .. }
+        | EventKind::TaskFailed { .. }
+        | EventKind::Fenced { .. }
+        | EventKind::BarrierFailed { .. }
+        | EventKind::FindingOpened { .. }
+        | EventKind::TransferFailed { .. }
+        | EventKind::Excluded { .. }
+        | EventKind::RegistrationRefused { .. }
+        | EventKind::JobDeleted { .. }
+        | EventKind::FirstCause { .. } => Level::WARN,
+        EventKind::RunEnded { outcome } if *outcome != RunOutcome::Completed => Level::WARN,
         // A barrier that passed without somebody is a decision, not routine.
-        Change::BarrierPassed { without, .. } if !without.is_empty() => Level::INFO,
-        Change::TaskConnected { again: true, .. } => Level::INFO,
-        Change::JobDeclared { .. }
-        | Change::RunOpened
-        | Change::RunEnded { .. }
-        | Change::FindingClosed { .. }
-        | Change::TaskReturned { .. }
-        | Change::Readmitted { .. }
-        | Change::DrainRequested { .. }
-        | Change::SettingsChanged { .. }
-        | Change::KeyWritten { .. }
-        | Change::KeyDeleted { .. }
-        | Change::PreemptionNoticed => Level::INFO,
-        Change::TaskRegistering { .. }
-        | Change::TaskConnected { .. }
-        | Change::TaskDisconnected { .. }
-        | Change::BarrierStarted { .. }
-        | Change::BarrierPassed { .. } => Level::DEBUG,
+        EventKind::BarrierPassed { without, .. } if !without.is_empty() => Level::INFO,
+        EventKind::TaskConnected { again: true, .. } => Level::INFO,
+        EventKind::JobDeclared { .. }
+        | EventKind::RunOpened
+        | EventKind::RunEnded { .. }
+        | EventKind::FindingClosed { .. }
+        | EventKind::TaskReturned { .. }
+        | EventKind::Readmitted { .. }
+        | EventKind::DrainRequested { .. }
+        | EventKind::SettingsChanged { .. }
+        | EventKind::KeyWritten { .. }
+        | EventKind::KeyDeleted { .. }
+        | EventKind::PreemptionNoticed => Level::INFO,
+        EventKind::TaskRegistering { .. }
+        | EventKind::TaskConnected { .. }
+        | EventKind::TaskDisconnected { .. }
+        | EventKind::BarrierStarted { .. }
+        | EventKind::BarrierPassed { .. } => Level::DEBUG,
     }
 }

@@ -8,24 +8,24 @@ use std::time::Duration;
 /// The lines of one kind that may come at once.
 pub const BURST: u32 = 50;
 /// How long it takes until one more may come.
-pub const REFILL: Duration = Duration::from_secs(1);
+pub const REFILL_INTERVAL: Duration = Duration::from_secs(1);
 
-struct Allowance {
+struct LogBudget {
     lines: u32,
     refilled: Duration,
     left_out: u64,
 }
 
 /// The lines of every kind.
-pub struct LineLimit<K>(HashMap<K, Allowance>);
+pub struct LogRateLimit<K>(HashMap<K, LogBudget>);
 
-impl<K> Default for LineLimit<K> {
+impl<K> Default for LogRateLimit<K> {
     fn default() -> Self {
         Self(HashMap::new())
     }
 }
 
-impl Allowance {
+impl LogBudget {
     fn refill(&mut self, now: Duration) {
         let periods = u32::try_from(now.saturating_sub(self.refilled).as_secs()).unwrap_or(BURST);
         if periods > 0 {
@@ -35,11 +35,11 @@ impl Allowance {
     }
 }
 
-impl<K: Eq + Hash + Clone> LineLimit<K> {
+impl<K: Eq + Hash + Clone> LogRateLimit<K> {
     /// Whether a line of this kind may be written: then how many were left out before it. `now` counts from any fixed moment.
     pub fn admit(&mut self, kind: &K, now: Duration) -> Option<u64> {
         if !self.0.contains_key(kind) {
-            self.0.insert(kind.clone(), Allowance { lines: BURST, refilled: now, left_out: 0 });
+            self.0.insert(kind.clone(), LogBudget { lines: BURST, refilled: now, left_out: 0 });
         }
         let allowance = self.0.get_mut(kind)?;
         allowance.refill(now);
@@ -53,12 +53,12 @@ impl<K: Eq + Hash + Clone> LineLimit<K> {
 
     /// Whether lines were left out that nobody was told of.
     #[must_use]
-    pub fn has_left_out(&self) -> bool {
+    pub fn has_suppressed(&self) -> bool {
         self.0.values().any(|allowance| allowance.left_out > 0)
     }
 
     /// The kinds of which lines were left out that may be told of now, and how many.
-    pub fn take_left_out(&mut self, now: Duration) -> Vec<(K, u64)> {
+    pub fn take_suppressed(&mut self, now: Duration) -> Vec<(K, u64)> {
         let mut all = Vec::new();
         for (kind, allowance) in &mut self.0 {
             allowance.refill(now);
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_flood_is_a_line_a_second_and_every_line_of_it_is_counted() {
-        let mut limit = LineLimit::default();
+        let mut limit = LogRateLimit::default();
         let (mut written, mut counted) = (0_u64, 0);
         for millisecond in 0..20_000 {
             for _ in 0..2 {
@@ -93,10 +93,10 @@ mod tests {
             }
         }
         assert_eq!(written, u64::from(BURST) + 19);
-        assert!(limit.has_left_out());
-        let left_out = limit.take_left_out(Duration::from_secs(21));
+        assert!(limit.has_suppressed());
+        let left_out = limit.take_suppressed(Duration::from_secs(21));
         assert_eq!(left_out.len(), 1);
         assert_eq!(written + counted + left_out[0].1, 40_000);
-        assert!(!limit.has_left_out());
+        assert!(!limit.has_suppressed());
     }
 }

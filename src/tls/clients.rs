@@ -16,21 +16,21 @@ const SHOWN_BYTES: usize = 400;
 
 tokio::task_local! {
     /// What the client of the handshake in progress has shown, if that was refused.
-    pub(super) static SHOWN: RefCell<Option<String>>;
+    pub(super) static REFUSED_CERTIFICATE: RefCell<Option<String>>;
 }
 
 /// The check of clients' certificates. It is that of `rustls`, and remembers what it refused: the handshake's own error does
 /// not say which certificate it was about.
 #[derive(Debug)]
-pub(super) struct Clients(Arc<dyn ClientCertVerifier>);
+pub(super) struct RecordingClientVerifier(Arc<dyn ClientCertVerifier>);
 
-impl Clients {
+impl RecordingClientVerifier {
     pub(super) fn new(verifier: Arc<dyn ClientCertVerifier>) -> Self {
         Self(verifier)
     }
 }
 
-impl ClientCertVerifier for Clients {
+impl ClientCertVerifier for RecordingClientVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         self.0.root_hint_subjects()
     }
@@ -43,7 +43,7 @@ impl ClientCertVerifier for Clients {
     ) -> Result<ClientCertVerified, Error> {
         self.0.verify_client_cert(certificate, chain, now).inspect_err(|_| {
             // Outside of a handshake of ours there is nobody to tell.
-            let _ = SHOWN.try_with(|shown| shown.replace(Some(describe(certificate))));
+            let _ = REFUSED_CERTIFICATE.try_with(|shown| shown.replace(Some(describe(certificate))));
         })
     }
 

@@ -6,21 +6,24 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Acceptor, Failed, Failures, Fault, Files, Mode, Rewind, Stream, TlsError};
+use super::{
+    Acceptor, HandshakeError, HandshakeFailures, HandshakeFault, PrefixedStream, TlsError, TlsFiles, TlsMode,
+    TlsStream,
+};
 use crate::clock::Clock;
 
 /// The way into one edge.
-pub struct Entrance {
+pub struct ListenerTls {
     listener: &'static str,
     plain: bool,
     acceptor: Option<Acceptor>,
-    failures: Arc<Failures>,
+    failures: Arc<HandshakeFailures>,
 }
 
-impl Entrance {
+impl ListenerTls {
     /// An entrance without TLS.
     #[must_use]
-    pub fn plain(listener: &'static str, failures: Arc<Failures>) -> Self {
+    pub fn plain(listener: &'static str, failures: Arc<HandshakeFailures>) -> Self {
         Self { listener, plain: true, acceptor: None, failures }
     }
 
@@ -30,33 +33,33 @@ impl Entrance {
     /// If they cannot be used.
     pub fn new(
         listener: &'static str,
-        mode: Mode,
-        files: Option<Files>,
+        mode: TlsMode,
+        files: Option<TlsFiles>,
         protocols: &'static [&'static [u8]],
-        (clock, failures): (Clock, Arc<Failures>),
+        (clock, failures): (Clock, Arc<HandshakeFailures>),
     ) -> Result<Self, TlsError> {
-        let Some(files) = files.filter(|_| mode != Mode::Off) else {
+        let Some(files) = files.filter(|_| mode != TlsMode::Off) else {
             return Ok(Self::plain(listener, failures));
         };
         let acceptor = Some(Acceptor::new(files, protocols, clock)?);
-        Ok(Self { listener, plain: mode == Mode::Optional, acceptor, failures })
+        Ok(Self { listener, plain: mode == TlsMode::Optional, acceptor, failures })
     }
 
     /// Whether plaintext is taken.
     #[must_use]
-    pub fn takes_plain(&self) -> bool {
+    pub fn allows_plaintext(&self) -> bool {
         self.plain
     }
 
     /// Makes a connection whose first byte is that of TLS a safe one.
-    pub async fn secure<S>(&self, stream: Rewind<S>, peer: SocketAddr) -> Option<Stream<S>>
+    pub async fn accept_tls<S>(&self, stream: PrefixedStream<S>, peer: SocketAddr) -> Option<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let Some(acceptor) = &self.acceptor else {
-            self.turned_away(
+            self.record_refusal(
                 peer,
-                Fault::NotHere,
+                HandshakeFault::NotHere,
                 "the client speaks TLS, and this port does not: give the port a certificate, or take the client's \
                  mTLS settings away",
             );
@@ -75,23 +78,23 @@ impl Entrance {
     }
 
     /// A client spoke plaintext where that is not taken.
-    pub fn refused_plain(&self, peer: SocketAddr) {
-        self.turned_away(
+    pub fn record_plaintext_refused(&self, peer: SocketAddr) {
+        self.record_refusal(
             peer,
-            Fault::Plaintext,
+            HandshakeFault::Plaintext,
             "the client speaks plaintext, and this port takes TLS only: give the client its mTLS settings \
              (JAX_MTLS_CERT_FILE, JAX_MTLS_KEY_FILE, JAX_MTLS_CA_FILE)",
         );
     }
 
     /// A client began a handshake and did not end it in time.
-    pub fn too_slow(&self, peer: SocketAddr, within: Duration) {
+    pub fn record_timeout(&self, peer: SocketAddr, within: Duration) {
         let reason = format!("the client did not finish the handshake within {within:?}");
-        self.turned_away(peer, Fault::TooSlow, &reason);
+        self.record_refusal(peer, HandshakeFault::TooSlow, &reason);
     }
 
-    fn turned_away(&self, peer: SocketAddr, fault: Fault, reason: &str) {
-        let failed = Failed { fault, reason: reason.into(), name: None, shown: None };
+    fn record_refusal(&self, peer: SocketAddr, fault: HandshakeFault, reason: &str) {
+        let failed = HandshakeError { fault, reason: reason.into(), name: None, shown: None };
         self.failures.failed(self.listener, peer, failed);
     }
 }

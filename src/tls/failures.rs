@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Failed, Fault};
+use super::{HandshakeError, HandshakeFault};
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
 
@@ -41,7 +41,8 @@ pub struct FailedHandshake {
 
 /// The failed handshakes that are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct FailuresPage {
+#[schema(as = FailuresPage)]
+pub struct HandshakeFailuresPage {
     /// The latest first.
     pub handshakes: Vec<FailedHandshake>,
     /// How many have failed since the server started.
@@ -51,28 +52,28 @@ pub struct FailuresPage {
 }
 
 #[derive(Default)]
-struct Kept {
+struct FailureLog {
     list: VecDeque<FailedHandshake>,
     failed: u64,
     succeeded: u64,
     /// By listener and kind of reason.
-    faults: [[u64; Fault::ALL.len()]; LISTENERS.len()],
+    faults: [[u64; HandshakeFault::ALL.len()]; LISTENERS.len()],
 }
 
 /// What became of the handshakes of all listeners.
-pub struct Failures {
+pub struct HandshakeFailures {
     clock: Clock,
-    kept: Mutex<Kept>,
+    kept: Mutex<FailureLog>,
 }
 
-impl Failures {
+impl HandshakeFailures {
     /// None yet.
     #[must_use]
     pub fn new(clock: Clock) -> Self {
         Self { clock, kept: Mutex::default() }
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+    fn kept(&self) -> std::sync::MutexGuard<'_, FailureLog> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,12 +83,12 @@ impl Failures {
     }
 
     /// One has failed. Clients try again for minutes, so that the log hears of the first, second, fourth, eighth … time.
-    pub fn failed(&self, listener: &str, peer: SocketAddr, failed: Failed) {
+    pub fn failed(&self, listener: &str, peer: SocketAddr, failed: HandshakeError) {
         let now = self.clock.now();
         let mut kept = self.kept();
         kept.failed += 1;
         for (known, faults) in LISTENERS.iter().zip(&mut kept.faults) {
-            for (fault, count) in Fault::ALL.iter().zip(faults) {
+            for (fault, count) in HandshakeFault::ALL.iter().zip(faults) {
                 *count += u64::from(*known == listener && *fault == failed.fault);
             }
         }
@@ -97,7 +98,7 @@ impl Failures {
         let place = kept.list.iter().position(same);
         let former = place.and_then(|place| kept.list.remove(place));
         let (times, first) = former.map_or((1, now), |former| (former.times + 1, former.first));
-        let Failed { reason, name, shown, .. } = failed;
+        let HandshakeError { reason, name, shown, .. } = failed;
         let listener = listener.to_owned();
         let entry = FailedHandshake { listener, peer, name, reason, shown, times, first, last: now };
         if times.is_power_of_two() {
@@ -117,19 +118,19 @@ impl Failures {
 
     /// How many have failed at each listener, for each kind of reason.
     #[must_use]
-    pub fn faults(&self) -> Vec<(&'static str, Fault, u64)> {
+    pub fn faults(&self) -> Vec<(&'static str, HandshakeFault, u64)> {
         let faults = self.kept().faults;
-        let of = |(listener, counts): (&'static str, [u64; Fault::ALL.len()])| {
-            Fault::ALL.into_iter().zip(counts).map(move |(fault, count)| (listener, fault, count))
+        let of = |(listener, counts): (&'static str, [u64; HandshakeFault::ALL.len()])| {
+            HandshakeFault::ALL.into_iter().zip(counts).map(move |(fault, count)| (listener, fault, count))
         };
         LISTENERS.into_iter().zip(faults).flat_map(of).collect()
     }
 
     /// What is kept.
     #[must_use]
-    pub fn page(&self) -> FailuresPage {
+    pub fn page(&self) -> HandshakeFailuresPage {
         let kept = self.kept();
-        FailuresPage {
+        HandshakeFailuresPage {
             handshakes: kept.list.iter().cloned().collect(),
             failed: kept.failed,
             succeeded: kept.succeeded,
@@ -143,8 +144,13 @@ mod tests {
 
     #[test]
     fn equal_failures_are_counted_and_the_quietest_are_forgotten() {
-        let failures = Failures::new(Clock::start());
-        let failed = |reason: String| Failed { fault: Fault::HungUp, reason, name: None, shown: None };
+        let failures = HandshakeFailures::new(Clock::start());
+        let failed = |reason: String| HandshakeError {
+            fault: HandshakeFault::HungUp,
+            reason,
+            name: None,
+            shown: None,
+        };
         for port in 1..=5 {
             failures.failed("grpc", ([10, 0, 0, 1], port).into(), failed("no".into()));
         }
@@ -158,6 +164,9 @@ mod tests {
         assert_eq!((page.handshakes.len(), page.failed), (KEPT, 5 + KEPT as u64));
         assert!(page.handshakes.iter().all(|kept| kept.listener == "http"));
         let counted: Vec<_> = failures.faults().into_iter().filter(|(.., count)| *count > 0).collect();
-        assert_eq!(counted, [("grpc", Fault::HungUp, 5), ("http", Fault::HungUp, KEPT as u64)]);
+        assert_eq!(
+            counted,
+            [("grpc", HandshakeFault::HungUp, 5), ("http", HandshakeFault::HungUp, KEPT as u64)]
+        );
     }
 }

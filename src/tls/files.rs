@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use super::clients::Clients;
+use super::clients::RecordingClientVerifier;
 use super::provider;
 
 /// No file of certificates is longer: what is longer is another file.
@@ -28,7 +28,7 @@ pub fn system_authorities() -> Option<PathBuf> {
 
 /// Where the certificates of a listener are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct TlsFiles {
     /// The listener's own certificate, with those of the authorities between it and the root.
     pub cert: PathBuf,
     /// The key that belongs to it.
@@ -119,7 +119,7 @@ pub fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-impl Files {
+impl TlsFiles {
     /// All files.
     pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
         [Some(&self.cert), Some(&self.key), self.client_ca.as_ref()]
@@ -143,11 +143,11 @@ impl Files {
                 let clients = WebPkiClientVerifier::builder_with_provider(roots, provider())
                     .build()
                     .map_err(|error| content(path, error.to_string()))?;
-                builder.with_client_cert_verifier(Arc::new(Clients::new(clients)))
+                builder.with_client_cert_verifier(Arc::new(RecordingClientVerifier::new(clients)))
             }
         };
         if let Some(better) =
-            crate::private_file::check(&self.key).map_err(|wrong| content(&self.key, wrong))?
+            crate::private_file::check_permissions(&self.key).map_err(|wrong| content(&self.key, wrong))?
         {
             tracing::warn!(file = %self.key.display(), "a private key: {better}");
         }

@@ -11,11 +11,11 @@ use rcgen::{
 };
 
 /// How many days the certificates hold. They are for trying things out.
-pub const DAYS: i64 = 90;
+pub const VALIDITY_DAYS: i64 = 90;
 
 /// Why no certificates were made.
 #[derive(Debug, thiserror::Error)]
-pub enum MakeError {
+pub enum IssueError {
     /// A file cannot be written, or is there already.
     #[error("cannot write {file}: {error}")]
     Write {
@@ -31,7 +31,7 @@ pub enum MakeError {
 
 /// What a certificate is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum CertificatePurpose {
     /// A server.
     Server,
     /// A client.
@@ -42,7 +42,7 @@ pub enum Purpose {
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 /// A certificate and its key, as PEM.
-pub struct Made {
+pub struct IssuedCertificate {
     /// The certificate.
     pub cert: String,
     /// The key.
@@ -54,12 +54,12 @@ impl Authority {
     ///
     /// # Errors
     /// If there is no entropy.
-    pub fn new(name: &str) -> Result<Self, MakeError> {
+    pub fn new(name: &str) -> Result<Self, IssueError> {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        hold(&mut params, DAYS);
+        set_validity(&mut params, VALIDITY_DAYS);
         Ok(Self(CertifiedIssuer::self_signed(params, KeyPair::generate()?)?))
     }
 
@@ -74,7 +74,12 @@ impl Authority {
     ///
     /// # Errors
     /// If a name cannot stand in a certificate.
-    pub fn sign(&self, purpose: Purpose, names: &[String], days: i64) -> Result<Made, MakeError> {
+    pub fn sign(
+        &self,
+        purpose: CertificatePurpose,
+        names: &[String],
+        days: i64,
+    ) -> Result<IssuedCertificate, IssueError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(names)?;
         let common = names.first().map_or("muster", String::as_str);
@@ -82,18 +87,18 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![match purpose {
-            Purpose::Server => ExtendedKeyUsagePurpose::ServerAuth,
-            Purpose::Client => ExtendedKeyUsagePurpose::ClientAuth,
+            CertificatePurpose::Server => ExtendedKeyUsagePurpose::ServerAuth,
+            CertificatePurpose::Client => ExtendedKeyUsagePurpose::ClientAuth,
         }];
-        hold(&mut params, days);
+        set_validity(&mut params, days);
         let cert = params.signed_by(&key, &self.0)?;
-        Ok(Made { cert: cert.pem(), key: key.serialize_pem() })
+        Ok(IssuedCertificate { cert: cert.pem(), key: key.serialize_pem() })
     }
 }
 
 /// Lets a certificate hold from an hour ago, for clocks differ, until so many `days` from now.
-fn hold(params: &mut CertificateParams, days: i64) {
-    let now = params_now();
+fn set_validity(params: &mut CertificateParams, days: i64) {
+    let now = unix_seconds_now();
     let day = 24 * 60 * 60;
     let end = now + days * day;
     let date =
@@ -102,7 +107,7 @@ fn hold(params: &mut CertificateParams, days: i64) {
     params.not_after = date(end);
 }
 
-fn params_now() -> i64 {
+fn unix_seconds_now() -> i64 {
     let micros = crate::clock::Clock::start().now().0;
     i64::try_from(micros / 1_000_000).unwrap_or_default()
 }
@@ -119,12 +124,12 @@ fn trial_name() -> String {
 ///
 /// # Errors
 /// If a file cannot be written, or a name cannot stand in a certificate.
-pub fn write(folder: &Path, names: &[String]) -> Result<(), MakeError> {
+pub fn write(folder: &Path, names: &[String]) -> Result<(), IssueError> {
     let authority = Authority::new(&trial_name())?;
-    let server = authority.sign(Purpose::Server, names, DAYS)?;
-    let client = authority.sign(Purpose::Client, &["muster-client".to_owned()], DAYS)?;
+    let server = authority.sign(CertificatePurpose::Server, names, VALIDITY_DAYS)?;
+    let client = authority.sign(CertificatePurpose::Client, &["muster-client".to_owned()], VALIDITY_DAYS)?;
     let make = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    make.map_err(|error| MakeError::Write { file: folder.display().to_string(), error })?;
+    make.map_err(|error| IssueError::Write { file: folder.display().to_string(), error })?;
     for (name, text, mode) in [
         ("ca.pem", authority.cert(), 0o644),
         ("server.pem", server.cert, 0o644),
@@ -139,7 +144,7 @@ pub fn write(folder: &Path, names: &[String]) -> Result<(), MakeError> {
             .mode(mode)
             .open(&path)
             .and_then(|mut file| file.write_all(text.as_bytes()));
-        written.map_err(|error| MakeError::Write { file: path.display().to_string(), error })?;
+        written.map_err(|error| IssueError::Write { file: path.display().to_string(), error })?;
     }
     Ok(())
 }

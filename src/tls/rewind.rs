@@ -8,13 +8,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// A stream that gives the bytes that were read before once more.
 #[derive(Debug)]
-pub struct Rewind<S> {
+pub struct PrefixedStream<S> {
     early: Vec<u8>,
     given: usize,
     stream: S,
 }
 
-impl<S> Rewind<S> {
+impl<S> PrefixedStream<S> {
     /// `stream`, with `early` before all that it still gives.
     pub fn new(early: Vec<u8>, stream: S) -> Self {
         Self { early, given: 0, stream }
@@ -26,7 +26,7 @@ impl<S> Rewind<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Rewind<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PrefixedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -47,7 +47,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Rewind<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Rewind<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PrefixedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
@@ -80,8 +80,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_was_read_before_comes_first() {
-        let mut stream = Rewind::new(b"abc".to_vec(), &b"def"[..]);
+    async fn the_prefix_is_read_first() {
+        let mut stream = PrefixedStream::new(b"abc".to_vec(), &b"def"[..]);
         let mut two = [0; 2];
         stream.read_exact(&mut two).await.unwrap();
         let mut rest = String::new();

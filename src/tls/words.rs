@@ -5,7 +5,7 @@ use std::io;
 use rustls::{CertificateError, Error};
 
 /// What is wrong with a certificate, whoever shows it.
-pub(super) fn certificate(wrong: &CertificateError) -> String {
+pub(super) fn describe_certificate_error(wrong: &CertificateError) -> String {
     match wrong {
         CertificateError::BadEncoding => "it cannot be read: it is damaged, or no certificate".into(),
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
@@ -29,13 +29,13 @@ pub(super) fn certificate(wrong: &CertificateError) -> String {
                 .into()
         }
         // What this case holds is of no type that can be named here; it writes itself as the name of its own case.
-        CertificateError::Other(case) => unusual(&case.to_string()),
-        other => spelled(&format!("{other:?}")),
+        CertificateError::Other(case) => describe_rare_error(&case.to_string()),
+        other => split_camel_case(&format!("{other:?}")),
     }
 }
 
 /// What is seldom wrong with a certificate, by the name that the library has for it.
-fn unusual(case: &str) -> String {
+fn describe_rare_error(case: &str) -> String {
     let words = match case {
         "CaUsedAsEndEntity" => {
             "it is the certificate of an authority, as one that signed itself mostly is, and no authority may show its own \
@@ -53,13 +53,13 @@ fn unusual(case: &str) -> String {
         "UnsupportedCriticalExtension" => {
             "it has a critical extension that is not known here: make it anew without that"
         }
-        _ => return spelled(case),
+        _ => return split_camel_case(case),
     };
     words.into()
 }
 
 /// The name of a case, such as `NoCipherSuitesInCommon`, as the words that it is made of. What it holds is left away.
-pub(super) fn spelled(case: &str) -> String {
+pub(super) fn split_camel_case(case: &str) -> String {
     let name = case.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
     let mut words = String::new();
     for letter in name.chars() {
@@ -73,20 +73,20 @@ pub(super) fn spelled(case: &str) -> String {
 
 /// Why a server was not spoken to, for whoever dialled it.
 #[must_use]
-pub fn dialling(error: &io::Error) -> String {
+pub fn describe_dial_error(error: &io::Error) -> String {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
         ))
         | None => error.to_string(),
         Some(Error::InvalidCertificate(wrong)) => {
-            format!("the server's certificate is refused: {}", certificate(wrong))
+            format!("the server's certificate is refused: {}", describe_certificate_error(wrong))
         }
         Some(Error::PeerIncompatible(wrong)) => {
-            format!("the two have nothing in common: {}", spelled(&format!("{wrong:?}")))
+            format!("the two have nothing in common: {}", split_camel_case(&format!("{wrong:?}")))
         }
         Some(Error::AlertReceived(alert)) => {
-            format!("the server refuses the handshake: {}", spelled(&format!("{alert:?}")))
+            format!("the server refuses the handshake: {}", split_camel_case(&format!("{alert:?}")))
         }
         Some(other) => other.to_string(),
     }
@@ -98,14 +98,16 @@ mod tests {
 
     #[test]
     fn names_of_cases_become_words() {
-        assert_eq!(spelled("NoCipherSuitesInCommon"), "no cipher suites in common");
+        assert_eq!(split_camel_case("NoCipherSuitesInCommon"), "no cipher suites in common");
         assert_eq!(
-            spelled("UnsupportedSignatureAlgorithmContext { id: [1, 2] }"),
+            split_camel_case("UnsupportedSignatureAlgorithmContext { id: [1, 2] }"),
             "unsupported signature algorithm context"
         );
-        assert!(unusual("CaUsedAsEndEntity").starts_with("it is the certificate of an authority"));
-        assert_eq!(unusual("MaximumPathDepthExceeded"), "maximum path depth exceeded");
-        let certificate = certificate(&CertificateError::ApplicationVerificationFailure);
+        assert!(
+            describe_rare_error("CaUsedAsEndEntity").starts_with("it is the certificate of an authority")
+        );
+        assert_eq!(describe_rare_error("MaximumPathDepthExceeded"), "maximum path depth exceeded");
+        let certificate = describe_certificate_error(&CertificateError::ApplicationVerificationFailure);
         assert_eq!(certificate, "application verification failure");
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use muster::telemetry::metrics::catalogue::WORKER;
 
 use crate::process::{muster, wait_until};
-use crate::web::{Answer, Server, request};
+use crate::web::{HttpResponse, Server, request};
 use crate::worker::worker;
 
 #[test]
@@ -19,7 +19,7 @@ fn a_worker_serves_the_metrics_of_its_engine() {
     let other = worker(&server, 1, &of_exercise);
     let line = shown.out_line("metrics  http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
-    let get = |path: &str| -> Answer { request(address, "GET", path).expect("it answers") };
+    let get = |path: &str| -> HttpResponse { request(address, "GET", path).expect("it answers") };
     let scrape = || get("/metrics").body;
     let has = |line: &str| scrape().lines().any(|found| found.starts_with(line));
     for line in [

@@ -1,11 +1,11 @@
 //! Workers that step together, lose one, and take it back.
 
-use crate::process::{Running, wait_until};
+use crate::process::{CommandProcess, wait_until};
 use crate::web::Server;
 use crate::worker::{stepping, worker};
 
 /// Ends a worker by SIGTERM, which must go well.
-fn end(worker: Running) {
+fn end(worker: CommandProcess) {
     worker.signal("TERM");
     let ended = worker.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -47,7 +47,7 @@ fn the_others_step_on_without_a_killed_worker_and_take_it_back() {
 }
 
 #[test]
-fn a_worker_that_is_told_to_end_shuts_down_in_good_order_and_the_others_go_on() {
+fn a_terminated_worker_shuts_down_cleanly_and_the_others_continue() {
     let server = Server::start(&["--tasks", "2", "--recoverable"]);
     let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
     workers[1].out_line(": tasks 0 1;");
@@ -62,7 +62,7 @@ fn a_worker_that_is_told_to_end_shuts_down_in_good_order_and_the_others_go_on() 
 }
 
 #[test]
-fn where_tasks_share_their_fate_one_that_is_told_to_end_ends_all_at_one_step() {
+fn in_a_fate_sharing_job_a_terminated_worker_ends_all_at_one_step() {
     let server = Server::start(&["--tasks", "2"]);
     let mut workers: Vec<_> = (0..2).map(|task| stepping(&server, task)).collect();
     workers[0].out_line(": tasks 0 1;");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::process::{Running, muster};
+use crate::process::{CommandProcess, muster};
 use crate::web::Server;
 use crate::worker::{worker, worker_at};
 
@@ -21,7 +21,7 @@ const STEPPING: [&str; 8] = [
     "6s",
 ];
 
-fn end(worker: Running) -> String {
+fn end(worker: CommandProcess) -> String {
     worker.signal("TERM");
     let ended = worker.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -71,12 +71,12 @@ fn workers_wait_for_a_service_that_is_stopped_for_a_while() {
 }
 
 /// A way to the service that can be cut off.
-struct Way {
+struct CuttableProxy {
     address: String,
     through: Arc<Mutex<Option<Vec<TcpStream>>>>,
 }
 
-impl Way {
+impl CuttableProxy {
     fn to(service: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there are free ports");
         let address = listener.local_addr().expect("it is bound").to_string();
@@ -107,7 +107,7 @@ impl Way {
         }
     }
 
-    fn mend(&self) {
+    fn restore(&self) {
         *self.through.lock().unwrap() = Some(Vec::new());
     }
 }
@@ -115,7 +115,7 @@ impl Way {
 #[test]
 fn a_worker_whose_way_to_the_service_is_cut_steps_on_when_it_is_mended() {
     let server = Server::start(&["--tasks", "2", "--recoverable", "--disconnect-grace", "30s"]);
-    let way = Way::to(&server.grpc);
+    let way = CuttableProxy::to(&server.grpc);
     let mut near = worker(&server, 0, &STEPPING);
     let mut far = worker_at(&way.address, 1, &STEPPING);
     far.out_line(": tasks 0 1;");
@@ -123,7 +123,7 @@ fn a_worker_whose_way_to_the_service_is_cut_steps_on_when_it_is_mended() {
     far.err_line("waits for the service");
     // Longer than a step may take.
     thread::sleep(Duration::from_secs(2));
-    way.mend();
+    way.restore();
     far.err_line("the service answers again");
     for worker in [&mut near, &mut far] {
         worker.out_line(": tasks 0 1;");
@@ -133,7 +133,7 @@ fn a_worker_whose_way_to_the_service_is_cut_steps_on_when_it_is_mended() {
 }
 
 #[test]
-fn workers_of_a_service_that_was_restarted_are_told_to_register_again() {
+fn workers_of_a_restarted_service_are_asked_to_register_again() {
     let mut server = Server::start(&["--tasks", "2", "--recoverable", "--heartbeat-timeout", "6s"]);
     let mut workers: Vec<_> = (0..2).map(|task| worker(&server, task, &STEPPING)).collect();
     workers[1].out_line(": tasks 0 1;");
@@ -142,7 +142,7 @@ fn workers_of_a_service_that_was_restarted_are_told_to_register_again() {
         worker.err_line("waits for the service");
     }
     let again = ["serve", "--grpc", &server.grpc, "--http", "127.0.0.1:0", "--tasks", "2", "--recoverable"];
-    server.running = Running::start(&mut muster(again));
+    server.running = CommandProcess::start(&mut muster(again));
     for worker in workers {
         let ended = worker.end();
         assert_eq!(ended.code, Some(1), "{ended:?}");

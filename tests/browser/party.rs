@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub const BEAT: Duration = Duration::from_secs(1);
 
 /// One task.
-pub struct Member {
+pub struct ClusterTask {
     client: Client,
     task: i32,
     incarnation: u64,
@@ -25,7 +25,7 @@ pub struct Member {
     reports: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Member {
+impl ClusterTask {
     fn caller(&self) -> Caller {
         Caller::new(self.task, self.incarnation, self.service)
     }
@@ -123,7 +123,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for ClusterTask {
     fn drop(&mut self) {
         // Its connection ends with the last who holds it.
         for going in [&self.beats, &self.reports] {
@@ -135,13 +135,13 @@ impl Drop for Member {
 }
 
 /// All who take part.
-pub struct Party {
-    pub members: Vec<Option<Member>>,
+pub struct TaskCluster {
+    pub members: Vec<Option<ClusterTask>>,
     grpc: SocketAddr,
     job: String,
 }
 
-impl Party {
+impl TaskCluster {
     /// The tasks `which` of a job come; with all of a job they form its run.
     pub async fn gather(
         grpc: SocketAddr,
@@ -167,7 +167,7 @@ impl Party {
         for (client, task, incarnation, answer) in coming {
             let answer = answer.within(LIMIT).await.unwrap_or_else(|| panic!("task {task} does not get in"));
             let Body::Service(service) = answer.body else { panic!("task {task}: {answer:?}") };
-            let member = Member {
+            let member = ClusterTask {
                 client,
                 task,
                 incarnation,
@@ -193,11 +193,11 @@ impl Party {
             .collect()
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Member> {
+    pub fn all(&self) -> impl Iterator<Item = &ClusterTask> {
         self.members.iter().flatten()
     }
 
-    pub fn member(&self, task: usize) -> &Member {
+    pub fn member(&self, task: usize) -> &ClusterTask {
         self.members[task].as_ref().expect("it has not gone")
     }
 
@@ -270,7 +270,7 @@ impl Party {
         let caller = Caller { service: None, ..Caller::new(number, incarnation, 0) };
         let answer = client.ask(&caller, &Call::Register { incarnation, recoverable: true }).await;
         let Body::Service(service) = answer.body else { panic!("{answer:?}") };
-        let member = Member {
+        let member = ClusterTask {
             client,
             task: number,
             incarnation,

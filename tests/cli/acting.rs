@@ -40,7 +40,7 @@ fn a_rule_that_a_job_asks_for_takes_the_task_out_for_a_time() {
 }
 
 #[test]
-fn nobody_is_taken_out_unasked() {
+fn no_task_is_excluded_without_the_setting() {
     let (server, _tasks) = storm(&[]);
     let open = || server.get("/api/v1/jobs/default/findings").json()["open"].clone();
     wait_until("it is found", || open().as_array().is_some_and(|open| !open.is_empty()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::process::{Running, lives, muster, run, signal, wait_until};
+use crate::process::{CommandProcess, lives, muster, run, signal, wait_until};
 
 /// The lines of a benchmark that is quick, whatever it measures.
 fn lines(arguments: &[&str]) -> Vec<Value> {
@@ -97,8 +97,8 @@ fn latency_alone_moves_nothing_else() {
 }
 
 #[test]
-fn a_benchmark_whose_task_dies_says_so_and_leaves_nobody_behind() {
-    let mut bench = Running::start(&mut muster(["transfer", "bench", "--seconds", "600"]));
+fn a_benchmark_reports_a_dead_task_and_leaves_no_process() {
+    let mut bench = CommandProcess::start(&mut muster(["transfer", "bench", "--seconds", "600"]));
     let mut tasks = Vec::new();
     wait_until("the benchmark measures", || {
         tasks = children(bench.pid());
@@ -116,7 +116,7 @@ fn a_benchmark_whose_task_dies_says_so_and_leaves_nobody_behind() {
 #[test]
 fn a_benchmark_whose_task_is_stopped_says_which_and_ends() {
     let quick = ["transfer", "bench", "--seconds", "0.05", "--repeat", "1000", "--grace", "1s"];
-    let mut bench = Running::start(&mut muster(quick));
+    let mut bench = CommandProcess::start(&mut muster(quick));
     bench.out_line("prepare: first");
     let tasks = children(bench.pid());
     signal(tasks[1], "STOP");
@@ -140,7 +140,7 @@ fn sizes_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn the_doctor_finds_nccl_where_the_loader_is_told_to_look() {
+fn the_doctor_finds_nccl_on_the_loader_path() {
     let folder = std::env::temp_dir().join(format!("muster-doctor-nccl-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let library = folder.join("libnccl.so.2.99.0");

@@ -39,7 +39,7 @@ impl Drop for Process {
 }
 
 /// A job, and the processes of its tasks.
-struct Program<'a> {
+struct ScriptedTasks<'a> {
     server: &'a Server,
     runtime: &'a tokio::runtime::Runtime,
     job: String,
@@ -50,7 +50,7 @@ struct Program<'a> {
     done: Vec<String>,
 }
 
-impl<'a> Program<'a> {
+impl<'a> ScriptedTasks<'a> {
     fn new(server: &'a Server, runtime: &'a tokio::runtime::Runtime, seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let job = format!("job{seed}");
@@ -233,7 +233,7 @@ impl<'a> Program<'a> {
 }
 
 /// What is seen of a job at one moment, everywhere.
-struct Seen {
+struct ShownValues {
     rest: Value,
     summary: Value,
     runs: Value,
@@ -259,8 +259,8 @@ fn settled(view: &Value) -> Value {
     view
 }
 
-impl Seen {
-    fn all(program: &Program<'_>) -> Self {
+impl ShownValues {
+    fn all(program: &ScriptedTasks<'_>) -> Self {
         let server = program.server;
         let said = |arguments: &[&str]| {
             let ended = run(muster(arguments).args(["--server", &server.url()]));
@@ -341,17 +341,17 @@ fn between<'a>(text: &'a str, begin: &str, end: &str) -> std::vec::IntoIter<&'a 
 
 /// Compares what four places say of one figure.
 #[derive(Default)]
-struct Ledger {
+struct Comparison {
     compared: BTreeMap<&'static str, usize>,
 }
 
-impl Ledger {
+impl Comparison {
     #[track_caller]
     fn same<T: PartialEq + std::fmt::Debug>(
         &mut self,
         figure: &'static str,
         said: &[(&str, T)],
-        why: &Why<'_>,
+        why: &Mismatch<'_>,
     ) {
         assert!(said.len() > 1, "{figure} is said once");
         let differ = said.windows(2).any(|two| two[0].1 != two[1].1);
@@ -361,17 +361,17 @@ impl Ledger {
 }
 
 /// What is shown if a figure differs.
-struct Why<'a>(&'a Program<'a>, &'a Seen);
+struct Mismatch<'a>(&'a ScriptedTasks<'a>, &'a ShownValues);
 
-impl std::fmt::Display for Why<'_> {
+impl std::fmt::Display for Mismatch<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self(program, seen) = self;
         write!(f, "{}: {}\n{}\n{:#}", program.job, program.done.join("; "), seen.status, seen.rest["run"])
     }
 }
 
-fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
-    let why = &Why(program, seen);
+fn compare(program: &ScriptedTasks<'_>, seen: &ShownValues, ledger: &mut Comparison) {
+    let why = &Mismatch(program, seen);
     let job = ("muster_job", program.job.as_str());
     let (run, name) = (&seen.rest["run"], program.job.as_str());
     let count = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{value} is no number\n{why}"));
@@ -661,12 +661,12 @@ fn pages_rest_the_command_line_and_metrics_say_the_same() {
     let many = seeds.end - seeds.start >= SEEDS;
     let server = Server::start(&["--tasks", "1", "--log", "error"]);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let mut ledger = Ledger::default();
+    let mut ledger = Comparison::default();
     let mut seen_states = BTreeMap::<&str, usize>::new();
     for seed in seeds {
-        let mut program = Program::new(&server, &runtime, seed);
+        let mut program = ScriptedTasks::new(&server, &runtime, seed);
         program.play();
-        let seen = Seen::all(&program);
+        let seen = ShownValues::all(&program);
         if std::env::var_os("FIGURES_SHOW").is_some() {
             println!("{}\n{}", program.done.join("; "), seen.status);
         }

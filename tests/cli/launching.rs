@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::process::{Ended, Running, lives, muster, run, wait_until};
+use crate::process::{CommandOutput, CommandProcess, lives, muster, run, wait_until};
 use crate::web::Server;
 
 /// A launch of a shell script.
@@ -12,7 +12,7 @@ fn launch(arguments: &[&str], script: &str) -> Command {
     command
 }
 
-fn ran(arguments: &[&str], script: &str) -> Ended {
+fn ran(arguments: &[&str], script: &str) -> CommandOutput {
     run(&mut launch(arguments, script))
 }
 
@@ -68,7 +68,7 @@ fn a_process_that_died_of_a_signal_counts_as_128_and_its_number() {
 }
 
 #[test]
-fn what_cannot_be_run_is_said_before_anything_starts() {
+fn an_unknown_command_is_reported_before_any_start() {
     let ended = run(&mut muster(["launch", "-n", "2", "--", "no-such-command"]));
     assert_eq!((ended.code, ended.out.as_str()), (Some(127), ""), "{ended:?}");
     assert!(ended.err.contains("no-such-command") && ended.err.contains("PATH"), "{ended:?}");
@@ -133,7 +133,7 @@ fn restarts_are_counted() {
 #[test]
 fn signals_are_passed_on() {
     let script = "trap 'echo one' USR1; trap 'echo end; exit 0' TERM; echo up; while :; do sleep 0.1; done";
-    let mut running = Running::start(&mut launch(&["-n", "2"], script));
+    let mut running = CommandProcess::start(&mut launch(&["-n", "2"], script));
     running.out_line("up");
     running.out_line("up");
     running.signal("USR1");
@@ -153,7 +153,7 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
     // Whoever runs the tests may ignore the signal itself, and what it starts would inherit that.
     let mut heeding = Command::new("env");
     heeding.args(["--default-signal=HUP", env!("CARGO_BIN_EXE_muster"), "launch", "-n", "1", "--"]);
-    let mut running = Running::start(heeding.args(["sh", "-c", script]));
+    let mut running = CommandProcess::start(heeding.args(["sh", "-c", script]));
     running.out_line("up");
     running.signal("HUP");
     let ended = running.end();
@@ -170,7 +170,7 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
         "1",
         "--",
     ]);
-    let mut running = Running::start(nohup.args(["sh", "-c", script]));
+    let mut running = CommandProcess::start(nohup.args(["sh", "-c", script]));
     running.out_line("up");
     running.signal("HUP");
     running.signal("TERM");
@@ -179,17 +179,17 @@ fn the_end_of_the_terminal_is_passed_on_except_under_nohup() {
 }
 
 #[test]
-fn what_does_not_end_is_killed() {
+fn a_process_that_ignores_sigterm_is_killed() {
     let script = "trap '' INT TERM; echo up; while :; do sleep 0.1; done";
     // When its time is over,
-    let mut running = Running::start(&mut launch(&["-n", "1", "--kill-after", "100ms"], script));
+    let mut running = CommandProcess::start(&mut launch(&["-n", "1", "--kill-after", "100ms"], script));
     running.out_line("up");
     running.signal("TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(143), "{ended:?}");
     assert!(ended.err.contains("SIGKILL"), "{ended:?}");
     // or when somebody insists.
-    let mut running = Running::start(&mut launch(&["-n", "1", "--kill-after", "1h"], script));
+    let mut running = CommandProcess::start(&mut launch(&["-n", "1", "--kill-after", "1h"], script));
     running.out_line("up");
     running.signal("INT");
     running.err_line("passed SIGINT on");
@@ -201,7 +201,7 @@ fn what_does_not_end_is_killed() {
 fn no_process_outlives_a_launch_that_is_killed() {
     // The shell's own child would live on if only the shell died.
     let script = "sleep 1000 & echo $$ $!; wait";
-    let mut running = Running::start(&mut launch(&["-n", "2"], script));
+    let mut running = CommandProcess::start(&mut launch(&["-n", "2"], script));
     let mut pids: Vec<i32> = Vec::new();
     for _ in 0..2 {
         let line = running.out_line("] ");
@@ -213,7 +213,7 @@ fn no_process_outlives_a_launch_that_is_killed() {
 }
 
 #[test]
-fn what_a_process_leaves_behind_ends_with_it() {
+fn orphans_of_a_task_end_with_it() {
     let ended = ran(&["-n", "1"], "sleep 1000 >/dev/null 2>&1 & echo left $!");
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let pid =
@@ -222,7 +222,7 @@ fn what_a_process_leaves_behind_ends_with_it() {
 }
 
 #[test]
-fn output_that_nobody_reads_ends_nothing() {
+fn unread_output_ends_no_launch() {
     let mut command = launch(&["-n", "1"], "for i in $(seq 20000); do echo line $i; done; echo end >&2");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     drop(child.stdout.take());

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::process::{Running, muster, run, wait_until};
+use crate::process::{CommandProcess, muster, run, wait_until};
 use crate::web::{Server, request};
 
 #[test]
@@ -52,7 +52,7 @@ fn jobs_and_events_are_shown_as_json() {
 }
 
 #[test]
-fn what_goes_wrong_is_a_problem_document() {
+fn errors_are_problem_documents() {
     let server = Server::start(&["--job", "a=2"]);
     let answer = server.get("/api/v1/jobs/x");
     assert_eq!(answer.status, 404);
@@ -68,7 +68,7 @@ fn what_goes_wrong_is_a_problem_document() {
 }
 
 #[test]
-fn a_server_told_to_end_ends_well() {
+fn a_terminated_server_exits_cleanly() {
     for signal in ["TERM", "INT"] {
         let server = Server::start(&["--tasks", "1"]);
         server.running.signal(signal);
@@ -103,7 +103,7 @@ fn a_taken_address_is_an_error_that_names_the_flag() {
 #[test]
 fn logs_are_json_on_request_one_event_a_line() {
     let mut command = muster(["serve", "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--tasks", "2"]);
-    let mut running = Running::start(command.args(["--log-format", "json"]));
+    let mut running = CommandProcess::start(command.args(["--log-format", "json"]));
     running.err_line("job-declared");
     running.signal("TERM");
     let ended = running.end();
@@ -119,11 +119,12 @@ fn logs_are_json_on_request_one_event_a_line() {
 
 #[test]
 fn an_open_address_is_warned_of() {
-    let mut running = Running::start(muster(["serve", "--tasks", "1", "--http", "127.0.0.1:0"]).args([
-        "--grpc",
-        "0.0.0.0:0",
-        "--insecure-grpc",
-    ]));
+    let mut running =
+        CommandProcess::start(muster(["serve", "--tasks", "1", "--http", "127.0.0.1:0"]).args([
+            "--grpc",
+            "0.0.0.0:0",
+            "--insecure-grpc",
+        ]));
     assert!(running.err_line("--insecure-grpc").contains("WARN"));
 }
 
@@ -131,7 +132,7 @@ fn an_open_address_is_warned_of() {
 fn the_limit_on_open_files_is_raised() {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_muster")]);
-    let mut running = Running::start(command.args([
+    let mut running = CommandProcess::start(command.args([
         "serve",
         "--tasks",
         "1",

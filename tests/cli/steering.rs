@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::process::{Ended, muster, run, wait_until};
+use crate::process::{CommandOutput, muster, run, wait_until};
 use crate::status::register;
-use crate::web::{Answer, Server};
+use crate::web::{HttpResponse, Server};
 
-fn cli(server: &Server, arguments: &[&str]) -> Ended {
+fn cli(server: &Server, arguments: &[&str]) -> CommandOutput {
     run(muster(arguments).args(["--server", &server.url()]))
 }
 
@@ -24,7 +24,7 @@ fn running(server: &Server, tasks: i32) -> tokio::runtime::Runtime {
     runtime
 }
 
-fn problem(answer: &Answer, status: u16, kind: &str) -> String {
+fn problem(answer: &HttpResponse, status: u16, kind: &str) -> String {
     assert_eq!(answer.status, status, "{answer:?}");
     assert!(answer.head.contains("content-type: application/problem+json"), "{answer:?}");
     let problem = answer.json();
@@ -76,7 +76,7 @@ fn an_exclusion_is_made_shown_and_lifted() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_told_what_is_wrong() {
+fn invalid_requests_are_explained() {
     let server = Server::start(&["--tasks", "2"]);
     let _tasks = running(&server, 2);
     let post = |body: &str| server.send("POST", EXCLUSIONS, body);

@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use run::Sides;
+use run::ServicesUnderTest;
 use script::{Release, Script, SideKind};
 
 /// How many scripts run at once: nearly all of their time is spent waiting.
@@ -47,7 +47,7 @@ fn main() {
             trials.push(trial(script, release, sides, &runtime));
         }
     }
-    if sides == Sides::Both {
+    if sides == ServicesUnderTest::Both {
         trials.extend(random_trials(&runtime));
     }
     trials.push(Trial::test("every_difference_has_a_row_and_a_script", || {
@@ -56,22 +56,27 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn sides() -> Sides {
+fn sides() -> ServicesUnderTest {
     match std::env::var("MUSTER_DIFFERENTIAL_SIDES").as_deref() {
-        Ok("jaxlib") => Sides::Only(SideKind::Cxx),
-        Ok("muster") => Sides::Only(SideKind::Muster),
-        _ => Sides::Both,
+        Ok("jaxlib") => ServicesUnderTest::Only(SideKind::Cxx),
+        Ok("muster") => ServicesUnderTest::Only(SideKind::Muster),
+        _ => ServicesUnderTest::Both,
     }
 }
 
-fn trial(script: Script, release: Release, sides: Sides, runtime: &Arc<tokio::runtime::Runtime>) -> Trial {
+fn trial(
+    script: Script,
+    release: Release,
+    sides: ServicesUnderTest,
+    runtime: &Arc<tokio::runtime::Runtime>,
+) -> Trial {
     let runtime = Arc::clone(runtime);
     let name = format!("{}::{}", release.name(), script.name.replace(' ', "_"));
     let test = Trial::test(name, move || {
         let environment = environment(release, sides)?;
         runtime.block_on(run::compare(&script, release, &environment, sides)).map_err(Failed::from)
     });
-    test.with_ignored_flag(sides != Sides::Only(SideKind::Muster) && may_be_absent(release))
+    test.with_ignored_flag(sides != ServicesUnderTest::Only(SideKind::Muster) && may_be_absent(release))
 }
 
 /// Random calls against the last release of each generation.
@@ -86,7 +91,7 @@ fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
                 let runtime = Arc::clone(runtime);
                 let name = format!("{}::random_calls_in_a_{kind}_job_from_seed_{seed}", release.name());
                 let test = Trial::test(name, move || {
-                    let environment = environment(release, Sides::Both)?;
+                    let environment = environment(release, ServicesUnderTest::Both)?;
                     runtime
                         .block_on(random::compare(release, &environment, recoverable, seed, steps))
                         .map_err(Failed::from)
@@ -104,8 +109,8 @@ fn may_be_absent(release: Release) -> bool {
 }
 
 /// Where the release's service is.
-fn environment(release: Release, sides: Sides) -> Result<PathBuf, Failed> {
-    if sides == Sides::Only(SideKind::Muster) {
+fn environment(release: Release, sides: ServicesUnderTest) -> Result<PathBuf, Failed> {
+    if sides == ServicesUnderTest::Only(SideKind::Muster) {
         return Ok(PathBuf::new());
     }
     support::server::jax_environment(release.name()).ok_or_else(|| {

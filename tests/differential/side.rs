@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::script::{Ask, Claim, Release, SideKind, Version, Who, incarnation};
+use crate::script::{CallerSpec, Claim, Release, ScriptCall, SideKind, Version, incarnation};
 use crate::support::{Answer, Body, Call, Caller, Client, Cxx, Generation, JobOptions, Muster, Pending};
 
 /// A service incarnation that no service has.
@@ -17,13 +17,13 @@ const NO_SERVICE: u64 = 0xDEAD_BEEF_0BAD_CAFE;
 const UNSEEN: Duration = Duration::from_millis(50);
 
 /// A service and its clients.
-pub struct Side {
+pub struct ServiceUnderTest {
     pub kind: SideKind,
     pub generation: Generation,
     release: Release,
     service: Service,
     /// By task and number of the life.
-    lives: HashMap<(i32, usize), Life>,
+    lives: HashMap<(i32, usize), CallerLife>,
     calls: BTreeMap<String, InFlight>,
     /// The newest service incarnation that any answer told of; 0 before the first.
     newest: Arc<AtomicU64>,
@@ -46,12 +46,12 @@ struct InFlight {
 }
 
 /// One life of a task: its connection, and the service incarnation that it registered with (0: none yet).
-struct Life {
+struct CallerLife {
     client: Client,
     service: Arc<AtomicU64>,
 }
 
-impl Side {
+impl ServiceUnderTest {
     /// A service of the jaxlib in this environment.
     pub fn cxx(environment: &Path, release: Release, job: &JobOptions) -> Self {
         Self::new(SideKind::Cxx, release, Service::Cxx(Cxx::start(environment, job)))
@@ -95,7 +95,7 @@ impl Side {
     }
 
     /// Starts a call, and returns once the service has seen it.
-    pub async fn start(&mut self, handle: &str, who: Who, ask: &Ask) {
+    pub async fn start(&mut self, handle: &str, who: CallerSpec, ask: &ScriptCall) {
         let call = self.resolve(ask);
         let caller = self.caller(who);
         let newest = Arc::clone(&self.newest);
@@ -141,7 +141,7 @@ impl Side {
     }
 
     /// Closes the connection of a life, with all that waits on it.
-    pub async fn disconnect(&mut self, who: Who) {
+    pub async fn disconnect(&mut self, who: CallerSpec) {
         let fresh = Client::new(self.generation, self.address());
         if let Some(life) = self.lives.get_mut(&key(who)) {
             life.client = fresh;
@@ -214,11 +214,11 @@ impl Side {
         place as u64 + 1
     }
 
-    fn resolve(&self, ask: &Ask) -> Call {
+    fn resolve(&self, ask: &ScriptCall) -> Call {
         match ask {
-            Ask::Call(call) => call.clone(),
-            Ask::Watch(Version::None) if !self.release.watches() => Call::JobState,
-            Ask::Watch(version) => {
+            ScriptCall::Call(call) => call.clone(),
+            ScriptCall::Watch(Version::None) if !self.release.watches() => Call::JobState,
+            ScriptCall::Watch(version) => {
                 let seen = self.version.load(Ordering::SeqCst);
                 Call::watch(match version {
                     Version::None => -1,
@@ -230,7 +230,7 @@ impl Side {
         }
     }
 
-    fn caller(&mut self, who: Who) -> Caller {
+    fn caller(&mut self, who: CallerSpec) -> Caller {
         let own = self.life(who).service.load(Ordering::SeqCst);
         let service = match who.claim {
             Claim::Registered if own != 0 => Some(own),
@@ -248,15 +248,16 @@ impl Side {
         }
     }
 
-    fn life(&mut self, who: Who) -> &Life {
+    fn life(&mut self, who: CallerSpec) -> &CallerLife {
         let (generation, address) = (self.generation, self.address());
-        self.lives
-            .entry(key(who))
-            .or_insert_with(|| Life { client: Client::new(generation, address), service: Arc::default() })
+        self.lives.entry(key(who)).or_insert_with(|| CallerLife {
+            client: Client::new(generation, address),
+            service: Arc::default(),
+        })
     }
 }
 
-fn key(who: Who) -> (i32, usize) {
+fn key(who: CallerSpec) -> (i32, usize) {
     (who.task, who.life.unwrap_or_default())
 }
 

@@ -14,7 +14,8 @@ use muster::clock::Clock;
 use muster::coordination::JobSettings;
 use muster::engine::Engine;
 use muster::http::{
-    About, Channel, Guard, Hosts, NewToken, Peer, Role, Site, Tokens, Version, append, router,
+    AccessControl, AllowedHosts, AppState, NewToken, PeerAddress, Role, ServerInfo, TokenFile,
+    TransportSecurity, Version, append_token, router,
 };
 use serde_json::Value;
 use tower_service::Service as _;
@@ -23,7 +24,7 @@ use tower_service::Service as _;
 pub const HOST: &str = "muster.example";
 
 /// A web edge.
-pub struct House {
+pub struct WebEdge {
     pub engine: Arc<Engine>,
     pub tokens: BTreeMap<Role, String>,
     pub file: PathBuf,
@@ -32,13 +33,13 @@ pub struct House {
 
 /// An answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct EdgeResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: String,
 }
 
-impl Answer {
+impl EdgeResponse {
     /// The body as JSON, or nothing.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or(Value::Null)
@@ -56,7 +57,7 @@ impl Answer {
     }
 }
 
-impl House {
+impl WebEdge {
     /// One that asks for tokens.
     pub fn closed(name: &str) -> Self {
         Self::new(name, true, Duration::from_secs(3600))
@@ -77,7 +78,12 @@ impl House {
         Self::made(name, true, Duration::from_secs(3600), |guard| guard.with_changes(changes))
     }
 
-    fn made(name: &str, closed: bool, session: Duration, more: impl FnOnce(Guard) -> Guard) -> Self {
+    fn made(
+        name: &str,
+        closed: bool,
+        session: Duration,
+        more: impl FnOnce(AccessControl) -> AccessControl,
+    ) -> Self {
         let clock = Clock::start();
         let engine = Engine::new(clock);
         engine.declare("a".parse().unwrap(), JobSettings::new(2)).unwrap();
@@ -85,62 +91,69 @@ impl House {
         let _ = std::fs::remove_file(&file);
         let mut tokens = BTreeMap::new();
         for role in [Role::Viewer, Role::Operator, Role::Admin] {
-            let made = NewToken::make(&format!("a-{role}"), role).unwrap();
-            append(&file, &format!("a-{role}"), &made.line).unwrap();
+            let made = NewToken::generate(&format!("a-{role}"), role).unwrap();
+            append_token(&file, &format!("a-{role}"), &made.line).unwrap();
             tokens.insert(role, made.token);
         }
-        let kept = closed.then(|| Tokens::read(&file, clock).unwrap());
-        let guard = Guard::open(clock).with_tokens(kept, session).with_hosts(Hosts::parse(HOST).unwrap());
+        let kept = closed.then(|| TokenFile::read(&file, clock).unwrap());
+        let guard = AccessControl::open(clock)
+            .with_tokens(kept, session)
+            .with_hosts(AllowedHosts::parse(HOST).unwrap());
         let guard = more(guard);
-        let about = About { version: Version::this(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
-        let site = Site::new(Arc::clone(&engine), Arc::default(), Arc::new(about));
-        let router = router(Site { guard: Arc::new(guard), ..site });
+        let about =
+            ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
+        let site = AppState::new(Arc::clone(&engine), Arc::default(), Arc::new(about));
+        let router = router(AppState { guard: Arc::new(guard), ..site });
         Self { engine, tokens, file, router }
     }
 
     /// Everything that the state machine knows, as bytes.
     pub fn digest(&self) -> Vec<u8> {
-        self.engine.look(|core, _| postcard::to_allocvec(core).unwrap())
+        self.engine.read(|core, _| postcard::to_allocvec(core).unwrap())
     }
 
     /// Asks for something with these headers besides the host.
-    pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
-        self.ask_by(Channel::default(), method, path, headers, body).await
+    pub async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> EdgeResponse {
+        self.ask_by(TransportSecurity::default(), method, path, headers, body).await
     }
 
     /// The same over a connection of this kind.
     pub async fn ask_by(
         &self,
-        channel: Channel,
+        channel: TransportSecurity,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
         body: &str,
-    ) -> Answer {
+    ) -> EdgeResponse {
         self.ask_with(channel, method, path, headers, Body::from(body.to_owned())).await
     }
 
     /// The same with a body that may come in any way.
     pub async fn ask_with(
         &self,
-        channel: Channel,
+        channel: TransportSecurity,
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
         body: Body,
-    ) -> Answer {
+    ) -> EdgeResponse {
         let mut request = Request::builder().method(method).uri(path).body(body).unwrap();
         request.headers_mut().insert("host", HeaderValue::from_static(HOST));
         for (name, value) in headers {
             request.headers_mut().insert(HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
         }
-        request.extensions_mut().insert(Peer(([10, 0, 0, 5], 40_000).into()));
+        request.extensions_mut().insert(PeerAddress(([10, 0, 0, 5], 40_000).into()));
         request.extensions_mut().insert(channel);
         let (head, body) = self.router.clone().call(request).await.unwrap().into_parts();
         // A stream has no end; what it says first is not asked for here.
         let body = tokio::time::timeout(Duration::from_secs(1), body.collect()).await;
         let body = body.map(|body| body.unwrap().to_bytes()).unwrap_or_default();
-        Answer { status: head.status, headers: head.headers, body: String::from_utf8_lossy(&body).into() }
+        EdgeResponse {
+            status: head.status,
+            headers: head.headers,
+            body: String::from_utf8_lossy(&body).into(),
+        }
     }
 
     /// The value of `authorization` for a role.
@@ -167,13 +180,13 @@ impl House {
 pub const FORM: &str = "application/x-www-form-urlencoded";
 
 /// What the forms of a page must carry.
-pub fn proof(page: &Answer) -> String {
+pub fn proof(page: &EdgeResponse) -> String {
     let rest =
         page.body.split("name=\"csrf\" value=\"").nth(1).unwrap_or_else(|| panic!("no form in {page:?}"));
     rest.split('"').next().unwrap().to_owned()
 }
 
-impl Drop for House {
+impl Drop for WebEdge {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.file);
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use http::StatusCode;
-use muster::http::{Channel, NEEDS, Need, Role};
+use muster::http::{Access, ROUTE_ACCESS, Role, TransportSecurity};
 use serde_json::{Value, json};
 
-use crate::house::{HOST, House};
+use crate::house::{HOST, WebEdge};
 
 /// One operation.
 pub struct Operation {
@@ -18,14 +18,14 @@ pub struct Operation {
 }
 
 impl Operation {
-    fn new(need: Need, method: &str, path: &str) -> Self {
+    fn new(need: Access, method: &str, path: &str) -> Self {
         let body = body(method, path);
         let path = match (method, path) {
             ("DELETE", path) => format!("{path}?reason=why"),
             (_, path) if path.ends_with("/keys/value") => format!("{path}?key=k"),
             _ => path.to_owned(),
         };
-        Self { method: method.into(), path, body, public: need == Need::Nothing }
+        Self { method: method.into(), path, body, public: need == Access::Public }
     }
 
     pub fn changes(&self) -> bool {
@@ -34,7 +34,7 @@ impl Operation {
 }
 
 /// Every route there is, with something in its places and a body that is taken as far as may be, and some that there are not.
-pub async fn operations(house: &House) -> Vec<Operation> {
+pub async fn operations(house: &WebEdge) -> Vec<Operation> {
     let admin = house.bearer(Role::Admin);
     let guide = house.ask("GET", "/guide/start", &[("authorization", &admin)], "").await.body;
     let named = |start: &str| -> BTreeSet<&str> {
@@ -44,7 +44,7 @@ pub async fn operations(house: &House) -> Vec<Operation> {
     let (chapters, files) = (named("/guide/"), named("/static/"));
     assert!(chapters.len() > 5 && !files.is_empty(), "{chapters:?} {files:?}");
     let mut all = Vec::new();
-    for (need, method, paths) in NEEDS {
+    for (need, method, paths) in ROUTE_ACCESS {
         for path in *paths {
             let path = path.replace("{job}", "a").replace("{id}", "1").replace("{task}", "0");
             let path = path.replace("{*key}", "k");
@@ -59,7 +59,7 @@ pub async fn operations(house: &House) -> Vec<Operation> {
         }
     }
     for path in ["/nothing", "/api/v1/nothing"] {
-        all.push(Operation::new(Need::Role(Role::Admin), "POST", path));
+        all.push(Operation::new(Access::Role(Role::Admin), "POST", path));
     }
     all
 }
@@ -76,15 +76,15 @@ fn body(method: &str, path: &str) -> String {
 }
 
 /// The same headers for every request, and more of them for this one.
-async fn ask(house: &House, operation: &Operation, headers: &[(&str, &str)]) -> crate::house::Answer {
+async fn ask(house: &WebEdge, operation: &Operation, headers: &[(&str, &str)]) -> crate::house::EdgeResponse {
     let mut all = vec![("content-type", "application/json")];
     all.extend(headers);
     house.ask(&operation.method, &operation.path, &all, &operation.body).await
 }
 
 #[tokio::test]
-async fn nothing_but_probes_and_the_login_answers_a_stranger() {
-    let house = House::closed("stranger");
+async fn unauthenticated_requests_reach_only_probes_and_login() {
+    let house = WebEdge::closed("stranger");
     let before = house.digest();
     for operation in operations(&house).await {
         let answer = ask(&house, &operation, &[]).await;
@@ -107,7 +107,7 @@ async fn nothing_but_probes_and_the_login_answers_a_stranger() {
 
 #[tokio::test]
 async fn every_change_asks_for_its_role() {
-    let house = House::closed("role");
+    let house = WebEdge::closed("role");
     let (viewer, operator) = (house.bearer(Role::Viewer), house.bearer(Role::Operator));
     let mut for_admins = Vec::new();
     for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
@@ -150,7 +150,7 @@ async fn every_change_asks_for_its_role() {
 
 #[tokio::test]
 async fn a_viewer_sees_everything_but_the_values_of_keys_and_to_look_changes_nothing() {
-    let house = House::closed("viewer");
+    let house = WebEdge::closed("viewer");
     let (viewer, admin) = (house.bearer(Role::Viewer), house.bearer(Role::Admin));
     let put = json!({"text": "xyzzy-4711", "reason": "why"}).to_string();
     let headers = [("authorization", &*admin), ("content-type", "application/json")];
@@ -174,7 +174,7 @@ async fn a_viewer_sees_everything_but_the_values_of_keys_and_to_look_changes_not
 #[tokio::test]
 async fn no_page_elsewhere_changes_anything_whatever_it_knows() {
     for (name, closed) in [("foreign-closed", true), ("foreign-open", false)] {
-        let house = if closed { House::closed(name) } else { House::open(name) };
+        let house = if closed { WebEdge::closed(name) } else { WebEdge::open(name) };
         let admin = house.bearer(Role::Admin);
         let before = house.digest();
         for operation in operations(&house).await.iter().filter(|operation| operation.changes()) {
@@ -197,9 +197,9 @@ async fn no_page_elsewhere_changes_anything_whatever_it_knows() {
 }
 
 #[tokio::test]
-async fn a_name_that_leads_here_by_somebody_elses_will_is_refused() {
+async fn dns_rebinding_is_refused() {
     for (name, closed) in [("host-closed", true), ("host-open", false)] {
-        let house = if closed { House::closed(name) } else { House::open(name) };
+        let house = if closed { WebEdge::closed(name) } else { WebEdge::open(name) };
         let admin = house.bearer(Role::Admin);
         let before = house.digest();
         for operation in operations(&house).await {
@@ -217,7 +217,7 @@ async fn a_name_that_leads_here_by_somebody_elses_will_is_refused() {
 
 #[tokio::test]
 async fn a_browser_that_changes_something_shows_the_proof_of_its_page() {
-    let house = House::closed("proof");
+    let house = WebEdge::closed("proof");
     let (cookie, proof) = house.log_in(Role::Admin).await;
     let before = house.digest();
     let own = ("origin", format!("http://{HOST}"));
@@ -251,8 +251,8 @@ async fn a_browser_that_changes_something_shows_the_proof_of_its_page() {
 }
 
 #[tokio::test]
-async fn where_everybody_may_do_everything_a_browser_still_shows_proof_and_tools_send_json() {
-    let house = House::open("open");
+async fn without_tokens_browsers_still_need_csrf_proofs_and_tools_json() {
+    let house = WebEdge::open("open");
     let before = house.digest();
     let all = operations(&house).await;
     let own = format!("http://{HOST}");
@@ -278,7 +278,7 @@ async fn where_everybody_may_do_everything_a_browser_still_shows_proof_and_tools
 
 #[tokio::test]
 async fn every_answer_tells_browsers_what_not_to_do() {
-    let house = House::closed("headers");
+    let house = WebEdge::closed("headers");
     let admin = house.bearer(Role::Admin);
     for operation in operations(&house).await {
         for headers in [vec![], vec![("authorization", &*admin)]] {
@@ -293,7 +293,7 @@ async fn every_answer_tells_browsers_what_not_to_do() {
             assert!(answer.headers.get("access-control-allow-origin").is_none(), "{place}");
         }
     }
-    let secure = Channel { secure: true, certificate: None };
+    let secure = TransportSecurity { secure: true, certificate: None };
     let answer = house.ask_by(secure, "GET", "/version", &[], "").await;
     assert!(answer.headers.contains_key("strict-transport-security"));
 }

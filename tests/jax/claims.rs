@@ -2,20 +2,20 @@
 
 use std::net::SocketAddr;
 
-use muster::coordination::{Change, RunState, TaskId, TaskIncarnation};
+use muster::coordination::{EventKind, RunState, TaskId, TaskIncarnation};
 
-use super::scene::Scene;
-use super::{For, Test};
+use super::scene::JaxFixture;
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] =
-    &[(For::All, "of_two_processes_that_claim_a_task_the_newer_wins_and_the_job_forms", newer_wins)];
+    &[(RunSet::All, "of_two_processes_that_claim_a_task_the_newer_wins_and_the_job_forms", newer_wins)];
 
-fn newer_wins(scene: &Scene) {
+fn newer_wins(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "2"]);
     let program = ["worker.py", "register"];
     let registration = |nth: usize| -> Option<(TaskIncarnation, SocketAddr)> {
         let mut registered = server.events("default").into_iter().filter_map(|event| match event.what {
-            Change::TaskRegistering { task: TaskId(0), incarnation, peer } => {
+            EventKind::TaskRegistering { task: TaskId(0), incarnation, peer } => {
                 Some((incarnation, peer.unwrap()))
             }
             _ => None,
@@ -34,8 +34,8 @@ fn newer_wins(scene: &Scene) {
     }
 
     let superseded =
-        server.event("the older claim loses", |event| matches!(event.what, Change::TaskSuperseded { .. }));
-    let expected = Change::TaskSuperseded {
+        server.event("the older claim loses", |event| matches!(event.what, EventKind::TaskSuperseded { .. }));
+    let expected = EventKind::TaskSuperseded {
         task: TaskId(0),
         old,
         old_peer: Some(old_peer),

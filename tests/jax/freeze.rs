@@ -1,28 +1,28 @@
 //! Tasks that are silent for longer than they may be, and then speak again.
 
-use muster::coordination::{Change, RunOutcome, RunState, TaskStanding};
+use muster::coordination::{EventKind, RunOutcome, RunState, TaskPhase};
 use muster::http::EventLine;
 use rustix::process::Signal;
 
 use super::death::failed_tasks;
 use super::process::Process;
-use super::scene::Scene;
+use super::scene::JaxFixture;
 use super::server::Server;
-use super::{For, Test};
+use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[
     (
-        For::Both,
+        RunSet::Both,
         "a_frozen_task_ends_the_others_at_its_heartbeat_timeout_and_itself_when_it_wakes",
         fate_shared,
     ),
     (
-        For::Both,
+        RunSet::Both,
         "a_frozen_task_of_a_recoverable_job_is_missed_at_its_heartbeat_timeout_and_replaced",
         recoverable,
     ),
-    (For::Both, "a_task_of_a_failed_run_that_wakes_in_the_next_ends_and_changes_nothing", zombie_held),
-    (For::Both, "a_task_of_a_failed_run_that_speaks_in_the_next_is_fenced", zombie_cancelled),
+    (RunSet::Both, "a_task_of_a_failed_run_that_wakes_in_the_next_ends_and_changes_nothing", zombie_held),
+    (RunSet::Both, "a_task_of_a_failed_run_that_speaks_in_the_next_is_fenced", zombie_cancelled),
 ];
 
 /// The heartbeat timeout of these tests, on both sides, in seconds. Clients send two within it.
@@ -31,7 +31,7 @@ const TIMEOUT: &str = "3";
 const LATE: f64 = 0.5;
 
 /// Stops a task just after a heartbeat, waits until the server has given it up, and checks when that was.
-fn freeze(scene: &Scene, server: &Server, tasks: &[Process], task: i32) -> EventLine {
+fn freeze(scene: &JaxFixture, server: &Server, tasks: &[Process], task: i32) -> EventLine {
     server.heartbeat(task);
     let index = usize::try_from(task).unwrap();
     tasks[index].signal(Signal::STOP);
@@ -45,7 +45,7 @@ fn freeze(scene: &Scene, server: &Server, tasks: &[Process], task: i32) -> Event
     failure
 }
 
-fn fate_shared(scene: &Scene) {
+fn fate_shared(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3", "--heartbeat-timeout", &format!("{TIMEOUT}s")]);
     let tasks = scene.start_all(3, &["worker.py", "steps", "--heartbeat-timeout", TIMEOUT]);
     tasks.iter().for_each(|task| _ = task.line("step", |line| line.number::<u64>("n") >= 2));
@@ -66,7 +66,7 @@ fn fate_shared(scene: &Scene) {
     assert_eq!(run.first_cause.and_then(|cause| cause.task).map(|task| task.0), Some(1));
 }
 
-fn recoverable(scene: &Scene) {
+fn recoverable(scene: &JaxFixture) {
     let server =
         scene.serve(&["--tasks", "3", "--recoverable", "--heartbeat-timeout", &format!("{TIMEOUT}s")]);
     let program = ["worker.py", "live", "--recoverable", "--heartbeat-timeout", TIMEOUT];
@@ -90,7 +90,7 @@ fn recoverable(scene: &Scene) {
         tasks[other].line_after(marks[other], "live", |line| line.text("members") == "0,1,2");
     }
     tasks[1].line("live", |line| line.text("members") == "0,1,2");
-    assert_eq!(server.view("default").run.tasks[1].standing, TaskStanding::Connected);
+    assert_eq!(server.view("default").run.tasks[1].standing, TaskPhase::Connected);
     for task in &tasks {
         task.signal(Signal::INT);
     }
@@ -100,7 +100,7 @@ fn recoverable(scene: &Scene) {
 }
 
 /// The run fails while a task sleeps; all are started anew, and the sleeper wakes in their midst.
-fn zombie(scene: &Scene, server: &Server, program: &[&str]) -> Process {
+fn zombie(scene: &JaxFixture, server: &Server, program: &[&str]) -> Process {
     let mut tasks = scene.start_all(3, program);
     tasks.iter().for_each(|task| _ = task.line("registered", |_| true));
     server.heartbeat(2);
@@ -120,14 +120,14 @@ fn zombie(scene: &Scene, server: &Server, program: &[&str]) -> Process {
     assert_eq!(view.run.first_cause, None);
     assert_eq!(view.history[0].outcome, RunOutcome::Failed);
     let touched = server.events("default").into_iter().find(|event| {
-        let troubles = matches!(event.what, Change::TaskFailed { .. } | Change::TaskSuspected { .. });
+        let troubles = matches!(event.what, EventKind::TaskFailed { .. } | EventKind::TaskSuspected { .. });
         event.run.0 == 2 && troubles
     });
     assert_eq!(touched, None);
     zombie
 }
 
-fn zombie_held(scene: &Scene) {
+fn zombie_held(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3"]);
     // Its error poll was answered while it slept: it never gets to speak.
     let zombie = zombie(scene, server, &["worker.py", "steps", "--heartbeat-timeout", "4"]);
@@ -135,12 +135,12 @@ fn zombie_held(scene: &Scene) {
     assert!(said.contains("task 1 at "), "it was not told why: {said}");
 }
 
-fn zombie_cancelled(scene: &Scene) {
+fn zombie_cancelled(scene: &JaxFixture) {
     let server = scene.serve(&["--tasks", "3", "--error-delivery", "cancel"]);
     // Nobody has told it anything, and its next heartbeat is due.
     let zombie =
         zombie(scene, server, &["worker.py", "register", "--seconds", "600", "--heartbeat-timeout", "4"]);
-    let fenced = server.event("it is fenced", |event| matches!(event.what, Change::Fenced { .. }));
+    let fenced = server.event("it is fenced", |event| matches!(event.what, EventKind::Fenced { .. }));
     assert_eq!(fenced.run.0, 2);
     for told in [&fenced.reason, &zombie.unstructured()] {
         assert!(told.contains("belongs to run 1 of job default, which is over"), "{told}");

@@ -35,11 +35,11 @@ mod two_generations;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use release::Release;
-use scene::Scene;
+use scene::JaxFixture;
 
 /// Which releases a test is for.
 #[derive(Clone, Copy)]
-enum For {
+enum RunSet {
     /// All: what every user relies on.
     All,
     /// The last of generation A and the first settled one of generation C: what depends on how they speak.
@@ -50,7 +50,7 @@ enum For {
     Latest,
 }
 
-impl For {
+impl RunSet {
     fn has(self, release: &Release) -> bool {
         match self {
             Self::All => true,
@@ -61,7 +61,7 @@ impl For {
     }
 }
 
-type Test = (For, &'static str, fn(&Scene));
+type Test = (RunSet, &'static str, fn(&JaxFixture));
 
 fn tests() -> Vec<Test> {
     [
@@ -95,7 +95,7 @@ fn main() {
             let (scene_name, release) = (name.clone(), release.clone());
             let test = Trial::test(name, move || {
                 release.require().map_err(Failed::from)?;
-                run(&Scene::new(&scene_name, &release));
+                run(&JaxFixture::new(&scene_name, &release));
                 Ok(())
             });
             trials.push(test.with_ignored_flag(!there));

@@ -10,7 +10,7 @@ use super::release::{Release, programs};
 use super::server::Server;
 
 /// One test's server and place for files. Both go with it.
-pub struct Scene {
+pub struct JaxFixture {
     name: String,
     /// The release that is tested.
     pub release: Release,
@@ -19,7 +19,7 @@ pub struct Scene {
     figures: RefCell<Vec<String>>,
 }
 
-impl Scene {
+impl JaxFixture {
     /// A scene without a server yet.
     pub fn new(name: &str, release: &Release) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for JaxFixture {
     fn drop(&mut self) {
         let figures = self.figures.borrow().join(", ");
         if !figures.is_empty() {

@@ -10,13 +10,13 @@ use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster, Pen
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The tasks of one job, each on a connection of its own.
-pub struct Gang {
+pub struct JobTasks {
     service: SocketAddr,
     job: String,
     tasks: Vec<(Client, Caller)>,
 }
 
-impl Gang {
+impl JobTasks {
     async fn register(service: SocketAddr, job: &str, tasks: i32) -> Self {
         let mut gang = Self { service, job: job.to_owned(), tasks: Vec::new() };
         for task in 0..tasks {
@@ -81,15 +81,15 @@ fn register(client: &Client, caller: Caller) -> Pending {
 }
 
 /// The server and its tasks.
-pub struct World {
+pub struct MetricsFixture {
     pub server: Muster,
     /// Keeps what waits waiting.
     _waiting: Vec<Pending>,
-    _gangs: Vec<Gang>,
+    _gangs: Vec<JobTasks>,
     working: JoinHandle<()>,
 }
 
-impl World {
+impl MetricsFixture {
     /// Starts everything; what goes on goes on until this value is dropped.
     pub async fn start() -> Self {
         let config = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics/jobs.toml");
@@ -99,10 +99,10 @@ impl World {
         let server = Muster::serve(&[&settings[..], &nowhere].concat());
         let service = server.grpc();
         let (train, flex) =
-            tokio::join!(Gang::register(service, "train", 4), Gang::register(service, "flex", 3));
-        let doomed = Gang::register(service, "doomed", 1).await;
-        let full = Gang::register(service, "full", 1).await;
-        let wide = Gang::register(service, "wide", 40).await;
+            tokio::join!(JobTasks::register(service, "train", 4), JobTasks::register(service, "flex", 3));
+        let doomed = JobTasks::register(service, "doomed", 1).await;
+        let full = JobTasks::register(service, "full", 1).await;
+        let wide = JobTasks::register(service, "wide", 40).await;
 
         let failed = doomed.ask(0, &Call::report(13, "it went wrong")).await;
         assert!(failed.is_ok(), "{failed:?}");
@@ -122,7 +122,7 @@ impl World {
         let excluded = crate::prometheus::send(server.http(), "POST", "/api/v1/jobs/flex/exclusions", nobody);
         assert!(excluded.as_ref().is_ok_and(|(status, _)| *status == 201), "{excluded:?}");
 
-        let late = Gang { service, job: "late".into(), tasks: Vec::new() };
+        let late = JobTasks { service, job: "late".into(), tasks: Vec::new() };
         let waiting = vec![
             register(&late.client(0), Caller::new(0, 0xA000, 0)),
             train.start(0, Call::PollForError),
@@ -191,7 +191,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for MetricsFixture {
     fn drop(&mut self) {
         self.working.abort();
     }

@@ -78,7 +78,7 @@ fn each_mistake_in_a_description_has_its_own_error() {
 }
 
 #[test]
-fn what_is_too_much_is_refused_by_its_number() {
+fn inputs_beyond_a_limit_are_refused_with_the_limit() {
     let too_many = |what, count: usize, limit: usize| PlanError::TooMany {
         what,
         count: count as u64,

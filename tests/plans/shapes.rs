@@ -69,7 +69,7 @@ fn a_broadcast_comes_to_every_host_once_and_is_copied_on_from_there() {
 }
 
 #[test]
-fn nobody_feeds_more_than_the_fan_out_and_the_rounds_grow_as_a_logarithm() {
+fn fan_out_is_bounded_and_rounds_grow_logarithmically() {
     // Hosts, then the second task of a host, then the other devices of a task.
     for (options, rounds) in [(fan_out(1), 63 + 2), (fan_out(2), 6 + 2), (fan_out(100), 1 + 2)] {
         let plan = broadcast(512, options);
@@ -99,7 +99,7 @@ fn tasks_of_one_host_feed_one_another_as_a_tree_too() {
 }
 
 #[test]
-fn what_arrives_is_spread_over_the_devices_of_a_task() {
+fn received_bytes_are_spread_over_the_devices_of_a_task() {
     let axes = [("data", 4), ("model", 8)];
     let array = array(&[32, 1024], &axes, 0..32, &[&["data", "model"]]);
     let placement = blocks(0..32, 8, 1);
@@ -326,7 +326,7 @@ fn regions_become_the_fewest_and_longest_runs() {
 }
 
 #[test]
-fn what_is_sent_on_uses_the_room_in_which_it_was_unpacked() {
+fn forwarding_reuses_the_unpack_buffer() {
     // Columns of a matrix: runs of four bytes. Two hosts of two tasks want the same columns.
     let source = array(&[64, 8], &[("x", 1)], [0], &[]);
     let destination = array(&[64, 8], &[("copy", 4), ("x", 2)], 2..10, &[&[], &["x"]]);

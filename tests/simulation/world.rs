@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::coordination::{
-    Act, Actor, BarrierEnding, BarrierOutcome, CallId, Caller, Change, Claim, ConnectionId, Coordinator,
-    Done, Effect, Ending, Event, ExclusionPreview, Input, JobId, JobName, JobSettings, JobView, LiveSet,
-    Means, Outcome, Reason, Refusal, Reply, Request, ServiceIncarnation, Shared, Target, TaskId,
-    TaskIncarnation, TaskSet, Timestamp,
+    Act, Actor, ActorOrigin, BarrierCompletion, BarrierOutcome, CallId, CallOutcome, Caller,
+    ClaimedIncarnations, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, Effect,
+    Event, EventKind, ExclusionPreview, ExclusionTarget, Input, JobId, JobName, JobSettings, JobView,
+    LiveSet, Reason, Reply, Request, ServiceIncarnation, SharedReply, TaskId, TaskIncarnation, TaskSet,
+    Timestamp,
 };
 
 /// The only job of the simulated world.
@@ -17,7 +18,7 @@ pub const JOB: JobId = JobId(0);
 
 /// A call that waits, as its caller knows it.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct PendingCall {
     pub connection: ConnectionId,
     pub request: Request,
 }
@@ -35,11 +36,11 @@ struct Membership {
     excused: bool,
 }
 
-pub struct World {
+pub struct SimulatedCoordinator {
     pub core: Coordinator,
     pub now: Timestamp,
-    pub asked: BTreeMap<CallId, Asked>,
-    pub answers: BTreeMap<CallId, Outcome>,
+    pub asked: BTreeMap<CallId, PendingCall>,
+    pub answers: BTreeMap<CallId, CallOutcome>,
     pub events: Vec<Event>,
     inputs: Vec<(Timestamp, Input)>,
     snapshot: Option<(usize, Vec<u8>)>,
@@ -56,7 +57,7 @@ pub struct World {
     took_part_before: BTreeSet<(String, i64, TaskId)>,
     first_call_of_run: CallId,
     /// The live set that was answered last.
-    live_set: Option<Arc<Shared<LiveSet>>>,
+    live_set: Option<Arc<SharedReply<LiveSet>>>,
     /// Barriers that have ended, by their events and by their measurements, and are not compared yet.
     ended: Vec<(String, i64, BarrierOutcome)>,
     measured: Vec<(String, i64, BarrierOutcome)>,
@@ -64,18 +65,18 @@ pub struct World {
     tasks: u32,
     /// The model: who is excluded by number.
     excluded: BTreeSet<TaskId>,
-    acted: Option<Result<Done, Refusal>>,
+    acted: Option<Result<CommandOutcome, CommandRefusal>>,
     /// The job has been deleted.
     deleted: bool,
     /// Calls whose callers are gone: while they are taken out, one after the other, some may still be answered.
-    gone: BTreeMap<CallId, Asked>,
+    gone: BTreeMap<CallId, PendingCall>,
     /// All that an input has decided is done, and all that is due by then, before the next one comes.
     pub finishes: bool,
 }
 
 /// Somebody who acts.
 pub fn operator() -> Actor {
-    Actor { who: "alice".into(), address: None, means: Means::Cli }
+    Actor { who: "alice".into(), address: None, means: ActorOrigin::Cli }
 }
 
 /// Why they do.
@@ -84,7 +85,7 @@ pub fn reason() -> Reason {
 }
 
 /// A record says what its arrivals say.
-fn check_measured(ending: &BarrierEnding) {
+fn check_measured(ending: &BarrierCompletion) {
     let (record, arrivals) = (&ending.record, &ending.arrivals);
     if arrivals.is_empty() {
         // The only one that had come fails the instance with its next call, which cancels the one that waits.
@@ -103,7 +104,7 @@ fn check_measured(ending: &BarrierEnding) {
     assert_eq!(record.without.len(), (record.members - record.arrived).min(8), "{record:?}");
 }
 
-impl World {
+impl SimulatedCoordinator {
     pub fn new(settings: JobSettings, seed: u64) -> Self {
         let mut world = Self {
             core: Coordinator::default(),
@@ -176,12 +177,12 @@ impl World {
         connection
     }
 
-    pub fn close(&mut self, connection: ConnectionId, ending: Ending) {
+    pub fn close(&mut self, connection: ConnectionId, ending: ConnectionEnd) {
         let (gone, asked) = std::mem::take(&mut self.asked)
             .into_iter()
             .partition(|(_, asked)| asked.connection == connection);
         self.asked = asked;
-        let mut gone: BTreeMap<CallId, Asked> = gone;
+        let mut gone: BTreeMap<CallId, PendingCall> = gone;
         self.gone.append(&mut gone);
         self.input(Input::ConnectionClosed { connection, ending });
     }
@@ -191,27 +192,32 @@ impl World {
         self.call_as(connection, None, request)
     }
 
-    pub fn call_as(&mut self, connection: ConnectionId, claim: Option<Claim>, request: Request) -> CallId {
+    pub fn call_as(
+        &mut self,
+        connection: ConnectionId,
+        claim: Option<ClaimedIncarnations>,
+        request: Request,
+    ) -> CallId {
         let call = CallId(self.next_call);
         self.next_call += 1;
-        self.asked.insert(call, Asked { connection, request: request.clone() });
+        self.asked.insert(call, PendingCall { connection, request: request.clone() });
         self.input(Input::Call { job: JOB, call, caller: Caller { connection, claim }, request });
         call
     }
 
     /// An operator acts; what an exclusion does is held against what it was said to do.
-    pub fn act(&mut self, act: Act) -> Result<Done, Refusal> {
+    pub fn act(&mut self, act: Act) -> Result<CommandOutcome, CommandRefusal> {
         self.finish_work();
         let foreseen = match &act {
             Act::Exclude { target, .. } => {
-                Some(self.core.would_exclude(self.now, JOB, &operator(), &reason(), *target))
+                Some(self.core.preview_exclusion(self.now, JOB, &operator(), &reason(), *target))
             }
             _ => None,
         };
         let before = postcard::to_stdvec(&self.core).expect("the state can be serialised");
         let (asked, events) = (self.asked.len(), self.events.len());
         let delete = matches!(act, Act::DeleteJob { .. });
-        self.input(Input::Act { job: JOB, actor: operator(), reason: reason(), act });
+        self.input(Input::Command { job: JOB, actor: operator(), reason: reason(), act });
         self.finish_work();
         let acted = self.acted.take().expect("an act is answered");
         if acted.is_err() {
@@ -219,8 +225,10 @@ impl World {
             assert_eq!(after, before, "a refused act changes nothing");
         }
         match (&acted, foreseen) {
-            (Ok(Done::Excluded(_)), Some(Ok(preview))) => self.check_preview(&preview, asked, events),
-            (Err(Refusal::EndsRun { .. }), Some(Ok(preview))) => assert!(preview.ends_run.is_some()),
+            (Ok(CommandOutcome::Excluded(_)), Some(Ok(preview))) => {
+                self.check_preview(&preview, asked, events)
+            }
+            (Err(CommandRefusal::EndsRun { .. }), Some(Ok(preview))) => assert!(preview.ends_run.is_some()),
             (Err(refusal), Some(Err(foreseen))) => assert_eq!(*refusal, foreseen),
             (_, None) => {}
             (acted, foreseen) => panic!("{acted:?}, which was foreseen as {foreseen:?}"),
@@ -236,18 +244,18 @@ impl World {
         assert_eq!(preview.live, live, "the live set that was foreseen is the one that is left");
         assert_eq!(preview.calls_refused + preview.calls_answered, asked - self.asked.len());
         let ended = self.events[events..].iter().filter(|event| {
-            matches!(event.what, Change::BarrierPassed { .. } | Change::BarrierFailed { .. })
+            matches!(event.what, EventKind::BarrierPassed { .. } | EventKind::BarrierFailed { .. })
         });
         assert_eq!(preview.barriers.len(), ended.count(), "the barriers that were foreseen to end did");
         let over = self.events[events..].iter().find_map(|event| match event.what {
-            Change::RunEnded { outcome } => Some(outcome),
+            EventKind::RunEnded { outcome } => Some(outcome),
             _ => None,
         });
         assert_eq!(preview.ends_run, over);
     }
 
     fn core_connected(&self, task: TaskId) -> bool {
-        use muster::coordination::TaskStanding::{Connected, Suspect};
+        use muster::coordination::TaskPhase::{Connected, Suspect};
         let index = usize::try_from(task.0).expect("a task of the job");
         matches!(self.view().run.tasks[index].standing, Connected | Suspect)
     }
@@ -255,14 +263,14 @@ impl World {
     pub fn hang_up(&mut self, call: CallId) {
         if let Some(asked) = self.asked.remove(&call) {
             self.gone.insert(call, asked);
-            self.input(Input::CallGone { job: JOB, call });
+            self.input(Input::CallCancelled { job: JOB, call });
         }
     }
 
     /// Lets time pass, with a tick at every deadline on the way.
     pub fn advance(&mut self, by: Duration) {
         let until = self.now.after(by);
-        while let Some(at) = self.core.next_wake().filter(|at| *at <= until) {
+        while let Some(at) = self.core.next_wakeup().filter(|at| *at <= until) {
             self.now = self.now.max(at);
             self.input(Input::Tick);
         }
@@ -271,10 +279,10 @@ impl World {
 
     /// Lets the coordinator do all that it has decided, and all that is due.
     pub fn finish_work(&mut self) {
-        while self.core.next_wake().is_some_and(|at| at <= self.now) {
+        while self.core.next_wakeup().is_some_and(|at| at <= self.now) {
             self.input(Input::Tick);
         }
-        assert!(!self.core.has_work(), "work is asked for at once");
+        assert!(!self.core.has_pending_work(), "work is asked for at once");
     }
 
     pub fn input(&mut self, input: Input) {
@@ -282,7 +290,7 @@ impl World {
         let mut effects = Vec::new();
         self.core.apply(self.now, input, &mut effects);
         self.take(effects);
-        if let Err(found) = self.core.audit() {
+        if let Err(found) = self.core.check_invariants() {
             panic!("after {:?}: {found}", self.inputs.last());
         }
         let waiting = self.core.waiting_calls();
@@ -316,11 +324,11 @@ impl World {
                 }
                 Effect::Event(event) => {
                     match &event.what {
-                        Change::BarrierPassed { barrier, counter, without } => {
+                        EventKind::BarrierPassed { barrier, counter, without } => {
                             self.check_passed(barrier, *counter, without);
                             self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Passed));
                         }
-                        Change::BarrierFailed { barrier, counter } => {
+                        EventKind::BarrierFailed { barrier, counter } => {
                             self.ended.push((barrier.to_string(), *counter, BarrierOutcome::Failed));
                         }
                         _ => {}
@@ -333,18 +341,18 @@ impl World {
                     self.measured.push((record.id.to_string(), record.counter, record.outcome));
                     check_measured(&ending);
                 }
-                Effect::WantIncarnation(job) => wanted |= job == JOB,
-                Effect::Acted(acted) => self.acted = Some(acted),
-                Effect::Discard(_) => {}
+                Effect::RequestIncarnation(job) => wanted |= job == JOB,
+                Effect::CommandDone(acted) => self.acted = Some(acted),
+                Effect::FreeLater(_) => {}
             }
         }
-        if !self.core.has_work() {
+        if !self.core.has_pending_work() {
             let [ended, measured] = [&mut self.ended, &mut self.measured].map(std::mem::take);
             assert_eq!(ended, measured, "every instance that ends is measured once");
         }
         if wanted {
             let incarnation = self.fresh_service();
-            self.input(Input::SpareIncarnation { job: JOB, incarnation });
+            self.input(Input::NextIncarnation { job: JOB, incarnation });
         }
     }
 
@@ -352,15 +360,15 @@ impl World {
     fn note(&mut self, event: &Event) {
         self.order += 1;
         match &event.what {
-            Change::Excluded { target, tasks, .. } => {
+            EventKind::Excluded { target, tasks, .. } => {
                 for task in tasks {
                     self.members.entry(*task).or_default().excused = true;
                 }
-                if let Target::Task(task) = target {
+                if let ExclusionTarget::Task(task) = target {
                     self.excluded.insert(*task);
                 }
             }
-            Change::Readmitted { target: Target::Task(task), .. } => {
+            EventKind::Readmitted { target: ExclusionTarget::Task(task), .. } => {
                 self.excluded.remove(task);
                 let started = self.view().run.started_at.is_some();
                 // Whoever has not come to a run that still forms is waited for again.
@@ -368,7 +376,7 @@ impl World {
                     member.excused = started;
                 }
             }
-            Change::RunOpened => {
+            EventKind::RunOpened => {
                 self.members.clear();
                 for task in &self.excluded {
                     self.members.entry(*task).or_default().excused = true;
@@ -377,7 +385,7 @@ impl World {
                 self.took_part_before = std::mem::take(&mut self.took_part);
                 self.first_call_of_run = CallId(self.next_call);
             }
-            Change::TaskConnected { task, again, .. } => {
+            EventKind::TaskConnected { task, again, .. } => {
                 let member = self.members.entry(*task).or_default();
                 assert_eq!(member.connected, *again, "connected again is connected before");
                 // Excused when the others began: as late as one that comes again.
@@ -385,14 +393,14 @@ impl World {
                 let (registered, synced) = (self.order, !again);
                 *member = Membership { registered, connected: true, again, synced, excused: false };
             }
-            Change::BarrierStarted { barrier, .. } => {
+            EventKind::BarrierStarted { barrier, .. } => {
                 self.began.insert(barrier.to_string(), self.order);
             }
             _ => {}
         }
     }
 
-    fn check_answer(&mut self, call: CallId, asked: &Asked, outcome: &Outcome) {
+    fn check_answer(&mut self, call: CallId, asked: &PendingCall, outcome: &CallOutcome) {
         let Ok(reply) = outcome else { return };
         let excluded = asked.request.task().filter(|task| self.excluded.contains(task));
         assert!(
@@ -416,7 +424,7 @@ impl World {
     }
 
     /// All who asked about a set get the same answer, and every live member is among those who asked.
-    fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<Shared<LiveSet>>) {
+    fn check_live_set(&mut self, task: TaskId, tasks: &TaskSet, live: &Arc<SharedReply<LiveSet>>) {
         let known = |task: &TaskId| (0..i64::from(self.tasks)).contains(&i64::from(task.0));
         let set: Vec<TaskId> = tasks.ids().iter().copied().filter(known).collect();
         // The others of the first who is answered wait for their answers still, or are gone.
@@ -424,7 +432,7 @@ impl World {
             return;
         }
         self.live_set = Some(Arc::clone(live));
-        let asks = |asked: &Asked| match &asked.request {
+        let asks = |asked: &PendingCall| match &asked.request {
             Request::LiveSet { task, tasks } => {
                 let same = tasks.ids().iter().copied().filter(known).eq(set.iter().copied());
                 same.then_some(*task)
@@ -506,12 +514,12 @@ impl World {
     pub fn end(&mut self) {
         if self.deleted {
             assert_eq!(self.core.waiting_calls(), 0, "nobody waits for a job that is no more");
-            assert!(self.core.next_wake().is_none() && self.core.jobs().next().is_none());
+            assert!(self.core.next_wakeup().is_none() && self.core.jobs().next().is_none());
             return self.check_replay();
         }
         let connections: Vec<ConnectionId> = (0..self.next_connection).map(ConnectionId).collect();
         for connection in connections {
-            self.close(connection, Ending::Closed);
+            self.close(connection, ConnectionEnd::Closed);
         }
         self.finish_work();
         assert_eq!(self.core.waiting_calls(), 0, "whoever is gone waits no more");

@@ -10,18 +10,18 @@ use muster::transfer::{
 };
 
 use crate::cluster::{Cluster, PATIENCE, contents, fill_quickly, is_left_out, is_quick};
-use crate::processes::{Task, choice_of, say, told};
-use crate::resharding::{DEVICES_EACH, Wanted, gathered};
+use crate::processes::{TaskProcess, choice_of, say, told};
+use crate::resharding::{DEVICES_EACH, ReshardCase, gathered};
 
 const LEN: usize = 4 << 20;
 /// Without progress, or without a word of the peer, transfers of these tests fail after so long.
 const STALL: Duration = Duration::from_secs(1);
 
 /// With these tasks: task 0 in this process, and all know of each other.
-fn with(choice: &str, tasks: &mut [Task]) -> Cluster {
+fn with(choice: &str, tasks: &mut [TaskProcess]) -> Cluster {
     let cluster = Cluster::with(1, |config| config.transport = choice_of(choice));
     let mut membership = cluster.membership();
-    membership.peers.extend(tasks.iter().map(Task::peer));
+    membership.peers.extend(tasks.iter().map(TaskProcess::peer));
     cluster.engines[0].on_membership(membership.clone());
     for task in tasks {
         task.announce(&membership);
@@ -74,7 +74,7 @@ pub fn stream(engine: &Engine, task: usize, late: bool) {
 }
 
 /// The last round of a flow.
-struct Last {
+struct FinalRound {
     round: usize,
     launched: Instant,
     sent: Transfer,
@@ -83,7 +83,7 @@ struct Last {
     target: Buffer,
 }
 
-impl Last {
+impl FinalRound {
     fn transfers(&self) -> [&Transfer; 2] {
         [&self.sent, &self.received]
     }
@@ -102,7 +102,7 @@ impl Last {
 
 /// Moves with a task until `until` says so or something fails, and compares whatever comes; returns what was under way
 /// then.
-fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> Last {
+fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> FinalRound {
     let (source, target) = (cluster.empty(0, LEN), cluster.empty(0, LEN));
     let [mut out, mut back] = streams(&cluster.engines[0], task, &source, &target);
     for round in 0.. {
@@ -110,7 +110,7 @@ fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> Last {
         let launched = Instant::now();
         let (sent, received) = (out.launch(&[]), back.launch(&[]));
         if until(round) || received.wait().is_err() || sent.wait().is_err() {
-            return Last { round, launched, sent, received, source, target };
+            return FinalRound { round, launched, sent, received, source, target };
         }
         target.read(|bytes| assert!(is_quick(bytes, of_round(task, false, round)), "round {round}")).unwrap();
     }
@@ -118,9 +118,12 @@ fn flow(cluster: &Cluster, task: usize, until: impl Fn(usize) -> bool) -> Last {
 }
 
 #[test]
-fn a_peer_that_is_killed_is_told_of_at_once_and_others_lose_nothing() {
+fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
     for choice in ["auto", "pvm", "unix", "tcp"] {
-        let mut tasks = vec![Task::start(1, choice, "stream", None), Task::start(2, choice, "stream", None)];
+        let mut tasks = vec![
+            TaskProcess::start(1, choice, "stream", None),
+            TaskProcess::start(2, choice, "stream", None),
+        ];
         let cluster = with(choice, &mut tasks);
         let over = AtomicBool::new(false);
         let (task, other) = (&tasks[0], &tasks[1]);
@@ -200,7 +203,7 @@ const SAME_HOST_AND_TCP: [&str; 4] = ["auto", "pvm", "unix", "tcp"];
 #[test]
 fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
     for choice in SAME_HOST_AND_TCP {
-        let mut tasks = vec![Task::start(1, choice, "stream", None)];
+        let mut tasks = vec![TaskProcess::start(1, choice, "stream", None)];
         let cluster = with(choice, &mut tasks);
         let stopped = std::cell::Cell::new(Instant::now());
         // What was quick enough to be whole all the same is followed by others.
@@ -230,7 +233,7 @@ fn a_peer_that_is_stopped_is_given_up_at_the_stall_limit() {
 #[test]
 fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
     for choice in SAME_HOST_AND_TCP {
-        let mut tasks = vec![Task::start(1, choice, "late", None)];
+        let mut tasks = vec![TaskProcess::start(1, choice, "late", None)];
         let cluster = with(choice, &mut tasks);
         tasks[0].hears("ready");
         let launched = Instant::now();
@@ -256,8 +259,8 @@ fn a_peer_that_is_stopped_before_it_launched_is_given_up_at_the_stall_limit() {
 /// How long a plan may take of which a task is stopped, and its stall limit.
 const GATHER: (Duration, Duration) = (Duration::from_millis(1200), Duration::from_millis(1000));
 
-fn gather_plan() -> Wanted {
-    Wanted::of(gathered(4 * DEVICES_EACH, &[64, 16 << 10], GATHER.0))
+fn gather_plan() -> ReshardCase {
+    ReshardCase::of(gathered(4 * DEVICES_EACH, &[64, 16 << 10], GATHER.0))
 }
 
 /// Carries out the same plan again and again, until it fails: how long that took, how, and with which shards.
@@ -296,10 +299,10 @@ pub fn gather_all(engine: &Engine) {
 #[test]
 fn a_plan_with_a_peer_that_is_stopped_ends_in_its_time_and_its_shards_are_free() {
     for choice in ["auto", "pvm", "unix", "tcp"] {
-        let mut tasks = [Task::start(3, choice, "gather", None)];
+        let mut tasks = [TaskProcess::start(3, choice, "gather", None)];
         let cluster = Cluster::of_devices(3, DEVICES_EACH, |config| config.transport = choice_of(choice));
         let mut membership = cluster.membership();
-        membership.peers.extend(tasks.iter().map(Task::peer));
+        membership.peers.extend(tasks.iter().map(TaskProcess::peer));
         cluster.engines.iter().for_each(|engine| engine.on_membership(membership.clone()));
         tasks[0].announce(&membership);
         let stopped = AtomicBool::new(false);
@@ -358,8 +361,9 @@ pub fn meet_all(engine: &Engine, membership: &Membership) {
 #[test]
 fn two_to_eight_processes_all_send_to_all() {
     for (count, choice) in [(2, "auto"), (5, "tcp"), (8, "auto")] {
-        let mut tasks: Vec<_> = (0..count).map(|task| Task::start(task, choice, "meet", None)).collect();
-        let membership = Membership { peers: tasks.iter().map(Task::peer).collect() };
+        let mut tasks: Vec<_> =
+            (0..count).map(|task| TaskProcess::start(task, choice, "meet", None)).collect();
+        let membership = Membership { peers: tasks.iter().map(TaskProcess::peer).collect() };
         tasks.iter_mut().for_each(|task| task.announce(&membership));
         tasks.iter().for_each(|task| task.hears("met"));
     }
@@ -376,9 +380,9 @@ fn ip(line: &str) -> Result<(), String> {
 }
 
 /// A network namespace that is joined to this one, until it is dropped: 10.77.0.1 is here, 10.77.0.2 there.
-struct Away(String);
+struct OtherNamespace(String);
 
-impl Away {
+impl OtherNamespace {
     fn new() -> Result<Self, String> {
         let (name, near) = (format!("muster-{}", std::process::id()), format!("mu{}", std::process::id()));
         ip(&format!("netns add {name}"))?;
@@ -392,7 +396,7 @@ impl Away {
     }
 }
 
-impl Drop for Away {
+impl Drop for OtherNamespace {
     fn drop(&mut self) {
         if let Err(why) = ip(&format!("netns del {}", self.0)) {
             println!("the namespace is left behind: {why}");
@@ -405,15 +409,15 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
     if is_left_out("netns") {
         return;
     }
-    let away = Away::new().unwrap_or_else(|why| {
+    let away = OtherNamespace::new().unwrap_or_else(|why| {
         panic!("no other network can be made here ({why}): MUSTER_TESTS_WITHOUT=netns leaves this test out")
     });
     let here = || Some("10.77.0.1:0".parse().unwrap());
-    let mut tasks = [Task::start(1, "auto", "stream-away", Some(&away.0))];
+    let mut tasks = [TaskProcess::start(1, "auto", "stream-away", Some(&away.0))];
     let cluster = Cluster::with(1, |config| config.listen = here());
-    let meet = |cluster: &Cluster, tasks: &mut [Task]| {
+    let meet = |cluster: &Cluster, tasks: &mut [TaskProcess]| {
         let mut membership = cluster.membership();
-        membership.peers.extend(tasks.iter().map(Task::peer));
+        membership.peers.extend(tasks.iter().map(TaskProcess::peer));
         cluster.engines.iter().for_each(|engine| engine.on_membership(membership.clone()));
         tasks.iter_mut().for_each(|task| task.announce(&membership));
     };
@@ -429,7 +433,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
     cluster.engines[0].shutdown();
     assert_eq!(tasks[0].hears_of("whole "), "16");
 
-    let mut tasks = [Task::start(3, "auto", "gather-away", Some(&away.0))];
+    let mut tasks = [TaskProcess::start(3, "auto", "gather-away", Some(&away.0))];
     let cluster = Cluster::of_devices(3, DEVICES_EACH, |config| config.listen = here());
     meet(&cluster, &mut tasks);
     let wanted = gather_plan();

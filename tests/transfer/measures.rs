@@ -57,7 +57,7 @@ fn launches_are_counted_by_how_they_end_and_timed_by_stage() {
 }
 
 #[test]
-fn failures_are_counted_by_reason_and_told_once_with_whom_and_why() {
+fn failures_are_counted_by_reason_and_reported_once_with_peer_and_cause() {
     let cluster = Cluster::new(2, Choice::Auto);
     let (source, target) = (cluster.filled(0, 5000, 1), cluster.empty(1, 5000));
     let (sender, meters) = (&cluster.engines[0], cluster.engines[0].meters());

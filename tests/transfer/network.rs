@@ -307,7 +307,7 @@ fn whatever_the_network_does_nothing_hangs_and_no_byte_is_wrong() {
 }
 
 #[test]
-fn whoever_dials_a_peer_that_never_answers_is_freed_by_the_membership() {
+fn a_membership_change_ends_a_dial_without_answer() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let cluster = Cluster::with(1, |config| config.transport = Choice::Tcp);
     cluster.announce_stranger(1, silent.local_addr().unwrap());
@@ -385,7 +385,7 @@ fn a_deadline_that_passes_in_the_middle_ends_the_transfer_on_both_sides() {
 }
 
 #[test]
-fn what_is_urgent_overtakes_what_may_take_its_time() {
+fn urgent_transfers_overtake_bulk_transfers() {
     const SMALL: usize = 1 << 20;
     let (cluster, [_, faults]) = with_faults(Choice::Loopback, |config| {
         config.lanes = 1;

@@ -44,7 +44,7 @@ fn transfers_asked_for_before_there_are_connections_keep_their_order() {
 }
 
 #[test]
-fn what_fails_before_it_begins_is_told_to_the_other_side_and_the_next_are_in_step() {
+fn an_early_failure_reaches_the_peer_and_later_launches_stay_matched() {
     let cluster = Cluster::new(2, Choice::Auto);
     // A third task that nobody can reach: its port is taken, and nobody listens there.
     let taken = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
@@ -112,7 +112,7 @@ fn meet_at_random(cluster: &Cluster, here: usize, there: usize, rounds: u64) -> 
 }
 
 #[test]
-fn connections_that_nobody_uses_make_room_for_others() {
+fn idle_connections_are_evicted_for_new_ones() {
     const COUNT: usize = 5;
     let rounds = std::env::var("ROUNDS").map_or(150, |rounds| rounds.parse().unwrap());
     for (choice, slow) in [(Choice::Auto, false), (Choice::Tcp, false), (Choice::Tcp, true)] {

@@ -55,7 +55,7 @@ fn a_transfer_that_is_cancelled_before_its_peers_are_reached_leaves_its_buffers_
 }
 
 #[test]
-fn peers_are_dialled_at_once_and_the_first_that_fails_is_told() {
+fn prepare_dials_all_peers_at_once_and_reports_the_first_failure() {
     const DARK: usize = 6;
     let (cluster, listeners) = with_dark_peers(DARK + 1, DARK);
     let source = cluster.filled(0, 1000, 1);
@@ -105,13 +105,13 @@ fn buffers_bring_their_layouts() {
 #[test]
 fn memory_of_others_is_used_as_it_is_and_kept_until_the_last_transfer_of_it() {
     /// Memory that tells when it is let go of.
-    struct Lent(Box<[u8; 5000]>, std::sync::mpsc::Sender<()>);
-    impl AsMut<[u8]> for Lent {
+    struct LentBuffer(Box<[u8; 5000]>, std::sync::mpsc::Sender<()>);
+    impl AsMut<[u8]> for LentBuffer {
         fn as_mut(&mut self) -> &mut [u8] {
             &mut self.0[..]
         }
     }
-    impl Drop for Lent {
+    impl Drop for LentBuffer {
         fn drop(&mut self) {
             self.1.send(()).unwrap();
         }
@@ -122,7 +122,7 @@ fn memory_of_others_is_used_as_it_is_and_kept_until_the_last_transfer_of_it() {
         let mut memory = Box::new([0; 5000]);
         memory.copy_from_slice(&crate::cluster::contents(5000, 3));
         let place = memory.as_ptr();
-        let buffer = Buffer::foreign(Lent(memory, gone));
+        let buffer = Buffer::foreign(LentBuffer(memory, gone));
         buffer.read(|bytes| assert_eq!(bytes.as_ptr(), place)).unwrap();
         let target = cluster.empty(1, 5000);
         let sent = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], Options::default());

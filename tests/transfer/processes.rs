@@ -12,7 +12,7 @@ use crate::resharding::DEVICES_EACH;
 use crate::{cancel, deaths};
 
 /// A task in a process of its own.
-pub struct Task {
+pub struct TaskProcess {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
@@ -21,7 +21,7 @@ pub struct Task {
     address: Address,
 }
 
-impl Drop for Task {
+impl Drop for TaskProcess {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _gone = self.child.wait();
@@ -42,7 +42,7 @@ pub fn choice_of(name: &str) -> Choice {
     serde_json::from_value(serde_json::Value::String(name.to_owned())).unwrap()
 }
 
-impl Task {
+impl TaskProcess {
     /// What it does is up to its role, see [`child`]; in a network namespace, if one is named.
     pub fn start(task: usize, choice: &str, role: &str, network: Option<&str>) -> Self {
         Self::live(task, 0, choice, role, network)

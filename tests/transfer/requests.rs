@@ -107,7 +107,7 @@ fn buffers_are_sent_and_received_by_devices_and_keys() {
 }
 
 #[test]
-fn a_task_without_devices_can_neither_send_nor_receive_and_hears_which_it_is() {
+fn a_task_without_devices_is_refused_by_number() {
     let cluster = Cluster::with(2, |config| {
         if config.here.task.0 == 0 {
             config.devices = Vec::new();
@@ -173,7 +173,7 @@ fn a_batch_leaves_as_one_group_for_each_peer() {
 }
 
 #[test]
-fn more_launches_than_the_bound_are_refused_and_told_to_the_other_side() {
+fn launches_beyond_the_bound_fail_on_both_sides() {
     const BOUND: usize = 4096;
     let cluster = Cluster::new(2, Choice::Auto);
     let (source, target) = (cluster.filled(0, 100, 1), cluster.empty(1, 100));
@@ -254,7 +254,7 @@ fn sends_may_share_bytes_and_a_buffer_in_use_is_busy() {
 }
 
 #[test]
-fn different_layouts_and_different_orders_are_told_to_both_sides() {
+fn mismatched_layouts_and_orders_fail_on_both_sides() {
     for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = Cluster::new(2, choice);
         let (source, target) = (cluster.filled(0, 400, 1), cluster.empty(1, 400));
@@ -329,7 +329,7 @@ fn arena_and_other_memory_mix_in_one_request() {
 }
 
 #[test]
-fn what_is_over_leaves_nothing_behind() {
+fn finished_transfers_leave_no_state() {
     for choice in [Choice::Auto, Choice::Tcp, Choice::Loopback] {
         let cluster = Cluster::new(2, choice);
         for round in 0..20 {

@@ -40,13 +40,13 @@ fn shards(plan: &Plan, role: BufferRole, devices: &[DeviceId]) -> Shards {
 }
 
 /// A plan with what its devices hold before and after.
-pub struct Wanted {
+pub struct ReshardCase {
     pub plan: Plan,
     before: Shards,
     after: Shards,
 }
 
-impl Wanted {
+impl ReshardCase {
     pub fn of(plan: Plan) -> Self {
         let before = shards(&plan, BufferRole::Source, &plan.source().sharding.mesh.devices);
         let mut after = shards(&plan, BufferRole::Destination, &plan.destination().sharding.mesh.devices);
@@ -95,7 +95,7 @@ fn plan(source: ArrayDescription, destination: ArrayDescription, hosts: u32, tim
 
 /// Carries a plan out on all engines at once, and compares with the same plan on slices.
 fn compare(cluster: &Cluster, plan: Plan, channel: u32) {
-    let wanted = Wanted::of(plan);
+    let wanted = ReshardCase::of(plan);
     let options = Options { channel, ..Options::default() };
     std::thread::scope(|scope| {
         for (engine, arena) in cluster.engines.iter().zip(&cluster.arenas) {
@@ -183,10 +183,10 @@ fn needs(plan: &Plan, step: u32, task: TaskId) -> bool {
 }
 
 #[test]
-fn who_comes_late_holds_back_nothing_but_what_depends_on_it() {
+fn a_late_task_delays_only_its_dependents() {
     for choice in [Choice::Loopback, Choice::Auto] {
         let cluster = cluster(4, choice);
-        let wanted = Wanted::of(gathered(8, &[64, 3000], PATIENCE));
+        let wanted = ReshardCase::of(gathered(8, &[64, 3000], PATIENCE));
         for (round, late) in [0, 2].into_iter().enumerate() {
             let options = Options { channel: round as u32, ..Options::default() };
             // What each task receives of each other one without any help of the late one.
@@ -225,16 +225,17 @@ fn who_comes_late_holds_back_nothing_but_what_depends_on_it() {
 }
 
 #[test]
-fn tasks_that_carry_out_different_plans_hear_of_both_before_a_byte_moves() {
+fn mismatched_plans_fail_with_both_digests_before_a_byte_moves() {
     let cluster = cluster(2, Choice::Auto);
     let line: &[(&str, u64)] = &[("x", 4)];
     let square =
         |dtype, spec: &[&str]| ArrayDescription { dtype, ..array(&[64, 64], line, &[0, 1, 2, 3], spec) };
-    let make = |dtype, spec: &[&str]| Wanted::of(plan(square(dtype, spec), square(dtype, &[]), 1, PATIENCE));
+    let make =
+        |dtype, spec: &[&str]| ReshardCase::of(plan(square(dtype, spec), square(dtype, &[]), 1, PATIENCE));
     // As many bytes in every step: as another type, and as columns for rows.
     for (channel, other) in [(1, make(Dtype::Int32, &["x"])), (2, make(Dtype::Float32, &["", "x"]))] {
         let one = make(Dtype::Float32, &["x"]);
-        let short = |wanted: &Wanted| wanted.plan.layout().to_string()[..16].to_owned();
+        let short = |wanted: &ReshardCase| wanted.plan.layout().to_string()[..16].to_owned();
         let names = [short(&one), short(&other)];
         assert_ne!(names[0], names[1]);
         let options = Options { channel, ..Options::default() };
@@ -264,7 +265,7 @@ fn tasks_that_carry_out_different_plans_hear_of_both_before_a_byte_moves() {
 }
 
 #[test]
-fn what_does_not_fit_the_plan_is_refused_before_a_byte_moves() {
+fn buffers_that_do_not_match_the_plan_are_refused_before_a_byte_moves() {
     let cluster = cluster(2, Choice::Auto);
     let line: &[(&str, u64)] = &[("x", 4)];
     let describe = |spec: &[&str]| array(&[64], line, &[0, 1, 2, 3], spec);
@@ -322,7 +323,7 @@ fn a_plan_whose_peer_takes_no_bytes_any_more_ends_in_its_time_and_its_shards_are
     });
     compare(&cluster, gathered(8, &[64, 500], PATIENCE), 1);
     faults.hold(true);
-    let wanted = Wanted::of(gathered(8, &[64, 20_000], time));
+    let wanted = ReshardCase::of(gathered(8, &[64, 20_000], time));
     let options = Options { channel: 2, stall, ..Options::default() };
     std::thread::scope(|scope| {
         for (engine, arena) in cluster.engines.iter().zip(&cluster.arenas) {

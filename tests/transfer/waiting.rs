@@ -14,7 +14,7 @@ use crate::cluster::{
 const CHOICES: [Choice; 4] = [Choice::Auto, Choice::Unix, Choice::Tcp, Choice::Loopback];
 
 #[test]
-fn what_was_sent_is_known_to_be_there_while_a_thread_waits_for_something_else() {
+fn a_send_completes_while_a_thread_waits_for_another_transfer() {
     for choice in CHOICES {
         for len in [100, 64 << 10] {
             let cluster = Cluster::new(2, choice);
@@ -92,13 +92,13 @@ fn to_and_fro_on_several_threads_at_a_time_with_and_without_looking_before_sleep
 }
 
 /// Is told together with others, and waits for them.
-struct Together {
+struct WakeGroup {
     told: Arc<AtomicUsize>,
     of: usize,
     met: AtomicBool,
 }
 
-impl Wake for Together {
+impl Wake for WakeGroup {
     fn wake(self: Arc<Self>) {
         self.told.fetch_add(1, Ordering::SeqCst);
         let until = Instant::now() + PATIENCE;
@@ -110,7 +110,7 @@ impl Wake for Together {
 }
 
 #[test]
-fn who_hears_of_the_end_of_one_connection_holds_up_no_other_end() {
+fn a_waiter_woken_for_one_connection_delays_no_other() {
     for choice in CHOICES {
         let cluster = Cluster::new(5, choice);
         let peers = [1, 2, 3, 4];
@@ -122,7 +122,7 @@ fn who_hears_of_the_end_of_one_connection_holds_up_no_other_end() {
                 let transfer =
                     cluster.engines[0].transfer(&[], vec![incoming(&target, peer, 0, 1)], on(peer as u32));
                 let (told, met) = (Arc::clone(&told), AtomicBool::new(false));
-                let wake = Arc::new(Together { told, of: peers.len(), met });
+                let wake = Arc::new(WakeGroup { told, of: peers.len(), met });
                 let mut future = Box::pin(transfer.clone());
                 let waker = Waker::from(Arc::clone(&wake));
                 assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -144,7 +144,7 @@ fn who_hears_of_the_end_of_one_connection_holds_up_no_other_end() {
 }
 
 #[test]
-fn what_a_peer_took_before_it_went_has_arrived_although_a_thread_waits_for_something_else() {
+fn bytes_acknowledged_before_a_peer_exit_count_as_delivered() {
     for round in 0..64 {
         let cluster = Cluster::with(2, |config| config.transport = Choice::Shm);
         let [zero, one] = [&cluster.engines[0], &cluster.engines[1]];
@@ -170,7 +170,7 @@ fn what_a_peer_took_before_it_went_has_arrived_although_a_thread_waits_for_somet
 }
 
 #[test]
-fn who_has_no_time_left_does_not_look_for_longer() {
+fn a_wait_with_an_expired_deadline_does_not_spin() {
     let cluster = Cluster::with(2, |config| {
         config.transport = Choice::Shm;
         config.spin = Duration::from_secs(3600);

@@ -33,7 +33,7 @@ fn engines_of_one_process_meet_without_listening_on_anything() {
 }
 
 #[test]
-fn an_engine_of_this_process_that_ends_is_told_of_at_once() {
+fn the_end_of_an_in_process_engine_is_reported_at_once() {
     let cluster = Cluster::new(2, Choice::Loopback);
     let (source, target) = (cluster.filled(0, 1000, 1), cluster.empty(1, 1000));
     let (sent, received) = cluster.send(0, &source, 1, &target, 1);

@@ -3,21 +3,21 @@
 
 use crate::support::answer::code_name;
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
-use crate::witness::{Witness, expect_ok, within};
+use crate::witness::{SecondClient, expect_ok, within};
 
 const RESOURCE_EXHAUSTED: i32 = 8;
 
 /// A server with the witness's job and another of three tasks, to be rough with.
-struct Rig {
+struct CallFixture {
     server: Muster,
-    witness: Witness,
+    second_client: SecondClient,
 }
 
-impl Rig {
+impl CallFixture {
     async fn start() -> Self {
         let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);
-        let witness = Witness::register(&server, "witness").await;
-        Self { server, witness }
+        let witness = SecondClient::register(&server, "witness").await;
+        Self { server, second_client: witness }
     }
 
     fn client(&self, generation: Generation) -> Client {
@@ -54,7 +54,7 @@ fn assert_code(answer: &Answer, code: i32) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn keys_beyond_all_measure_are_refused_by_every_call() {
-    let rig = Rig::start().await;
+    let rig = CallFixture::start().await;
     let long = "k".repeat(10 << 20);
     for generation in [Generation::A, Generation::C] {
         let tasks = rig.target(generation).await;
@@ -75,7 +75,7 @@ async fn keys_beyond_all_measure_are_refused_by_every_call() {
             let answer = ask(&tasks[0], call).await;
             assert!(harmless || !answer.is_ok(), "such a key is not taken");
             assert!(answer.message.len() < 4096, "the answer does not repeat it");
-            rig.witness.works().await;
+            rig.second_client.assert_served().await;
         }
         assert_code(&ask(&tasks[0], Call::insert(&long, "v")).await, RESOURCE_EXHAUSTED);
         assert_code(&ask(&tasks[0], Call::barrier(&long, 0)).await, RESOURCE_EXHAUSTED);
@@ -85,12 +85,12 @@ async fn keys_beyond_all_measure_are_refused_by_every_call() {
             matches!(ask(&tasks[1], Call::get("///")).await.body, Body::Value { value, .. } if value == b"empty")
         );
     }
-    rig.witness.works().await;
+    rig.second_client.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn counters_and_timeouts_at_the_ends_of_their_range_harm_their_caller_only() {
-    let rig = Rig::start().await;
+    let rig = CallFixture::start().await;
     let tasks = rig.target(Generation::C).await;
     for counter in [i64::MIN, -1, 1, i64::MAX - 1, i64::MAX] {
         let answer = ask(&tasks[0], Call::barrier("unused", counter)).await;
@@ -104,7 +104,7 @@ async fn counters_and_timeouts_at_the_ends_of_their_range_harm_their_caller_only
         let answer = ask(&tasks[1], Call::barrier(&format!("none {ms}"), 0).within_ms(ms)).await;
         assert_eq!(code_name(answer.code), "DEADLINE_EXCEEDED", "{answer:?}");
     }
-    rig.witness.works().await;
+    rig.second_client.assert_served().await;
     assert_eq!(waits.answer(), None);
     let other = tasks[1].0.start(tasks[1].1, Call::barrier("endless", 0), |_| {});
     assert_eq!(ask(&tasks[2], Call::barrier("endless", 0)).await.body, Body::Barrier(0));
@@ -114,7 +114,7 @@ async fn counters_and_timeouts_at_the_ends_of_their_range_harm_their_caller_only
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_of_tasks_beyond_all_measure_are_taken_or_refused_but_not_suffered() {
-    let rig = Rig::start().await;
+    let rig = CallFixture::start().await;
     for generation in [Generation::A, Generation::C] {
         let tasks = rig.target(generation).await;
         let many: Vec<i32> = (-200_000..200_000).rev().collect();
@@ -127,20 +127,20 @@ async fn lists_of_tasks_beyond_all_measure_are_taken_or_refused_but_not_suffered
             let alive = Call::alive(&list);
             // Whoever asks must be one of them; then there is nothing wrong with the question.
             let pending = tasks[0].0.start(tasks[0].1, alive, |_| {});
-            rig.witness.works().await;
+            rig.second_client.assert_served().await;
             pending.hang_up();
             if generation == Generation::A {
                 let answer = ask(&tasks[0], Call::TaskStates { tasks: list }).await;
                 assert!(answer.code == 3 || answer.code == 8 || answer.is_ok(), "{}", code_name(answer.code));
             }
         }
-        rig.witness.works().await;
+        rig.second_client.assert_served().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn counting_stops_at_the_ends_of_the_range() {
-    let rig = Rig::start().await;
+    let rig = CallFixture::start().await;
     let tasks = rig.target(Generation::C).await;
     expect_ok(&ask(&tasks[0], Call::increment("n", i64::MAX)).await);
     let beyond = ask(&tasks[0], Call::increment("n", 1)).await;
@@ -150,12 +150,12 @@ async fn counting_stops_at_the_ends_of_the_range() {
     assert!(matches!(kept.body, Body::Value { value, .. } if value == i64::MAX.to_string().as_bytes()));
     expect_ok(&ask(&tasks[0], Call::increment("m", i64::MIN)).await);
     assert!(!ask(&tasks[0], Call::increment("m", -1)).await.is_ok());
-    rig.witness.works().await;
+    rig.second_client.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reported_novel_is_cut_and_told() {
-    let rig = Rig::start().await;
+async fn an_overlong_error_report_is_truncated() {
+    let rig = CallFixture::start().await;
     let tasks = rig.target(Generation::A).await;
     let poll = tasks[0].0.start(tasks[0].1, Call::PollForError, |_| {});
     let novel = "Call me Ishmael. ".repeat(1 << 18);
@@ -168,5 +168,5 @@ async fn a_reported_novel_is_cut_and_told() {
         "{}",
         told.message.len()
     );
-    rig.witness.works().await;
+    rig.second_client.assert_served().await;
 }

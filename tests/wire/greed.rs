@@ -7,22 +7,22 @@ use muster::proto::tensorflow as a;
 use prost::bytes::Bytes;
 
 use crate::frames::*;
-use crate::raw::{GENERATION_A, PATIENCE, Raw, frame, prefixed};
+use crate::raw::{GENERATION_A, PATIENCE, RawClient, frame, prefixed};
 use crate::support::Muster;
-use crate::witness::Witness;
+use crate::witness::SecondClient;
 
 const MIB: u64 = 1 << 20;
 
-async fn start(further: &[&str]) -> (Muster, Witness) {
+async fn start(further: &[&str]) -> (Muster, SecondClient) {
     let arguments = [&["--job", "witness=2", "--job", "target=3", "--log", "error"], further].concat();
     let server = Muster::serve(&arguments);
-    let witness = Witness::register(&server, "witness").await;
+    let witness = SecondClient::register(&server, "witness").await;
     (server, witness)
 }
 
 /// Stores a value of this length under the key `k`.
 async fn store(server: &Muster, length: usize) {
-    let mut raw = Raw::connect(server.grpc(), "target").await;
+    let mut raw = RawClient::connect(server.grpc(), "target").await;
     let kv = Some(a::KeyValueEntry { key: "k".into(), value: vec![1; length].into() });
     let message = a::InsertKeyValueRequest { kv, allow_overwrite: true };
     assert_eq!(raw.call(&format!("{GENERATION_A}/InsertKeyValue"), &message).await.code, Some(0));
@@ -64,11 +64,11 @@ async fn the_heads_of_requests_that_wait_cost_little() {
     assert!(peer.hear_until(|frame| frame.kind == PING).await.is_some());
     let moved = server.resident_bytes().saturating_sub(before);
     assert!(moved < 48 * MIB, "{} MiB are held for 16,000 requests that wait", moved / MIB);
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_whose_requests_take_too_much_is_told_so() {
+async fn a_connection_over_its_memory_quota_gets_resource_exhausted() {
     for (flags, whose) in [
         (
             &["--grpc-connection-state-bytes", "4000000"][..],
@@ -91,7 +91,7 @@ async fn a_connection_whose_requests_take_too_much_is_told_so() {
         assert!(said.contains(whose) && said.contains("grpc-status\u{1}8"), "{said:?}");
         let moved = server.resident_bytes().saturating_sub(before);
         assert!(moved < 24 * MIB, "{} MiB", moved / MIB);
-        witness.works().await;
+        witness.assert_served().await;
         // What the peer gives up is free again.
         let given_up: Vec<u8> = (1..1_000_u32).flat_map(|n| reset(2 * n + 1)).collect();
         peer.say(&given_up).await;
@@ -103,7 +103,7 @@ async fn a_connection_whose_requests_take_too_much_is_told_so() {
             frame.kind == PING
         });
         assert!(pong.await.is_some() && !refused_again);
-        witness.works().await;
+        witness.assert_served().await;
     }
 }
 
@@ -114,16 +114,16 @@ async fn an_announcement_takes_nothing_from_an_honest_insertion() {
     let mut greedy = Vec::new();
     // Two of nearly all there is, and a hundred of what is given at once.
     for length in [476_u32 << 20; 2].into_iter().chain([4 << 20; 100]) {
-        let mut raw = Raw::connect(server.grpc(), "target").await;
+        let mut raw = RawClient::connect(server.grpc(), "target").await;
         let (response, mut stream) = raw.begin(raw.request(&path)).await.expect("a stream");
         stream.send_data(Bytes::from(prefixed(0, length, &[0; 1000])), false).expect("an open stream");
         greedy.push((raw, response, stream));
     }
-    witness.works().await;
+    witness.assert_served().await;
     // The stall of the greedy ones ends after a minute: who must wait for that has waited for them.
     let honest = tokio::time::timeout(Duration::from_secs(30), store(&server, 20 << 20));
     honest.await.expect("the honest one is not kept waiting");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 /// A peer with many calls that wait.
@@ -156,7 +156,7 @@ async fn settings_that_change_all_the_time_cost_little_and_end_the_connection() 
             peer.say(&churn).await;
         }
     }
-    witness.works().await;
+    witness.assert_served().await;
     let spent = server.cpu().saturating_sub(before);
     // It was 23 ms a frame: nine seconds for these.
     assert!(spent < Duration::from_secs(3), "{spent:?} for 400 frames");
@@ -170,7 +170,7 @@ async fn settings_that_change_all_the_time_cost_little_and_end_the_connection() 
         assert_eq!(code, ENHANCE_YOUR_CALM, "{said}");
         assert!(said.contains("frames that ask for nothing"), "{said}");
     }
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -190,7 +190,7 @@ async fn references_to_a_long_name_are_cut_off() {
     let (code, said) = peer.hear_goaway().await;
     assert_eq!((code, &*said), (ENHANCE_YOUR_CALM, "a header list without end"));
     assert!(server.cpu().saturating_sub(before) < Duration::from_secs(1));
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,12 +241,12 @@ async fn frames_that_ask_for_nothing_end_the_connection_when_they_become_many() 
         };
         let told = tokio::time::timeout(PATIENCE, pour).await.expect("the server reads, or closes");
         assert!(told, "{name}: it is not told that it is too much");
-        witness.works().await;
+        witness.assert_served().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_gives_up_all_of_its_calls_at_once_is_no_nuisance() {
+async fn cancelling_all_calls_at_once_is_no_abuse() {
     let (server, witness) = start(&[]).await;
     let mut peer = many_waiting(&server).await;
     let resets: Vec<u8> = (0..16_000).flat_map(|n| reset(2 * n + 1)).collect();
@@ -254,7 +254,7 @@ async fn who_gives_up_all_of_its_calls_at_once_is_no_nuisance() {
     peer.say(&request(40_001)).await;
     let answer = peer.hear_until(|frame| frame.stream == 40_001).await;
     assert!(answer.is_some_and(|answer| answer.kind == HEADERS), "the connection goes on");
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -274,13 +274,13 @@ async fn requests_to_auxiliary_services_in_tiny_pieces_cost_little() {
     assert!(peer.hear_until(|frame| frame.kind == PING).await.is_some());
     let moved = server.resident_bytes().saturating_sub(before);
     assert!(moved < 24 * MIB, "{} MiB", moved / MIB);
-    witness.works().await;
+    witness.assert_served().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn listings_that_nobody_reads_are_bounded() {
+async fn unread_listings_are_bounded() {
     let (server, witness) = start(&["--grpc-state-bytes", "30000000"]).await;
-    let mut raw = Raw::connect(server.grpc(), "target").await;
+    let mut raw = RawClient::connect(server.grpc(), "target").await;
     for n in 0..3_000 {
         let kv = Some(a::KeyValueEntry { key: format!("d/{n}"), value: vec![1; 4_000].into() });
         let message = a::InsertKeyValueRequest { kv, allow_overwrite: true };
@@ -306,7 +306,7 @@ async fn listings_that_nobody_reads_are_bounded() {
     }
     assert_eq!(refused, 8, "two of twelve megabytes have room");
     assert!(server.resident_bytes().saturating_sub(before) < 40 * MIB);
-    witness.works().await;
+    witness.assert_served().await;
     drop(peers);
     // Those who read it get it.
     let message = a::GetKeyValueDirRequest { directory_key: "d".into() };
@@ -319,8 +319,8 @@ async fn listings_that_nobody_reads_are_bounded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_registrations_writes_few_lines() {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "info"]);
-    let witness = Witness::register(&server, "witness").await;
-    let mut raw = Raw::connect(server.grpc(), "target").await;
+    let witness = SecondClient::register(&server, "witness").await;
+    let mut raw = RawClient::connect(server.grpc(), "target").await;
     let path = format!("{GENERATION_A}/RegisterTask");
     let mut asked = Vec::new();
     for incarnation in 1..=5_000 {
@@ -331,7 +331,7 @@ async fn a_flood_of_registrations_writes_few_lines() {
         stream.send_data(Bytes::from(body), true).expect("an open stream");
         asked.push(response);
     }
-    witness.works().await;
+    witness.assert_served().await;
     // Each that came before the last one has been told that it is superseded.
     let told = tokio::time::timeout(PATIENCE, asked.swap_remove(0)).await.expect("an answer in time");
     assert!(told.expect("an answer").headers().contains_key("grpc-status"));
@@ -343,5 +343,5 @@ async fn a_flood_of_registrations_writes_few_lines() {
     tokio::time::timeout(PATIENCE, said).await.expect("they are counted");
     let lines = server.said().lines().count();
     assert!(lines < 1_000, "{lines} lines for 5,000 registrations");
-    witness.works().await;
+    witness.assert_served().await;
 }

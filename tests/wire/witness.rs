@@ -6,12 +6,12 @@ use crate::raw::PATIENCE;
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
 
 /// The two tasks of a job that does nothing wrong; one speaks generation A, the other C.
-pub struct Witness {
+pub struct SecondClient {
     tasks: [(Client, Caller); 2],
     rounds: AtomicI64,
 }
 
-impl Witness {
+impl SecondClient {
     /// Registers both tasks of the job of this name.
     pub async fn register(server: &Muster, job: &str) -> Self {
         let authority = format!("{job}.test:8476");
@@ -27,7 +27,7 @@ impl Witness {
         };
         assert_eq!(service, other, "both are in one run");
         witness.tasks.iter_mut().for_each(|(_, caller)| caller.service = Some(service));
-        witness.works().await;
+        witness.assert_served().await;
         witness
     }
 
@@ -43,7 +43,7 @@ impl Witness {
     }
 
     /// Registers again, meets, writes and reads: everything must go as if nothing had happened.
-    pub async fn works(&self) {
+    pub async fn assert_served(&self) {
         let round = self.rounds.fetch_add(1, Ordering::SeqCst);
         for answer in self.register_both().await {
             assert!(answer.is_ok(), "registration of round {round}: {answer:?}");

@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use bytes::Bytes;
 
-use super::{Target, Wanted, count, registered};
+use super::{Target, WorkFilter, count, registered};
 use crate::client::Call;
 use crate::cluster::{Cluster, Shape};
-use crate::meter::{Figure, Meter};
+use crate::meter::{CpuMeter, Figure};
 use crate::wire::{self, Method, Value};
 
 /// Time for calls that wait to have reached their places after an answered call behind them.
@@ -26,11 +26,11 @@ fn settle(cluster: &Cluster, tasks: u32) -> Result<()> {
 }
 
 /// A task leaves and comes back, again and again, and all others watch it.
-pub fn watch(target: Target, watchers: u32, wanted: &Wanted, figures: &mut Vec<Figure>) -> Result<()> {
+pub fn watch(target: Target, watchers: u32, wanted: &WorkFilter, figures: &mut Vec<Figure>) -> Result<()> {
     let cluster = registered(target, watchers + 1)?;
-    let mut watched = Watched::new(&cluster, watchers);
+    let mut watched = FanOut::new(&cluster, watchers);
     let rounds = wanted.times(10) as u32;
-    let mut measured = Meter::stopped(target.pid);
+    let mut measured = CpuMeter::stopped(target.pid);
     for life in 1..=rounds {
         for present in [false, true] {
             let waiting = watched.all_watch()?;
@@ -51,13 +51,13 @@ pub fn watch(target: Target, watchers: u32, wanted: &Wanted, figures: &mut Vec<F
 }
 
 /// The last task, and those who watch.
-pub(super) struct Watched<'a> {
+pub(super) struct FanOut<'a> {
     cluster: &'a Cluster,
     watchers: u32,
     version: i64,
 }
 
-impl<'a> Watched<'a> {
+impl<'a> FanOut<'a> {
     pub(super) fn new(cluster: &'a Cluster, watchers: u32) -> Self {
         Self { cluster, watchers, version: -1 }
     }
@@ -140,7 +140,7 @@ pub fn restart(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<
     let own = polls.pop();
     let last = cluster.reborn(tasks - 1, 1);
     let process = Cluster::connect(target.address, 1, Shape::OneEach)?;
-    let mut measured = Meter::start(target.pid)?;
+    let mut measured = CpuMeter::start(target.pid)?;
     let registering = process.call(0, Method::RegisterTask, last.register())?;
     process.flush()?;
     all_polls_fail(&cluster, polls)?;
@@ -155,7 +155,7 @@ pub fn restart(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<
 pub fn broken(target: Target, tasks: u32, figures: &mut Vec<Figure>) -> Result<()> {
     let (cluster, mut polls) = polling(target, tasks)?;
     let own = polls.pop();
-    let mut measured = Meter::start(target.pid)?;
+    let mut measured = CpuMeter::start(target.pid)?;
     cluster.kill(tasks - 1)?;
     all_polls_fail(&cluster, polls)?;
     measured.lap();

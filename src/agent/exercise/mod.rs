@@ -25,8 +25,8 @@ use super::{Agent, AgentError};
 use crate::transfer::{Arena, DeviceId, Member, MemoryError, ReshardError, TransferError, plan::PlanError};
 use moving::{Buffers, Prepared};
 pub(super) use plan::number as lives_number;
-pub use resharding::Resharded;
-use resharding::Resharding;
+use resharding::ReshardPlans;
+pub use resharding::ReshardResult;
 
 /// How it is exercised.
 #[derive(Debug, Clone)]
@@ -59,14 +59,14 @@ pub struct Step {
     /// How long the transfers took, from the first preparation to the last byte.
     pub elapsed: Duration,
     /// What became of the array; nothing where only one takes part.
-    pub resharded: Option<Resharded>,
+    pub resharded: Option<ReshardResult>,
     /// What failed.
-    pub failures: Vec<Failed>,
+    pub failures: Vec<PeerFailure>,
 }
 
 /// Something that failed in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failed {
+pub struct PeerFailure {
     /// If one of these is lost, that is why. They are whoever it was with; or all others, for what failed because
     /// something else did.
     pub with: Vec<Member>,
@@ -76,11 +76,11 @@ pub struct Failed {
 
 /// How a step went.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum StepOutcome {
     /// It was made.
-    Made(Step),
+    Completed(Step),
     /// It was called off, for this reason; it may be tried again.
-    CalledOff(String),
+    Cancelled(String),
 }
 
 /// Why the exercise cannot go on.
@@ -145,7 +145,7 @@ pub struct Exercise<'a> {
     shards: Arena,
     epoch: Option<Epoch>,
     /// Turns true when nobody is to be waited for any more.
-    cut: watch::Receiver<bool>,
+    cancelled: watch::Receiver<bool>,
     /// The last step that was made.
     last: u64,
 }
@@ -162,12 +162,12 @@ struct Epoch {
     /// The step of the barrier's first use after the one that begins the epoch.
     base: u64,
     rings: Prepared,
-    resharding: Option<Resharding>,
+    resharding: Option<ReshardPlans>,
 }
 
-enum Met {
+enum BarrierResult {
     Passed(i64),
-    CalledOff(String),
+    Cancelled(String),
 }
 
 impl<'a> Exercise<'a> {
@@ -183,7 +183,7 @@ impl<'a> Exercise<'a> {
         let devices = agent.inner.config.devices.min(plan::DEVICES_MAX);
         let buffers = Buffers::new(devices, options.bytes_max)?;
         let shards = resharding::arena(devices, options.bytes_max)?;
-        Ok(Self { agent, options, buffers, shards, epoch: None, cut, last: 0 })
+        Ok(Self { agent, options, buffers, shards, epoch: None, cancelled: cut, last: 0 })
     }
 
     /// The number that the next step will have, as far as this task knows.
@@ -196,10 +196,10 @@ impl<'a> Exercise<'a> {
     ///
     /// # Errors
     /// If it cannot go on at all; what fails with single peers stands in the step.
-    pub async fn step(&mut self) -> Result<Outcome, ExerciseError> {
+    pub async fn step(&mut self) -> Result<StepOutcome, ExerciseError> {
         let members = tokio::select! {
-            members = self.agent.live_set(self.together()) => members?,
-            () = cut(self.cut.clone()) => return Ok(Outcome::CalledOff(TOLD.to_owned())),
+            members = self.agent.live_set(self.meet_at_barrier()) => members?,
+            () = cut(self.cancelled.clone()) => return Ok(StepOutcome::Cancelled(STOP_REASON.to_owned())),
         };
         if self.epoch.as_ref().is_none_or(|epoch| epoch.members != members) {
             // What was prepared with those who are gone goes with the epoch.
@@ -208,19 +208,19 @@ impl<'a> Exercise<'a> {
             }
             match self.begin(members).await? {
                 Ok(epoch) => self.epoch = Some(epoch),
-                Err(why) => return Ok(Outcome::CalledOff(why)),
+                Err(why) => return Ok(StepOutcome::Cancelled(why)),
             }
         }
         let Some(mut epoch) = self.epoch.take() else {
-            return Ok(Outcome::CalledOff("there is no epoch".to_owned()));
+            return Ok(StepOutcome::Cancelled("there is no epoch".to_owned()));
         };
         let made = match self.meet(&epoch.id, &epoch.members).await {
-            Ok(Met::Passed(count)) => {
+            Ok(BarrierResult::Passed(count)) => {
                 let number = epoch.base + u64::try_from(count).unwrap_or(0);
                 self.last = number;
-                self.make(&mut epoch, number).await.map(Outcome::Made)
+                self.run_transfers(&mut epoch, number).await.map(StepOutcome::Completed)
             }
-            Ok(Met::CalledOff(why)) => Ok(Outcome::CalledOff(why)),
+            Ok(BarrierResult::Cancelled(why)) => Ok(StepOutcome::Cancelled(why)),
             Err(error) => Err(error),
         };
         self.epoch = Some(epoch);
@@ -229,7 +229,7 @@ impl<'a> Exercise<'a> {
 
     /// How long the live set is waited for: the service may need a heartbeat timeout to find that a task is lost, and be away
     /// for a time.
-    fn together(&self) -> Duration {
+    fn meet_at_barrier(&self) -> Duration {
         let config = &self.agent.inner.config;
         self.options.limit.saturating_add(config.heartbeat_timeout).saturating_add(config.patience)
     }
@@ -245,8 +245,8 @@ impl<'a> Exercise<'a> {
         let key = format!("{id}/{}", self.agent.here().task);
         self.agent.insert(&key, self.last.to_string(), true).await?;
         let count = match self.meet(&id, &members).await? {
-            Met::Passed(count) => count,
-            Met::CalledOff(why) => return Ok(Err(why)),
+            BarrierResult::Passed(count) => count,
+            BarrierResult::Cancelled(why) => return Ok(Err(why)),
         };
         let steps = self.agent.list(&id).await?;
         let step = |value: &[u8]| std::str::from_utf8(value).ok()?.parse::<u64>().ok();
@@ -256,7 +256,7 @@ impl<'a> Exercise<'a> {
         let (most, limit) = (self.options.bytes_max, self.options.limit);
         let resharding = if members.len() > 1 {
             let roster = self.agent.roster().borrow().clone();
-            Some(Resharding::new(&members, devices, &roster, most, limit)?)
+            Some(ReshardPlans::new(&members, devices, &roster, most, limit)?)
         } else {
             None
         };
@@ -290,7 +290,7 @@ impl<'a> Exercise<'a> {
                     }
                 }
                 error = self.agent.over() => return Err(error.into()),
-                () = cut(self.cut.clone()) => return Ok(Err(TOLD.to_owned())),
+                () = cut(self.cancelled.clone()) => return Ok(Err(STOP_REASON.to_owned())),
                 () = &mut until => {
                     let why = "it has published none: is it another program?".to_owned();
                     return Err(ExerciseError::NoEngine { task: waits.task.0, why });
@@ -300,7 +300,7 @@ impl<'a> Exercise<'a> {
     }
 
     /// Meets all members at the barrier of the epoch, unless one of them is lost.
-    async fn meet(&self, id: &str, members: &[Member]) -> Result<Met, ExerciseError> {
+    async fn meet(&self, id: &str, members: &[Member]) -> Result<BarrierResult, ExerciseError> {
         let tasks: Vec<u32> = members.iter().map(|member| member.task.0).collect();
         let waiting = self.agent.barrier(id, &tasks, self.options.limit);
         tokio::pin!(waiting);
@@ -323,24 +323,24 @@ impl<'a> Exercise<'a> {
                 let _in_time = self.agent.cancel_barrier(id).await?;
                 (waiting.await, format!("{member} was lost"))
             }
-            () = cut(self.cut.clone()) => {
+            () = cut(self.cancelled.clone()) => {
                 let _in_time = self.agent.cancel_barrier(id).await?;
-                (waiting.await, TOLD.to_owned())
+                (waiting.await, STOP_REASON.to_owned())
             }
         };
         match answer {
-            Ok(count) => Ok(Met::Passed(count)),
-            Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(Met::CalledOff(why)),
+            Ok(count) => Ok(BarrierResult::Passed(count)),
+            Err(AgentError::Refused { code: Code::Cancelled, .. }) => Ok(BarrierResult::Cancelled(why)),
             // Somebody did not come. Whether it lives, the service finds out while the live set is waited for.
             Err(AgentError::Refused { code: Code::DeadlineExceeded, message, .. }) => {
-                Ok(Met::CalledOff(message))
+                Ok(BarrierResult::Cancelled(message))
             }
             Err(error) => Err(error.into()),
         }
     }
 }
 
-const TOLD: &str = "this worker was told to end";
+const STOP_REASON: &str = "this worker was told to end";
 
 /// Resolves when nobody is to be waited for any more.
 async fn cut(mut told: watch::Receiver<bool>) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::plan::{self, Move};
-use super::{Epoch, Exercise, ExerciseError, Failed, Step};
+use super::{Epoch, Exercise, ExerciseError, PeerFailure, Step};
 use crate::agent::config::device_of;
 use crate::clock;
 use crate::contents;
@@ -41,7 +41,7 @@ impl Buffers {
         Ok(Self { ring, partner: [arena.allocate(bytes_max)?, arena.allocate(bytes_max)?] })
     }
 
-    fn span(&self, part: &Part, turn: Option<usize>) -> Result<Span, MemoryError> {
+    fn span(&self, part: &MoveEnd, turn: Option<usize>) -> Result<Span, MemoryError> {
         let buffer = match turn {
             Some(turn) => self.ring.get(&(part.outgoing, part.of.device, turn)),
             None => Some(&self.partner[usize::from(part.outgoing)]),
@@ -52,26 +52,26 @@ impl Buffers {
 }
 
 /// What was prepared once and is launched again: by peer and turn.
-pub type Prepared = HashMap<(Member, usize), Bundle>;
+pub type Prepared = HashMap<(Member, usize), PeerTransfers>;
 
 /// Transfers with one peer, and their buffers.
 #[derive(Debug)]
-pub struct Bundle {
+pub struct PeerTransfers {
     prepared: crate::transfer::Prepared,
-    parts: Vec<(Part, Span)>,
+    parts: Vec<(MoveEnd, Span)>,
 }
 
 /// One end of a move.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct MoveEnd {
     outgoing: bool,
     of: Move,
 }
 
 /// What came of a bundle in a step.
-struct Done {
+struct PeerResult {
     peer: Member,
-    kept: Option<(usize, Bundle)>,
+    kept: Option<(usize, PeerTransfers)>,
     outcome: Result<Stats, TransferError>,
     checked: usize,
     damaged: Option<ExerciseError>,
@@ -79,12 +79,12 @@ struct Done {
 
 impl Exercise<'_> {
     /// Moves what the plan of step `number` says, and checks what arrived.
-    pub(super) async fn make(&self, epoch: &mut Epoch, number: u64) -> Result<Step, ExerciseError> {
+    pub(super) async fn run_transfers(&self, epoch: &mut Epoch, number: u64) -> Result<Step, ExerciseError> {
         let began = clock::monotonic();
         let turn = plan::turn(number);
         let (count, most) = (epoch.members.len(), self.options.bytes_max);
-        let rings = self.shares(&epoch.members, plan::ring(count, epoch.devices, turn, most));
-        let partners = self.shares(&epoch.members, plan::partners(count, number, epoch.number, most));
+        let rings = self.moves_by_peer(&epoch.members, plan::ring(count, epoch.devices, turn, most));
+        let partners = self.moves_by_peer(&epoch.members, plan::partners(count, number, epoch.number, most));
         // Channels of their own: an epoch begins to count anew, and the kinds do not wait for each other.
         let channel = (epoch.number as u32) & !3;
         let mut work = Vec::new();
@@ -125,7 +125,7 @@ impl Exercise<'_> {
                     step.sent += stats.sent;
                     step.received += stats.received;
                 }
-                Err(error) => step.failures.push(Failed { with: vec![done.peer], error }),
+                Err(error) => step.failures.push(PeerFailure { with: vec![done.peer], error }),
             }
         }
         match array? {
@@ -137,22 +137,22 @@ impl Exercise<'_> {
                 step.received += received;
                 step.resharded = Some(resharded);
             }
-            Some(Err((with, error))) => step.failures.push(Failed { with, error }),
+            Some(Err((with, error))) => step.failures.push(PeerFailure { with, error }),
         }
         step.elapsed = clock::monotonic().saturating_duration_since(began);
         Ok(step)
     }
 
     /// This task's part of the moves, by peer.
-    fn shares(&self, members: &[Member], moves: Vec<Move>) -> BTreeMap<Member, Vec<Part>> {
+    fn moves_by_peer(&self, members: &[Member], moves: Vec<Move>) -> BTreeMap<Member, Vec<MoveEnd>> {
         let here = self.agent.here();
-        let mut shares: BTreeMap<Member, Vec<Part>> = BTreeMap::new();
+        let mut shares: BTreeMap<Member, Vec<MoveEnd>> = BTreeMap::new();
         for of in moves {
             let (from, to) = (members[of.from], members[of.to]);
             if from == here {
-                shares.entry(to).or_default().push(Part { outgoing: true, of });
+                shares.entry(to).or_default().push(MoveEnd { outgoing: true, of });
             } else if to == here {
-                shares.entry(from).or_default().push(Part { outgoing: false, of });
+                shares.entry(from).or_default().push(MoveEnd { outgoing: false, of });
             }
         }
         shares
@@ -164,12 +164,12 @@ impl Exercise<'_> {
         step: u64,
         epoch: u64,
         peer: Member,
-        parts: Vec<Part>,
-        known: Option<Bundle>,
+        parts: Vec<MoveEnd>,
+        known: Option<PeerTransfers>,
         (channel, turn): (u32, Option<usize>),
-    ) -> Result<Done, ExerciseError> {
+    ) -> Result<PeerResult, ExerciseError> {
         let failed = |error: TransferError| {
-            Ok(Done { peer, kept: None, outcome: Err(error), checked: 0, damaged: None })
+            Ok(PeerResult { peer, kept: None, outcome: Err(error), checked: 0, damaged: None })
         };
         let mut bundle = match known {
             Some(bundle) => bundle,
@@ -195,7 +195,8 @@ impl Exercise<'_> {
         if outcome.is_ok() {
             for (part, span) in bundle.parts.iter().filter(|(part, _)| !part.outgoing) {
                 let seed = plan::seed(step, epoch, part.of.key);
-                let wrong = span.buffer().read(|bytes| contents::wrong(&bytes[..span.len()], seed))?;
+                let wrong =
+                    span.buffer().read(|bytes| contents::first_mismatch(&bytes[..span.len()], seed))?;
                 checked += usize::from(wrong.is_none());
                 if let Some(at) = wrong {
                     damaged = Some(ExerciseError::Damaged { step, from: peer, len: span.len(), at });
@@ -203,16 +204,16 @@ impl Exercise<'_> {
             }
         }
         let kept = turn.filter(|_| outcome.is_ok()).map(|turn| (turn, bundle));
-        Ok(Done { peer, kept, outcome, checked, damaged })
+        Ok(PeerResult { peer, kept, outcome, checked, damaged })
     }
 
     /// Finds the buffers for the moves with one peer, and does everything slow.
     async fn prepare(
         &self,
         peer: Member,
-        wanted: Vec<Part>,
+        wanted: Vec<MoveEnd>,
         (channel, turn): (u32, Option<usize>),
-    ) -> Result<Result<Bundle, PrepareError>, ExerciseError> {
+    ) -> Result<Result<PeerTransfers, PrepareError>, ExerciseError> {
         let here = self.agent.here();
         let mut parts = Vec::with_capacity(wanted.len());
         let mut specs = Vec::with_capacity(wanted.len());
@@ -238,6 +239,6 @@ impl Exercise<'_> {
                 Err(PrepareError::Clique { member: peer, error })
             }
         };
-        Ok(prepared.map(|prepared| Bundle { prepared, parts }))
+        Ok(prepared.map(|prepared| PeerTransfers { prepared, parts }))
     }
 }

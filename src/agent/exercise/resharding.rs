@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Exercise, ExerciseError};
-use crate::agent::Roster;
+use crate::agent::ClusterRoster;
 use crate::agent::config::device_of;
 use crate::contents;
 use crate::transfer::plan::{
@@ -27,14 +27,14 @@ const SPECS: [&[&[&str]]; 3] = [&[&[AXIS]], &[&[], &[AXIS]], &[]];
 
 /// The array of an epoch.
 #[derive(Debug)]
-pub struct Resharding {
+pub struct ReshardPlans {
     /// From each sharding to the next.
     plans: [Arc<Plan>; SPECS.len()],
 }
 
 /// What came of it in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resharded {
+pub struct ReshardResult {
     /// From which sharding to which, as JAX writes them.
     pub what: String,
     /// Shards that were found right, byte for byte.
@@ -55,12 +55,12 @@ pub fn arena(devices: u32, bytes_max: usize) -> Result<Arena, MemoryError> {
     Arena::new(8 * devices as usize * whole + (1 << 20))
 }
 
-impl Resharding {
+impl ReshardPlans {
     /// The array of these members' first `devices` devices, which all of them describe in the same way.
     pub fn new(
         members: &[Member],
         devices: u32,
-        roster: &Roster,
+        roster: &ClusterRoster,
         bytes_max: usize,
         limit: Duration,
     ) -> Result<Self, PlanError> {
@@ -101,14 +101,14 @@ impl Exercise<'_> {
     /// Carries out the plan of a step, and checks this task's shards. The inner error says who may be to blame.
     pub(super) async fn reshard(
         &self,
-        resharding: &Resharding,
+        resharding: &ReshardPlans,
         (step, seed): (u64, u64),
         members: &[Member],
         channel: u32,
-    ) -> Result<Result<Resharded, (Vec<Member>, TransferError)>, ExerciseError> {
+    ) -> Result<Result<ReshardResult, (Vec<Member>, TransferError)>, ExerciseError> {
         let plan = Arc::clone(resharding.plan(step));
         let arena = self.shards.clone();
-        let shards = self.lay_out(&plan)?;
+        let shards = self.allocate_shards(&plan)?;
         for (device, buffer) in &shards.source {
             let elements = elements(&plan, BufferRole::Source, *device, seed);
             buffer.write(|bytes| fill(bytes, elements))?;
@@ -130,7 +130,7 @@ impl Exercise<'_> {
             Ok(moved) => moved,
             Err(ReshardError::Memory(error)) => return Err(error.into()),
             Err(error @ ReshardError::Shard { .. }) => return Err(ExerciseError::Reshard(error)),
-            Err(error) => return Ok(Err(self.blame(&plan, error, members))),
+            Err(error) => return Ok(Err(self.suspects(&plan, error, members))),
         };
         let mut checked = 0;
         for (device, buffer) in &shards.destination {
@@ -142,11 +142,11 @@ impl Exercise<'_> {
         }
         let name = |array: &ArrayDescription| array.sharding.spec.to_string();
         let what = format!("{} to {}", name(plan.source()), name(plan.destination()));
-        Ok(Ok(Resharded { what, checked, moved }))
+        Ok(Ok(ReshardResult { what, checked, moved }))
     }
 
     /// The shards of this task's devices, before and after.
-    fn lay_out(&self, plan: &Plan) -> Result<ShardBuffers, MemoryError> {
+    fn allocate_shards(&self, plan: &Plan) -> Result<ShardBuffers, MemoryError> {
         let here = self.agent.here();
         let mine = || plan.placement().devices.iter().filter(|placed| placed.task == here.task);
         let buffers = |role| {
@@ -164,7 +164,7 @@ impl Exercise<'_> {
 
     /// Who may be to blame for a plan that was not carried out: whoever the transfer that failed was with; or anybody, if
     /// it was given up because of something else, or did not come.
-    fn blame(&self, plan: &Plan, error: ReshardError, members: &[Member]) -> (Vec<Member>, TransferError) {
+    fn suspects(&self, plan: &Plan, error: ReshardError, members: &[Member]) -> (Vec<Member>, TransferError) {
         let here = self.agent.here();
         let others = || members.iter().copied().filter(|member| *member != here);
         match error {
@@ -218,10 +218,11 @@ mod tests {
     use super::*;
     use crate::transfer::{Incarnation, TaskId};
 
-    fn resharding(count: u32, devices: u32, bytes_max: usize) -> Resharding {
+    fn resharding(count: u32, devices: u32, bytes_max: usize) -> ReshardPlans {
         let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(9).unwrap() };
         let members: Vec<_> = (0..count).map(member).collect();
-        Resharding::new(&members, devices, &Roster::default(), bytes_max, Duration::from_secs(1)).unwrap()
+        ReshardPlans::new(&members, devices, &ClusterRoster::default(), bytes_max, Duration::from_secs(1))
+            .unwrap()
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What was said: flags first, then variables of this project and of JAX.
 
 use super::{
-    Found, PlaceError, Question, SERVICE, TASK, TASKS, Taken, Variables, disagree, task, tasks, text,
+    ClusterEnvError, DetectedEnv, Parameter, SERVICE, Sourced, TASK, TASKS, Variables, disagree, task, tasks,
+    text,
 };
 
 const TASK_VARIABLES: [&str; 2] = ["MUSTER_PROCESS_ID", "JAX_PROCESS_ID"];
@@ -10,7 +11,7 @@ const SERVICE_VARIABLES: [&str; 2] = ["MUSTER_COORDINATOR_ADDRESS", "JAX_COORDIN
 
 /// What was asked for by flags.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct ExplicitFlags {
     /// Which task this is.
     pub task: Option<u32>,
     /// How many there are.
@@ -20,18 +21,19 @@ pub struct Asked {
 }
 
 /// What was said.
-pub(super) fn find(asked: &Asked, variables: &Variables) -> Result<Found, PlaceError> {
-    let flag = |value: Option<u32>, flag: &str| value.map(|value| Taken { value, from: flag.to_owned() });
-    Ok(Found {
+pub(super) fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<DetectedEnv, ClusterEnvError> {
+    let flag = |value: Option<u32>, flag: &str| value.map(|value| Sourced { value, from: flag.to_owned() });
+    Ok(DetectedEnv {
         system: "what was said",
         task: one(&TASK, flag(asked.task, "--task"), &TASK_VARIABLES, |name| task(variables, name))?,
         tasks: one(&TASKS, flag(asked.tasks, "--tasks"), &TASKS_VARIABLES, |name| tasks(variables, name))?,
         service: one(
             &SERVICE,
-            asked.service.clone().map(|value| Taken { value, from: "--service".to_owned() }),
+            asked.service.clone().map(|value| Sourced { value, from: "--service".to_owned() }),
             &SERVICE_VARIABLES,
             |name| {
-                Ok(text(variables, name).map(|text| Taken { value: text.to_owned(), from: name.to_owned() }))
+                Ok(text(variables, name)
+                    .map(|text| Sourced { value: text.to_owned(), from: name.to_owned() }))
             },
         )?,
         hint: None,
@@ -40,15 +42,15 @@ pub(super) fn find(asked: &Asked, variables: &Variables) -> Result<Found, PlaceE
 
 /// The flag, or else what the variables say if they agree.
 fn one<T: PartialEq + std::fmt::Display>(
-    question: &Question,
-    flag: Option<Taken<T>>,
+    question: &Parameter,
+    flag: Option<Sourced<T>>,
     names: &[&str],
-    read: impl Fn(&str) -> Result<Option<Taken<T>>, PlaceError>,
-) -> Result<Option<Taken<T>>, PlaceError> {
+    read: impl Fn(&str) -> Result<Option<Sourced<T>>, ClusterEnvError>,
+) -> Result<Option<Sourced<T>>, ClusterEnvError> {
     if flag.is_some() {
         return Ok(flag);
     }
-    let mut first: Option<Taken<T>> = None;
+    let mut first: Option<Sourced<T>> = None;
     for name in names {
         let Some(next) = read(name)? else { continue };
         match &first {
@@ -63,7 +65,7 @@ fn one<T: PartialEq + std::fmt::Display>(
 #[cfg(test)]
 mod tests {
     use super::super::tests::{find as place, variables};
-    use super::super::{Asked, Place};
+    use super::super::{ClusterEnv, ExplicitFlags};
 
     #[test]
     fn flags_count_before_variables() {
@@ -72,11 +74,11 @@ mod tests {
             ("MUSTER_NUM_PROCESSES", "2"),
             ("JAX_COORDINATOR_ADDRESS", "jax:1"),
         ]);
-        let asked = Asked { task: Some(5), tasks: Some(6), service: Some("here:2".to_owned()) };
-        let found = Place::find(&asked, &said).unwrap();
+        let asked = ExplicitFlags { task: Some(5), tasks: Some(6), service: Some("here:2".to_owned()) };
+        let found = ClusterEnv::find(&asked, &said).unwrap();
         assert_eq!((found.task.value, found.service.value.as_str()), (5, "here:2"));
         assert_eq!(found.task.from, "--task");
-        let found = Place::find(&Asked::default(), &said).unwrap();
+        let found = ClusterEnv::find(&ExplicitFlags::default(), &said).unwrap();
         assert_eq!((found.task.value, found.service.value.as_str()), (1, "jax:1"));
     }
 
@@ -96,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_named() {
+    fn the_error_names_a_value_that_is_no_number() {
         for wrong in ["x", "-1", "1.5", "99999999999"] {
             let error = place(&[("MUSTER_PROCESS_ID", wrong), ("JAX_COORDINATOR_ADDRESS", "m")]).unwrap_err();
             let error = error.to_string();

@@ -2,18 +2,24 @@
 //!
 //! JobSet puts what a pod must know into its labels, and the pod's specification hands it on. The names here are the usual ones.
 
-use super::{Found, PlaceError, TASK, TASKS_MAX, Taken, Variables, Wanted, kubernetes, number, task, text};
+use super::{
+    ClusterEnvError, DetectedEnv, Sourced, TASK, TASKS_MAX, UnsetFields, Variables, kubernetes, number, task,
+    text,
+};
 
 const HINT: &str = "JOBSET_NAME is set, so JOB_INDEX (from the label jobset.sigs.k8s.io/job-global-index), PROCESSES_IN_JOB (pods of each \
                     job) and JOB_COMPLETION_INDEX are needed: hand them on in the pod's specification";
 
 /// What JobSet says: the pods of each of its jobs are numbered after those of the jobs before.
-pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found>, PlaceError> {
+pub(super) fn find(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<DetectedEnv>, ClusterEnvError> {
     if text(variables, "JOBSET_NAME").is_none() {
         return Ok(None);
     }
     let service = kubernetes::service(variables, wanted)?;
-    let mut found = Found { system: "JobSet", service, hint: Some(HINT), ..Found::default() };
+    let mut found = DetectedEnv { system: "JobSet", service, hint: Some(HINT), ..DetectedEnv::default() };
     if !wanted.task {
         return Ok(Some(found));
     }
@@ -23,7 +29,7 @@ pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found
     let (Some(job), Some(each), Some(index)) = (job, each, index) else { return Ok(Some(found)) };
     let number = job.value.checked_mul(each.value).and_then(|before| before.checked_add(index.value));
     let Some(value) = number.filter(|number| *number < TASKS_MAX && index.value < each.value) else {
-        return Err(PlaceError::Malformed {
+        return Err(ClusterEnvError::Malformed {
             variable: "JOB_COMPLETION_INDEX".to_owned(),
             value: index.value.to_string(),
             wanted: "the index of one of PROCESSES_IN_JOB pods",
@@ -31,7 +37,7 @@ pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found
         });
     };
     let from = "JOB_INDEX × PROCESSES_IN_JOB + JOB_COMPLETION_INDEX".to_owned();
-    found.task = Some(Taken { value, from });
+    found.task = Some(Sourced { value, from });
     Ok(Some(found))
 }
 

@@ -1,12 +1,15 @@
 //! Kubernetes: pods of an indexed job.
 
-use super::{Found, PORT, PlaceError, SERVICE, Taken, Variables, Wanted, text};
+use super::{ClusterEnvError, DetectedEnv, PORT, SERVICE, Sourced, UnsetFields, Variables, text};
 
 const HINT: &str = "in Kubernetes, a job with completionMode: Indexed numbers its pods, and a Service named `muster` in the same namespace \
                     tells where it is";
 
 /// What an indexed job says. How many pods it has, none of them is told: the service knows.
-pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found>, PlaceError> {
+pub(super) fn find(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<DetectedEnv>, ClusterEnvError> {
     let inside = text(variables, "KUBERNETES_SERVICE_HOST").is_some();
     let numbered = text(variables, "JOB_COMPLETION_INDEX").is_some();
     // A JobSet's pods are numbered through all of its jobs, which this index is not.
@@ -14,7 +17,7 @@ pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found
     if whole || (!inside && !numbered) {
         return Ok(None);
     }
-    Ok(Some(Found {
+    Ok(Some(DetectedEnv {
         system: "Kubernetes indexed job",
         task: wanted.task(variables, "JOB_COMPLETION_INDEX")?,
         tasks: None,
@@ -24,7 +27,10 @@ pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found
 }
 
 /// The Service named `muster`, which Kubernetes tells every pod of its namespace about.
-pub(super) fn service(variables: &Variables, wanted: Wanted) -> Result<Option<Taken<String>>, PlaceError> {
+pub(super) fn service(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<Sourced<String>>, ClusterEnvError> {
     let Some(host) = text(variables, "MUSTER_SERVICE_HOST").filter(|_| wanted.service) else {
         return Ok(None);
     };
@@ -36,7 +42,7 @@ pub(super) fn service(variables: &Variables, wanted: Wanted) -> Result<Option<Ta
         Some((name, port)) => match port.parse::<u16>() {
             Ok(port) if port != 0 => port,
             _ => {
-                return Err(PlaceError::Malformed {
+                return Err(ClusterEnvError::Malformed {
                     variable: name.to_owned(),
                     value: port.to_owned(),
                     wanted: "the port of the Service named muster",
@@ -47,7 +53,7 @@ pub(super) fn service(variables: &Variables, wanted: Wanted) -> Result<Option<Ta
     };
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let from = "MUSTER_SERVICE_HOST, the Service named muster".to_owned();
-    Ok(Some(Taken { value: format!("{host}:{port}"), from }))
+    Ok(Some(Sourced { value: format!("{host}:{port}"), from }))
 }
 
 #[cfg(test)]
@@ -84,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_a_number_is_told_how_to_get_one() {
+    fn the_error_for_a_pod_without_an_index_says_how_to_set_it() {
         let error =
             place(&[("KUBERNETES_SERVICE_HOST", "10.0.0.1"), ("JAX_COORDINATOR_ADDRESS", "m")]).unwrap_err();
         assert!(error.to_string().contains("completionMode: Indexed"), "{error}");

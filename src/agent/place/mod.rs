@@ -23,7 +23,7 @@ use std::fmt;
 
 use crate::coordination::TASKS_MAX;
 
-pub use explicit::Asked;
+pub use explicit::ExplicitFlags;
 
 /// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
@@ -33,14 +33,14 @@ pub const PORT: u16 = 8476;
 
 /// A value, and where it was taken from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Taken<T> {
+pub struct Sourced<T> {
     /// The value.
     pub value: T,
     /// The flag or variable that said so.
     pub from: String,
 }
 
-impl<T: fmt::Display> fmt::Display for Taken<T> {
+impl<T: fmt::Display> fmt::Display for Sourced<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} (from {})", self.value, self.from)
     }
@@ -48,25 +48,25 @@ impl<T: fmt::Display> fmt::Display for Taken<T> {
 
 /// What one system says. What it does not say is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Found {
+struct DetectedEnv {
     /// The system, in words.
     system: &'static str,
-    task: Option<Taken<u32>>,
-    tasks: Option<Taken<u32>>,
-    service: Option<Taken<String>>,
+    task: Option<Sourced<u32>>,
+    tasks: Option<Sourced<u32>>,
+    service: Option<Sourced<String>>,
     /// What is to be done where it should have said more.
     hint: Option<&'static str>,
 }
 
 /// The place of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ClusterEnv {
     /// Which task it is.
-    pub task: Taken<u32>,
+    pub task: Sourced<u32>,
     /// How many tasks there are; where nothing says so, the service does.
-    pub tasks: Option<Taken<u32>>,
+    pub tasks: Option<Sourced<u32>>,
     /// Where the service is: `host:port`.
-    pub service: Taken<String>,
+    pub service: Sourced<String>,
     /// The systems that were detected.
     pub systems: Vec<&'static str>,
 }
@@ -74,7 +74,7 @@ pub struct Place {
 /// Why the place of this process is not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaceError {
+pub enum ClusterEnvError {
     /// A variable does not hold what it should.
     #[error("{variable} is {value:?}, which is not {wanted}: set it right{}", or_give(.variable, .flag))]
     Malformed {
@@ -89,7 +89,7 @@ pub enum PlaceError {
     },
     /// Two sources say different things.
     #[error("{what} is {first} but also {second}: say which is right with {flag}")]
-    Disagree {
+    Conflict {
         /// What is asked.
         what: &'static str,
         /// The one.
@@ -115,19 +115,19 @@ pub enum PlaceError {
     },
     /// The number of the task is beyond the number of tasks.
     #[error("task {task} does not exist among {tasks} task(s): they are numbered from 0")]
-    Beyond {
+    TaskOutOfRange {
         /// The task.
-        task: Taken<u32>,
+        task: Sourced<u32>,
         /// How many there are.
-        tasks: Taken<u32>,
+        tasks: Sourced<u32>,
     },
 }
 
-const TASK: Question =
-    Question { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
-const TASKS: Question =
-    Question { what: "how many tasks there are", flag: "--tasks", variable: "MUSTER_NUM_PROCESSES=N" };
-const SERVICE: Question = Question {
+const TASK: Parameter =
+    Parameter { what: "which task this is", flag: "--task", variable: "MUSTER_PROCESS_ID=N" };
+const TASKS: Parameter =
+    Parameter { what: "how many tasks there are", flag: "--tasks", variable: "MUSTER_NUM_PROCESSES=N" };
+const SERVICE: Parameter = Parameter {
     what: "where the service is",
     flag: "--service",
     variable: "JAX_COORDINATOR_ADDRESS=HOST:PORT",
@@ -135,39 +135,39 @@ const SERVICE: Question = Question {
 
 /// What is not known yet. Nothing else is read: whoever says something by a flag need not have the environment in order.
 #[derive(Debug, Clone, Copy)]
-struct Wanted {
+struct UnsetFields {
     task: bool,
     tasks: bool,
     service: bool,
 }
 
-impl Wanted {
+impl UnsetFields {
     /// The number of the task, if it is wanted.
-    fn task(self, variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+    fn task(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
         if self.task { task(variables, name) } else { Ok(None) }
     }
 
     /// The number of tasks, if it is wanted.
-    fn tasks(self, variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+    fn tasks(self, variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
         if self.tasks { tasks(variables, name) } else { Ok(None) }
     }
 }
 
-struct Question {
+struct Parameter {
     what: &'static str,
     flag: &'static str,
     variable: &'static str,
 }
 
-impl Place {
+impl ClusterEnv {
     /// Finds it out of what was asked for and `variables`.
     ///
     /// # Errors
     /// If it is not known for sure; the error says what to set.
-    pub fn find(asked: &Asked, variables: &Variables) -> Result<Self, PlaceError> {
+    pub fn find(asked: &ExplicitFlags, variables: &Variables) -> Result<Self, ClusterEnvError> {
         let said = explicit::find(asked, variables)?;
         let detectors = [slurm::find, jobset::find, kubernetes::find, open_mpi::find];
-        let wanted = Wanted {
+        let wanted = UnsetFields {
             task: said.task.is_none(),
             tasks: said.tasks.is_none(),
             service: said.service.is_none(),
@@ -182,9 +182,9 @@ impl Place {
         let task = task.ok_or_else(|| missing(&TASK, &found))?;
         let service = service.ok_or_else(|| missing(&SERVICE, &found))?;
         if let Some(tasks) = tasks.clone().filter(|tasks| task.value >= tasks.value) {
-            return Err(PlaceError::Beyond { task, tasks });
+            return Err(ClusterEnvError::TaskOutOfRange { task, tasks });
         }
-        let service = Taken { value: with_port(&service)?, from: service.from };
+        let service = Sourced { value: with_port(&service)?, from: service.from };
         Ok(Self { task, tasks, service, systems: found.iter().map(|found| found.system).collect() })
     }
 
@@ -192,7 +192,7 @@ impl Place {
     #[must_use]
     pub fn describe(&self) -> String {
         let systems = if self.systems.is_empty() { "none".to_owned() } else { self.systems.join(", ") };
-        let tasks = self.tasks.as_ref().map_or_else(|| "the service says".to_owned(), Taken::to_string);
+        let tasks = self.tasks.as_ref().map_or_else(|| "the service says".to_owned(), Sourced::to_string);
         let Self { task, service, .. } = self;
         format!("  task     {task}\n  tasks    {tasks}\n  service  {service}\n  detected {systems}\n")
     }
@@ -200,11 +200,11 @@ impl Place {
 
 /// What was said, or else what all detected systems say with one voice.
 fn settle<T: PartialEq + fmt::Display>(
-    question: &Question,
-    said: Option<Taken<T>>,
-    found: &[Found],
-    of: impl Fn(&Found) -> Option<Taken<T>>,
-) -> Result<Option<Taken<T>>, PlaceError> {
+    question: &Parameter,
+    said: Option<Sourced<T>>,
+    found: &[DetectedEnv],
+    of: impl Fn(&DetectedEnv) -> Option<Sourced<T>>,
+) -> Result<Option<Sourced<T>>, ClusterEnvError> {
     if said.is_some() {
         return Ok(said);
     }
@@ -221,19 +221,23 @@ fn or_give(variable: &str, flag: &str) -> String {
     if variable == flag { String::new() } else { format!(", or give {flag}") }
 }
 
-fn disagree<T: fmt::Display>(question: &Question, first: &Taken<T>, second: &Taken<T>) -> PlaceError {
+fn disagree<T: fmt::Display>(
+    question: &Parameter,
+    first: &Sourced<T>,
+    second: &Sourced<T>,
+) -> ClusterEnvError {
     let (first, second) = (first.to_string(), second.to_string());
-    PlaceError::Disagree { what: question.what, first, second, flag: question.flag }
+    ClusterEnvError::Conflict { what: question.what, first, second, flag: question.flag }
 }
 
-fn missing(question: &Question, found: &[Found]) -> PlaceError {
+fn missing(question: &Parameter, found: &[DetectedEnv]) -> ClusterEnvError {
     let looked = if found.is_empty() {
         "no system that starts processes was detected".to_owned()
     } else {
         format!("detected: {}", found.iter().map(|found| found.system).collect::<Vec<_>>().join(", "))
     };
     let hint = found.iter().find_map(|found| found.hint).map_or_else(String::new, |hint| format!("; {hint}"));
-    PlaceError::Missing {
+    ClusterEnvError::Missing {
         what: question.what,
         looked,
         flag: question.flag,
@@ -246,13 +250,13 @@ fn missing(question: &Question, found: &[Found]) -> PlaceError {
 fn number(
     variables: &Variables,
     name: &str,
-    question: &Question,
+    question: &Parameter,
     most: u32,
-) -> Result<Option<Taken<u32>>, PlaceError> {
+) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
     let Some(text) = text(variables, name) else { return Ok(None) };
     match text.parse::<u32>().ok().filter(|number| *number <= most) {
-        Some(value) => Ok(Some(Taken { value, from: name.to_owned() })),
-        None => Err(PlaceError::Malformed {
+        Some(value) => Ok(Some(Sourced { value, from: name.to_owned() })),
+        None => Err(ClusterEnvError::Malformed {
             variable: name.to_owned(),
             value: text.to_owned(),
             wanted: "a number in range",
@@ -262,12 +266,12 @@ fn number(
 }
 
 /// The number of a task.
-fn task(variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+fn task(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
     number(variables, name, &TASK, TASKS_MAX - 1)
 }
 
 /// A number of tasks.
-fn tasks(variables: &Variables, name: &str) -> Result<Option<Taken<u32>>, PlaceError> {
+fn tasks(variables: &Variables, name: &str) -> Result<Option<Sourced<u32>>, ClusterEnvError> {
     number(variables, name, &TASKS, TASKS_MAX)
 }
 
@@ -277,8 +281,8 @@ fn text<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
 }
 
 /// The address with a port, the usual one if it has none.
-fn with_port(service: &Taken<String>) -> Result<String, PlaceError> {
-    let malformed = || PlaceError::Malformed {
+fn with_port(service: &Sourced<String>) -> Result<String, ClusterEnvError> {
+    let malformed = || ClusterEnvError::Malformed {
         variable: service.from.clone(),
         value: service.value.clone(),
         wanted: "an address HOST:PORT",
@@ -310,12 +314,12 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    pub(super) fn find(pairs: &[(&str, &str)]) -> Result<Place, PlaceError> {
-        Place::find(&Asked::default(), &variables(pairs))
+    pub(super) fn find(pairs: &[(&str, &str)]) -> Result<ClusterEnv, ClusterEnvError> {
+        ClusterEnv::find(&ExplicitFlags::default(), &variables(pairs))
     }
 
     #[test]
-    fn nothing_is_guessed() {
+    fn missing_values_are_errors() {
         let error = find(&[]).unwrap_err().to_string();
         for part in ["which task", "--task", "MUSTER_PROCESS_ID", "no system"] {
             assert!(error.contains(part), "{part} is not in {error}");
@@ -339,13 +343,13 @@ mod tests {
         for part in ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "--task"] {
             assert!(error.contains(part), "{part} is not in {error}");
         }
-        let asked = Asked { task: Some(3), tasks: Some(4), service: None };
-        let place = Place::find(&asked, &variables(&both)).unwrap();
+        let asked = ExplicitFlags { task: Some(3), tasks: Some(4), service: None };
+        let place = ClusterEnv::find(&asked, &variables(&both)).unwrap();
         assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(4)));
     }
 
     #[test]
-    fn what_a_flag_says_is_read_nowhere_else() {
+    fn a_flag_overrides_all_cluster_systems() {
         let slurm = [("SLURM_JOB_ID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "x")];
         let jobset = [("JOBSET_NAME", "train"), ("JOB_INDEX", "x"), ("PROCESSES_IN_JOB", "y")];
         let places = [
@@ -359,21 +363,21 @@ mod tests {
             vec![("OMPI_COMM_WORLD_RANK", "-1"), ("OMPI_COMM_WORLD_SIZE", "many")],
         ];
         for environment in places {
-            let found = |asked: Asked| Place::find(&asked, &variables(&environment));
+            let found = |asked: ExplicitFlags| ClusterEnv::find(&asked, &variables(&environment));
             let service = || Some("m:1".to_owned());
-            let place = found(Asked { task: Some(3), tasks: Some(4), service: service() }).unwrap();
+            let place = found(ExplicitFlags { task: Some(3), tasks: Some(4), service: service() }).unwrap();
             assert_eq!((place.task.value, place.service.value.as_str()), (3, "m:1"), "{environment:?}");
             // What no flag says is read, and named where it is wrong.
-            let error = found(Asked { task: None, tasks: Some(4), service: service() }).unwrap_err();
+            let error = found(ExplicitFlags { task: None, tasks: Some(4), service: service() }).unwrap_err();
             assert!(error.to_string().contains("--task"), "{error}");
         }
         let pod = [("JOB_COMPLETION_INDEX", "abc")];
-        let asked = Asked { task: Some(3), tasks: None, service: Some("m:1".to_owned()) };
-        assert_eq!(Place::find(&asked, &variables(&pod)).unwrap().task.value, 3);
+        let asked = ExplicitFlags { task: Some(3), tasks: None, service: Some("m:1".to_owned()) };
+        assert_eq!(ClusterEnv::find(&asked, &variables(&pod)).unwrap().task.value, 3);
         let slurm = variables(&[&slurm[..2], &[("SLURM_PROCID", "garbage"), ("SLURM_NTASKS", "8")]].concat());
-        let place = Place::find(&asked, &slurm).unwrap();
+        let place = ClusterEnv::find(&asked, &slurm).unwrap();
         assert_eq!((place.task.value, place.tasks.map(|tasks| tasks.value)), (3, Some(8)));
-        let error = with_port(&Taken { value: "host:x".to_owned(), from: "--service".to_owned() });
+        let error = with_port(&Sourced { value: "host:x".to_owned(), from: "--service".to_owned() });
         let error = error.unwrap_err().to_string();
         assert!(!error.contains("or give"), "the flag itself is wrong: {error}");
     }
@@ -387,14 +391,14 @@ mod tests {
         ])
         .unwrap_err();
         assert!(
-            matches!(error, PlaceError::Beyond { .. }) && error.to_string().contains("from 0"),
+            matches!(error, ClusterEnvError::TaskOutOfRange { .. }) && error.to_string().contains("from 0"),
             "{error}"
         );
     }
 
     #[test]
     fn addresses_get_a_port_or_are_refused() {
-        let port = |text: &str| with_port(&Taken { value: text.to_owned(), from: "x".to_owned() });
+        let port = |text: &str| with_port(&Sourced { value: text.to_owned(), from: "x".to_owned() });
         for (text, wanted) in [
             ("host", "host:8476"),
             ("host:1", "host:1"),
@@ -412,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_it_took_from_where() {
+    fn describe_names_the_source_of_each_value() {
         let place = find(&[
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "2"),

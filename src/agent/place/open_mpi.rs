@@ -1,14 +1,17 @@
 //! Open MPI: what `mpirun` tells each rank.
 
-use super::{Found, PlaceError, Variables, Wanted, text};
+use super::{ClusterEnvError, DetectedEnv, UnsetFields, Variables, text};
 
 /// What Open MPI says. Where the service is, it does not know.
-pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found>, PlaceError> {
+pub(super) fn find(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<DetectedEnv>, ClusterEnvError> {
     if text(variables, "OMPI_COMM_WORLD_RANK").is_none() && text(variables, "OMPI_COMM_WORLD_SIZE").is_none()
     {
         return Ok(None);
     }
-    Ok(Some(Found {
+    Ok(Some(DetectedEnv {
         system: "Open MPI",
         task: wanted.task(variables, "OMPI_COMM_WORLD_RANK")?,
         tasks: wanted.tasks(variables, "OMPI_COMM_WORLD_SIZE")?,

@@ -1,19 +1,22 @@
 //! Slurm: what `srun` tells each task.
 
-use super::{Found, PORT, PlaceError, Taken, Variables, Wanted, text};
+use super::{ClusterEnvError, DetectedEnv, PORT, Sourced, UnsetFields, Variables, text};
 
 /// What Slurm says. Outside of a step (in a batch script, after `salloc`) it numbers no processes, although its
 /// variables are there.
-pub(super) fn find(variables: &Variables, wanted: Wanted) -> Result<Option<Found>, PlaceError> {
+pub(super) fn find(
+    variables: &Variables,
+    wanted: UnsetFields,
+) -> Result<Option<DetectedEnv>, ClusterEnvError> {
     if text(variables, "SLURM_JOB_ID").is_none() {
         return Ok(None);
     }
     let service = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"].into_iter().find_map(|name| {
         let host = first_host(text(variables, name)?)?;
         let from = format!("the first host of {name}, where `muster serve` is expected");
-        Some(Taken { value: format!("{host}:{PORT}"), from })
+        Some(Sourced { value: format!("{host}:{PORT}"), from })
     });
-    let mut found = Found { system: "Slurm", service, ..Found::default() };
+    let mut found = DetectedEnv { system: "Slurm", service, ..DetectedEnv::default() };
     if text(variables, "SLURM_STEP_ID").is_none() {
         found.hint = Some("SLURM_STEP_ID is not set, so this is no task of a Slurm step: start it with srun");
         return Ok(Some(found));

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use super::super::worker::Seen;
+use super::super::worker::StepLine;
 
 /// How many of the steps that did not hold are named.
 const NAMED: usize = 5;
@@ -11,7 +11,7 @@ const NAMED: usize = 5;
 /// The steps in which a worker may be missed: from the one that was under way when the demo took it away, until the one in
 /// which it takes part again.
 #[derive(Debug, Clone, Copy)]
-struct Window {
+struct AbsenceWindow {
     run: u64,
     from: u64,
     until: Option<u64>,
@@ -19,7 +19,7 @@ struct Window {
 
 /// What was seen so far.
 #[derive(Debug, Default)]
-pub struct Story {
+pub struct DemoRecord {
     /// Runs that were drained and followed by another.
     run: u64,
     /// The last step that was told, of this run.
@@ -28,7 +28,7 @@ pub struct Story {
     pub resharded: u64,
     pub checked: u64,
     pub losses: u64,
-    window: Option<Window>,
+    window: Option<AbsenceWindow>,
     /// Steps that did not hold while a worker was away that the demo took, by run and number.
     excused: BTreeSet<(u64, u64)>,
     /// Steps that did not hold otherwise, and who said so.
@@ -37,14 +37,14 @@ pub struct Story {
     called_off: u64,
 }
 
-impl Story {
+impl DemoRecord {
     /// The demo takes a worker away.
-    pub const fn takes_away(&mut self) {
-        self.window = Some(Window { run: self.run, from: self.told, until: None });
+    pub const fn begin_loss(&mut self) {
+        self.window = Some(AbsenceWindow { run: self.run, from: self.told, until: None });
     }
 
     /// It takes part again, in this step.
-    pub fn is_back(&mut self, step: u64) {
+    pub fn end_loss(&mut self, step: u64) {
         self.losses += 1;
         if let Some(window) = &mut self.window {
             window.until = Some(step);
@@ -58,10 +58,10 @@ impl Story {
     }
 
     /// Takes what a worker says of a step. Whether it is the first to tell of that one.
-    pub fn step(&mut self, task: u32, seen: &Seen) -> bool {
+    pub fn step(&mut self, task: u32, seen: &StepLine) -> bool {
         self.checked += seen.checked;
         if !seen.whole {
-            if self.may_miss(seen.number) {
+            if self.is_excused(seen.number) {
                 self.excused.insert((self.run, seen.number));
             } else {
                 self.broken.insert((self.run, seen.number, task));
@@ -82,7 +82,7 @@ impl Story {
         self.called_off += u64::from(!away);
     }
 
-    fn may_miss(&self, step: u64) -> bool {
+    fn is_excused(&self, step: u64) -> bool {
         self.window.is_some_and(|window| {
             window.run == self.run && window.from <= step && window.until.is_none_or(|until| step < until)
         })
@@ -140,12 +140,12 @@ impl Story {
 mod tests {
     use super::*;
 
-    fn seen(number: u64, whole: bool) -> Seen {
-        Seen { number, tasks: vec![0, 1], checked: 3, resharded: true, whole }
+    fn seen(number: u64, whole: bool) -> StepLine {
+        StepLine { number, tasks: vec![0, 1], checked: 3, resharded: true, whole }
     }
 
-    fn after(steps: &[(u64, bool)]) -> Story {
-        let mut story = Story::default();
+    fn after(steps: &[(u64, bool)]) -> DemoRecord {
+        let mut story = DemoRecord::default();
         for (number, whole) in steps {
             story.step(1, &seen(*number, *whole));
         }
@@ -161,20 +161,20 @@ mod tests {
         assert!(wrong.starts_with("1 step(s) failed") && wrong.contains("step 2 of worker 1"), "{wrong}");
 
         let mut story = after(&[(1, true), (2, true)]);
-        story.takes_away();
+        story.begin_loss();
         // The step that was under way, and one without the lost one.
         story.step(0, &seen(2, false));
         story.step(0, &seen(3, false));
         story.called_off();
         story.step(0, &seen(4, true));
         story.step(0, &seen(5, true));
-        story.is_back(5);
+        story.end_loss(5);
         // Told late, of before it was back.
         story.step(3, &seen(4, false));
         let said = story.verdict(4, 4).unwrap();
         assert!(said.contains("every step held but 3 while a worker was away"), "{said}");
         let mut before = after(&[(1, true), (2, true), (3, true)]);
-        before.takes_away();
+        before.begin_loss();
         before.step(0, &seen(2, false));
         assert!(before.verdict(4, 4).is_err(), "it was over before the worker was taken away");
         story.step(3, &seen(5, false));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_called_off_with_nobody_away_did_not_hold() {
+    fn a_cancelled_step_without_an_absent_worker_is_a_failure() {
         let mut story = after(&[(1, true)]);
         story.called_off();
         assert!(story.verdict(4, 4).unwrap_err().contains("called off 1 time"));
@@ -191,15 +191,15 @@ mod tests {
     #[test]
     fn a_new_run_is_not_excused_by_the_last_one() {
         let mut story = after(&[(1, true)]);
-        story.takes_away();
+        story.begin_loss();
         story.new_run();
         story.step(0, &seen(1, false));
         assert!(story.verdict(4, 4).is_err());
     }
 
     #[test]
-    fn nobody_and_nothing_is_no_success() {
+    fn a_demo_without_steps_is_no_success() {
         assert!(after(&[(1, true)]).verdict(0, 4).unwrap_err().contains("all 4 workers are excluded"));
-        assert!(Story::default().verdict(4, 4).unwrap_err().contains("no step"));
+        assert!(DemoRecord::default().verdict(4, 4).unwrap_err().contains("no step"));
     }
 }

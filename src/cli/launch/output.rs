@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::mpsc;
 
-use super::super::output::complaint;
+use super::super::output::error_text;
 
 /// A longer line is broken into pieces, so that a process that never ends its line cannot fill the memory.
 const LINE_BYTES_MAX: usize = 64 << 10;
@@ -17,12 +17,12 @@ const PIECES_WAITING: usize = 64;
 
 /// A stream that many write to. A thread of its own does the writing: a terminal that stands still must
 /// hold up the processes, but not the server beside them.
-pub struct Stream {
+pub struct SharedOutput {
     pieces: mpsc::Sender<Vec<u8>>,
     thread: JoinHandle<()>,
 }
 
-impl Stream {
+impl SharedOutput {
     /// Starts to write to `out`.
     pub fn start(mut out: impl Write + Send + 'static) -> Self {
         let (pieces, mut waiting) = mpsc::channel::<Vec<u8>>(PIECES_WAITING);
@@ -43,7 +43,7 @@ impl Stream {
 
     /// Writes a line of the launch's own.
     pub async fn say(&self, line: &str) {
-        let _ = self.pieces.send(complaint(line).into_bytes()).await;
+        let _ = self.pieces.send(error_text(line).into_bytes()).await;
     }
 
     /// Writes what is left and ends. Every other sender must be gone.
@@ -55,7 +55,7 @@ impl Stream {
 
 /// Passes on what a process writes until it closes its end.
 pub async fn pump(mut from: impl AsyncRead + Unpin, task: u32, to: mpsc::Sender<Vec<u8>>) {
-    let mut lines = Lines::new(task);
+    let mut lines = LinePrefixer::new(task);
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         let mut whole = Vec::new();
@@ -74,12 +74,12 @@ pub async fn pump(mut from: impl AsyncRead + Unpin, task: u32, to: mpsc::Sender<
 }
 
 /// Cuts bytes into lines and puts the task's number before each.
-struct Lines {
+struct LinePrefixer {
     prefix: Vec<u8>,
     begun: Vec<u8>,
 }
 
-impl Lines {
+impl LinePrefixer {
     fn new(task: u32) -> Self {
         Self { prefix: format!("[{task}] ").into_bytes(), begun: Vec::new() }
     }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     fn cut(chunks: &[&[u8]]) -> Vec<u8> {
-        let mut lines = Lines::new(7);
+        let mut lines = LinePrefixer::new(7);
         let mut whole = Vec::new();
         for chunk in chunks {
             lines.push(chunk, &mut whole);

@@ -12,18 +12,18 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::http;
-use crate::tls::{Entrance, Failures};
+use crate::tls::{HandshakeFailures, ListenerTls};
 
 /// Connections at once. Prometheus has one.
 const CONNECTIONS: usize = 16;
 
 /// Where metrics are asked for, once there are any.
-pub struct Scraped {
+pub struct MetricsListener {
     listener: TcpListener,
     address: SocketAddr,
 }
 
-impl Scraped {
+impl MetricsListener {
     /// Listens.
     pub async fn bind(address: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind(address)
@@ -46,8 +46,8 @@ impl Scraped {
         let nothing = || async { (StatusCode::NOT_FOUND, "a worker serves /metrics, and nothing else\n") };
         let router = Router::new().route("/metrics", get(scrape)).fallback(nothing);
         let clock = Clock::start();
-        let entrance = Arc::new(Entrance::plain("metrics", Arc::new(Failures::new(clock))));
-        let traffic = http::Traffic::new("metrics", clock, http::Limits::new(CONNECTIONS));
+        let entrance = Arc::new(ListenerTls::plain("metrics", Arc::new(HandshakeFailures::new(clock))));
+        let traffic = http::ListenerState::new("metrics", clock, http::HttpLimits::new(CONNECTIONS));
         let (_never, stop) = watch::channel(false);
         http::serve(self.listener, entrance, router, traffic, stop).await;
     }

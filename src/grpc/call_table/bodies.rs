@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{BYTES_A_STEP, CallTable, Due, Entry, Trace, over_budget, too_late};
+use super::{BYTES_PER_STEP, CallDeadline, CallState, CallTable, PendingTrace, over_budget, too_late};
 use crate::coordination::{Code, Failure, JobId};
-use crate::grpc::body::{self, Body};
-use crate::grpc::head::Callee;
+use crate::grpc::body::{self, RequestBody};
+use crate::grpc::head::CallHandler;
 use crate::grpc::mailbox::slot_waker;
 use crate::http2::{Sender, StreamId};
 use crate::meter::Moment;
 
 /// A request whose body is on its way.
-pub(super) struct Arriving {
-    body: Body,
-    callee: Callee,
+pub(super) struct ReceivingCall {
+    body: RequestBody,
+    callee: CallHandler,
     job: JobId,
     stream: StreamId,
     due: Option<Instant>,
@@ -24,10 +24,10 @@ pub(super) struct Arriving {
     stall: Instant,
     check: Instant,
     waker: Waker,
-    pub(super) parked: bool,
+    pub(super) deferred: bool,
     /// The message is there, and the end of the request is awaited.
     is_whole: bool,
-    trace: Trace,
+    trace: PendingTrace,
     since: Moment,
     /// The bytes that were charged for what it holds back.
     charged: usize,
@@ -38,23 +38,23 @@ impl CallTable {
     pub(super) fn wait_for_body(
         &mut self,
         sender: &mut Sender,
-        body: Body,
-        callee: Callee,
+        body: RequestBody,
+        callee: CallHandler,
         job: JobId,
         stream: StreamId,
-        due: Due,
-        trace: Trace,
+        due: CallDeadline,
+        trace: PendingTrace,
         since: Moment,
     ) {
         let waker = slot_waker(&self.mailbox, self.slots.next_key());
         let due = due.at();
         let stall = Instant::now() + self.server.limits.body_stall;
-        let (parked, charged) = (false, body.held());
+        let (parked, charged) = (false, body.held_bytes());
         if let Err(over) = sender.budget.charge(charged) {
             return self.refuse(sender, stream, &over_budget(over));
         }
         let check = due.map_or(stall, |due| due.min(stall));
-        let arriving = Box::new(Arriving {
+        let arriving = Box::new(ReceivingCall {
             body,
             callee,
             job,
@@ -63,33 +63,39 @@ impl CallTable {
             stall,
             check,
             waker,
-            parked,
+            deferred: parked,
             is_whole: false,
             trace,
             since,
             charged,
         });
-        let slot = self.slots.insert(Entry::Arriving(arriving));
-        sender.assign(stream, slot);
+        let slot = self.slots.insert(CallState::Receiving(arriving));
+        sender.assign_slot(stream, slot);
         self.deadlines.add(check, slot);
-        self.look_at(sender, slot);
+        self.poll_slot(sender, slot);
     }
 
     /// Takes more of the body of a request.
-    pub(in crate::grpc) fn more(&mut self, sender: &mut Sender, stream: StreamId, bytes: &[u8], ended: bool) {
+    pub(in crate::grpc) fn on_data(
+        &mut self,
+        sender: &mut Sender,
+        stream: StreamId,
+        bytes: &[u8],
+        ended: bool,
+    ) {
         let slot = sender.slot(stream);
         let Some((slot, entry)) = slot.and_then(|slot| Some((slot, self.slots.get_mut(slot)?))) else {
             return sender.release(stream, bytes.len());
         };
-        sender.count_work(bytes.len() / BYTES_A_STEP);
+        sender.count_work(bytes.len() / BYTES_PER_STEP);
         match entry {
             // What follows an ended request does not come through.
-            Entry::Waiting(_) => sender.release(stream, bytes.len()),
-            Entry::Parked(parked) => {
+            CallState::Waiting(_) => sender.release(stream, bytes.len()),
+            CallState::Deferred(parked) => {
                 // Room grows by doubling.
                 let charged = 2 * bytes.len();
                 if let Err(over) = sender.budget.charge(charged) {
-                    self.give_up(sender, slot);
+                    self.on_reset(sender, slot);
                     sender.release_connection(bytes.len());
                     return self.refuse(sender, stream, &over_budget(over));
                 }
@@ -97,14 +103,14 @@ impl CallTable {
                 parked.bytes.extend_from_slice(bytes);
                 parked.ended |= ended;
             }
-            Entry::Auxiliary(call) => {
+            CallState::Auxiliary(call) => {
                 sender.release(stream, bytes.len());
                 call.push(bytes, ended);
             }
-            Entry::Arriving(arriving) => {
+            CallState::Receiving(arriving) => {
                 sender.release_connection(bytes.len());
-                sender.release_stream(stream, arriving.body.take_used());
-                let charged = if arriving.body.held() == 0 { 0 } else { 2 * bytes.len() };
+                sender.release_stream(stream, arriving.body.take_consumed());
+                let charged = if arriving.body.held_bytes() == 0 { 0 } else { 2 * bytes.len() };
                 let most = self.server.limits.message_bytes;
                 let pushed = match sender.budget.charge(charged) {
                     Ok(()) => {
@@ -118,7 +124,7 @@ impl CallTable {
                     self.slots.remove(slot);
                     return self.refuse(sender, stream, &why);
                 }
-                self.look_at(sender, slot);
+                self.poll_slot(sender, slot);
             }
         }
     }
@@ -130,18 +136,18 @@ impl CallTable {
         stream: StreamId,
     ) -> Option<(&mut Vec<u8>, usize)> {
         match self.slots.get_mut(sender.slot(stream)?)? {
-            Entry::Arriving(arriving) => arriving.body.room(),
+            CallState::Receiving(arriving) => arriving.body.room(),
             _ => None,
         }
     }
 
     /// Notes that so many bytes of the body of `stream` were read to their room.
-    pub(in crate::grpc) fn filled(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
+    pub(in crate::grpc) fn advance_body(&mut self, sender: &mut Sender, stream: StreamId, bytes: usize) {
         let slot = sender.slot(stream);
-        if let Some(Entry::Arriving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
+        if let Some(CallState::Receiving(arriving)) = slot.and_then(|slot| self.slots.get_mut(slot)) {
             arriving.body.filled(bytes);
             sender.release_connection(bytes);
-            sender.release_stream(stream, arriving.body.take_used());
+            sender.release_stream(stream, arriving.body.take_consumed());
         }
         if let Some(slot) = slot {
             self.expect_end(slot);
@@ -150,7 +156,7 @@ impl CallTable {
 
     /// A message that is there must be followed by the end of its request in time.
     fn expect_end(&mut self, slot: u64) {
-        let Some(Entry::Arriving(arriving)) = self.slots.get_mut(slot) else { return };
+        let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         if !arriving.body.awaits_end() || std::mem::replace(&mut arriving.is_whole, true) {
             return;
         }
@@ -162,22 +168,22 @@ impl CallTable {
     }
 
     /// Removes an arriving request.
-    pub(super) fn drop_body(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<Arriving>> {
-        let Some(Entry::Arriving(arriving)) = self.slots.remove(slot) else { return None };
+    pub(super) fn remove_receiving(&mut self, sender: &mut Sender, slot: u64) -> Option<Box<ReceivingCall>> {
+        let Some(CallState::Receiving(arriving)) = self.slots.remove(slot) else { return None };
         sender.budget.release(arriving.charged);
         Some(arriving)
     }
 
     /// Looks at a body for which something may have come about, and goes on with its request once its message is there.
     pub(super) fn poll_body(&mut self, sender: &mut Sender, slot: u64) {
-        let Some(Entry::Arriving(arriving)) = self.slots.get_mut(slot) else { return };
-        let Arriving { body, waker, stream, parked, .. } = &mut **arriving;
+        let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
+        let ReceivingCall { body, waker, stream, deferred: parked, .. } = &mut **arriving;
         *parked = false;
         let was_reserved = body.is_reserved();
         let most = self.server.limits.message_bytes;
         let polled = body.poll(&mut Context::from_waker(waker), &mut self.quota, most);
-        sender.release_stream(*stream, body.take_used());
-        if body.held() == 0 {
+        sender.release_stream(*stream, body.take_consumed());
+        if body.held_bytes() == 0 {
             sender.budget.release(std::mem::take(&mut arriving.charged));
         }
         let Poll::Ready(result) = polled else {
@@ -187,20 +193,20 @@ impl CallTable {
             }
             return self.expect_end(slot);
         };
-        let Some(arriving) = self.drop_body(sender, slot) else { return };
-        let Arriving { callee, job, stream, due, trace, since, .. } = *arriving;
+        let Some(arriving) = self.remove_receiving(sender, slot) else { return };
+        let ReceivingCall { callee, job, stream, due, trace, since, .. } = *arriving;
         match result {
             Ok(message) => {
-                self.ask(sender, job, callee, &message, stream, Due::At(due), trace, since);
+                self.dispatch(sender, job, callee, &message, stream, CallDeadline::At(due), trace, since);
             }
             Err(why) => self.refuse(sender, stream, &why),
         }
     }
 
     /// A body is to have made progress by now.
-    pub(super) fn check_arrival(&mut self, sender: &mut Sender, slot: u64, now: Instant) {
+    pub(super) fn check_body_progress(&mut self, sender: &mut Sender, slot: u64, now: Instant) {
         let stall = self.server.limits.body_stall;
-        let Some(Entry::Arriving(arriving)) = self.slots.get_mut(slot) else { return };
+        let Some(CallState::Receiving(arriving)) = self.slots.get_mut(slot) else { return };
         if now < arriving.check {
             // It has been looked at since this deadline was set, and has a later one.
             return;
@@ -209,7 +215,7 @@ impl CallTable {
             too_late()
         } else if now >= arriving.stall && arriving.body.awaits_end() {
             not_ended(self.server.limits.handshake)
-        } else if now >= arriving.stall && !arriving.body.has_moved() {
+        } else if now >= arriving.stall && !arriving.body.has_progressed() {
             stalled(stall)
         } else if arriving.body.is_too_slow(&self.quota) {
             too_slow()
@@ -222,7 +228,7 @@ impl CallTable {
             arriving.check = next.unwrap_or(arriving.stall);
             return self.deadlines.add(arriving.check, slot);
         };
-        if let Some(arriving) = self.drop_body(sender, slot) {
+        if let Some(arriving) = self.remove_receiving(sender, slot) {
             self.refuse(sender, arriving.stream, &why);
         }
     }
@@ -230,16 +236,16 @@ impl CallTable {
 
 fn too_slow() -> Failure {
     let text = "the request's body arrives too slowly while others wait for the memory that it holds";
-    Failure::plain(Code::ResourceExhausted, text)
+    Failure::without_details(Code::ResourceExhausted, text)
 }
 
 fn not_ended(within: Duration) -> Failure {
     let text = format!("the request did not end within {} s after its message", within.as_secs());
-    Failure::plain(Code::DeadlineExceeded, text)
+    Failure::without_details(Code::DeadlineExceeded, text)
 }
 
 fn stalled(stall: Duration) -> Failure {
     let text =
         format!("the request's body did not arrive, nor the next 4 MiB of it, within {} s", stall.as_secs());
-    Failure::plain(Code::DeadlineExceeded, text)
+    Failure::without_details(Code::DeadlineExceeded, text)
 }

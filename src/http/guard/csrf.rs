@@ -12,20 +12,20 @@ use ring::hmac;
 use crate::clock::random_bytes;
 
 /// The key.
-pub(super) struct Csrf(hmac::Key);
+pub(super) struct CsrfKey(hmac::Key);
 
-impl Csrf {
+impl CsrfKey {
     pub fn new() -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, &random_bytes::<32>()))
     }
 
     /// What follows from a cookie.
-    pub fn of(&self, cookie: &str) -> Arc<str> {
+    pub fn proof_for(&self, cookie: &str) -> Arc<str> {
         URL_SAFE_NO_PAD.encode(hmac::sign(&self.0, cookie.as_bytes())).into()
     }
 
     /// Whether that is `shown`; the time that it takes says nothing.
-    pub fn holds(&self, cookie: &str, shown: &str) -> bool {
+    pub fn verifies(&self, cookie: &str, shown: &str) -> bool {
         let Ok(shown) = URL_SAFE_NO_PAD.decode(shown) else { return false };
         hmac::verify(&self.0, cookie.as_bytes(), &shown).is_ok()
     }
@@ -37,9 +37,9 @@ mod tests {
 
     #[test]
     fn a_proof_holds_for_its_cookie_and_in_its_process_only() {
-        let (here, elsewhere) = (Csrf::new(), Csrf::new());
-        let proof = here.of("a");
-        assert!(here.holds("a", &proof));
-        assert!(!here.holds("b", &proof) && !elsewhere.holds("a", &proof) && !here.holds("a", ""));
+        let (here, elsewhere) = (CsrfKey::new(), CsrfKey::new());
+        let proof = here.proof_for("a");
+        assert!(here.verifies("a", &proof));
+        assert!(!here.verifies("b", &proof) && !elsewhere.verifies("a", &proof) && !here.verifies("a", ""));
     }
 }

@@ -13,13 +13,13 @@ use bytes::Bytes;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::login::FORM_BYTES_MAX;
-use super::{Guard, How, Need, Role, Visitor, tokens};
-use crate::coordination::{Actor, JobName, Means};
-use crate::http::actor::{Author, Channel, Peer, means};
+use super::{Access, AccessControl, AuthMethod, Principal, Role, tokens};
+use crate::coordination::{Actor, ActorOrigin, JobName};
+use crate::http::actor::{ActorContext, PeerAddress, TransportSecurity, means_of_agent};
 use crate::http::hosts::name_of;
-use crate::http::problem::wants_page;
-use crate::http::{AuditOutcome, BODY_BYTES_MAX, Problem, Site, Source, body};
-use crate::telemetry::traces::Parent;
+use crate::http::problem::accepts_html;
+use crate::http::{AppState, AuditOutcome, BODY_BYTES_MAX, ClientNetwork, Problem, body};
+use crate::telemetry::traces::TraceParent;
 
 /// The header in which the scripts of a page show their proof.
 const PROOF_HEADER: HeaderName = HeaderName::from_static("x-csrf-token");
@@ -33,7 +33,7 @@ pub(super) struct Cookies {
 }
 
 impl Cookies {
-    pub fn of(channel: &Channel) -> Self {
+    pub fn of(channel: &TransportSecurity) -> Self {
         Self { secure: channel.secure }
     }
 
@@ -76,148 +76,148 @@ pub(super) fn field(form: &[u8], name: &str) -> Option<String> {
 }
 
 /// What is known of a request before it has passed.
-struct Asked {
-    source: Source,
-    need: Need,
+struct RequestFacts {
+    source: ClientNetwork,
+    access: Access,
     /// It asks for a change.
-    changes: bool,
+    is_change: bool,
     /// A browser sends it.
-    browser: bool,
+    is_browser: bool,
     cookies: Cookies,
 }
 
 /// What the guard needs to know.
 #[derive(Clone)]
-pub struct Gate {
+pub struct AccessLayerState {
     /// What is guarded.
-    pub site: Site,
+    pub site: AppState,
     /// What the route of a method and a path asks of its callers.
-    pub need: fn(&Method, Option<&str>) -> Need,
+    pub access: fn(&Method, Option<&str>) -> Access,
 }
 
 /// Lets a request pass, or says why not.
 ///
 /// Everything that the head of a request tells is checked before the first byte of its body is read. The body is read here and
 /// nowhere else (`body.rs`): a handler gets one that is in memory, and paid for until the answer is there.
-pub async fn pass(State(gate): State<Gate>, request: Request, next: Next) -> Response {
-    let Gate { site, need } = gate;
+pub async fn authorize(State(gate): State<AccessLayerState>, request: Request, next: Next) -> Response {
+    let AccessLayerState { site, access: need } = gate;
     let (head, wire) = request.into_parts();
     // What follows sees the head alone.
     let request = Request::from_parts(head, Body::empty());
     let guard = &site.guard;
     let extensions = request.extensions();
     let matched = extensions.get::<MatchedPath>().map(MatchedPath::as_str);
-    let channel = extensions.get::<Channel>().cloned().unwrap_or_default();
+    let channel = extensions.get::<TransportSecurity>().cloned().unwrap_or_default();
     let (method, headers) = (request.method(), request.headers());
     let cookies = Cookies::of(&channel);
-    let asked = Asked {
-        source: Source::of_request(extensions),
-        need: need(method, matched),
-        changes: !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS),
-        browser: headers.contains_key(header::ORIGIN)
+    let asked = RequestFacts {
+        source: ClientNetwork::of_request(extensions),
+        access: need(method, matched),
+        is_change: !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS),
+        is_browser: headers.contains_key(header::ORIGIN)
             || headers.contains_key(&SEC_FETCH_SITE)
             || cookie(headers, cookies.session()).is_some()
             || cookie(headers, cookies.visit()).is_some(),
         cookies,
     };
     if let Err(problem) = check_host(guard, &request, &asked) {
-        write_down(&site, Attempt::of(&site, &request), &asked, None, &problem.detail);
+        audit_refusal(&site, RefusedRequest::of(&site, &request), &asked, None, &problem.detail);
         return problem.into_response();
     }
     guard.refresh().await;
     let visitor = match identify(guard, &request, &asked, &channel) {
         Ok(visitor) => visitor,
-        Err(refused) => return unknown(&site, &request, &asked, refused),
+        Err(refused) => return reject_unknown_token(&site, &request, &asked, refused),
     };
-    let seen = wants_page(&request).then(|| format!("/login?next={}", next_of(&request)));
-    if let Err(problem) = judge(&request, &asked, visitor.as_ref()) {
+    let seen = accepts_html(&request).then(|| format!("/login?next={}", login_target(&request)));
+    if let Err(problem) = check_access(&request, &asked, visitor.as_ref()) {
         if visitor.is_none()
-            && !asked.changes
+            && !asked.is_change
             && let Some(login) = seen
         {
             return Redirect::to(&login).into_response();
         }
         return refuse(&site, &request, &asked, visitor.as_ref(), problem);
     }
-    let proof = match prove(guard, &request, &asked, visitor.as_ref()) {
+    let proof = match check_csrf(guard, &request, &asked, visitor.as_ref()) {
         Ok(proof) => proof,
         Err(problem) => return refuse(&site, &request, &asked, visitor.as_ref(), problem),
     };
     if let Err(problem) = within_rates(guard, &request, &asked, visitor.as_ref()) {
         // The wrong tokens of a stranger are in the audit already.
         if visitor.is_some() {
-            let attempt = Attempt { often: true, ..Attempt::of(&site, &request) };
-            write_down(&site, attempt, &asked, visitor.as_ref(), &problem.detail);
+            let attempt = RefusedRequest { is_rate_limited: true, ..RefusedRequest::of(&site, &request) };
+            audit_refusal(&site, attempt, &asked, visitor.as_ref(), &problem.detail);
         }
-        return late(problem);
+        return too_many_requests(problem);
     }
-    if asked.changes
-        && asked.need != Need::Nothing
-        && let Err(why) = site.audit.ready().await
+    if asked.is_change
+        && asked.access != Access::Public
+        && let Err(why) = site.audit.wait_writable().await
     {
         return refuse(&site, &request, &asked, visitor.as_ref(), Problem::audit_unwritable(&why));
     }
     // A request that changes nothing has no body that anybody reads.
-    let limit = match (asked.changes, asked.need) {
+    let limit = match (asked.is_change, asked.access) {
         (false, _) => None,
-        (true, Need::Nothing) => Some(FORM_BYTES_MAX),
-        (true, Need::Role(_)) => Some(BODY_BYTES_MAX),
+        (true, Access::Public) => Some(FORM_BYTES_MAX),
+        (true, Access::Role(_)) => Some(BODY_BYTES_MAX),
     };
     let mut body = (Bytes::new(), None);
     if let Some(limit) = limit {
         body = match body::read(&site.bodies, asked.source, wire, limit).await {
             Ok(body) => body,
             Err(problem) => {
-                return last(refuse(&site, &request, &asked, visitor.as_ref(), problem));
+                return close_connection_after(refuse(&site, &request, &asked, visitor.as_ref(), problem));
             }
         };
     }
     let (body, _paid) = body;
     let visit = match proof {
-        Proven::InForm(basis) => match field(&body, PROOF_FIELD) {
-            Some(shown) if guard.csrf.holds(&basis, &shown) => None,
+        CsrfCheck::InForm(basis) => match field(&body, PROOF_FIELD) {
+            Some(shown) if guard.csrf.verifies(&basis, &shown) => None,
             _ => return refuse(&site, &request, &asked, visitor.as_ref(), Problem::no_proof()),
         },
-        Proven::Already(visit) => visit,
+        CsrfCheck::Satisfied(visit) => visit,
     };
-    let attempt = (asked.changes && visitor.is_some()).then(|| Attempt::of(&site, &request));
+    let attempt = (asked.is_change && visitor.is_some()).then(|| RefusedRequest::of(&site, &request));
     let author = visitor.as_ref().map(|visitor| {
-        let parent = Parent::of(request.headers());
-        Author::new(visitor.actor.clone(), Some(visitor.role), parent)
+        let parent = TraceParent::of(request.headers());
+        ActorContext::new(visitor.actor.clone(), Some(visitor.role), parent)
     });
     let request = request.map(|_| Body::from(body));
-    let response = enter(request, next, (visitor.clone(), author.clone()), visit, &channel).await;
+    let response = call_handler(request, next, (visitor.clone(), author.clone()), visit, &channel).await;
     // A change that its handler did not get to, or could not make sense of, was asked for all the same.
     if let (Some(attempt), Some(author)) = (attempt, &author)
         && response.status().is_client_error()
-        && !author.is_written()
+        && !author.is_audited()
     {
         let problem = response.extensions().get::<Problem>().map(|problem| &*problem.detail);
         let detail = problem.or(response.status().canonical_reason()).unwrap_or_default();
-        write_down(&site, attempt, &asked, visitor.as_ref(), detail);
+        audit_refusal(&site, attempt, &asked, visitor.as_ref(), detail);
     }
-    if asked.changes {
-        site.audit.flushed().await;
+    if asked.is_change {
+        site.audit.wait_durable().await;
     }
     response
 }
 
 /// Lets it in, and sees to it that a browser has a cookie from which its proof follows.
-async fn enter(
+async fn call_handler(
     mut request: Request,
     next: Next,
-    (visitor, author): (Option<Visitor>, Option<Author>),
+    (visitor, author): (Option<Principal>, Option<ActorContext>),
     visit: Option<(String, Arc<str>)>,
-    channel: &Channel,
+    channel: &TransportSecurity,
 ) -> Response {
     let set = visit.and_then(|(value, proof)| {
-        request.extensions_mut().insert(Proof(proof));
+        request.extensions_mut().insert(CsrfProof(proof));
         let cookies = Cookies::of(channel);
         cookies.set(cookies.visit(), &value, None)
     });
     if let Some(visitor) = visitor {
         if !visitor.csrf.is_empty() {
-            request.extensions_mut().insert(Proof(Arc::clone(&visitor.csrf)));
+            request.extensions_mut().insert(CsrfProof(Arc::clone(&visitor.csrf)));
         }
         request.extensions_mut().insert(visitor);
     }
@@ -233,7 +233,7 @@ async fn enter(
 
 /// What the forms of the page that is asked for must carry.
 #[derive(Debug, Clone)]
-pub(in crate::http) struct Proof(pub Arc<str>);
+pub(in crate::http) struct CsrfProof(pub Arc<str>);
 
 /// By what name the client has reached this server.
 fn host(request: &Request) -> Option<&str> {
@@ -243,7 +243,7 @@ fn host(request: &Request) -> Option<&str> {
 
 /// Checks by what name the client has reached this server. A name that could be read in two ways is refused for every request, one
 /// that is not this server's for all that show or change anything.
-fn check_host(guard: &Guard, request: &Request, asked: &Asked) -> Result<(), Problem> {
+fn check_host(guard: &AccessControl, request: &Request, asked: &RequestFacts) -> Result<(), Problem> {
     let mut named = request.headers().get_all(header::HOST).into_iter();
     let first = named.next();
     if named.next().is_some() {
@@ -263,7 +263,7 @@ fn check_host(guard: &Guard, request: &Request, asked: &Asked) -> Result<(), Pro
             "the request names one host in its first line and another in its header host",
         ));
     }
-    if (asked.changes || asked.need != Need::Nothing)
+    if (asked.is_change || asked.access != Access::Public)
         && !host(request).is_some_and(|host| guard.hosts.allow(host))
     {
         return Err(Problem::wrong_host(host(request).unwrap_or_default()));
@@ -273,12 +273,12 @@ fn check_host(guard: &Guard, request: &Request, asked: &Asked) -> Result<(), Pro
 
 /// Whether a change, or a login, is within its rates. Tokens are looked at by the login itself.
 fn within_rates(
-    guard: &Guard,
+    guard: &AccessControl,
     request: &Request,
-    asked: &Asked,
-    visitor: Option<&Visitor>,
+    asked: &RequestFacts,
+    visitor: Option<&Principal>,
 ) -> Result<(), Problem> {
-    if !asked.changes {
+    if !asked.is_change {
         return Ok(());
     }
     let now = guard.clock.now();
@@ -287,42 +287,43 @@ fn within_rates(
     {
         return Err(Problem::too_many_changes());
     }
-    if asked.need == Need::Nothing {
-        let attempt = guard.attempts.by(asked.source, cookie(request.headers(), asked.cookies.browser()));
-        if !guard.attempts.may_try(now, &attempt) {
+    if asked.access == Access::Public {
+        let attempt =
+            guard.attempts.attempt_of(asked.source, cookie(request.headers(), asked.cookies.browser()));
+        if !guard.attempts.is_allowed(now, &attempt) {
             return Err(Problem::too_many_logins());
         }
     }
     Ok(())
 }
 
-fn next_of(request: &Request) -> String {
+fn login_target(request: &Request) -> String {
     let path = request.uri().path_and_query().map_or("/", axum::http::uri::PathAndQuery::as_str);
     utf8_percent_encode(path, NON_ALPHANUMERIC).to_string()
 }
 
 /// Who makes the request; `None` for a stranger.
 fn identify(
-    guard: &Guard,
+    guard: &AccessControl,
     request: &Request,
-    asked: &Asked,
-    channel: &Channel,
-) -> Result<Option<Visitor>, Problem> {
+    asked: &RequestFacts,
+    channel: &TransportSecurity,
+) -> Result<Option<Principal>, Problem> {
     let headers = request.headers();
     let agent = headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
-    let address = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let actor = |who: Arc<str>, means: Means| Actor { who, address, means };
+    let address = request.extensions().get::<PeerAddress>().map(|peer| peer.0);
+    let actor = |who: Arc<str>, means: ActorOrigin| Actor { who, address, means };
     let Some(tokens) = &guard.tokens else {
         let who = match &channel.certificate {
             Some(name) => format!("certificate:{name}").into(),
             None => Actor::ANONYMOUS.into(),
         };
         let visit = cookie(headers, asked.cookies.visit());
-        let csrf = visit.map_or_else(|| "".into(), |visit| guard.csrf.of(visit));
-        return Ok(Some(Visitor {
-            actor: actor(who, means(agent)),
+        let csrf = visit.map_or_else(|| "".into(), |visit| guard.csrf.proof_for(visit));
+        return Ok(Some(Principal {
+            actor: actor(who, means_of_agent(agent)),
             role: Role::Admin,
-            how: How::Open,
+            auth_method: AuthMethod::Open,
             csrf,
         }));
     };
@@ -332,41 +333,52 @@ fn identify(
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
         let holder = token.and_then(|token| tokens.holder(token)).ok_or_else(Problem::bad_token)?;
-        let means = if means(agent) == Means::Cli { Means::Cli } else { Means::Api };
+        let means =
+            if means_of_agent(agent) == ActorOrigin::Cli { ActorOrigin::Cli } else { ActorOrigin::Api };
         let actor = actor(holder.name, means);
-        return Ok(Some(Visitor { actor, role: holder.role, how: How::Token, csrf: "".into() }));
+        return Ok(Some(Principal {
+            actor,
+            role: holder.role,
+            auth_method: AuthMethod::Token,
+            csrf: "".into(),
+        }));
     }
     let now = guard.clock.now();
     let session = cookie(headers, asked.cookies.session());
     Ok(session.and_then(|id| {
         let holder = tokens.with_hash(&guard.sessions.token(now, id)?)?;
-        let actor = actor(holder.name, Means::Page);
-        Some(Visitor { actor, role: holder.role, how: How::Session, csrf: guard.csrf.of(id) })
+        let actor = actor(holder.name, ActorOrigin::Page);
+        Some(Principal {
+            actor,
+            role: holder.role,
+            auth_method: AuthMethod::Session,
+            csrf: guard.csrf.proof_for(id),
+        })
     }))
 }
 
 /// Whether the request may be made, by all that its head says.
-fn judge(request: &Request, asked: &Asked, visitor: Option<&Visitor>) -> Result<(), Problem> {
-    if asked.changes {
-        own_origin(request)?;
+fn check_access(request: &Request, asked: &RequestFacts, visitor: Option<&Principal>) -> Result<(), Problem> {
+    if asked.is_change {
+        check_origin(request)?;
     }
-    match (asked.need, visitor) {
-        (Need::Nothing, _) => {}
-        (Need::Role(_), None) => return Err(Problem::no_token()),
-        (Need::Role(needed), Some(visitor)) if visitor.role < needed => {
+    match (asked.access, visitor) {
+        (Access::Public, _) => {}
+        (Access::Role(_), None) => return Err(Problem::no_token()),
+        (Access::Role(needed), Some(visitor)) if visitor.role < needed => {
             return Err(Problem::not_allowed(visitor.role, needed));
         }
-        (Need::Role(_), Some(_)) => {}
+        (Access::Role(_), Some(_)) => {}
     }
     // What a page of another origin may send without being asked is a form; JSON it may not.
-    let simple = *request.method() == Method::POST && asked.changes && !asked.browser;
-    if simple && asked.need != Need::Nothing && !is(request, "application/json") {
+    let simple = *request.method() == Method::POST && asked.is_change && !asked.is_browser;
+    if simple && asked.access != Access::Public && !has_content_type(request, "application/json") {
         return Err(Problem::not_json());
     }
     Ok(())
 }
 
-fn is(request: &Request, kind: &str) -> bool {
+fn has_content_type(request: &Request, kind: &str) -> bool {
     let found = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     found.is_some_and(|found| {
         found.split(';').next().is_some_and(|found| found.trim().eq_ignore_ascii_case(kind))
@@ -374,7 +386,7 @@ fn is(request: &Request, kind: &str) -> bool {
 }
 
 /// A browser says of every change for which page it asks; only pages of this server may.
-fn own_origin(request: &Request) -> Result<(), Problem> {
+fn check_origin(request: &Request) -> Result<(), Problem> {
     let headers = request.headers();
     if let Some(origin) = headers.get(header::ORIGIN) {
         // The scheme is not compared: something before this server may speak TLS for it.
@@ -392,61 +404,67 @@ fn own_origin(request: &Request) -> Result<(), Problem> {
 }
 
 /// What the head of a request tells of its proof.
-enum Proven {
+enum CsrfCheck {
     /// It holds, or none is wanted. A browser that has no cookie yet gets one, with this value and the proof that follows from it.
-    Already(Option<(String, Arc<str>)>),
+    Satisfied(Option<(String, Arc<str>)>),
     /// It must stand in the form, and follow from this cookie.
     InForm(String),
 }
 
 /// Wants a proof of a browser that asks for a change. One that asks for a page and has no cookie yet gets one.
-fn prove(
-    guard: &Guard,
+fn check_csrf(
+    guard: &AccessControl,
     request: &Request,
-    asked: &Asked,
-    visitor: Option<&Visitor>,
-) -> Result<Proven, Problem> {
-    let how = visitor.map(|visitor| visitor.how);
-    let by_cookie = how == Some(How::Session);
+    asked: &RequestFacts,
+    visitor: Option<&Principal>,
+) -> Result<CsrfCheck, Problem> {
+    let how = visitor.map(|visitor| visitor.auth_method);
+    let by_cookie = how == Some(AuthMethod::Session);
     let name = if by_cookie { asked.cookies.session() } else { asked.cookies.visit() };
     let basis = cookie(request.headers(), name).map(str::to_owned);
-    if !asked.changes {
-        if by_cookie || how == Some(How::Token) || !wants_page(request) {
-            return Ok(Proven::Already(None));
+    if !asked.is_change {
+        if by_cookie || how == Some(AuthMethod::Token) || !accepts_html(request) {
+            return Ok(CsrfCheck::Satisfied(None));
         }
-        let known = basis.unwrap_or_else(tokens::secret);
-        let proof = guard.csrf.of(&known);
-        return Ok(Proven::Already(Some((known, proof))));
+        let known = basis.unwrap_or_else(tokens::random_secret);
+        let proof = guard.csrf.proof_for(&known);
+        return Ok(CsrfCheck::Satisfied(Some((known, proof))));
     }
-    let wanted = by_cookie || asked.need == Need::Nothing || (how == Some(How::Open) && asked.browser);
+    let wanted =
+        by_cookie || asked.access == Access::Public || (how == Some(AuthMethod::Open) && asked.is_browser);
     if !wanted {
-        return Ok(Proven::Already(None));
+        return Ok(CsrfCheck::Satisfied(None));
     }
     let basis = basis.ok_or_else(Problem::no_proof)?;
     if let Some(shown) = request.headers().get(&PROOF_HEADER) {
-        let holds = shown.to_str().is_ok_and(|shown| guard.csrf.holds(&basis, shown));
-        return if holds { Ok(Proven::Already(None)) } else { Err(Problem::no_proof()) };
+        let holds = shown.to_str().is_ok_and(|shown| guard.csrf.verifies(&basis, shown));
+        return if holds { Ok(CsrfCheck::Satisfied(None)) } else { Err(Problem::no_proof()) };
     }
-    if is(request, "application/x-www-form-urlencoded") {
-        return Ok(Proven::InForm(basis));
+    if has_content_type(request, "application/x-www-form-urlencoded") {
+        return Ok(CsrfCheck::InForm(basis));
     }
     Err(Problem::no_proof())
 }
 
 /// A token that is none.
-fn unknown(site: &Site, request: &Request, asked: &Asked, problem: Problem) -> Response {
+fn reject_unknown_token(
+    site: &AppState,
+    request: &Request,
+    asked: &RequestFacts,
+    problem: Problem,
+) -> Response {
     let guard = &site.guard;
-    write_down(site, Attempt::of(site, request), asked, None, &problem.detail);
+    audit_refusal(site, RefusedRequest::of(site, request), asked, None, &problem.detail);
     let shown = request.headers().get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
     let token = tokens::hash(&String::from_utf8_lossy(shown));
     if !guard.attempts.failed_in_header(guard.clock.now(), asked.source, &token) {
-        return late(Problem::too_many_logins());
+        return too_many_requests(Problem::too_many_logins());
     }
     challenge(problem)
 }
 
 /// Makes an answer the last one of its connection: the rest of a body that was not read is in the way of the next request.
-fn last(mut response: Response) -> Response {
+fn close_connection_after(mut response: Response) -> Response {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
@@ -461,26 +479,26 @@ fn challenge(problem: Problem) -> Response {
 }
 
 /// Answers with "too often".
-pub(super) fn late(problem: Problem) -> Response {
+pub(super) fn too_many_requests(problem: Problem) -> Response {
     let mut response = problem.into_response();
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("10"));
     response
 }
 
 /// What a request wants, in words for the audit.
-struct Attempt {
+struct RefusedRequest {
     /// The job that the path names, if there is one of that name: whoever invents names invents no jobs.
     job: Option<JobName>,
     act: &'static str,
     subject: String,
     peer: Option<SocketAddr>,
-    agent: Means,
+    agent: ActorOrigin,
     /// It comes too often: there will be more of it, so that it is gathered from the start.
-    often: bool,
+    is_rate_limited: bool,
 }
 
-impl Attempt {
-    fn of(site: &Site, request: &Request) -> Self {
+impl RefusedRequest {
+    fn of(site: &AppState, request: &Request) -> Self {
         let mut subject = crate::text::one_line(request.uri().path()).into_owned();
         subject.truncate(subject.floor_char_boundary(200));
         let act = match *request.method() {
@@ -489,10 +507,17 @@ impl Attempt {
             _ => "change",
         };
         let agent = request.headers().get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
-        let peer = request.extensions().get::<Peer>().map(|peer| peer.0);
-        let job =
-            job_of(request).filter(|job| site.engine.look_up(|core| core.job_named(job.as_str()).is_some()));
-        Self { job, act, subject, peer, agent: means(agent.unwrap_or_default()), often: false }
+        let peer = request.extensions().get::<PeerAddress>().map(|peer| peer.0);
+        let job = job_of(request)
+            .filter(|job| site.engine.read_under_lock(|core| core.job_named(job.as_str()).is_some()));
+        Self {
+            job,
+            act,
+            subject,
+            peer,
+            agent: means_of_agent(agent.unwrap_or_default()),
+            is_rate_limited: false,
+        }
     }
 }
 
@@ -506,41 +531,47 @@ fn job_of(request: &Request) -> Option<JobName> {
 
 /// Says no, and writes down that somebody was refused.
 fn refuse(
-    site: &Site,
+    site: &AppState,
     request: &Request,
-    asked: &Asked,
-    visitor: Option<&Visitor>,
+    asked: &RequestFacts,
+    visitor: Option<&Principal>,
     problem: Problem,
 ) -> Response {
-    write_down(site, Attempt::of(site, request), asked, visitor, &problem.detail);
+    audit_refusal(site, RefusedRequest::of(site, request), asked, visitor, &problem.detail);
     challenge(problem)
 }
 
 /// Writes down that somebody was refused. Those who are known have a line each time, up to a rate; strangers, what is
 /// beyond the rate and what comes too often are gathered, by where they come from and the job that they mean.
-fn write_down(site: &Site, attempt: Attempt, asked: &Asked, visitor: Option<&Visitor>, detail: &str) {
+fn audit_refusal(
+    site: &AppState,
+    attempt: RefusedRequest,
+    asked: &RequestFacts,
+    visitor: Option<&Principal>,
+    detail: &str,
+) {
     let guard = &site.guard;
     let now = guard.clock.now();
     let source = asked.source.to_string();
     let author = match visitor {
-        Some(visitor) => Author::new(visitor.actor.clone(), Some(visitor.role), None),
-        None => Author::new(
+        Some(visitor) => ActorContext::new(visitor.actor.clone(), Some(visitor.role), None),
+        None => ActorContext::new(
             Actor { who: Actor::ANONYMOUS.into(), address: attempt.peer, means: attempt.agent },
             None,
             None,
         ),
     };
-    let Attempt { job, act, subject, often, .. } = attempt;
+    let RefusedRequest { job, act, subject, is_rate_limited: often, .. } = attempt;
     // A line is about one job, so that whoever asks for the acts upon a job is told of all of them.
     let gathered = format!(
         "{} {source} {} {often}",
         visitor.map_or("", |visitor| &visitor.actor.who),
         job.as_ref().map_or("", JobName::as_str)
     );
-    let deed = author.deed(job, act, subject, None);
+    let deed = author.audit_entry(job, act, subject, None);
     if visitor.is_some() && !often && guard.refusals.allow(now, source) {
         site.audit.record(now, deed, AuditOutcome::Refused, detail.to_owned());
     } else {
-        site.audit.gather(guard.clock, gathered, deed, detail.to_owned());
+        site.audit.record_aggregated(guard.clock, gathered, deed, detail.to_owned());
     }
 }

@@ -20,9 +20,9 @@ pub enum Role {
 
 /// What a route asks of its callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
+pub enum Access {
     /// Nothing: probes and the login.
-    Nothing,
+    Public,
     /// At least this role.
     Role(Role),
 }

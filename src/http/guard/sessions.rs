@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::tokens::{Hash, hash, secret};
+use super::tokens::{Hash, hash, random_secret};
 use crate::coordination::Timestamp;
 
 /// How many logins there may be. The oldest make room.
@@ -17,12 +17,12 @@ struct Session {
 }
 
 /// The logins that there are.
-pub(super) struct Sessions {
+pub(super) struct SessionStore {
     timeout: Duration,
     open: Mutex<HashMap<Hash, Session>>,
 }
 
-impl Sessions {
+impl SessionStore {
     pub fn new(timeout: Duration) -> Self {
         Self { timeout, open: Mutex::default() }
     }
@@ -37,8 +37,8 @@ impl Sessions {
     }
 
     /// Opens one for the holder of a token, and gives its id.
-    pub fn begin(&self, now: Timestamp, token: Hash) -> String {
-        let id = secret();
+    pub fn create(&self, now: Timestamp, token: Hash) -> String {
+        let id = random_secret();
         let mut open = self.open();
         open.retain(|_, session| session.until > now);
         if open.len() >= SESSIONS_MAX
@@ -67,18 +67,18 @@ mod tests {
 
     #[test]
     fn a_login_ends_by_time_by_word_and_for_want_of_room() {
-        let sessions = Sessions::new(Duration::from_secs(10));
+        let sessions = SessionStore::new(Duration::from_secs(10));
         let (start, token) = (Timestamp(1), Hash::default());
-        let first = sessions.begin(start, token);
+        let first = sessions.create(start, token);
         assert_eq!(sessions.token(start, &first), Some(token));
         assert_eq!(sessions.token(start, "x"), None);
         assert_eq!(sessions.token(start.after(Duration::from_secs(10)), &first), None);
         let later = start.after(Duration::from_secs(1));
-        let second = sessions.begin(later, token);
+        let second = sessions.create(later, token);
         sessions.end(&second);
         assert_eq!(sessions.token(later, &second), None);
         for _ in 0..SESSIONS_MAX {
-            sessions.begin(later, token);
+            sessions.create(later, token);
         }
         let count = sessions.open().len();
         assert_eq!((count, sessions.token(later, &first)), (SESSIONS_MAX, None));

@@ -39,7 +39,7 @@ pub(super) fn hash(secret: &str) -> Hash {
 }
 
 /// A secret that nobody guesses.
-pub(super) fn secret() -> String {
+pub(super) fn random_secret() -> String {
     URL_SAFE_NO_PAD.encode(random_bytes::<32>())
 }
 
@@ -67,7 +67,7 @@ pub enum TokenError {
 /// One token, as it stands in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct TokenEntry {
     name: String,
     role: Role,
     sha256: String,
@@ -75,35 +75,35 @@ struct Line {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Lines {
+struct TokenFileContent {
     #[serde(default)]
-    token: Vec<Line>,
+    token: Vec<TokenEntry>,
 }
 
 /// Who holds a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Holder {
+pub(super) struct TokenHolder {
     pub name: Arc<str>,
     pub role: Role,
     pub hash: Hash,
 }
 
 /// When a file was changed, and which it is.
-type Stamp = Option<(i64, i64, u64, u64)>;
+type FileStamp = Option<(i64, i64, u64, u64)>;
 
-struct Current {
-    holders: Arc<[Holder]>,
-    stamp: Stamp,
+struct LoadedTokens {
+    holders: Arc<[TokenHolder]>,
+    stamp: FileStamp,
 }
 
 /// The tokens in a file, which is read again when it changes.
-pub struct Tokens {
+pub struct TokenFile {
     path: PathBuf,
     watch: FileWatch,
-    current: Mutex<Current>,
+    current: Mutex<LoadedTokens>,
 }
 
-impl Tokens {
+impl TokenFile {
     /// The tokens in the file at `path`.
     ///
     /// # Errors
@@ -114,16 +114,16 @@ impl Tokens {
         if holders.is_empty() {
             tracing::warn!(file = %path.display(), "there is no token in the file: nobody gets in over HTTP");
         }
-        let current = Mutex::new(Current { holders: holders.into(), stamp });
+        let current = Mutex::new(LoadedTokens { holders: holders.into(), stamp });
         Ok(Self { path: path.into(), watch: FileWatch::new(clock), current })
     }
 
-    fn current(&self) -> std::sync::MutexGuard<'_, Current> {
+    fn current(&self) -> std::sync::MutexGuard<'_, LoadedTokens> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The tokens as they were read last.
-    fn holders(&self) -> Arc<[Holder]> {
+    fn holders(&self) -> Arc<[TokenHolder]> {
         Arc::clone(&self.current().holders)
     }
 
@@ -157,12 +157,12 @@ impl Tokens {
     }
 
     /// Who holds this token.
-    pub(super) fn holder(&self, token: &str) -> Option<Holder> {
+    pub(super) fn holder(&self, token: &str) -> Option<TokenHolder> {
         self.with_hash(&hash(token))
     }
 
     /// Who holds the token with this hash. All are compared, so that how long it takes says nothing.
-    pub(super) fn with_hash(&self, hash: &Hash) -> Option<Holder> {
+    pub(super) fn with_hash(&self, hash: &Hash) -> Option<TokenHolder> {
         let holders = self.holders();
         let mut found = None;
         for holder in holders.iter() {
@@ -174,33 +174,33 @@ impl Tokens {
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> FileStamp {
     let data = std::fs::metadata(path).ok()?;
     Some((data.mtime(), data.mtime_nsec(), data.len(), data.ino()))
 }
 
-fn read(path: &Path) -> Result<Vec<Holder>, TokenError> {
+fn read(path: &Path) -> Result<Vec<TokenHolder>, TokenError> {
     let failed = |error| TokenError::File { path: path.into(), error };
     let wrong = |wrong: String| TokenError::Content { path: path.into(), wrong };
     if std::fs::metadata(path).map_err(failed)?.len() > FILE_BYTES_MAX {
         return Err(wrong("it is far too long".into()));
     }
-    if let Some(better) = crate::private_file::check(path).map_err(wrong)? {
+    if let Some(better) = crate::private_file::check_permissions(path).map_err(wrong)? {
         tracing::warn!(file = %path.display(), "the file of tokens: {better}");
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    let lines: Lines = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
+    let lines: TokenFileContent = toml::from_str(&text).map_err(|error| wrong(error.message().to_owned()))?;
     if lines.token.len() > TOKENS_MAX {
         return Err(wrong(format!("it has more than {TOKENS_MAX} tokens")));
     }
-    let mut holders: Vec<Holder> = Vec::with_capacity(lines.token.len());
-    for Line { name, role, sha256 } in lines.token {
+    let mut holders: Vec<TokenHolder> = Vec::with_capacity(lines.token.len());
+    for TokenEntry { name, role, sha256 } in lines.token {
         check_name(&name).map_err(|error| wrong(error.into()))?;
-        let hash = unhex(&sha256).ok_or_else(|| wrong(format!("the sha256 of {name:?} is none")))?;
+        let hash = decode_hex(&sha256).ok_or_else(|| wrong(format!("the sha256 of {name:?} is none")))?;
         if holders.iter().any(|other| *other.name == *name || other.hash == hash) {
             return Err(wrong(format!("{name:?} stands there twice, or its token does")));
         }
-        holders.push(Holder { name: name.into(), role, hash });
+        holders.push(TokenHolder { name: name.into(), role, hash });
     }
     Ok(holders)
 }
@@ -214,7 +214,7 @@ fn check_name(name: &str) -> Result<(), &'static str> {
     if name == crate::coordination::Actor::ANONYMOUS { Err("nobody is named anonymous") } else { Ok(()) }
 }
 
-fn unhex(text: &str) -> Option<Hash> {
+fn decode_hex(text: &str) -> Option<Hash> {
     let mut hash = Hash::default();
     if text.len() != hash.len() * 2 || !text.is_ascii() {
         return None;
@@ -238,9 +238,9 @@ impl NewToken {
     ///
     /// # Errors
     /// If the name cannot be one.
-    pub fn make(name: &str, role: Role) -> Result<Self, &'static str> {
+    pub fn generate(name: &str, role: Role) -> Result<Self, &'static str> {
         check_name(name)?;
-        let token = format!("{PREFIX}{}", secret());
+        let token = format!("{PREFIX}{}", random_secret());
         let sha256: String = hash(&token).iter().map(|byte| format!("{byte:02x}")).collect();
         let line = format!("[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{sha256}\"\n");
         Ok(Self { token, line })
@@ -251,7 +251,7 @@ impl NewToken {
 ///
 /// # Errors
 /// If that cannot be done, or the file would make no sense with it.
-pub fn append(path: &Path, name: &str, line: &str) -> Result<(), TokenError> {
+pub fn append_token(path: &Path, name: &str, line: &str) -> Result<(), TokenError> {
     let failed = |error| TokenError::File { path: path.into(), error };
     let before = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -276,20 +276,22 @@ mod tests {
     fn a_token_is_known_by_its_hash_alone() {
         let path = std::env::temp_dir().join(format!("muster-tokens-{}.toml", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let ci = NewToken::make("ci", Role::Operator).unwrap();
-        let ops = NewToken::make("ops", Role::Admin).unwrap();
-        append(&path, "ci", &ci.line).unwrap();
-        append(&path, "ops", &ops.line).unwrap();
-        assert!(append(&path, "ci", &ci.line).unwrap_err().to_string().contains("there is a token"));
+        let ci = NewToken::generate("ci", Role::Operator).unwrap();
+        let ops = NewToken::generate("ops", Role::Admin).unwrap();
+        append_token(&path, "ci", &ci.line).unwrap();
+        append_token(&path, "ops", &ops.line).unwrap();
+        assert!(append_token(&path, "ci", &ci.line).unwrap_err().to_string().contains("there is a token"));
         assert!(!std::fs::read_to_string(&path).unwrap().contains(&ci.token));
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let tokens = Tokens::read(&path, Clock::start()).unwrap();
+        let tokens = TokenFile::read(&path, Clock::start()).unwrap();
         let holder = tokens.holder(&ci.token).unwrap();
         assert_eq!((&*holder.name, holder.role), ("ci", Role::Operator));
         assert_eq!(tokens.holder(&format!("{}x", ci.token)), None);
         std::fs::write(&path, "[[token]]\nname = \"a\"\nrole = \"king\"\nsha256 = \"\"\n").unwrap();
-        assert!(Tokens::read(&path, Clock::start()).is_err());
+        assert!(TokenFile::read(&path, Clock::start()).is_err());
         std::fs::remove_file(&path).unwrap();
-        assert!(NewToken::make("a b", Role::Viewer).is_err() && NewToken::make("", Role::Viewer).is_err());
+        assert!(
+            NewToken::generate("a b", Role::Viewer).is_err() && NewToken::generate("", Role::Viewer).is_err()
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use crate::coordination::{RunOutcome, RunState, TaskStanding, TaskView, Timestamp, barrier_label};
+use crate::coordination::{RunOutcome, RunState, TaskPhase, TaskView, Timestamp, barrier_label};
 
 /// For how long the others must have waited for a task before it is shown as awaited: below that, barriers are
 /// merely filling.
@@ -11,7 +11,7 @@ pub(super) const AWAITED_AFTER: Duration = Duration::from_secs(3);
 
 /// How a task looks. What needs a person first comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Look {
+pub(super) enum TaskStatus {
     Failed,
     Suspect,
     Awaited,
@@ -22,7 +22,7 @@ pub(super) enum Look {
     Connected,
 }
 
-impl Look {
+impl TaskStatus {
     pub const ALL: [Self; 8] = [
         Self::Failed,
         Self::Suspect,
@@ -40,12 +40,12 @@ impl Look {
             return Self::Excluded;
         }
         match task.standing {
-            TaskStanding::Missing => Self::Missing,
-            TaskStanding::Registering => Self::Registering,
-            TaskStanding::Suspect => Self::Suspect,
-            TaskStanding::Disconnected => Self::Left,
-            TaskStanding::Failed => Self::Failed,
-            TaskStanding::Connected => match awaited {
+            TaskPhase::Missing => Self::Missing,
+            TaskPhase::Registering => Self::Registering,
+            TaskPhase::Suspect => Self::Suspect,
+            TaskPhase::Disconnected => Self::Left,
+            TaskPhase::Failed => Self::Failed,
+            TaskPhase::Connected => match awaited {
                 Some(since) if now.since(since) >= AWAITED_AFTER => Self::Awaited,
                 _ => Self::Connected,
             },
@@ -110,7 +110,7 @@ pub(super) fn sentence(text: &str) -> String {
 }
 
 /// An error for people: what happened, and what clients were told if those are other words.
-pub(super) fn told(error: &str, why: &str) -> (String, String) {
+pub(super) fn error_texts(error: &str, why: &str) -> (String, String) {
     let line = |text: &str| crate::text::one_line(text).into_owned();
     if why.is_empty() || error.ends_with(why) {
         (line(error), String::new())

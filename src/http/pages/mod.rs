@@ -48,11 +48,11 @@ mod transfers;
 use axum::Router;
 use axum::routing::{get, post};
 
-use super::Site;
+use super::AppState;
 
 pub use escape::Escape;
-pub use live::Live;
-pub(super) use shell::of_problem;
+pub use live::LiveHubs;
+pub(super) use shell::problem_page;
 pub use timeline::Timelines;
 
 /// The address of a static file.
@@ -61,11 +61,11 @@ pub(super) fn asset(name: &str) -> String {
 }
 
 /// Every page.
-pub(super) fn router() -> Router<Site> {
+pub(super) fn router() -> Router<AppState> {
     Router::new()
         .route("/", get(overview::show))
         .route("/live", get(live::overview))
-        .route("/jobs", get(overview::elsewhere))
+        .route("/jobs", get(overview::redirect_to_overview))
         .route("/jobs/{job}", get(job::show))
         .route("/jobs/{job}/live", get(live::job))
         .route("/jobs/{job}/timeline", get(timeline::show))
@@ -75,7 +75,7 @@ pub(super) fn router() -> Router<Site> {
         .route("/jobs/{job}/transfers", get(transfers::of_job))
         .route("/jobs/{job}/keys", get(keys::show))
         .route("/jobs/{job}/keys/value", get(keys::value))
-        .route("/jobs/{job}/drain", get(drain::show).post(drain::ask))
+        .route("/jobs/{job}/drain", get(drain::show).post(drain::submit))
         .route("/jobs/{job}/exclusions", get(exclusions::show).post(exclusions::exclude))
         .route("/jobs/{job}/exclusions/{id}/lift", post(exclusions::lift))
         .route("/transfers", get(transfers::show))

@@ -2,10 +2,10 @@
 
 use askama::Template;
 
-use super::links::{self, Named};
-use super::look::{self, Look, barrier_name, grouped};
-use super::part::Part;
-use super::scene::Scene;
+use super::links::{self, TaskLabel};
+use super::look::{self, TaskStatus, barrier_name, grouped};
+use super::part::Fragment;
+use super::scene::JobSnapshot;
 use super::times;
 use crate::coordination::{BarrierKind, BarrierView, JobName, RunState, TaskId, Timestamp};
 use crate::findings::{Evidence, Finding, Severity};
@@ -15,10 +15,10 @@ use crate::http::Problem;
 const NAMED: usize = 4;
 
 /// Something that needs a person.
-pub(super) struct Need {
+pub(super) struct Issue {
     pub job: JobName,
     /// It is the end of a run that failed: that comes before everything that may have come of it.
-    is_end: bool,
+    is_run_failure: bool,
     pub tone: &'static str,
     pub title: String,
     pub text: String,
@@ -26,7 +26,7 @@ pub(super) struct Need {
     pub told: String,
     pub since: Timestamp,
     /// The first of the tasks that it is about.
-    pub tasks: Vec<Named>,
+    pub tasks: Vec<TaskLabel>,
     /// How many tasks it is about.
     pub total: usize,
     pub means: String,
@@ -35,8 +35,8 @@ pub(super) struct Need {
     pub evidence: Vec<Evidence>,
 }
 
-impl Need {
-    fn found(scene: &Scene, finding: &Finding) -> Self {
+impl Issue {
+    fn from_finding(scene: &JobSnapshot, finding: &Finding) -> Self {
         let tone = match finding.severity {
             Severity::Critical => "bad",
             Severity::Warning => "warn",
@@ -47,13 +47,13 @@ impl Need {
         let barrier = barrier.and_then(|(id, counter)| scene.barrier(id, counter));
         let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
         // Those that are lost have an entry of their own: here they come last.
-        tasks.sort_by_key(|task| matches!(scene.look(*task), Look::Failed | Look::Suspect));
+        tasks.sort_by_key(|task| matches!(scene.look(*task), TaskStatus::Failed | TaskStatus::Suspect));
         Self {
             tone,
             means: finding.means.clone(),
             evidence: finding.evidence.clone(),
             total: finding.task_count.max(tasks.len()),
-            tasks: tasks.iter().take(NAMED).map(|task| scene.named(*task)).collect(),
+            tasks: tasks.iter().take(NAMED).map(|task| scene.task_label(*task)).collect(),
             ..Self::plain(
                 scene,
                 tone,
@@ -61,14 +61,14 @@ impl Need {
                 look::sentence(&finding.summary_without_tasks),
                 finding.since,
             )
-            .advised(&finding.advice, &format!("/guide/findings#{}", finding.id))
+            .with_advice(&finding.advice, &format!("/guide/findings#{}", finding.id))
         }
     }
 
-    fn plain(scene: &Scene, tone: &'static str, title: String, text: String, since: Timestamp) -> Self {
+    fn plain(scene: &JobSnapshot, tone: &'static str, title: String, text: String, since: Timestamp) -> Self {
         Self {
             job: scene.view.name.clone(),
-            is_end: false,
+            is_run_failure: false,
             tone,
             title,
             text,
@@ -83,8 +83,8 @@ impl Need {
         }
     }
 
-    fn about(mut self, scene: &Scene, tasks: &[TaskId]) -> Self {
-        self.tasks = tasks.iter().take(NAMED).map(|task| scene.named(*task)).collect();
+    fn about(mut self, scene: &JobSnapshot, tasks: &[TaskId]) -> Self {
+        self.tasks = tasks.iter().take(NAMED).map(|task| scene.task_label(*task)).collect();
         self.total = tasks.len();
         self
     }
@@ -94,14 +94,14 @@ impl Need {
         self.total.saturating_sub(self.tasks.len())
     }
 
-    fn advised(mut self, advice: &str, guide: &str) -> Self {
+    fn with_advice(mut self, advice: &str, guide: &str) -> Self {
         advice.clone_into(&mut self.advice);
         guide.clone_into(&mut self.guide);
         self
     }
 
     /// The whole of an error, where the text is its summary.
-    fn telling(mut self, told: String) -> Self {
+    fn with_told(mut self, told: String) -> Self {
         self.told = told;
         self
     }
@@ -114,20 +114,22 @@ impl Need {
 }
 
 /// The issues of a job: the failure of its run first, then what matters most.
-pub(super) fn of(scene: &Scene) -> Vec<Need> {
-    let mut needs: Vec<Need> = failed(scene).into_iter().collect();
-    let found = |id: &str| scene.open.iter().find(|finding| finding.id.as_ref() == id);
+pub(super) fn of(scene: &JobSnapshot) -> Vec<Issue> {
+    let mut needs: Vec<Issue> = failed(scene).into_iter().collect();
+    let found = |id: &str| scene.findings.iter().find(|finding| finding.id.as_ref() == id);
     // A task that stalls is why its barrier is stuck: that is one issue, and not two.
     let place = |finding: &Finding| (finding.barrier.clone(), finding.counter);
     let stalled = found("stalled-task").map(place);
     let again =
         |finding: &&Finding| finding.id.as_ref() == "barrier-stuck" && Some(place(finding)) == stalled;
-    needs.extend(scene.open.iter().filter(|it| !again(it)).map(|finding| Need::found(scene, finding)));
+    needs.extend(
+        scene.findings.iter().filter(|it| !again(it)).map(|finding| Issue::from_finding(scene, finding)),
+    );
     if stalled.is_none() && found("barrier-stuck").is_none() {
         needs.extend(awaited(scene));
     }
-    let mut suspects = with(scene, Look::Suspect);
-    suspects.retain(|task| !scene.follows(*task));
+    let mut suspects = tasks_with_status(scene, TaskStatus::Suspect);
+    suspects.retain(|task| !scene.is_consequence(*task));
     if let Some(since) = suspects.iter().filter_map(|task| Some(scene.task(*task)?.since)).min() {
         let title = count(suspects.len(), "task lost its connection", "tasks lost their connections");
         let grace = scene.view.settings.disconnect_grace.unwrap_or_default();
@@ -135,32 +137,32 @@ pub(super) fn of(scene: &Scene) -> Vec<Need> {
             "A task that reconnects within {} stays in the run; otherwise it fails.",
             times::micros(&u64::try_from(grace.as_micros()).unwrap_or(u64::MAX))
         );
-        needs.push(Need::plain(scene, "warn", title, text, since).about(scene, &suspects));
+        needs.push(Issue::plain(scene, "warn", title, text, since).about(scene, &suspects));
     }
     needs.sort_by_key(rank);
     needs
 }
 
 /// Whether the first cause is among the needs.
-pub(super) fn tell_cause(scene: &Scene) -> bool {
+pub(super) fn shows_first_cause(scene: &JobSnapshot) -> bool {
     let run = &scene.view.run;
     matches!(run.state, RunState::Failed | RunState::Abandoned) && run.first_cause.is_some()
 }
 
 /// Where a need stands among others.
-pub(super) fn rank(need: &Need) -> (bool, usize, Timestamp) {
+pub(super) fn rank(need: &Issue) -> (bool, usize, Timestamp) {
     let tones = ["bad", "warn", "info"];
     let tone = tones.iter().position(|tone| *tone == need.tone).unwrap_or(tones.len());
-    (!need.is_end, tone, need.since)
+    (!need.is_run_failure, tone, need.since)
 }
 
 /// How many issues there are, in words.
-pub(super) fn issues(number: usize) -> String {
+pub(super) fn issue_count_text(number: usize) -> String {
     count(number, "issue", "issues")
 }
 
-fn with(scene: &Scene, look: Look) -> Vec<TaskId> {
-    let tasks = scene.view.run.tasks.iter().zip(&scene.looks);
+fn tasks_with_status(scene: &JobSnapshot, look: TaskStatus) -> Vec<TaskId> {
+    let tasks = scene.view.run.tasks.iter().zip(&scene.statuses);
     tasks.filter(|(_, one)| **one == look).map(|(task, _)| task.task).collect()
 }
 
@@ -169,14 +171,14 @@ fn count(number: usize, one: &str, many: &str) -> String {
 }
 
 /// The end of a run that did not end well, or the tasks that one has lost.
-fn failed(scene: &Scene) -> Option<Need> {
+fn failed(scene: &JobSnapshot) -> Option<Issue> {
     let run = &scene.view.run;
     let cause = run.first_cause.as_ref();
     if matches!(run.state, RunState::Failed | RunState::Abandoned) {
         let (text, told) = match cause {
             Some(cause) => {
                 let whose = cause.task.map_or_else(String::new, |task| format!("task {task}: "));
-                let (why, told) = look::told(&cause.error, &cause.why);
+                let (why, told) = look::error_texts(&cause.error, &cause.why);
                 (format!("First cause: {whose}{why}"), told)
             }
             None => {
@@ -193,36 +195,37 @@ fn failed(scene: &Scene) -> Option<Need> {
             if run.state == RunState::Failed { "failed" } else { "was abandoned" }
         );
         let since = run.ended_at.unwrap_or(run.opened_at);
-        let need = Need::plain(scene, "bad", title, text, since).telling(told).advised(
+        let need = Issue::plain(scene, "bad", title, text, since).with_told(told).with_advice(
             "Read the log of that task at that time: the errors of the other tasks follow from it. The next run starts \
              when tasks register again; nothing has to be reset.",
             "/guide/troubleshooting#failed",
         );
-        let need = Need { is_end: true, ..need };
+        let need = Issue { is_run_failure: true, ..need };
         return Some(match cause.and_then(|cause| cause.task) {
             Some(task) => need.about(scene, &[task]),
             None => need,
         });
     }
-    let lost = with(scene, Look::Failed);
+    let lost = tasks_with_status(scene, TaskStatus::Failed);
     let first = lost.iter().filter_map(|task| scene.task(*task)).min_by_key(|task| task.since)?;
     let error = first.error.as_deref().unwrap_or_default();
-    let (why, told) = look::told(error, first.why.as_deref().unwrap_or_default());
+    let (why, told) = look::error_texts(error, first.why.as_deref().unwrap_or_default());
     let text = if lost.len() > 1 { format!("First: task {}: {why}", first.task) } else { why };
     let title = count(lost.len(), "task has failed", "tasks have failed");
     let mut order = lost.clone();
     order.sort_by_key(|task| scene.task(*task).map(|task| task.since));
-    let need = Need::plain(scene, "bad", title, text, first.since).telling(told);
+    let need = Issue::plain(scene, "bad", title, text, first.since).with_told(told);
     let advice = "The run continues without it until it registers again. Check whether its scheduler restarts it; \
                   exclude it if its host is bad.";
-    Some(need.about(scene, &order).advised(advice, "/guide/states#failed"))
+    Some(need.about(scene, &order).with_advice(advice, "/guide/states#failed"))
 }
 
 /// Connected tasks that the others wait for.
-fn awaited(scene: &Scene) -> Option<Need> {
+fn awaited(scene: &JobSnapshot) -> Option<Issue> {
     let barriers = scene.barriers();
-    let waits = |task: &TaskId| scene.look(*task) == Look::Awaited;
-    let holds_up = |barrier: &&BarrierView| is_of_steps(barrier.kind) && barrier.missing.iter().any(waits);
+    let waits = |task: &TaskId| scene.look(*task) == TaskStatus::Awaited;
+    let holds_up =
+        |barrier: &&BarrierView| is_step_barrier(barrier.kind) && barrier.missing.iter().any(waits);
     let barrier = barriers.into_iter().find(holds_up)?;
     let name = barrier_name(&barrier.id);
     let who = match &barrier.missing[..] {
@@ -236,12 +239,16 @@ fn awaited(scene: &Scene) -> Option<Need> {
     let mut missing = barrier.missing.clone();
     missing.sort_by_key(|task| !waits(task));
     let alive: Vec<TaskId> = missing.iter().copied().filter(waits).collect();
-    let text =
-        pulses(scene, &alive, alive.len() < missing.len(), times::is_endless(&barrier.deadline, scene.now()));
-    let need = Need::plain(scene, "warn", title, text, last_arrival(barrier));
+    let text = heartbeat_text(
+        scene,
+        &alive,
+        alive.len() < missing.len(),
+        times::has_no_timeout(&barrier.deadline, scene.now()),
+    );
+    let need = Issue::plain(scene, "warn", title, text, last_arrival(barrier));
     let advice = "Take a stack of its process (py-spy dump) before anything else; then restart it, or exclude it if the \
                   job can continue without it.";
-    Some(need.about(scene, &missing).advised(advice, "/guide/states#awaited"))
+    Some(need.about(scene, &missing).with_advice(advice, "/guide/states#awaited"))
 }
 
 /// When the last task so far reached a barrier.
@@ -250,7 +257,7 @@ pub(super) fn last_arrival(barrier: &BarrierView) -> Timestamp {
 }
 
 /// Whether the heartbeats of these tasks continue, and what follows from that. `mixed`: others are missing with them.
-fn pulses(scene: &Scene, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
+fn heartbeat_text(scene: &JobSnapshot, tasks: &[TaskId], mixed: bool, endless: bool) -> String {
     let overdue = |id: &TaskId| scene.task(*id).and_then(|task| scene.overdue(task));
     let silent: Vec<_> = tasks.iter().filter_map(overdue).collect();
     let timeout = if endless { "timeout" } else { "heartbeat timeout" };
@@ -284,7 +291,7 @@ fn pulses(scene: &Scene, tasks: &[TaskId], mixed: bool, endless: bool) -> String
 }
 
 /// What is said of a job without issues.
-pub(super) fn calm(scene: &Scene) -> String {
+pub(super) fn no_issue_text(scene: &JobSnapshot) -> String {
     let run = &scene.view.run;
     match run.state {
         RunState::Running => {
@@ -305,28 +312,28 @@ pub(super) fn calm(scene: &Scene) -> String {
 }
 
 /// Whether tasks meet there between the steps of their program.
-fn is_of_steps(kind: BarrierKind) -> bool {
+fn is_step_barrier(kind: BarrierKind) -> bool {
     matches!(kind, BarrierKind::Client | BarrierKind::LiveSet)
 }
 
 #[derive(Template)]
 #[template(path = "parts/needs.html")]
-struct Needs<'a> {
-    needs: &'a [Need],
+struct IssueList<'a> {
+    issues: &'a [Issue],
     /// The needs of several jobs stand together: each says whose it is.
     whose: bool,
     /// What is said if there are none.
     calm: String,
 }
 
-impl Needs<'_> {
+impl IssueList<'_> {
     /// What is read out of the calm: not each step of a barrier.
-    fn calm_said(&self) -> &str {
+    fn spoken_summary(&self) -> &str {
         self.calm.split(':').next().unwrap_or_default()
     }
 }
 
 /// The issues, as a part of a page.
-pub(super) fn part(needs: &[Need], whose: bool, calm: String) -> Result<Part, Problem> {
-    Part::new("needs", &Needs { needs, whose, calm })
+pub(super) fn fragment(issues: &[Issue], whose: bool, calm: String) -> Result<Fragment, Problem> {
+    Fragment::new("needs", &IssueList { issues, whose, calm })
 }

@@ -10,14 +10,14 @@ use crate::http::Problem;
 
 /// A part of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct Fragment {
     pub id: &'static str,
     /// What it says, with moments that are not filled in.
     pub html: String,
     pub digest: u64,
 }
 
-impl Part {
+impl Fragment {
     pub fn new(id: &'static str, template: &impl Template) -> Result<Self, Problem> {
         let html = template.render().map_err(|error| {
             tracing::error!(%error, part = id, "a part of a page cannot be rendered");
@@ -36,19 +36,19 @@ impl Part {
 
 /// The parts of one page.
 #[derive(Debug, Default)]
-pub(super) struct Parts(pub Vec<Part>);
+pub(super) struct FragmentSet(pub Vec<Fragment>);
 
-impl Parts {
+impl FragmentSet {
     /// The part of that name in the place where it is followed; nothing if the page has none.
-    pub fn get(&self, id: &str) -> Safe<Framed<'_>> {
-        Safe(Framed(self.0.iter().find(|part| part.id == id)))
+    pub fn get(&self, id: &str) -> Safe<FramedFragment<'_>> {
+        Safe(FramedFragment(self.0.iter().find(|part| part.id == id)))
     }
 }
 
 /// A part in its place in a page.
-pub(super) struct Framed<'a>(Option<&'a Part>);
+pub(super) struct FramedFragment<'a>(Option<&'a Fragment>);
 
-impl fmt::Display for Framed<'_> {
+impl fmt::Display for FramedFragment<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(part) => {

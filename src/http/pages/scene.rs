@@ -4,48 +4,48 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::links::Named;
-use super::look::{Look, barrier_name, key_name};
+use super::links::TaskLabel;
+use super::look::{TaskStatus, barrier_name, key_name};
 use super::needs::last_arrival;
-use super::part::Part;
-use super::timeline::Happened;
+use super::part::Fragment;
+use super::timeline::JobTimeline;
 use crate::coordination::{
-    BarrierKind, BarrierView, JobId, JobView, LiveSetView, Roster, TaskId, TaskStanding, TaskView, Timestamp,
-    overdue,
+    BarrierKind, BarrierView, JobId, JobView, LiveSetRequestView, TaskId, TaskIncarnations, TaskPhase,
+    TaskView, Timestamp, heartbeat_overdue_by,
 };
 use crate::findings::{self, Finding};
-use crate::http::extract::Job;
-use crate::http::{Problem, Site};
-use crate::reports::Board;
+use crate::http::extract::JobPath;
+use crate::http::{AppState, Problem};
+use crate::reports::ReportStore;
 
 /// A job, as it was at one moment.
-pub(super) struct Scene {
+pub(super) struct JobSnapshot {
     pub id: JobId,
     /// Which lives of the tasks count.
-    pub roster: Roster,
+    pub roster: TaskIncarnations,
     /// What the tasks report of their transfers: looked at by the pages that show it.
-    pub board: Arc<Board>,
+    pub reports: Arc<ReportStore>,
     pub view: JobView,
-    pub open: Vec<Finding>,
-    pub happened: Happened,
+    pub findings: Vec<Finding>,
+    pub timeline: JobTimeline,
     /// How each task looks, by its number.
-    pub looks: Vec<Look>,
+    pub statuses: Vec<TaskStatus>,
     /// Since when the other tasks have waited for a task.
     awaited: HashMap<TaskId, Timestamp>,
     /// How many devices each task has published.
     devices: HashMap<TaskId, usize>,
     /// What has been made of it already: by page and query, for all who ask the same.
-    made: Mutex<BTreeMap<String, Arc<Vec<Part>>>>,
+    made: Mutex<BTreeMap<String, Arc<Vec<Fragment>>>>,
 }
 
-impl Scene {
+impl JobSnapshot {
     /// Looks at a job.
-    pub fn see(site: &Site, id: JobId) -> Option<Self> {
+    pub fn capture(site: &AppState, id: JobId) -> Option<Self> {
         // Findings are checked against the very state that the page shows.
         let found = site.findings.has_open(id);
-        let (view, roster, seen) = site.engine.look(|core, now| {
+        let (view, roster, seen) = site.engine.read(|core, now| {
             let seen = if found { core.observe(id, now) } else { None };
-            Some((core.job_view(id, now)?, core.job(id)?.roster(), seen))
+            Some((core.job_view(id, now)?, core.job(id)?.task_incarnations(), seen))
         })?;
         let hold = |seen| findings::hold(&site.engine, &site.transfers, &site.findings, &seen);
         let open = seen.map_or_else(Vec::new, hold);
@@ -53,36 +53,47 @@ impl Scene {
     }
 
     /// Looks at the job of a request.
-    pub fn of(site: &Site, job: &Job) -> Result<Self, Problem> {
-        let seen = Self::see(site, job.id);
+    pub fn of(site: &AppState, job: &JobPath) -> Result<Self, Problem> {
+        let seen = Self::capture(site, job.id);
         seen.ok_or_else(|| Problem::no_such_job(job.name.as_str(), Vec::new()))
     }
 
     pub fn new(
         id: JobId,
-        (mut view, roster): (JobView, Roster),
+        (mut view, roster): (JobView, TaskIncarnations),
         open: Vec<Finding>,
-        happened: Happened,
-        board: Arc<Board>,
+        happened: JobTimeline,
+        board: Arc<ReportStore>,
     ) -> Self {
         let questions = std::mem::take(&mut view.run.live_sets);
-        view.run.barriers.extend(questions.into_iter().map(question));
+        view.run.barriers.extend(questions.into_iter().map(live_set_as_barrier));
         let awaited = awaited(&view);
-        let look = |task: &TaskView| Look::of(task, awaited.get(&task.task).copied(), view.seen_at);
+        let look = |task: &TaskView| TaskStatus::of(task, awaited.get(&task.task).copied(), view.seen_at);
         let looks = view.run.tasks.iter().map(look).collect();
         let mut devices = HashMap::new();
         for device in &view.run.devices {
             *devices.entry(device.task).or_default() += 1;
         }
-        Self { id, roster, board, view, open, happened, looks, awaited, devices, made: Mutex::default() }
+        Self {
+            id,
+            roster,
+            reports: board,
+            view,
+            findings: open,
+            timeline: happened,
+            statuses: looks,
+            awaited,
+            devices,
+            made: Mutex::default(),
+        }
     }
 
     /// What was made of this scene under that name, or is made now.
-    pub fn made(
+    pub fn cached_parts(
         &self,
         name: &str,
-        make: impl FnOnce() -> Result<Vec<Part>, Problem>,
-    ) -> Result<Arc<Vec<Part>>, Problem> {
+        make: impl FnOnce() -> Result<Vec<Fragment>, Problem>,
+    ) -> Result<Arc<Vec<Fragment>>, Problem> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(parts) = made.get(name) {
             return Ok(Arc::clone(parts));
@@ -100,14 +111,14 @@ impl Scene {
         self.view.run.tasks.get(usize::try_from(id.0).ok()?)
     }
 
-    pub fn look(&self, id: TaskId) -> Look {
-        let look = usize::try_from(id.0).ok().and_then(|at| self.looks.get(at));
-        look.copied().unwrap_or(Look::Missing)
+    pub fn look(&self, id: TaskId) -> TaskStatus {
+        let look = usize::try_from(id.0).ok().and_then(|at| self.statuses.get(at));
+        look.copied().unwrap_or(TaskStatus::Missing)
     }
 
     /// Since when a task has looked as it does: one that is awaited, since the others have been complete.
     pub fn since(&self, task: &TaskView) -> Timestamp {
-        let awaited = self.awaited.get(&task.task).filter(|_| self.look(task.task) == Look::Awaited);
+        let awaited = self.awaited.get(&task.task).filter(|_| self.look(task.task) == TaskStatus::Awaited);
         awaited.copied().unwrap_or(task.since)
     }
 
@@ -115,8 +126,8 @@ impl Scene {
     pub fn overdue(&self, task: &TaskView) -> Option<Duration> {
         let interval_us = task.pulse.as_ref().map_or(0, |pulse| pulse.interval_us);
         let timeout = self.view.settings.heartbeat_timeout;
-        let connected = task.standing == TaskStanding::Connected;
-        overdue(task.last_heartbeat.filter(|_| connected), interval_us, timeout, self.now())
+        let connected = task.standing == TaskPhase::Connected;
+        heartbeat_overdue_by(task.last_heartbeat.filter(|_| connected), interval_us, timeout, self.now())
     }
 
     /// The barrier in progress of this id and counter.
@@ -125,13 +136,17 @@ impl Scene {
     }
 
     /// How many tasks look so.
-    pub fn count(&self, look: Look) -> usize {
-        self.looks.iter().filter(|one| **one == look).count()
+    pub fn count(&self, look: TaskStatus) -> usize {
+        self.statuses.iter().filter(|one| **one == look).count()
     }
 
     /// Every look that a task has, with how many have it; what needs a person first comes first.
-    pub fn counts(&self) -> Vec<(Look, usize)> {
-        Look::ALL.into_iter().map(|look| (look, self.count(look))).filter(|(_, count)| *count > 0).collect()
+    pub fn counts(&self) -> Vec<(TaskStatus, usize)> {
+        TaskStatus::ALL
+            .into_iter()
+            .map(|look| (look, self.count(look)))
+            .filter(|(_, count)| *count > 0)
+            .collect()
     }
 
     pub fn devices_of(&self, task: TaskId) -> usize {
@@ -139,23 +154,23 @@ impl Scene {
     }
 
     /// Whether a task is in trouble because its run had failed: it came of the first cause, and is none.
-    pub fn follows(&self, id: TaskId) -> bool {
-        let trouble = matches!(self.look(id), Look::Failed | Look::Suspect);
-        trouble && self.task(id).is_some_and(|task| self.view.run.follows(task))
+    pub fn is_consequence(&self, id: TaskId) -> bool {
+        let trouble = matches!(self.look(id), TaskStatus::Failed | TaskStatus::Suspect);
+        trouble && self.task(id).is_some_and(|task| self.view.run.is_consequence(task))
     }
 
     /// A task with where it is and what it does.
-    pub fn named(&self, id: TaskId) -> Named {
+    pub fn task_label(&self, id: TaskId) -> TaskLabel {
         let task = self.task(id);
         let mut doing = task.map(|task| self.doing(task)).unwrap_or_default();
-        if self.follows(id) {
+        if self.is_consequence(id) {
             doing.push_str(", following the first cause");
         }
-        Named {
+        TaskLabel {
             task: id,
             host: task.map(host).unwrap_or_default(),
-            look: self.look(id),
-            doing,
+            status: self.look(id),
+            activity: doing,
             heard: task.and_then(|task| task.last_heartbeat),
         }
     }
@@ -165,28 +180,28 @@ impl Scene {
         if let Some(excluded) = &task.excluded {
             return format!("excluded: {}", excluded.reason);
         }
-        let awaited = self.look(task.task) == Look::Awaited;
+        let awaited = self.look(task.task) == TaskStatus::Awaited;
         match task.standing {
-            TaskStanding::Missing if task.lives.is_empty() => "not registered".into(),
-            TaskStanding::Missing => "not registered again".into(),
-            TaskStanding::Registering => "registered, waits for the others".into(),
-            TaskStanding::Disconnected => "shut down".into(),
-            TaskStanding::Failed => "failed".into(),
-            TaskStanding::Suspect => "connection lost".into(),
-            TaskStanding::Connected if !task.waits_at.is_empty() => {
+            TaskPhase::Missing if task.lives.is_empty() => "not registered".into(),
+            TaskPhase::Missing => "not registered again".into(),
+            TaskPhase::Registering => "registered, waits for the others".into(),
+            TaskPhase::Disconnected => "shut down".into(),
+            TaskPhase::Failed => "failed".into(),
+            TaskPhase::Suspect => "connection lost".into(),
+            TaskPhase::Connected if !task.waits_at.is_empty() => {
                 let names: Vec<String> = task.waits_at.iter().map(|id| barrier_name(id)).collect();
                 format!("waits at {}{}", names.join(", "), if awaited { " instead" } else { "" })
             }
-            TaskStanding::Connected if !task.waits_for.is_empty() => {
+            TaskPhase::Connected if !task.waits_for.is_empty() => {
                 let keys: Vec<String> = task.waits_for.iter().map(|wait| key_name(&wait.key)).collect();
                 format!("waits for {}, which no task has written", keys.join(", "))
             }
-            TaskStanding::Connected if self.overdue(task).is_some() => {
+            TaskPhase::Connected if self.overdue(task).is_some() => {
                 "connected, but its heartbeats are overdue".into()
             }
-            TaskStanding::Connected if task.unsynced => "restarted, has not completed a barrier since".into(),
-            TaskStanding::Connected if awaited => "connected, not at any barrier".into(),
-            TaskStanding::Connected => match task.lives.len().saturating_sub(1) {
+            TaskPhase::Connected if task.unsynced => "restarted, has not completed a barrier since".into(),
+            TaskPhase::Connected if awaited => "connected, not at any barrier".into(),
+            TaskPhase::Connected => match task.lives.len().saturating_sub(1) {
                 0 => "connected".into(),
                 1 => "connected, 1 restart in this run".into(),
                 many => format!("connected, {many} restarts in this run"),
@@ -208,7 +223,7 @@ impl Scene {
 }
 
 /// A live-set question as what it is for those who wait: a barrier of the live tasks.
-fn question(of: LiveSetView) -> BarrierView {
+fn live_set_as_barrier(of: LiveSetRequestView) -> BarrierView {
     BarrierView {
         id: "live-set question".to_owned(),
         counter: 0,

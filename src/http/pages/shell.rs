@@ -10,16 +10,16 @@ use axum::http::request;
 use axum::response::{Html, IntoResponse as _, Response};
 
 use super::assets::Asset;
-use super::part::{Part, Parts};
-use super::scene::Scene;
-use super::times::fill;
+use super::part::{Fragment, FragmentSet};
+use super::scene::JobSnapshot;
+use super::times::fill_times;
 use crate::coordination::{Actor, JobName, Timestamp};
-use crate::http::guard::Proof;
-use crate::http::{How, Problem, Role, Visitor};
+use crate::http::guard::CsrfProof;
+use crate::http::{AuthMethod, Principal, Problem, Role};
 
 /// Who looks at a page, as far as pages want to know.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Guest {
+pub(super) struct PageUser {
     /// What forms must carry.
     pub csrf: Arc<str>,
     /// Their name, if they have given one.
@@ -30,20 +30,20 @@ pub(super) struct Guest {
     pub operator: bool,
 }
 
-impl<S: Sync> FromRequestParts<S> for Guest {
+impl<S: Sync> FromRequestParts<S> for PageUser {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Infallible> {
         // The proof stands there for browsers that have their cookie from this very answer, too.
-        let csrf = parts.extensions.get::<Proof>().map(|proof| Arc::clone(&proof.0)).unwrap_or_default();
-        let Some(visitor) = parts.extensions.get::<Visitor>() else {
+        let csrf = parts.extensions.get::<CsrfProof>().map(|proof| Arc::clone(&proof.0)).unwrap_or_default();
+        let Some(visitor) = parts.extensions.get::<Principal>() else {
             return Ok(Self { csrf, ..Self::default() });
         };
         let named = visitor.actor.who.as_ref() != Actor::ANONYMOUS;
         Ok(Self {
             csrf,
             who: named.then(|| Arc::clone(&visitor.actor.who)),
-            session: visitor.how == How::Session,
+            session: visitor.auth_method == AuthMethod::Session,
             operator: visitor.role >= Role::Operator,
         })
     }
@@ -51,7 +51,7 @@ impl<S: Sync> FromRequestParts<S> for Guest {
 
 /// Which entry of the navigation a page belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum NavEntry {
     Overview,
     Job,
     Timeline,
@@ -61,20 +61,20 @@ pub(super) enum Place {
     Keys,
     Drain,
     Exclusions,
-    Moves,
+    JobTransfers,
     Transfers,
     Audit,
     Api,
     Guide,
-    Nowhere,
+    Unlisted,
 }
 
 /// What the frame of a page is made of.
-pub(super) struct Page {
+pub(super) struct PageFrame {
     pub title: String,
-    pub place: Place,
+    pub nav_entry: NavEntry,
     pub job: Option<JobName>,
-    pub guest: Guest,
+    pub user: PageUser,
     /// What is searched for: it stands in the field of the search.
     pub query: String,
     /// Where the page follows what changes.
@@ -84,18 +84,18 @@ pub(super) struct Page {
     /// Why what was wanted could not be done: the status of the answer, and the words.
     pub error: Option<(u16, String)>,
     /// What it is made of and follows.
-    pub parts: Parts,
+    pub parts: FragmentSet,
     pub now: Timestamp,
 }
 
-impl Page {
-    pub fn new(guest: Guest, place: Place, title: impl Into<String>, now: Timestamp) -> Self {
-        let (live, parts) = (None, Parts::default());
+impl PageFrame {
+    pub fn new(guest: PageUser, place: NavEntry, title: impl Into<String>, now: Timestamp) -> Self {
+        let (live, parts) = (None, FragmentSet::default());
         Self {
             title: title.into(),
-            place,
+            nav_entry: place,
             job: None,
-            guest,
+            user: guest,
             query: String::new(),
             live,
             notice: None,
@@ -106,17 +106,17 @@ impl Page {
     }
 
     /// A page of a job, made of these parts; it follows them as what `query` names.
-    pub fn of_scene(
-        guest: Guest,
-        place: Place,
+    pub fn of_job_snapshot(
+        guest: PageUser,
+        place: NavEntry,
         title: impl Into<String>,
-        scene: &Scene,
+        scene: &JobSnapshot,
         query: &str,
-        parts: Vec<Part>,
+        parts: Vec<Fragment>,
     ) -> Self {
         let job = &scene.view.name;
         let live = format!("/jobs/{job}/live?page={query}");
-        Self::new(guest, place, title, scene.now()).of_job(job).following(live, parts)
+        Self::new(guest, place, title, scene.now()).of_job(job).with_live(live, parts)
     }
 
     pub fn of_job(mut self, job: &JobName) -> Self {
@@ -125,19 +125,19 @@ impl Page {
     }
 
     /// The page is made of these parts, and follows them at this address.
-    pub fn following(mut self, address: String, parts: Vec<Part>) -> Self {
-        (self.live, self.parts) = (Some(address), Parts(parts));
+    pub fn with_live(mut self, address: String, parts: Vec<Fragment>) -> Self {
+        (self.live, self.parts) = (Some(address), FragmentSet(parts));
         self
     }
 
     /// The page says that something was done.
-    pub fn saying(mut self, notice: Option<String>) -> Self {
+    pub fn with_notice(mut self, notice: Option<String>) -> Self {
         self.notice = notice;
         self
     }
 
     /// The page says that something was not done.
-    pub fn failing(mut self, error: Option<(u16, String)>) -> Self {
+    pub fn with_error(mut self, error: Option<(u16, String)>) -> Self {
         self.error = error;
         self
     }
@@ -148,8 +148,8 @@ impl Page {
     }
 
     /// Marks the entry of the navigation that one is at.
-    pub fn at(&self, place: Place) -> &'static str {
-        if self.place == place { "page" } else { "false" }
+    pub fn at(&self, place: NavEntry) -> &'static str {
+        if self.nav_entry == place { "page" } else { "false" }
     }
 
     /// The address of a static file.
@@ -159,17 +159,21 @@ impl Page {
 }
 
 /// Renders a page.
-pub(super) fn answer(page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
+pub(super) fn render_page(page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
     let html = page.render().map_err(|error| {
         tracing::error!(%error, "a page cannot be rendered");
         Problem::internal()
     })?;
-    Ok(Html(fill(&html, now)).into_response())
+    Ok(Html(fill_times(&html, now)).into_response())
 }
 
 /// Renders a page that says that something did not work.
-pub(super) fn answer_with(status: u16, page: &impl Template, now: Timestamp) -> Result<Response, Problem> {
-    let mut response = answer(page, now)?;
+pub(super) fn render_page_with_status(
+    status: u16,
+    page: &impl Template,
+    now: Timestamp,
+) -> Result<Response, Problem> {
+    let mut response = render_page(page, now)?;
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     Ok(response)
 }
@@ -177,13 +181,14 @@ pub(super) fn answer_with(status: u16, page: &impl Template, now: Timestamp) -> 
 #[derive(Template)]
 #[template(path = "problem.html")]
 struct ProblemPage {
-    page: Page,
+    page: PageFrame,
     problem: Problem,
 }
 
 /// A problem as a page.
-pub fn of_problem(problem: Problem) -> String {
+pub fn problem_page(problem: Problem) -> String {
     // The page shows no time, and follows nothing.
-    let page = Page::new(Guest::default(), Place::Nowhere, problem.title.clone(), Timestamp::default());
+    let page =
+        PageFrame::new(PageUser::default(), NavEntry::Unlisted, problem.title.clone(), Timestamp::default());
     ProblemPage { page, problem }.render().unwrap_or_default()
 }

@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use askama::Template;
 use serde::Deserialize;
 
-use super::links::{self, encoded};
-use super::look::{Look, shorten, waits};
-use super::part::Part;
-use super::scene::{Scene, host};
+use super::links::{self, query_encode};
+use super::look::{TaskStatus, shorten, waits};
+use super::part::Fragment;
+use super::scene::{JobSnapshot, host};
 use super::times;
-use crate::coordination::{Gaps, JobName, PulseView, TaskView, Timestamp};
+use crate::coordination::{GapHistogram, HeartbeatStatsView, JobName, TaskView, Timestamp};
 use crate::http::Problem;
 
 /// How many rows a page has.
@@ -22,7 +22,7 @@ const FIND_BYTES_MAX: usize = 200;
 /// Which rows are wanted, and in what order.
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(default)]
-pub(super) struct Listing {
+pub(super) struct TaskTableQuery {
     /// Only tasks that look so; `trouble`: all but those that are connected.
     pub state: String,
     /// Only tasks whose number, address, incarnation or barrier has this in it.
@@ -36,71 +36,76 @@ pub(super) struct Listing {
 }
 
 /// A column by which rows can be sorted.
-struct Column {
+struct TaskColumn {
     name: &'static str,
     title: &'static str,
     explained: &'static str,
     /// It holds numbers.
-    right: bool,
+    is_numeric: bool,
 }
 
-const COLUMNS: [Column; 11] = [
-    Column { name: "task", title: "Task", explained: "its number", right: false },
-    Column { name: "state", title: "State", explained: "tasks with issues first", right: false },
-    Column {
+const COLUMNS: [TaskColumn; 11] = [
+    TaskColumn { name: "task", title: "Task", explained: "its number", is_numeric: false },
+    TaskColumn { name: "state", title: "State", explained: "tasks with issues first", is_numeric: false },
+    TaskColumn {
         name: "since",
         title: "For",
         explained: "time in this state; of an awaited task, how long the others have waited",
-        right: false,
+        is_numeric: false,
     },
-    Column {
+    TaskColumn {
         name: "host",
         title: "Host and peer",
         explained: "the address from which it registered",
-        right: false,
+        is_numeric: false,
     },
-    Column {
+    TaskColumn {
         name: "incarnation",
         title: "Incarnation",
         explained: "its current life, and how many lives it had before",
-        right: false,
+        is_numeric: false,
     },
-    Column { name: "heard", title: "Heartbeat", explained: "its last heartbeat", right: false },
-    Column {
+    TaskColumn { name: "heard", title: "Heartbeat", explained: "its last heartbeat", is_numeric: false },
+    TaskColumn {
         name: "gap",
         title: "Gaps",
         explained: "time between heartbeats: the distribution, and the longest recent gap",
-        right: false,
+        is_numeric: false,
     },
-    Column { name: "waits", title: "Waits at", explained: "the barriers at which it waits", right: false },
-    Column {
+    TaskColumn {
+        name: "waits",
+        title: "Waits at",
+        explained: "the barriers at which it waits",
+        is_numeric: false,
+    },
+    TaskColumn {
         name: "score",
         title: "Score",
         explained: "lateness score, 0 to 1: how late it usually arrives at barriers beside the others",
-        right: true,
+        is_numeric: true,
     },
-    Column {
+    TaskColumn {
         name: "late",
         title: "Late by",
         explained: "how long after the first task it usually arrives at barriers, and whether it became slower",
-        right: true,
+        is_numeric: true,
     },
-    Column {
+    TaskColumn {
         name: "held",
         title: "Held up",
         explained: "how long the other tasks waited for it alone in this run",
-        right: true,
+        is_numeric: true,
     },
 ];
 
-impl Listing {
+impl TaskTableQuery {
     /// The same with bounds: what is too long is cut.
     fn within_bounds(&self) -> Self {
         let find = self.find.get(..self.find.floor_char_boundary(FIND_BYTES_MAX)).unwrap_or_default();
         Self { find: find.to_owned(), ..self.clone() }
     }
 
-    fn is_down(&self) -> bool {
+    fn is_descending(&self) -> bool {
         !self.down.is_empty()
     }
 
@@ -118,20 +123,20 @@ impl Listing {
             if !value.is_empty() {
                 let and = if query.is_empty() { "" } else { "&" };
                 // Writing to a string cannot fail.
-                let _ = write!(query, "{and}{name}={}", encoded(value));
+                let _ = write!(query, "{and}{name}={}", query_encode(value));
             }
         }
         query
     }
 
     /// As it stands in the address at which the page follows it, where `page` is the page itself.
-    pub fn followed(&self) -> String {
-        Self { page: String::new(), ..self.clone() }.query() + "&rows=" + &encoded(&self.page)
+    pub fn live_query(&self) -> String {
+        Self { page: String::new(), ..self.clone() }.query() + "&rows=" + &query_encode(&self.page)
     }
 
     fn sorted_by(&self, column: &str) -> String {
         let present = if self.sort.is_empty() { "task" } else { &self.sort };
-        let down = if present == column && !self.is_down() { "1" } else { "" };
+        let down = if present == column && !self.is_descending() { "1" } else { "" };
         let sort = if column == "task" { String::new() } else { column.to_owned() };
         Self { sort, down: down.into(), page: String::new(), ..self.clone() }.query()
     }
@@ -140,17 +145,17 @@ impl Listing {
         Self { page: page.to_string(), ..self.clone() }.query()
     }
 
-    fn admits(&self, scene: &Scene, task: &TaskView) -> bool {
+    fn matches(&self, scene: &JobSnapshot, task: &TaskView) -> bool {
         let look = scene.look(task.task);
         let state = match self.state.as_str() {
             "" => true,
-            "trouble" => !matches!(look, Look::Connected | Look::Left),
+            "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Left),
             word => look.word() == word,
         };
-        state && self.finds(task)
+        state && self.matches_text(task)
     }
 
-    fn finds(&self, task: &TaskView) -> bool {
+    fn matches_text(&self, task: &TaskView) -> bool {
         let find = self.find.trim();
         if find.is_empty() {
             return true;
@@ -164,7 +169,7 @@ impl Listing {
             || task.lives.first().is_some_and(|life| life.incarnation.starts_with(find))
     }
 
-    fn sort(&self, scene: &Scene, tasks: &mut [&TaskView]) {
+    fn sort(&self, scene: &JobSnapshot, tasks: &mut [&TaskView]) {
         let incarnation = |task: &TaskView| task.lives.first().map(|life| life.incarnation.clone());
         match self.sort.as_str() {
             "state" => tasks.sort_by_key(|task| (scene.look(task.task), scene.since(task))),
@@ -183,7 +188,7 @@ impl Listing {
             "held" => tasks.sort_by_key(|task| Reverse(task.straggling.as_ref().map(|it| it.held_up_us))),
             _ => {}
         }
-        if self.is_down() {
+        if self.is_descending() {
             tasks.reverse();
         }
     }
@@ -193,9 +198,9 @@ fn score(task: &TaskView) -> f64 {
     task.straggling.as_ref().map_or(0.0, |it| it.score)
 }
 
-struct Row<'a> {
+struct TaskRow<'a> {
     task: &'a TaskView,
-    look: Look,
+    status: TaskStatus,
     /// Since when it looks so.
     since: Timestamp,
     /// It is so because of the first cause.
@@ -209,14 +214,14 @@ struct Row<'a> {
     score: String,
 }
 
-impl<'a> Row<'a> {
-    fn of(scene: &'a Scene, task: &'a TaskView) -> Self {
+impl<'a> TaskRow<'a> {
+    fn of(scene: &'a JobSnapshot, task: &'a TaskView) -> Self {
         let waits = waits(task);
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
-            look: scene.look(task.task),
+            status: scene.look(task.task),
             since: scene.since(task),
-            follows: scene.follows(task.task),
+            follows: scene.is_consequence(task.task),
             host: host(task),
             incarnation: task.lives.first().map_or("", |life| &life.incarnation),
             lives_before: task.lives.len().saturating_sub(1),
@@ -230,7 +235,7 @@ impl<'a> Row<'a> {
 }
 
 /// The distribution of gaps as a path: a bar for each class, in a box of 38 by 12.
-fn spark(pulse: &PulseView) -> String {
+fn spark(pulse: &HeartbeatStatsView) -> String {
     let most = pulse.gaps.counts.iter().copied().max().unwrap_or_default().max(1);
     let mut path = String::new();
     for (class, count) in pulse.gaps.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
@@ -241,13 +246,13 @@ fn spark(pulse: &PulseView) -> String {
 }
 
 /// The classes of gaps that were seen, with how many gaps each has.
-pub(super) fn gap_classes(pulse: &PulseView) -> Vec<(String, u64)> {
+pub(super) fn gap_classes(pulse: &HeartbeatStatsView) -> Vec<(String, u64)> {
     let seen = |(_, count): &(usize, &u64)| **count > 0;
     let counts = pulse.gaps.counts.iter().enumerate();
     let first = counts.clone().position(|one| seen(&one)).unwrap_or_default();
     let last = pulse.gaps.counts.len() - counts.rev().position(|one| seen(&one)).unwrap_or_default();
     let classes = first.saturating_sub(1)..(last + 1).min(pulse.gaps.counts.len());
-    let name = |class| match Gaps::longest_us(class) {
+    let name = |class| match GapHistogram::longest_us(class) {
         Some(longest) => format!("≤ {}", times::micros(&longest)),
         None => "longer".to_owned(),
     };
@@ -256,21 +261,21 @@ pub(super) fn gap_classes(pulse: &PulseView) -> Vec<(String, u64)> {
 
 #[derive(Template)]
 #[template(path = "parts/tasks.html")]
-struct Table<'a> {
+struct TaskTable<'a> {
     job: &'a JobName,
-    listing: Listing,
-    rows: Vec<Row<'a>>,
+    listing: TaskTableQuery,
+    rows: Vec<TaskRow<'a>>,
     found: usize,
     total: usize,
     page: usize,
     pages: usize,
-    columns: &'static [Column],
+    columns: &'static [TaskColumn],
 }
 
-impl Table<'_> {
-    fn sorting(&self, column: &Column) -> &'static str {
+impl TaskTable<'_> {
+    fn sorting(&self, column: &TaskColumn) -> &'static str {
         let present = if self.listing.sort.is_empty() { "task" } else { &self.listing.sort };
-        match (present == column.name, self.listing.is_down()) {
+        match (present == column.name, self.listing.is_descending()) {
             (false, _) => "none",
             (true, false) => "ascending",
             (true, true) => "descending",
@@ -279,17 +284,17 @@ impl Table<'_> {
 }
 
 /// The rows that are asked for, as a part of a page.
-pub(super) fn part(scene: &Scene, listing: &Listing) -> Result<Part, Problem> {
+pub(super) fn fragment(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Fragment, Problem> {
     let listing = listing.within_bounds();
     let tasks = &scene.view.run.tasks;
-    let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.admits(scene, task)).collect();
+    let mut found: Vec<&TaskView> = tasks.iter().filter(|task| listing.matches(scene, task)).collect();
     listing.sort(scene, &mut found);
     let pages = found.len().div_ceil(ROWS).max(1);
     let page = listing.page.parse().unwrap_or(1).clamp(1, pages);
-    let rows = found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| Row::of(scene, task)).collect();
+    let rows = found.iter().skip((page - 1) * ROWS).take(ROWS).map(|task| TaskRow::of(scene, task)).collect();
     let (found, total) = (found.len(), tasks.len());
     let job = &scene.view.name;
-    Part::new("tasks", &Table { job, listing, rows, found, total, page, pages, columns: &COLUMNS })
+    Fragment::new("tasks", &TaskTable { job, listing, rows, found, total, page, pages, columns: &COLUMNS })
 }
 
 #[cfg(test)]
@@ -298,7 +303,8 @@ mod tests {
 
     #[test]
     fn an_address_says_what_is_listed_and_a_second_click_turns_the_order() {
-        let listing = Listing { find: "10.0.0.7&x".into(), sort: "score".into(), ..Listing::default() };
+        let listing =
+            TaskTableQuery { find: "10.0.0.7&x".into(), sort: "score".into(), ..TaskTableQuery::default() };
         assert_eq!(listing.query(), "find=10.0.0.7%26x&sort=score");
         assert_eq!(listing.sorted_by("score"), "find=10.0.0.7%26x&sort=score&down=1");
         assert_eq!(listing.sorted_by("task"), "find=10.0.0.7%26x");

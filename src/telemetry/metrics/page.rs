@@ -10,8 +10,8 @@ use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{self, MetricFamily, MetricType};
 use prometheus::{Encoder as _, TextEncoder};
 
-use super::catalogue::{CATALOGUE, Kind, Metric};
-use crate::meter::Timed;
+use super::catalogue::{CATALOGUE, Metric, MetricKind};
+use crate::meter::HistogramSnapshot;
 use crate::transfer::TIMES_US;
 
 /// Observations, counted by their size.
@@ -37,14 +37,14 @@ impl Histogram {
 
 /// The samples of one scrape.
 #[derive(Default)]
-pub struct Page(HashMap<&'static str, Vec<proto::Metric>>);
+pub struct Scrape(HashMap<&'static str, Vec<proto::Metric>>);
 
-impl Page {
+impl Scrape {
     /// Adds a sample of a counter or a gauge.
-    pub fn put(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
-        let mut sample = labelled(metric, labels);
+    pub fn write_sample(&mut self, metric: &'static Metric, labels: &[&str], value: f64) {
+        let mut sample = write_labels(metric, labels);
         match metric.kind {
-            Kind::Counter => {
+            MetricKind::Counter => {
                 let mut counter = proto::Counter::default();
                 counter.set_value(value);
                 sample.set_counter(counter);
@@ -61,7 +61,7 @@ impl Page {
     /// Adds a sample that is a whole number.
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
     pub fn count(&mut self, metric: &'static Metric, labels: &[&str], value: u64) {
-        self.put(metric, labels, value as f64);
+        self.write_sample(metric, labels, value as f64);
     }
 
     /// Adds a sample of how much there is of something.
@@ -96,7 +96,7 @@ impl Page {
         histogram.set_bucket(buckets.collect());
         histogram.set_sample_count(all.iter().sum());
         histogram.set_sample_sum(sum);
-        let mut sample = labelled(metric, labels);
+        let mut sample = write_labels(metric, labels);
         sample.set_histogram(histogram);
         self.0.entry(metric.name).or_default().push(sample);
     }
@@ -110,9 +110,9 @@ impl Page {
 
     /// Adds a sample of a histogram of times that were measured on the way.
     #[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
-    pub fn timed(&mut self, metric: &'static Metric, labels: &[&str], timed: &Timed) {
+    pub fn record_duration(&mut self, metric: &'static Metric, labels: &[&str], timed: &HistogramSnapshot) {
         let in_seconds = |nanos: u64| nanos as f64 / 1e9;
-        let bounded = Timed::bounds_ns().map(in_seconds).zip(&timed.counts);
+        let bounded = HistogramSnapshot::bounds_ns().map(in_seconds).zip(&timed.counts);
         self.buckets(metric, labels, bounded, &timed.counts, in_seconds(timed.sum_ns));
     }
 
@@ -135,9 +135,9 @@ impl Page {
                 family.set_name(metric.name.to_owned());
                 family.set_help(metric.help.to_owned());
                 family.set_field_type(match metric.kind {
-                    Kind::Counter => MetricType::COUNTER,
-                    Kind::Gauge => MetricType::GAUGE,
-                    Kind::Histogram => MetricType::HISTOGRAM,
+                    MetricKind::Counter => MetricType::COUNTER,
+                    MetricKind::Gauge => MetricType::GAUGE,
+                    MetricKind::Histogram => MetricType::HISTOGRAM,
                 });
                 family.set_metric(self.0.remove(metric.name)?);
                 Some(family)
@@ -152,7 +152,7 @@ impl Page {
     }
 }
 
-fn labelled(metric: &'static Metric, values: &[&str]) -> proto::Metric {
+fn write_labels(metric: &'static Metric, values: &[&str]) -> proto::Metric {
     debug_assert_eq!(metric.labels.len(), values.len(), "{} has other labels", metric.name);
     let pairs = metric.labels.iter().zip(values).map(|(name, value)| {
         let mut pair = proto::LabelPair::default();
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn samples_are_written_in_the_text_format() {
-        let mut page = Page::default();
+        let mut page = Scrape::default();
         page.count(&RUNS, &["a", "failed"], 2);
         let mut skew = Histogram::new(&[0.1, 1.0]);
         for value in [0.1, 0.2, 5.0] {

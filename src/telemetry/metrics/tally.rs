@@ -5,19 +5,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::catalogue as metric;
-use super::page::{Histogram, Page};
+use super::page::{Histogram, Scrape};
 use crate::coordination::{
-    BarrierEnding, BarrierKind, BarrierOutcome, Change, Event, FailureClass, JobId, RunOutcome,
+    BarrierCompletion, BarrierKind, BarrierOutcome, Event, EventKind, FailureClass, JobId, RunOutcome,
 };
 use crate::engine::Observer;
 
 /// Barriers take from a fraction of a millisecond to hours.
-static BARRIER_SECONDS: [f64; 17] = [
+static BARRIER_BUCKETS: [f64; 17] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0,
     7_200.0,
 ];
 /// Timers are late by fractions of a millisecond, unless something is wrong.
-static LAG_SECONDS: [f64; 8] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
+static LAG_BUCKETS: [f64; 8] = [0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0];
 
 const OUTCOMES: [(RunOutcome, &str); 3] = [
     (RunOutcome::Completed, "completed"),
@@ -27,7 +27,7 @@ const OUTCOMES: [(RunOutcome, &str); 3] = [
 
 /// The barriers of one kind.
 #[derive(Debug, Clone)]
-struct Barriers {
+struct BarrierCounters {
     passed: u64,
     failed: u64,
     duration: Histogram,
@@ -35,16 +35,16 @@ struct Barriers {
     blocked_us: u64,
 }
 
-impl Default for Barriers {
+impl Default for BarrierCounters {
     fn default() -> Self {
-        let histogram = || Histogram::new(&BARRIER_SECONDS);
+        let histogram = || Histogram::new(&BARRIER_BUCKETS);
         Self { passed: 0, failed: 0, duration: histogram(), skew: histogram(), blocked_us: 0 }
     }
 }
 
 /// The counts of one job.
 #[derive(Debug, Default, Clone)]
-struct JobTally {
+struct JobCounters {
     runs: [u64; OUTCOMES.len()],
     registrations: u64,
     registrations_again: u64,
@@ -56,33 +56,33 @@ struct JobTally {
     superseded: u64,
     preemptions: u64,
     without: u64,
-    barriers: BTreeMap<BarrierKind, Barriers>,
+    barriers: BTreeMap<BarrierKind, BarrierCounters>,
     findings: BTreeMap<Arc<str>, u64>,
 }
 
 #[derive(Debug)]
-struct Counts {
-    jobs: BTreeMap<JobId, JobTally>,
+struct CounterState {
+    jobs: BTreeMap<JobId, JobCounters>,
     lag: Histogram,
 }
 
 /// The counts of every job. A job's counts go when the job does.
 #[derive(Debug)]
-pub struct Tally(Mutex<Counts>);
+pub struct EventCounters(Mutex<CounterState>);
 
-impl Default for Tally {
+impl Default for EventCounters {
     fn default() -> Self {
-        Self(Mutex::new(Counts { jobs: BTreeMap::new(), lag: Histogram::new(&LAG_SECONDS) }))
+        Self(Mutex::new(CounterState { jobs: BTreeMap::new(), lag: Histogram::new(&LAG_BUCKETS) }))
     }
 }
 
-impl Tally {
-    fn lock(&self) -> MutexGuard<'_, Counts> {
+impl EventCounters {
+    fn lock(&self) -> MutexGuard<'_, CounterState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A timer woke up so much too late.
-    pub fn lagged(&self, by: Duration) {
+    pub fn record_lag(&self, by: Duration) {
         self.lock().lag.observe(by.as_secs_f64());
     }
 
@@ -91,12 +91,12 @@ impl Tally {
         self.lock().jobs.retain(|job, _| there(*job));
     }
 
-    pub(super) fn show_lag(&self, page: &mut Page) {
+    pub(super) fn show_lag(&self, page: &mut Scrape) {
         page.histogram(&metric::LOOP_LAG, &[], &self.lock().lag);
     }
 
     /// Shows the counts of a job; what has not happened yet is 0, so that the first time shows as a rise.
-    pub(super) fn show(&self, job: JobId, name: &str, page: &mut Page) {
+    pub(super) fn show(&self, job: JobId, name: &str, page: &mut Scrape) {
         let tally = self.lock().jobs.get(&job).cloned().unwrap_or_default();
         for ((_, outcome), count) in OUTCOMES.iter().zip(tally.runs) {
             page.count(&metric::RUNS, &[name, outcome], count);
@@ -133,7 +133,7 @@ impl Tally {
             page.count(&metric::BARRIERS, &[name, kind.name(), failed], barriers.failed);
             page.histogram(&metric::BARRIER_DURATION, &labels, &barriers.duration);
             page.histogram(&metric::BARRIER_SKEW, &labels, &barriers.skew);
-            page.put(&metric::BARRIER_BLOCKED, &labels, seconds(barriers.blocked_us));
+            page.write_sample(&metric::BARRIER_BLOCKED, &labels, seconds(barriers.blocked_us));
         }
     }
 }
@@ -144,40 +144,40 @@ pub(super) fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6
 }
 
-impl Observer for Tally {
+impl Observer for EventCounters {
     fn event(&self, event: &Event) {
         // Most events are not counted: those take no lock.
-        let count = |add: &dyn Fn(&mut JobTally)| add(self.lock().jobs.entry(event.job).or_default());
+        let count = |add: &dyn Fn(&mut JobCounters)| add(self.lock().jobs.entry(event.job).or_default());
         match &event.what {
-            Change::RunEnded { outcome } => count(&|tally| {
+            EventKind::RunEnded { outcome } => count(&|tally| {
                 for ((known, _), count) in OUTCOMES.iter().zip(&mut tally.runs) {
                     *count += u64::from(known == outcome);
                 }
             }),
-            Change::TaskConnected { again: false, .. } => count(&|tally| tally.registrations += 1),
-            Change::TaskConnected { again: true, .. } => count(&|tally| tally.registrations_again += 1),
-            Change::TaskFailed { class, .. } => count(&|tally| {
+            EventKind::TaskConnected { again: false, .. } => count(&|tally| tally.registrations += 1),
+            EventKind::TaskConnected { again: true, .. } => count(&|tally| tally.registrations_again += 1),
+            EventKind::TaskFailed { class, .. } => count(&|tally| {
                 for (known, count) in FailureClass::ALL.iter().zip(&mut tally.failures) {
                     *count += u64::from(known == class);
                 }
             }),
-            Change::TaskDisconnected { .. } => count(&|tally| tally.departures += 1),
-            Change::TaskSuspected { .. } => count(&|tally| tally.suspicions += 1),
-            Change::TaskReturned { .. } => count(&|tally| tally.returns += 1),
-            Change::Fenced { .. } => count(&|tally| tally.fenced += 1),
-            Change::TaskSuperseded { .. } => count(&|tally| tally.superseded += 1),
-            Change::PreemptionNoticed => count(&|tally| tally.preemptions += 1),
-            Change::BarrierPassed { without, .. } if !without.is_empty() => {
+            EventKind::TaskDisconnected { .. } => count(&|tally| tally.departures += 1),
+            EventKind::TaskSuspected { .. } => count(&|tally| tally.suspicions += 1),
+            EventKind::TaskReturned { .. } => count(&|tally| tally.returns += 1),
+            EventKind::Fenced { .. } => count(&|tally| tally.fenced += 1),
+            EventKind::TaskSuperseded { .. } => count(&|tally| tally.superseded += 1),
+            EventKind::PreemptionNoticed => count(&|tally| tally.preemptions += 1),
+            EventKind::BarrierPassed { without, .. } if !without.is_empty() => {
                 count(&|tally| tally.without += 1)
             }
-            Change::FindingOpened { finding, .. } => {
+            EventKind::FindingOpened { finding, .. } => {
                 count(&|tally| *tally.findings.entry(Arc::clone(finding)).or_default() += 1);
             }
             _ => {}
         }
     }
 
-    fn barrier_ended(&self, ending: &BarrierEnding) {
+    fn barrier_ended(&self, ending: &BarrierCompletion) {
         let record = &ending.record;
         let mut counts = self.lock();
         let tally = counts.jobs.entry(ending.job).or_default();
@@ -197,24 +197,24 @@ mod tests {
     use super::*;
     use crate::coordination::{RunNumber, TaskId, Timestamp};
 
-    fn happened(tally: &Tally, job: u32, what: Change) {
+    fn happened(tally: &EventCounters, job: u32, what: EventKind) {
         let (at, run, reason) = (Timestamp(1), RunNumber(1), String::new());
         tally.event(&Event { at, job: JobId(job), run, what, reason });
     }
 
-    fn shown(tally: &Tally, job: u32) -> String {
-        let mut page = Page::default();
+    fn shown(tally: &EventCounters, job: u32) -> String {
+        let mut page = Scrape::default();
         tally.show(JobId(job), "j", &mut page);
         page.write(super::super::catalogue::CATALOGUE)
     }
 
     #[test]
-    fn what_happens_is_counted_by_job_and_goes_with_the_job() {
-        let tally = Tally::default();
-        happened(&tally, 1, Change::RunEnded { outcome: RunOutcome::Failed });
+    fn counters_are_kept_by_job_and_deleted_with_it() {
+        let tally = EventCounters::default();
+        happened(&tally, 1, EventKind::RunEnded { outcome: RunOutcome::Failed });
         let task = TaskId(0);
-        happened(&tally, 1, Change::TaskFailed { task, class: FailureClass::ConnectionLost });
-        happened(&tally, 2, Change::TaskSuspected { task });
+        happened(&tally, 1, EventKind::TaskFailed { task, class: FailureClass::ConnectionLost });
+        happened(&tally, 2, EventKind::TaskSuspected { task });
         for line in [
             "muster_runs_total{muster_job=\"j\",outcome=\"failed\"} 1",
             "muster_runs_total{muster_job=\"j\",outcome=\"completed\"} 0",

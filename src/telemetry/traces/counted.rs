@@ -20,55 +20,62 @@ use crate::clock::Clock;
 use crate::coordination::Timestamp;
 
 /// How many spans may be on their way to the collector.
-const ON_THEIR_WAY_MAX: usize = 1 << 11;
+const PENDING_SPANS_MAX: usize = 1 << 11;
 /// How often the log hears of spans that cannot be sent, at most.
-const SAID_EVERY: Duration = Duration::from_secs(60);
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What becomes of spans.
 #[derive(Debug)]
-pub(super) struct Counts {
+pub(super) struct SpanCounts {
     clock: Clock,
     /// Those that have ended and have not been handed to the collector.
     waiting: AtomicUsize,
     pub left_out: AtomicU64,
     pub failed: AtomicU64,
-    said: Mutex<Said>,
+    failure_log: Mutex<FailureLogState>,
 }
 
 /// What the log has heard.
 #[derive(Debug, Default)]
-struct Said {
+struct FailureLogState {
     last: Option<Timestamp>,
     /// Spans that failed since then.
-    unsaid: usize,
+    unreported: usize,
 }
 
-impl Counts {
+impl SpanCounts {
     pub fn new(clock: Clock) -> Arc<Self> {
         let (left_out, failed) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { clock, waiting: AtomicUsize::new(0), left_out, failed, said: Mutex::default() })
+        Arc::new(Self {
+            clock,
+            waiting: AtomicUsize::new(0),
+            left_out,
+            failed,
+            failure_log: Mutex::default(),
+        })
     }
 
     /// There was no room for one.
-    pub fn leave_out(&self) {
+    pub fn suppress(&self) {
         self.left_out.fetch_add(1, Ordering::Relaxed);
     }
 
     /// So many could not be sent. Gives how many the log should hear of now, if it should.
     fn fail(&self, spans: usize, now: Timestamp) -> Option<usize> {
         self.failed.fetch_add(spans as u64, Ordering::Relaxed);
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.unsaid += spans;
-        if said.last.is_some_and(|last| now.since(last) < SAID_EVERY) {
+        let mut said = self.failure_log.lock().unwrap_or_else(PoisonError::into_inner);
+        said.unreported += spans;
+        if said.last.is_some_and(|last| now.since(last) < FAILURE_LOG_INTERVAL) {
             return None;
         }
         said.last = Some(now);
-        Some(std::mem::take(&mut said.unsaid))
+        Some(std::mem::take(&mut said.unreported))
     }
 
     /// Says what has not been said: there will be no more.
-    pub fn last_words(&self) {
-        let unsaid = std::mem::take(&mut self.said.lock().unwrap_or_else(PoisonError::into_inner).unsaid);
+    pub fn log_remaining(&self) {
+        let unsaid =
+            std::mem::take(&mut self.failure_log.lock().unwrap_or_else(PoisonError::into_inner).unreported);
         if unsaid > 0 {
             tracing::warn!(spans = unsaid, "further spans could not be sent to the collector, and are lost");
         }
@@ -81,30 +88,30 @@ impl Counts {
 
 /// What takes spans that have ended, and sends them in batches.
 #[derive(Debug)]
-pub(super) struct Counted {
+pub(super) struct CountingSpanProcessor {
     batches: BatchSpanProcessor,
-    counts: Arc<Counts>,
+    counts: Arc<SpanCounts>,
 }
 
-impl Counted {
-    pub fn new(exporter: Exporter, counts: &Arc<Counts>) -> Self {
-        let config = BatchConfigBuilder::default().with_max_queue_size(ON_THEIR_WAY_MAX).build();
-        let sending = Sending { exporter, counts: Arc::clone(counts) };
+impl CountingSpanProcessor {
+    pub fn new(exporter: Exporter, counts: &Arc<SpanCounts>) -> Self {
+        let config = BatchConfigBuilder::default().with_max_queue_size(PENDING_SPANS_MAX).build();
+        let sending = CountingExporter { exporter, counts: Arc::clone(counts) };
         let batches = BatchSpanProcessor::builder(sending).with_batch_config(config).build();
         Self { batches, counts: Arc::clone(counts) }
     }
 }
 
-impl SpanProcessor for Counted {
+impl SpanProcessor for CountingSpanProcessor {
     fn on_start(&self, span: &mut Span, context: &Context) {
         self.batches.on_start(span, context);
     }
 
     fn on_end(&self, span: SpanData) {
         // What is on its way fits into the queue, so that the queue itself drops none.
-        if self.counts.waiting.fetch_add(1, Ordering::Relaxed) >= ON_THEIR_WAY_MAX {
+        if self.counts.waiting.fetch_add(1, Ordering::Relaxed) >= PENDING_SPANS_MAX {
             self.counts.waiting.fetch_sub(1, Ordering::Relaxed);
-            self.counts.leave_out();
+            self.counts.suppress();
             return;
         }
         self.batches.on_end(span);
@@ -125,12 +132,12 @@ impl SpanProcessor for Counted {
 
 /// What sends a batch.
 #[derive(Debug)]
-struct Sending {
+struct CountingExporter {
     exporter: Exporter,
-    counts: Arc<Counts>,
+    counts: Arc<SpanCounts>,
 }
 
-impl SpanExporter for Sending {
+impl SpanExporter for CountingExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len();
         self.counts.waiting.fetch_sub(spans, Ordering::Relaxed);
@@ -165,8 +172,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_hears_of_failures_once_a_minute_with_their_number() {
-        let counts = Counts::new(Clock::start());
+    fn failures_are_logged_once_a_minute_with_their_number() {
+        let counts = SpanCounts::new(Clock::start());
         let start = Timestamp(1_000_000);
         let at = |seconds| start.after(Duration::from_secs(seconds));
         assert_eq!(counts.fail(3, at(0)), Some(3));

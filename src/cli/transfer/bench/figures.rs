@@ -4,15 +4,15 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Shape;
-use super::pair::Tossed;
-use super::talk::Setup;
+use super::BenchShape;
+use super::pair::PingPong;
+use super::talk::EngineSetup;
 use crate::text::bytes;
 use crate::transfer::{Choice, TransportKind};
 
 /// The throughput of one repetition.
 #[derive(Debug)]
-pub struct Moved {
+pub struct ThroughputSample {
     /// In 10^9 bytes a second, of all pairs together.
     pub rate: f64,
     pub by: TransportKind,
@@ -21,7 +21,7 @@ pub struct Moved {
 
 /// The latency of one repetition, in microseconds.
 #[derive(Debug)]
-pub struct Delays {
+pub struct LatencySample {
     one_way: Percentiles,
     half_round_trip: Percentiles,
     /// What processors worked for both ends, for each transfer.
@@ -48,12 +48,12 @@ impl Percentiles {
     }
 }
 
-impl Delays {
+impl LatencySample {
     /// From what both ends saw. The first rounds do not count: the other end may not have been ready.
-    pub fn new(near: &Tossed, far: &Tossed, wrong: Option<String>) -> Self {
-        const SKIPPED: usize = 2;
+    pub fn new(near: &PingPong, far: &PingPong, wrong: Option<String>) -> Self {
+        const WARMUP_ROUNDS: usize = 2;
         let between = |from: &[u64], to: &[u64]| -> Vec<u64> {
-            from.iter().zip(to).skip(SKIPPED).map(|(from, to)| to.saturating_sub(*from)).collect()
+            from.iter().zip(to).skip(WARMUP_ROUNDS).map(|(from, to)| to.saturating_sub(*from)).collect()
         };
         let mut one_way = between(&near.launched, &far.arrived);
         one_way.extend(between(&far.launched, &near.arrived));
@@ -72,20 +72,20 @@ impl Delays {
 /// What was measured at one time for one shape.
 #[derive(Debug)]
 pub struct Repetition {
-    pub moved: Option<Moved>,
-    pub delays: Delays,
+    pub moved: Option<ThroughputSample>,
+    pub delays: LatencySample,
 }
 
 /// What preparing costs, in microseconds.
 #[derive(Debug, Clone, Copy, Serialize)]
-pub struct Prepares {
+pub struct PrepareTimes {
     prepare_first_us: f64,
     prepare_p50_us: f64,
     prepare_p99_us: f64,
     prepare_max_us: f64,
 }
 
-impl Prepares {
+impl PrepareTimes {
     /// From the nanoseconds that each sender took, the first time and afterwards.
     pub fn new(senders: &[(u64, Vec<u64>)]) -> Self {
         let first = senders.iter().map(|sender| sender.0).max().unwrap_or(0);
@@ -103,13 +103,13 @@ impl Prepares {
 
 /// The middle of the repetitions, and the least and the most of them.
 #[derive(Debug, Clone, Copy, Serialize)]
-struct Spread {
+struct SampleRange {
     median: f64,
     min: f64,
     max: f64,
 }
 
-impl Spread {
+impl SampleRange {
     fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -126,7 +126,7 @@ impl Spread {
 
 /// The line of one size.
 #[derive(Debug, Serialize)]
-pub struct Figures {
+pub struct SizeResult {
     /// What the bytes went by.
     transport: String,
     asked: Choice,
@@ -147,7 +147,7 @@ pub struct Figures {
     /// What processors worked for both processes, for each transfer of that kind.
     cpu_us: Option<f64>,
     #[serde(flatten)]
-    prepares: Prepares,
+    prepares: PrepareTimes,
     /// Whether every byte was what was sent.
     pub verified: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -157,17 +157,23 @@ pub struct Figures {
 
 #[derive(Debug, Serialize)]
 struct Spreads {
-    gbytes_per_second: Option<Spread>,
-    p50_us: Option<Spread>,
-    p99_us: Option<Spread>,
-    half_round_trip_p50_us: Option<Spread>,
-    half_round_trip_p99_us: Option<Spread>,
-    cpu_us: Option<Spread>,
+    gbytes_per_second: Option<SampleRange>,
+    p50_us: Option<SampleRange>,
+    p99_us: Option<SampleRange>,
+    half_round_trip_p50_us: Option<SampleRange>,
+    half_round_trip_p99_us: Option<SampleRange>,
+    cpu_us: Option<SampleRange>,
 }
 
-impl Figures {
-    pub fn new(pairs: u32, setup: &Setup, shape: Shape, prepares: &Prepares, found: &[Repetition]) -> Self {
-        let over = |figure: fn(&Repetition) -> Option<f64>| Spread::of(found.iter().filter_map(figure));
+impl SizeResult {
+    pub fn new(
+        pairs: u32,
+        setup: &EngineSetup,
+        shape: BenchShape,
+        prepares: &PrepareTimes,
+        found: &[Repetition],
+    ) -> Self {
+        let over = |figure: fn(&Repetition) -> Option<f64>| SampleRange::of(found.iter().filter_map(figure));
         let spread = Spreads {
             gbytes_per_second: over(|one| one.moved.as_ref().map(|moved| moved.rate)),
             p50_us: over(|one| Some(one.delays.one_way.p50)),
@@ -181,7 +187,7 @@ impl Figures {
             moved.or_else(|| one.delays.wrong.clone())
         };
         let wrong = found.iter().find_map(wrongs);
-        let median = |spread: Option<Spread>| spread.map(|spread| spread.median);
+        let median = |spread: Option<SampleRange>| spread.map(|spread| spread.median);
         let by = found.first().map(|one| one.moved.as_ref().map_or(one.delays.by, |moved| moved.by));
         let asked = format!("{:?}", setup.transport).to_lowercase();
         Self {
@@ -210,7 +216,7 @@ impl Figures {
 }
 
 /// What comes before the lines of all sizes.
-pub fn heading(prepares: &Prepares) -> String {
+pub fn heading(prepares: &PrepareTimes) -> String {
     format!(
         "prepare: first {:.0} us, with the connection there p50 {:.1} us, p99 {:.1} us\n{:>10} {:>6} {:>5} {:>9}  {:>22}  {:>19}  {:>19}  {:>7}\n",
         prepares.prepare_first_us,
@@ -227,7 +233,7 @@ pub fn heading(prepares: &Prepares) -> String {
     )
 }
 
-impl fmt::Display for Figures {
+impl fmt::Display for SizeResult {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = self.spread.gbytes_per_second.map_or_else(
             || "-".to_owned(),
@@ -261,10 +267,10 @@ mod tests {
         // In microseconds: a launch at 0, 100, 200, 300, there 4 later, answered at once, back 6 later.
         let times = |offset: u64| -> Vec<u64> { (0..4).map(|n| n * 100_000 + offset * 1000).collect() };
         let by = TransportKind::Shm;
-        let mut near = Tossed { launched: times(0), arrived: times(10), worked: 10_000, by, wrong: None };
-        let far = Tossed { launched: times(4), arrived: times(4), worked: 6_000, by, wrong: None };
+        let mut near = PingPong { launched: times(0), arrived: times(10), worked: 10_000, by, wrong: None };
+        let far = PingPong { launched: times(4), arrived: times(4), worked: 6_000, by, wrong: None };
         near.arrived[0] = 90_000;
-        let delays = Delays::new(&near, &far, None);
+        let delays = LatencySample::new(&near, &far, None);
         assert!((delays.half_round_trip.p50 - 5.0).abs() < 1e-9);
         assert!((delays.half_round_trip.p99 - 5.0).abs() < 1e-9, "the first round was slow");
         assert!((delays.one_way.p99 - 6.0).abs() < 1e-9);
@@ -272,15 +278,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_any_repetition_is_told() {
-        let certificates = crate::cli::certificates::TransferFiles::default();
-        let setup = Setup { transport: Choice::Tcp, lanes: None, spin: None, checksums: true, certificates };
-        let shape = Shape { size: 4096, batch: 1, in_flight: 2 };
-        let prepares = Prepares::new(&[(5000, vec![1000, 2000, 3000])]);
+    fn an_error_in_one_repetition_is_reported() {
+        let certificates = crate::cli::certificates::TransferCertificateArgs::default();
+        let setup =
+            EngineSetup { transport: Choice::Tcp, lanes: None, spin: None, checksums: true, certificates };
+        let shape = BenchShape { size: 4096, batch: 1, in_flight: 2 };
+        let prepares = PrepareTimes::new(&[(5000, vec![1000, 2000, 3000])]);
         let by = TransportKind::Tcp;
         let one = |rate, wrong: Option<&str>| Repetition {
-            moved: Some(Moved { rate, by, wrong: wrong.map(str::to_owned) }),
-            delays: Delays {
+            moved: Some(ThroughputSample { rate, by, wrong: wrong.map(str::to_owned) }),
+            delays: LatencySample {
                 one_way: Percentiles::of(vec![1000]),
                 half_round_trip: Percentiles::of(vec![1000]),
                 cpu: 1.0,
@@ -288,11 +295,11 @@ mod tests {
                 wrong: None,
             },
         };
-        let good = Figures::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, None)]);
+        let good = SizeResult::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, None)]);
         assert!(good.verified && good.gbytes_per_second == Some(2.0));
-        let bad = Figures::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, Some("byte 3"))]);
+        let bad = SizeResult::new(1, &setup, shape, &prepares, &[one(1.0, None), one(3.0, Some("byte 3"))]);
         assert!(!bad.verified);
         assert!(bad.to_string().contains("byte 3"));
-        assert!(!Figures::new(1, &setup, shape, &prepares, &[]).verified, "nothing was looked at");
+        assert!(!SizeResult::new(1, &setup, shape, &prepares, &[]).verified, "nothing was looked at");
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::Shape;
+use super::BenchShape;
 use super::children::Children;
-use super::figures::{Delays, Moved, Prepares};
-use super::talk::{Answer, Order, Setup, Side};
+use super::figures::{LatencySample, PrepareTimes, ThroughputSample};
+use super::talk::{BenchOrder, BenchReply, EngineSetup, PairSide};
 use crate::clock;
 use crate::transfer::{Incarnation, Member, Membership, Peer, TaskId, TransportKind};
 
@@ -21,7 +21,7 @@ const ROUNDS_MAX: u64 = 20_000;
 const SLOWEST: u64 = 25_000_000;
 
 /// All tasks: of each pair the sender, then the receiver.
-pub struct Tasks {
+pub struct Conductor {
     children: Children,
     measurement: u64,
     /// How long an answer may take beyond what is measured meanwhile.
@@ -30,24 +30,24 @@ pub struct Tasks {
     handling: Duration,
 }
 
-impl Tasks {
+impl Conductor {
     /// Starts them and makes them known to each other. An answer may take `grace` beyond what it needs at the slowest.
-    pub fn start(pairs: u32, setup: &Setup, grace: Duration) -> Result<Self> {
+    pub fn start(pairs: u32, setup: &EngineSetup, grace: Duration) -> Result<Self> {
         let members = (0..2 * pairs).map(member).collect::<Result<Vec<_>>>()?;
         let children = Children::start(2 * pairs)?;
         let mut all = Self { children, measurement: clock::random_u64(), grace, handling: Duration::ZERO };
         let begin = |number: usize| {
             let (here, there) = (members[number], members[number ^ 1]);
-            (number, Order::Begin { setup: setup.clone(), here, there, side: Side::of(number) })
+            (number, BenchOrder::Begin { setup: setup.clone(), here, there, side: PairSide::of(number) })
         };
         let orders: Vec<_> = (0..members.len()).map(begin).collect();
         let answers = all.children.ask(&orders, all.limit(Duration::ZERO))?;
         let peers = of_kind(answers, |answer| match answer {
-            Answer::Here(peer) => Some(peer),
+            BenchReply::Here(peer) => Some(peer),
             _ => None,
         })?;
         let peers: BTreeMap<TaskId, Peer> = members.iter().map(|member| member.task).zip(peers).collect();
-        all.all(&Order::Meet(Membership { peers }))?;
+        all.all(&BenchOrder::SetMembership(Membership { peers }))?;
         Ok(all)
     }
 
@@ -59,53 +59,57 @@ impl Tasks {
     /// The answers of all to one order that measures for so long, each of the kind that was asked for.
     fn all_answers<T>(
         &mut self,
-        order: &Order,
+        order: &BenchOrder,
         measured: Duration,
-        kind: impl Fn(Answer) -> Option<T>,
+        kind: impl Fn(BenchReply) -> Option<T>,
     ) -> Result<Vec<T>> {
         let orders: Vec<_> = (0..self.children.len()).map(|number| (number, order.clone())).collect();
         of_kind(self.children.ask(&orders, self.limit(measured))?, kind)
     }
 
-    fn all(&mut self, order: &Order) -> Result<()> {
-        self.all_answers(order, Duration::ZERO, |answer| matches!(answer, Answer::Done).then_some(()))?;
+    fn all(&mut self, order: &BenchOrder) -> Result<()> {
+        self.all_answers(order, Duration::ZERO, |answer| matches!(answer, BenchReply::Done).then_some(()))?;
         Ok(())
     }
 
     /// What preparing costs: of all pairs the first time, of the first sender afterwards.
-    pub fn prepares(&mut self) -> Result<Prepares> {
+    pub fn prepares(&mut self) -> Result<PrepareTimes> {
         let all =
-            self.all_answers(&Order::Prepare { again: PREPARES }, Duration::ZERO, |answer| match answer {
-                Answer::Prepared { first, again } => Some((first, again)),
-                _ => None,
-            })?;
+            self.all_answers(
+                &BenchOrder::Prepare { again: PREPARES },
+                Duration::ZERO,
+                |answer| match answer {
+                    BenchReply::Prepared { first, again } => Some((first, again)),
+                    _ => None,
+                },
+            )?;
         let senders: Vec<_> = all.into_iter().step_by(2).collect();
-        Ok(Prepares::new(&senders))
+        Ok(PrepareTimes::new(&senders))
     }
 
     /// Has the buffers for a size cut and prepared.
-    pub fn arrange(&mut self, shape: Shape) -> Result<()> {
+    pub fn allocate(&mut self, shape: BenchShape) -> Result<()> {
         let bytes = (shape.memory() as u64).saturating_mul(self.children.len() as u64);
         self.handling = Duration::from_secs(bytes / SLOWEST);
-        self.all(&Order::Arrange(shape))
+        self.all(&BenchOrder::Allocate(shape))
     }
 
     /// Has them given back.
     pub fn clear(&mut self) -> Result<()> {
-        self.all(&Order::Clear)
+        self.all(&BenchOrder::Clear)
     }
 
     fn fill(&mut self) -> Result<()> {
         self.measurement = self.measurement.wrapping_add(1);
         let measurement = self.measurement;
-        self.all(&Order::Fill { measurement })
+        self.all(&BenchOrder::Fill { measurement })
     }
 
     fn check(&mut self) -> Result<Option<String>> {
         let measurement = self.measurement;
         let wrong =
-            self.all_answers(&Order::Check { measurement }, Duration::ZERO, |answer| match answer {
-                Answer::Checked { wrong } => Some(wrong),
+            self.all_answers(&BenchOrder::Check { measurement }, Duration::ZERO, |answer| match answer {
+                BenchReply::Checked { wrong } => Some(wrong),
                 _ => None,
             })?;
         Ok(wrong.into_iter().flatten().next())
@@ -113,8 +117,8 @@ impl Tasks {
 
     /// Launches of all pairs at once, for about so long: how long they took in all, and by what they went.
     fn launch(&mut self, launches: u64, about: Duration) -> Result<(Duration, TransportKind)> {
-        let moved = self.all_answers(&Order::Move { launches }, about, |answer| match answer {
-            Answer::Moved { began, ended, by } => Some((began, ended, by)),
+        let moved = self.all_answers(&BenchOrder::Move { launches }, about, |answer| match answer {
+            BenchReply::Moved { began, ended, by } => Some((began, ended, by)),
             _ => None,
         })?;
         // From the first launch of a sender until the last byte is in place at a receiver.
@@ -133,7 +137,7 @@ impl Tasks {
     }
 
     /// Moves as much as it can for about so long.
-    pub fn throughput(&mut self, shape: Shape, time: Duration) -> Result<Moved> {
+    pub fn throughput(&mut self, shape: BenchShape, time: Duration) -> Result<ThroughputSample> {
         let mut launches = 2 * shape.in_flight as u64;
         // The first ones are checked too, and show how many are needed: until a quarter of the time was measured.
         let mut wrong = None;
@@ -153,29 +157,29 @@ impl Tasks {
         wrong = wrong.or(self.check()?);
         let pairs = self.children.len() as u64 / 2;
         let bytes = launches * pairs * (shape.size * shape.batch) as u64;
-        Ok(Moved { rate: bytes as f64 / took.as_secs_f64() / 1e9, by, wrong })
+        Ok(ThroughputSample { rate: bytes as f64 / took.as_secs_f64() / 1e9, by, wrong })
     }
 
     /// To and fro, one at a time, for about so long. Only the first pair; the others rest.
-    pub fn latency(&mut self, time: Duration) -> Result<Delays> {
-        let (near, far) = self.toss(10, time)?;
+    pub fn latency(&mut self, time: Duration) -> Result<LatencySample> {
+        let (near, far) = self.ping_pong(10, time)?;
         let round = Duration::from_nanos(near.span() / 10).max(Duration::from_nanos(1));
         let rounds = (time.as_nanos() / round.as_nanos()).clamp(10, u128::from(ROUNDS_MAX)) as u64;
         let warm = [near.wrong, far.wrong].into_iter().flatten().next();
-        let (near, far) = self.toss(rounds, time)?;
+        let (near, far) = self.ping_pong(rounds, time)?;
         let wrong = [warm, near.wrong.clone(), far.wrong.clone()].into_iter().flatten().next();
-        Ok(Delays::new(&near, &far, wrong))
+        Ok(LatencySample::new(&near, &far, wrong))
     }
 
-    fn toss(&mut self, rounds: u64, about: Duration) -> Result<(Tossed, Tossed)> {
+    fn ping_pong(&mut self, rounds: u64, about: Duration) -> Result<(PingPong, PingPong)> {
         self.measurement = self.measurement.wrapping_add(1);
         let measurement = self.measurement;
         // The receiver first: what it expects must be posted before the first one comes.
-        let orders = [1, 0].map(|number| (number, Order::Toss { rounds, measurement }));
+        let orders = [1, 0].map(|number| (number, BenchOrder::PingPong { rounds, measurement }));
         let answers = self.children.ask(&orders, self.limit(about))?;
         let mut ends = of_kind(answers, |answer| match answer {
-            Answer::Tossed { launched, arrived, worked, by, wrong } => {
-                Some(Tossed { launched, arrived, worked, by, wrong })
+            BenchReply::Tossed { launched, arrived, worked, by, wrong } => {
+                Some(PingPong { launched, arrived, worked, by, wrong })
             }
             _ => None,
         })?;
@@ -187,7 +191,7 @@ impl Tasks {
 
 /// What one end of a pair saw of a latency measurement.
 #[derive(Debug, Clone)]
-pub struct Tossed {
+pub struct PingPong {
     pub launched: Vec<u64>,
     pub arrived: Vec<u64>,
     /// Of processors.
@@ -197,7 +201,7 @@ pub struct Tossed {
     pub wrong: Option<String>,
 }
 
-impl Tossed {
+impl PingPong {
     /// From the first launch to the last arrival.
     fn span(&self) -> u64 {
         let first = self.launched.first().copied().unwrap_or(0);
@@ -206,7 +210,10 @@ impl Tossed {
 }
 
 /// Answers in the order of the tasks, each of the kind that was asked for.
-fn of_kind<T>(answers: BTreeMap<usize, Answer>, kind: impl Fn(Answer) -> Option<T>) -> Result<Vec<T>> {
+fn of_kind<T>(
+    answers: BTreeMap<usize, BenchReply>,
+    kind: impl Fn(BenchReply) -> Option<T>,
+) -> Result<Vec<T>> {
     let of = |(number, answer)| {
         kind(answer)
             .with_context(|| format!("task {number} of the benchmark answered something else than was asked"))

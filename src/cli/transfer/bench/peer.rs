@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use rustix::process::Signal;
 
-use super::Shape;
-use super::talk::{Answer, Order, Setup, Side};
+use super::BenchShape;
+use super::talk::{BenchOrder, BenchReply, EngineSetup, PairSide};
 use crate::clock;
 use crate::contents;
 use crate::transfer::{
@@ -26,7 +26,7 @@ pub struct PeerArguments {
 
 /// What launches are matched by. The latency has one for each direction: neither waits for the other's place in an order.
 #[derive(Debug, Clone, Copy)]
-enum Channel {
+enum BenchChannel {
     Moves,
     There,
     Back,
@@ -40,8 +40,9 @@ pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
     ensure!(parent == i32::try_from(arguments.parent).ok(), "whoever asked for this process has gone");
     let mut task = None;
     for line in io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?)?;
-        let answer = obey(&mut task, order).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")));
+        let order: BenchOrder = serde_json::from_str(&line?)?;
+        let answer =
+            execute(&mut task, order).unwrap_or_else(|error| BenchReply::Failed(format!("{error:#}")));
         let mut out = io::stdout().lock();
         out.write_all((serde_json::to_string(&answer)? + "\n").as_bytes())?;
         out.flush()?;
@@ -49,49 +50,51 @@ pub fn run(arguments: &PeerArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn obey(task: &mut Option<Task>, order: Order) -> Result<Answer> {
-    if let Order::Begin { setup, here, there, side } = order {
-        let begun = task.insert(Task::begin(&setup, here, there, side)?);
+fn execute(task: &mut Option<PeerState>, order: BenchOrder) -> Result<BenchReply> {
+    if let BenchOrder::Begin { setup, here, there, side } = order {
+        let begun = task.insert(PeerState::begin(&setup, here, there, side)?);
         let devices = vec![DeviceId(here.task.0)];
         let address = begun.engine.address().clone();
-        return Ok(Answer::Here(Peer { incarnation: here.incarnation, address, devices }));
+        return Ok(BenchReply::Here(Peer { incarnation: here.incarnation, address, devices }));
     }
     let task = task.as_mut().context("the first order must be to begin")?;
     match order {
-        Order::Begin { .. } => bail!("begun already"),
-        Order::Meet(membership) => task.engine.on_membership(membership),
-        Order::Prepare { again } => return task.prepare_often(again),
-        Order::Arrange(shape) => task.arrange(shape)?,
-        Order::Fill { measurement } => task.fill(measurement)?,
-        Order::Move { launches } => return task.launch(launches),
-        Order::Check { measurement } => return Ok(Answer::Checked { wrong: task.check(measurement)? }),
-        Order::Toss { rounds, measurement } => return task.toss(rounds, measurement),
-        Order::Clear => task.clear(),
+        BenchOrder::Begin { .. } => bail!("begun already"),
+        BenchOrder::SetMembership(membership) => task.engine.on_membership(membership),
+        BenchOrder::Prepare { again } => return task.prepare_often(again),
+        BenchOrder::Allocate(shape) => task.allocate(shape)?,
+        BenchOrder::Fill { measurement } => task.fill(measurement)?,
+        BenchOrder::Move { launches } => return task.launch(launches),
+        BenchOrder::Check { measurement } => {
+            return Ok(BenchReply::Checked { wrong: task.check(measurement)? });
+        }
+        BenchOrder::PingPong { rounds, measurement } => return task.ping_pong(rounds, measurement),
+        BenchOrder::Clear => task.clear(),
     }
-    Ok(Answer::Done)
+    Ok(BenchReply::Done)
 }
 
 /// Buffers that one launch moves, and the launch prepared.
-struct Slot {
+struct BenchSlot {
     buffers: Vec<Buffer>,
     size: usize,
     prepared: Prepared,
 }
 
-struct Task {
+struct PeerState {
     engine: Engine,
     here: DeviceId,
     there: DeviceId,
-    side: Side,
-    moves: Vec<Slot>,
+    side: PairSide,
+    moves: Vec<BenchSlot>,
     /// What is tossed to the other, and what it tosses: two of each, so that the next can be expected before the last
     /// is looked at.
-    out: Vec<Slot>,
-    inbound: Vec<Slot>,
+    out: Vec<BenchSlot>,
+    inbound: Vec<BenchSlot>,
 }
 
-impl Task {
-    fn begin(setup: &Setup, here: Member, there: Member, side: Side) -> Result<Self> {
+impl PeerState {
+    fn begin(setup: &EngineSetup, here: Member, there: Member, side: PairSide) -> Result<Self> {
         let (near, far) = (DeviceId(here.task.0), DeviceId(there.task.0));
         let mut config = Config::new(here, vec![near]);
         config.transport = setup.transport;
@@ -122,11 +125,11 @@ impl Task {
     fn slot(
         &self,
         arena: &Arena,
-        shape: Shape,
-        channel: Channel,
+        shape: BenchShape,
+        channel: BenchChannel,
         outgoing: bool,
         number: usize,
-    ) -> Result<Slot> {
+    ) -> Result<BenchSlot> {
         let buffers =
             (0..shape.batch).map(|_| Ok(arena.allocate(shape.stride())?)).collect::<Result<Vec<_>>>()?;
         let first = (number * shape.batch) as u64;
@@ -136,33 +139,36 @@ impl Task {
             .map(|(buffer, key)| self.spec(buffer, shape.size, outgoing, key))
             .collect::<Result<Vec<_>>>()?;
         let options = Options { channel: channel as u32, ..Options::default() };
-        Ok(Slot { buffers, size: shape.size, prepared: self.engine.prepare(specs, options).wait()? })
+        Ok(BenchSlot { buffers, size: shape.size, prepared: self.engine.prepare(specs, options).wait()? })
     }
 
     /// Times the first preparation, which makes the connection, and later ones.
-    fn prepare_often(&self, again: u32) -> Result<Answer> {
+    fn prepare_often(&self, again: u32) -> Result<BenchReply> {
         let buffer = Arena::new(4096)?.allocate(4096)?;
-        let options = Options { channel: Channel::Prepares as u32, ..Options::default() };
+        let options = Options { channel: BenchChannel::Prepares as u32, ..Options::default() };
         let mut kept = Vec::new();
         let mut times = Vec::new();
         for _ in 0..=again {
             let began = clock::monotonic_nanoseconds();
-            let spec = self.spec(&buffer, 4096, self.side == Side::Sender, 0)?;
+            let spec = self.spec(&buffer, 4096, self.side == PairSide::Sender, 0)?;
             kept.push(self.engine.prepare(vec![spec], options).wait()?);
             times.push(clock::monotonic_nanoseconds() - began);
         }
         let first = times.remove(0);
-        Ok(Answer::Prepared { first, again: times })
+        Ok(BenchReply::Prepared { first, again: times })
     }
 
-    fn arrange(&mut self, shape: Shape) -> Result<()> {
-        let sender = self.side == Side::Sender;
+    fn allocate(&mut self, shape: BenchShape) -> Result<()> {
+        let sender = self.side == PairSide::Sender;
         let arena = Arena::new(shape.memory())?;
         self.moves = (0..shape.in_flight)
-            .map(|number| self.slot(&arena, shape, Channel::Moves, sender, number))
+            .map(|number| self.slot(&arena, shape, BenchChannel::Moves, sender, number))
             .collect::<Result<_>>()?;
-        let (out, inbound) =
-            if sender { (Channel::There, Channel::Back) } else { (Channel::Back, Channel::There) };
+        let (out, inbound) = if sender {
+            (BenchChannel::There, BenchChannel::Back)
+        } else {
+            (BenchChannel::Back, BenchChannel::There)
+        };
         self.out = (0..2).map(|number| self.slot(&arena, shape, out, true, number)).collect::<Result<_>>()?;
         self.inbound =
             (0..2).map(|number| self.slot(&arena, shape, inbound, false, number)).collect::<Result<_>>()?;
@@ -179,8 +185,8 @@ impl Task {
         for (number, buffer, size) in numbered(&self.moves) {
             let seed = contents::at(measurement, number);
             buffer.write(|bytes| match self.side {
-                Side::Sender => contents::fill(&mut bytes[..size], seed),
-                Side::Receiver => contents::spoil(&mut bytes[..size], seed),
+                PairSide::Sender => contents::fill(&mut bytes[..size], seed),
+                PairSide::Receiver => contents::fill_wrong(&mut bytes[..size], seed),
             })?;
         }
         Ok(())
@@ -188,8 +194,8 @@ impl Task {
 
     fn check(&self, measurement: u64) -> Result<Option<String>> {
         for (number, buffer, size) in numbered(&self.moves) {
-            let wrong =
-                buffer.read(|bytes| contents::wrong(&bytes[..size], contents::at(measurement, number)))?;
+            let wrong = buffer
+                .read(|bytes| contents::first_mismatch(&bytes[..size], contents::at(measurement, number)))?;
             if let Some(at) = wrong {
                 return Ok(Some(format!("byte {at} of {size} of buffer {number} is not what was sent")));
             }
@@ -198,7 +204,7 @@ impl Task {
     }
 
     /// Launches, as many at a time as there are slots; each is waited for only when its slot is needed again.
-    fn launch(&mut self, launches: u64) -> Result<Answer> {
+    fn launch(&mut self, launches: u64) -> Result<BenchReply> {
         let before = self.bytes();
         let slots = self.moves.len();
         let mut under_way: Vec<Option<Transfer>> = (0..slots).map(|_| None).collect();
@@ -215,11 +221,11 @@ impl Task {
         }
         let ended = clock::monotonic_nanoseconds();
         let by = most_moved(before, self.bytes())?;
-        Ok(Answer::Moved { began, ended, by })
+        Ok(BenchReply::Moved { began, ended, by })
     }
 
     /// Bytes moved so far by each transport.
-    fn bytes(&self) -> Sums {
+    fn bytes(&self) -> BytesByTransport {
         let mut sums = [0; TransportKind::ALL.len()];
         for link in self.engine.links() {
             for (sum, (_, (sent, received))) in sums.iter_mut().zip(link.bytes) {
@@ -230,8 +236,8 @@ impl Task {
     }
 
     /// To and fro, one at a time. The sender of the pair begins; the other answers as soon as it goes on.
-    fn toss(&mut self, rounds: u64, measurement: u64) -> Result<Answer> {
-        let first = self.side == Side::Sender;
+    fn ping_pong(&mut self, rounds: u64, measurement: u64) -> Result<BenchReply> {
+        let first = self.side == PairSide::Sender;
         let (mine, others) =
             (contents::at(measurement, u64::from(first)), contents::at(measurement, u64::from(!first)));
         prime(&self.out, &self.inbound, mine, others)?;
@@ -264,21 +270,21 @@ impl Task {
         let worked = clock::process_nanoseconds().saturating_sub(worked);
         wrong = wrong.or(primed(&self.inbound, others, rounds)?);
         let by = most_moved(before, self.bytes())?;
-        Ok(Answer::Tossed { launched, arrived, worked, by, wrong })
+        Ok(BenchReply::Tossed { launched, arrived, worked, by, wrong })
     }
 }
 
 /// Bytes by transport.
-type Sums = [u64; TransportKind::ALL.len()];
+type BytesByTransport = [u64; TransportKind::ALL.len()];
 
 /// The transport that moved most between two looks.
-fn most_moved(before: Sums, after: Sums) -> Result<TransportKind> {
+fn most_moved(before: BytesByTransport, after: BytesByTransport) -> Result<TransportKind> {
     let moved = TransportKind::ALL.into_iter().zip(before.into_iter().zip(after));
     Ok(moved.max_by_key(|(_, (before, after))| after - before).context("no transports")?.0)
 }
 
 /// All buffers with their numbers and how many of their bytes are moved.
-fn numbered(slots: &[Slot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
+fn numbered(slots: &[BenchSlot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
     let buffers = slots.iter().flat_map(|slot| slot.buffers.iter().map(|buffer| (buffer, slot.size)));
     (0..).zip(buffers).map(|(number, (buffer, size))| (number, buffer, size))
 }
@@ -286,25 +292,25 @@ fn numbered(slots: &[Slot]) -> impl Iterator<Item = (u64, &Buffer, usize)> {
 /// Bytes at the beginning of a buffer that are new in each round; the rest is looked at after the last.
 const STAMP: usize = 8;
 
-fn prime(out: &[Slot], inbound: &[Slot], mine: u64, others: u64) -> Result<()> {
+fn prime(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
     for (number, buffer, size) in numbered(out) {
         buffer
             .write(|bytes| contents::fill(&mut bytes[STAMP.min(size)..size], contents::at(mine, number)))?;
     }
     for (number, buffer, size) in numbered(inbound) {
         buffer.write(|bytes| {
-            contents::spoil(&mut bytes[STAMP.min(size)..size], contents::at(others, number))
+            contents::fill_wrong(&mut bytes[STAMP.min(size)..size], contents::at(others, number))
         })?;
     }
     Ok(())
 }
 
-fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> {
+fn primed(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<String>> {
     // With a single round only the first slot was used.
     for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
-        if let Some(at) = buffer
-            .read(|bytes| contents::wrong(&bytes[STAMP.min(size)..size], contents::at(others, number)))?
-        {
+        if let Some(at) = buffer.read(|bytes| {
+            contents::first_mismatch(&bytes[STAMP.min(size)..size], contents::at(others, number))
+        })? {
             return Ok(Some(format!(
                 "to and fro: byte {} of buffer {number} is not what was sent",
                 at + STAMP
@@ -314,16 +320,16 @@ fn primed(inbound: &[Slot], others: u64, rounds: u64) -> Result<Option<String>> 
     Ok(None)
 }
 
-fn stamp(slot: &Slot, stamp: u64) -> Result<()> {
+fn stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
     for buffer in &slot.buffers {
         buffer.write(|bytes| contents::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
     }
     Ok(())
 }
 
-fn stamped(slot: &Slot, stamp: u64) -> Result<Option<String>> {
+fn stamped(slot: &BenchSlot, stamp: u64) -> Result<Option<String>> {
     for buffer in &slot.buffers {
-        if buffer.read(|bytes| contents::wrong(&bytes[..STAMP.min(slot.size)], stamp))?.is_some() {
+        if buffer.read(|bytes| contents::first_mismatch(&bytes[..STAMP.min(slot.size)], stamp))?.is_some() {
             return Ok(Some("to and fro: what arrived is not of this round".to_owned()));
         }
     }
