@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use muster::clock::Clock;
 use muster::coordination::{
-    Act, Actor, ActorOrigin, CallId, CallOutcome, Caller, ClaimedIncarnations, ConnectionEnd, ConnectionId,
-    ExclusionTarget, JobId, JobName, JobSettings, Reason, Reply, Request, ServiceIncarnation, TaskId,
-    TaskIncarnation, TaskSet,
+    Actor, ActorOrigin, CallId, CallOutcome, Caller, ClaimedIncarnations, ConnectionEnd, ConnectionId,
+    ExclusionTarget, JobId, JobName, JobSettings, OperatorCommand, Reason, Reply, Request,
+    ServiceIncarnation, TaskId, TaskIncarnation, TaskSet,
 };
-use muster::engine::{CallStatus, Engine, Inbox};
+use muster::engine::{AnswerInbox, CallStatus, Engine};
 
 #[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 fn now() -> Instant {
@@ -35,7 +35,7 @@ const REPEATS: usize = 5;
 #[derive(Default)]
 struct CountingSink(AtomicU64);
 
-impl Inbox for CountingSink {
+impl AnswerInbox for CountingSink {
     fn deliver(&self, _: u64, _: CallOutcome) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -45,7 +45,7 @@ impl Inbox for CountingSink {
 struct LockFixture {
     engine: Arc<Engine>,
     job: JobId,
-    inbox: Arc<dyn Inbox>,
+    inbox: Arc<dyn AnswerInbox>,
     connections: Vec<ConnectionId>,
     service: ServiceIncarnation,
     timers: tokio::task::JoinHandle<()>,
@@ -82,7 +82,7 @@ impl LockFixture {
                 )
             })
             .collect();
-        let inbox: Arc<dyn Inbox> = Arc::new(CountingSink::default());
+        let inbox: Arc<dyn AnswerInbox> = Arc::new(CountingSink::default());
         Self { engine, job, inbox, connections, service: ServiceIncarnation(0), timers }
     }
 
@@ -155,7 +155,7 @@ impl LockFixture {
         self.ask(index, request)
     }
 
-    fn act(&self, act: Act) {
+    fn act(&self, act: OperatorCommand) {
         let actor = Actor { who: "bench".into(), address: None, means: ActorOrigin::Cli };
         let reason = Reason::try_from("to measure it".to_owned()).unwrap();
         self.engine.act(self.job, actor, reason, act).unwrap();
@@ -293,8 +293,9 @@ async fn tasks(filter: &str) {
 
         let world = LockFixture::registered(true);
         (0..last).for_each(|index| drop(world.barrier(index, 0)));
-        let exclude =
-            |world: &LockFixture| world.act(Act::Exclude { target: host, expires_in: None, end_run: false });
+        let exclude = |world: &LockFixture| {
+            world.act(OperatorCommand::Exclude { target: host, expires_in: None, end_run: false })
+        };
         note("exclusion: a host with 1,000 tasks of 10,000", world.measure(exclude).await);
         let lose = |world: &LockFixture| {
             for index in 5_000..6_000 {
@@ -342,7 +343,7 @@ async fn calls(filter: &str) {
         note("calls: 245,760 wait, and the service stops", world.measure(|world| world.engine.stop()).await);
         let world = LockFixture::registered(false);
         world.gets(CALLS - ON_ONE);
-        let delete = |world: &LockFixture| world.act(Act::DeleteJob { force: true });
+        let delete = |world: &LockFixture| world.act(OperatorCommand::DeleteJob { force: true });
         note("calls: 245,760 wait, and the job is deleted", world.measure(delete).await);
     }
     lines.into_iter().for_each(|(name, measured)| report(filter, name, measured));
@@ -382,7 +383,7 @@ async fn keys(filter: &str) {
             let mut bounds = muster::coordination::Bounds::default();
             bounds.keys += 1;
             let change = muster::coordination::SettingsChange { bounds: Some(bounds), ..Default::default() };
-            world.act(Act::Configure(Box::new(change)));
+            world.act(OperatorCommand::Configure(Box::new(change)));
         };
         note("settings: other bounds with 1,000,000 keys", world.measure(bounds).await);
         let report_error =
@@ -402,7 +403,7 @@ async fn keys(filter: &str) {
         note("keys: a directory of 1,000,000 is deleted", world.measure(delete).await);
 
         let world = LockFixture::registered(false).with_keys();
-        let delete = |world: &LockFixture| world.act(Act::DeleteJob { force: true });
+        let delete = |world: &LockFixture| world.act(OperatorCommand::DeleteJob { force: true });
         note("a job with 1,000,000 keys is deleted", world.measure(delete).await);
     }
     lines.into_iter().for_each(|(name, measured)| report(filter, name, measured));

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::coordination::{Bounds, JobName, JobSettings};
 use crate::engine::Engine;
-use crate::grpc::Limits;
+use crate::grpc::GrpcLimits;
 use crate::http::{
     AllowedHosts, AuditFailurePolicy, AuditLog, BodyBudget, EventStreamLimiter, RedactionPatterns,
 };
@@ -50,7 +50,7 @@ pub struct ServerConfig {
     /// Where clients connect.
     pub grpc: SocketAddr,
     /// What the wire edge allows.
-    pub grpc_limits: Limits,
+    pub grpc_limits: GrpcLimits,
     /// Where people and tools look.
     pub http: SocketAddr,
     /// Where metrics are served too, on a listener of their own.
@@ -127,7 +127,7 @@ impl ServerConfig {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             grpc: (Ipv4Addr::LOCALHOST, grpc).into(),
-            grpc_limits: Limits::default(),
+            grpc_limits: GrpcLimits::default(),
             http: (Ipv4Addr::LOCALHOST, http).into(),
             metrics: None,
             task_metrics_max: 1024,

@@ -19,9 +19,9 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock::{self, Clock};
 use crate::coordination::{
-    Act, Actor, BarrierCompletion, CallId, CallOutcome, Caller, CommandOutcome, CommandRefusal,
-    ConnectionEnd, ConnectionId, Coordinator, DeferredFree, Effect, Event, FindingNote, Input, JobId,
-    JobName, JobSettings, Reason, Request, ServiceIncarnation, Timestamp, TransferFailure,
+    Actor, BarrierCompletion, CallId, CallOutcome, Caller, CommandOutcome, CommandRefusal, ConnectionEnd,
+    ConnectionId, Coordinator, DeferredFree, Effect, FindingNote, Input, JobEvent, JobId, JobName,
+    JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, Timestamp, TransferFailure,
 };
 use crate::meter;
 
@@ -30,7 +30,7 @@ use kept::{EventHistory, JobEvents};
 use reaper::Reaper;
 
 /// Where the answers to waiting calls go: one for each connection.
-pub trait Inbox: Send + Sync {
+pub trait AnswerInbox: Send + Sync {
     /// Takes the answer to the call that was asked with `slot`. Called outside of the engine's lock, on
     /// any thread; must not block.
     fn deliver(&self, slot: u64, outcome: CallOutcome);
@@ -48,7 +48,7 @@ pub enum CallStatus {
 /// block and must not come back to the engine.
 pub trait Observer: Send + Sync {
     /// Something changed.
-    fn event(&self, event: &Event);
+    fn event(&self, event: &JobEvent);
     /// A barrier has ended.
     fn barrier_ended(&self, ending: &BarrierCompletion);
 }
@@ -73,7 +73,7 @@ pub struct EngineCounters {
 }
 
 struct WaitingCall {
-    inbox: Arc<dyn Inbox>,
+    inbox: Arc<dyn AnswerInbox>,
     slot: u64,
 }
 
@@ -148,7 +148,7 @@ pub struct NumberedEvent {
     /// Its place.
     pub number: u64,
     /// What happened.
-    pub event: Arc<Event>,
+    pub event: Arc<JobEvent>,
 }
 
 /// How many events a follower may lag behind before it loses some.
@@ -340,11 +340,11 @@ impl Engine {
         job: JobId,
         actor: Actor,
         reason: Reason,
-        act: Act,
+        act: OperatorCommand,
     ) -> Result<CommandOutcome, CommandRefusal> {
         // A value that is refused is freed after the lock is.
         let _value = match &act {
-            Act::PutKey { value, .. } => Some(value.clone()),
+            OperatorCommand::PutKey { value, .. } => Some(value.clone()),
             _ => None,
         };
         let mut state = self.lock_for_bulk();
@@ -400,7 +400,7 @@ impl Engine {
         job: JobId,
         caller: Caller,
         request: Request,
-        inbox: &Arc<dyn Inbox>,
+        inbox: &Arc<dyn AnswerInbox>,
         slot: u64,
     ) -> CallStatus {
         // A value that is refused is freed after the lock is.

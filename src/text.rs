@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-pub use duration::{parse_duration, parse_positive_duration, show_duration};
+pub use duration::{format_duration, parse_duration, parse_positive_duration};
 
 /// The text on one line, with every hidden character spelled out: what a client wrote must neither forge a second line nor
 /// steer a terminal, and two texts that look alike must be alike. A line break shows as ` | `.

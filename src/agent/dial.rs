@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use super::config::Config;
+use super::config::AgentConfig;
 use super::error::AgentError;
 use crate::tls;
 
@@ -77,7 +77,7 @@ impl PortProbe {
 }
 
 /// A channel to the service; the connection is made with the first call, and again when it is lost.
-pub fn channel(config: &Config) -> Result<(Channel, PortProbe), AgentError> {
+pub fn channel(config: &AgentConfig) -> Result<(Channel, PortProbe), AgentError> {
     let uri = |address: &str| {
         format!("http://{address}")
             .parse::<Uri>()

@@ -108,7 +108,7 @@ pub fn read(member: Member, bytes: &[u8]) -> Result<Peer, EngineRecordError> {
 }
 
 /// Takes devices that somebody else has, too, away from all but the first of `peers`. Returns who claimed too much.
-pub fn settle<'a>(peers: impl Iterator<Item = (u32, &'a mut Peer)>) -> Vec<u32> {
+pub fn remove_duplicate_devices<'a>(peers: impl Iterator<Item = (u32, &'a mut Peer)>) -> Vec<u32> {
     let mut owned: BTreeSet<DeviceId> = BTreeSet::new();
     let mut greedy = Vec::new();
     for (task, peer) in peers {
@@ -195,7 +195,7 @@ mod tests {
             devices: devices.iter().copied().map(DeviceId).collect(),
         };
         let mut peers = [(0, peer(&[0, 1])), (1, peer(&[1, 2])), (2, peer(&[3]))];
-        let greedy = settle(peers.iter_mut().map(|(task, peer)| (*task, peer)));
+        let greedy = remove_duplicate_devices(peers.iter_mut().map(|(task, peer)| (*task, peer)));
         assert_eq!(greedy, [1]);
         assert_eq!(peers[1].1.devices, [DeviceId(2)]);
     }

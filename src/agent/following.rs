@@ -160,7 +160,8 @@ fn publish_roster(inner: &AgentShared, lives: &BTreeMap<TaskId, TaskLife>) {
     let own = roster.membership.peers.remove(&here.task);
     let mut own = own.map(|peer| (here.task.0, peer));
     let others = roster.membership.peers.iter_mut().map(|(task, peer)| (task.0, peer));
-    let greedy = entry::settle(own.iter_mut().map(|(task, peer)| (*task, peer)).chain(others));
+    let greedy =
+        entry::remove_duplicate_devices(own.iter_mut().map(|(task, peer)| (*task, peer)).chain(others));
     if let Some((_, peer)) = own {
         roster.membership.peers.insert(here.task, peer);
     }

@@ -42,7 +42,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-pub use config::{Config, DEVICES_MAX, TlsFiles};
+pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX};
 pub use entry::EngineRecordError;
 pub use error::AgentError;
 pub use following::ClusterRoster;
@@ -60,7 +60,7 @@ const FINAL_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the agent and its background tasks share.
 struct AgentShared {
-    config: Config,
+    config: AgentConfig,
     service: CoordinationClient,
     engine: Engine,
     tasks: u32,
@@ -70,7 +70,7 @@ struct AgentShared {
     sync: watch::Sender<preemption::SyncState>,
     counters: Mutex<HashMap<String, i64>>,
     report_state: Mutex<ReportState>,
-    hurry: Arc<Notify>,
+    report_soon: Arc<Notify>,
     leaving: AtomicBool,
     /// The service is out of reach, which has been said.
     is_unreachable: AtomicBool,
@@ -172,7 +172,7 @@ impl Agent {
     ///
     /// # Errors
     /// If the settings are wrong, the engine cannot start, the service refuses the task, or the limit is over.
-    pub async fn join(config: Config) -> Result<Self, AgentError> {
+    pub async fn join(config: AgentConfig) -> Result<Self, AgentError> {
         config.check()?;
         let (channel, port) = dial::channel(&config)?;
         let incarnation = new_incarnation();
@@ -198,7 +198,7 @@ impl Agent {
             sync: watch::Sender::default(),
             counters: Mutex::default(),
             report_state: Mutex::default(),
-            hurry,
+            report_soon: hurry,
             leaving: AtomicBool::new(false),
             is_unreachable: AtomicBool::new(false),
         });
@@ -493,7 +493,7 @@ fn new_incarnation() -> Incarnation {
     }
 }
 
-fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
+fn start_engine(config: &AgentConfig, here: Member) -> Result<Engine, AgentError> {
     let mut engine = crate::transfer::Config::new(here, config.device_ids());
     engine.listen = config.listen;
     engine.advertise = config.advertise.clone();
@@ -513,7 +513,7 @@ fn start_engine(config: &Config, here: Member) -> Result<Engine, AgentError> {
     Ok(engine)
 }
 
-fn cannot_start(config: &Config, error: &io::Error) -> AgentError {
+fn cannot_start(config: &AgentConfig, error: &io::Error) -> AgentError {
     use io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
     let Some(listen) = config.listen else { return AgentError::Engine(error.to_string()) };
     let next = match error.kind() {
@@ -526,7 +526,7 @@ fn cannot_start(config: &Config, error: &io::Error) -> AgentError {
 }
 
 /// Registers, again and again as clients of the protocol do, until the limit is over.
-async fn register(service: &mut CoordinationClient, config: &Config) -> Result<(), AgentError> {
+async fn register(service: &mut CoordinationClient, config: &AgentConfig) -> Result<(), AgentError> {
     let until = clock::monotonic() + config.register_limit;
     let mut pause = Duration::from_millis(20);
     let mut told = false;
@@ -548,7 +548,11 @@ async fn register(service: &mut CoordinationClient, config: &Config) -> Result<(
 }
 
 /// Publishes the engine and the devices.
-async fn publish(service: &CoordinationClient, config: &Config, engine: &Engine) -> Result<(), AgentError> {
+async fn publish(
+    service: &CoordinationClient,
+    config: &AgentConfig,
+    engine: &Engine,
+) -> Result<(), AgentError> {
     let limit = config.call_limit;
     let here = engine.here();
     let own =
@@ -570,7 +574,7 @@ async fn publish(service: &CoordinationClient, config: &Config, engine: &Engine)
 }
 
 /// How many tasks the job has, by the service's own list.
-fn count(config: &Config, states: &[service::KnownTaskState]) -> Result<u32, AgentError> {
+fn count(config: &AgentConfig, states: &[service::KnownTaskState]) -> Result<u32, AgentError> {
     let tasks = states.iter().map(|state| state.task + 1).max().unwrap_or(0);
     match config.tasks {
         Some(wanted) if wanted != tasks => Err(AgentError::Settings(format!(

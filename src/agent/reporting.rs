@@ -149,7 +149,7 @@ pub(super) fn with<R>(tally: &Mutex<ReportState>, act: impl FnOnce(&mut ReportSt
 pub(super) async fn keep(inner: Arc<AgentShared>, channel: Channel) {
     loop {
         let pause = send_report(&inner, channel.clone()).await;
-        let hurry = inner.hurry.notified();
+        let hurry = inner.report_soon.notified();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             // A failure is told soon, but a storm of them is one report.
@@ -165,7 +165,7 @@ pub(super) async fn send_report(inner: &AgentShared, channel: Channel) -> Durati
         (report, tally.confirmed + tally.failures.len() as u64)
     });
     let mut client = TransfersClient::new(channel);
-    let (asked, began) = (clock::wall(), clock::monotonic());
+    let (asked, began) = (clock::wall_time(), clock::monotonic());
     let why = match tokio::time::timeout(CALL_TIMEOUT, client.report(report)).await {
         Ok(Ok(answer)) => {
             let (answer, took) = (answer.into_inner(), began.elapsed());

@@ -29,7 +29,7 @@ enum Command {
 #[command(after_long_help = EXAMPLES)]
 struct Print {
     #[command(flatten)]
-    jobs: Jobs,
+    jobs: JobsArgs,
     #[command(flatten)]
     options: ServeOptions,
 }
@@ -43,7 +43,7 @@ Examples:
 /// The jobs, as `muster serve` and `muster config print` take them.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Jobs")]
-pub struct Jobs {
+pub struct JobsArgs {
     /// Declare the job `default` with this many tasks [env: MUSTER_TASKS]
     #[arg(long, value_name = "N")]
     tasks: Option<String>,
@@ -55,8 +55,8 @@ pub struct Jobs {
     jobs: Vec<String>,
 }
 
-impl From<&Jobs> for JobSelection {
-    fn from(jobs: &Jobs) -> Self {
+impl From<&JobsArgs> for JobSelection {
+    fn from(jobs: &JobsArgs) -> Self {
         Self::Declared { tasks: jobs.tasks.clone(), jobs: jobs.jobs.clone() }
     }
 }

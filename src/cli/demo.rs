@@ -33,7 +33,7 @@ const WORKERS: u32 = 4;
 /// The ports of a service, if they are free.
 const PORTS: [u16; 2] = [8476, 8477];
 /// How long all work together before one is lost, and how long the others go on without it.
-const TOGETHER: Duration = Duration::from_secs(4);
+const STEADY_TIME: Duration = Duration::from_secs(4);
 const ABSENCE_TIME: Duration = Duration::from_secs(3);
 /// How long anything may take that should take a moment: the machine may be busy.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -296,7 +296,7 @@ impl Demo {
     /// started who was taken away, since all workers end, and the next run has all of them again.
     async fn run_loss_round(&mut self, victim: u32, all: &[u32]) -> Result<RoundEnd> {
         let run = self.runs;
-        self.watch(TOGETHER).await?;
+        self.watch(STEADY_TIME).await?;
         if self.is_drained(run) {
             return Ok(RoundEnd::Drained);
         }
@@ -348,7 +348,7 @@ impl Demo {
 
     /// Whether there is no time left for another loss and return.
     fn is_over(&self) -> bool {
-        let next = Instant::now() + TOGETHER + ABSENCE_TIME;
+        let next = Instant::now() + STEADY_TIME + ABSENCE_TIME;
         self.end.is_some_and(|end| next > end && (self.record.losses > 0 || Instant::now() > end))
     }
 

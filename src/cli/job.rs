@@ -62,7 +62,7 @@ struct Create {
     #[arg(long, value_name = "N")]
     tasks: u32,
     #[command(flatten)]
-    settings: Settings,
+    settings: SettingArgs,
     /// Why; the audit keeps it
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -82,7 +82,7 @@ struct Set {
     #[arg(long, value_name = "N")]
     tasks: Option<u32>,
     #[command(flatten)]
-    settings: Settings,
+    settings: SettingArgs,
     /// Why; the audit keeps it
     #[arg(long, value_name = "TEXT")]
     reason: String,
@@ -107,7 +107,7 @@ struct Delete {
 
 /// Settings, as `muster serve` names them.
 #[derive(Debug, Args)]
-struct Settings {
+struct SettingArgs {
     /// Tasks may fail and come back without ending the run
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     recoverable: Option<bool>,
@@ -137,7 +137,7 @@ struct Settings {
     bounds: Vec<String>,
 }
 
-impl Settings {
+impl SettingArgs {
     fn body(&self, tasks: Option<u32>) -> Result<SettingsBody> {
         let error_delivery = match self.error_delivery.as_deref() {
             None => None,

@@ -9,7 +9,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::client::DEFAULT_SERVER;
-use super::config::Jobs;
+use super::config::JobsArgs;
 use super::options::ServeOptions;
 use super::output::{TerminalText, print};
 use super::server::RunningServer;
@@ -32,7 +32,7 @@ use crate::telemetry::log::{self, LogFormat};
 #[command(after_long_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
-    jobs: Jobs,
+    jobs: JobsArgs,
 
     #[command(flatten)]
     options: ServeOptions,

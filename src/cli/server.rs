@@ -19,7 +19,7 @@ use crate::findings::{self, FindingStore};
 use crate::grpc::{self, Routing};
 use crate::http::{
     self, AccessControl, AppState, AuditLog, BodyBudget, EventStreamLimiter, GrpcListenerInfo, HttpLimits,
-    ListenerState, Readiness, ServerInfo, Timelines, TokenFile, Version,
+    ListenerState, ServerInfo, ServerReadiness, Timelines, TokenFile, Version,
 };
 use crate::meter;
 use crate::reports;
@@ -47,7 +47,7 @@ const HTTP1: &[&[u8]] = &[b"http/1.1"];
 pub struct RunningServer {
     engine: Arc<Engine>,
     about: Arc<ServerInfo>,
-    readiness: Arc<Readiness>,
+    readiness: Arc<ServerReadiness>,
     streams: Arc<EventStreamLimiter>,
     audit: Arc<AuditLog>,
     guard: Arc<AccessControl>,
@@ -149,7 +149,7 @@ impl RunningServer {
         };
         server.timers.spawn(Arc::clone(&server.engine).run_timers());
         server.log.tasks.spawn(log_events(Arc::clone(&server.engine), server.log.stop.subscribe()));
-        let limits = grpc::Limits {
+        let limits = grpc::GrpcLimits {
             drain: config.server.stop_timeout,
             connections: connections.grpc,
             ..config.server.grpc_limits.clone()

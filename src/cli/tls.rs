@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use super::output::{TerminalLine, TerminalText, print};
 use super::place::block_on;
-use crate::tls::check::{self, CertificateFindings, IntendedUse, Severity};
+use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
 use crate::tls::{self, make};
 
 /// How long a server may take to answer.
@@ -49,15 +49,15 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    New(New),
-    Check(Check),
+    New(NewCertificateArgs),
+    Check(CheckArgs),
 }
 
 /// Make a small authority, a certificate for a server and one for its clients
 ///
 /// They hold for 90 days and are for trying things out: the authority's own key is not kept. Nothing is overwritten.
 #[derive(Debug, Args)]
-struct New {
+struct NewCertificateArgs {
     /// The folder to put them into
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -69,7 +69,7 @@ struct New {
 
 /// Say what is wrong with a certificate, and whether a server takes it
 #[derive(Debug, Args)]
-struct Check {
+struct CheckArgs {
     /// The certificate, with those between it and the authority
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
@@ -127,7 +127,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-fn examine(asked: &Check) -> Result<CertificateFindings> {
+fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
     let mut found = CertificateFindings::default();
     if asked.cert.is_none() && asked.server.is_none() {
         bail!("nothing to check: give --cert FILE, or --server HOST:PORT with --ca FILE, or all of them");
@@ -171,7 +171,7 @@ async fn probe_server(
     let mut config = match tls::client(ca, own) {
         Ok(config) => config,
         Err(error) => {
-            found.add(Severity::Bad, format!("nothing was said to {server}: {error}"));
+            found.add(CheckSeverity::Bad, format!("nothing was said to {server}: {error}"));
             return Ok(());
         }
     };
@@ -182,7 +182,7 @@ async fn probe_server(
         .await
         .context("no connection in time")?
         .with_context(|| format!("cannot reach {server}"))?;
-    found.add(Severity::Good, format!("somebody listens at {server}"));
+    found.add(CheckSeverity::Good, format!("somebody listens at {server}"));
     let connector = TlsConnector::from(Arc::new(config));
     let shaken = tokio::time::timeout(CHECK_TIMEOUT, connector.connect(dialled, stream)).await;
     let mut stream = match shaken {
@@ -192,23 +192,26 @@ async fn probe_server(
                 "no handshake with {server}: {}; the server's log and /api/v1/handshakes say more",
                 tls::describe_dial_error(&error)
             );
-            found.add(Severity::Bad, text);
+            found.add(CheckSeverity::Bad, text);
             return Ok(());
         }
         Err(_) => {
-            found.add(Severity::Bad, format!("{server} does not answer to TLS: it may be a plaintext port"));
+            found.add(
+                CheckSeverity::Bad,
+                format!("{server} does not answer to TLS: it may be a plaintext port"),
+            );
             return Ok(());
         }
     };
     let session = stream.get_ref().1;
     let version = session.protocol_version().map_or_else(String::new, |version| format!("{version:?}"));
     found.add(
-        Severity::Good,
+        CheckSeverity::Good,
         format!("the handshake succeeds, by {version}, and {host} stands in the server's certificate"),
     );
     if session.alpn_protocol() != Some(b"h2") {
         found.add(
-            Severity::Note,
+            CheckSeverity::Note,
             "the server does not choose HTTP/2 (ALPN h2): JAX would go away; is it the gRPC port?",
         );
         return Ok(());
@@ -220,15 +223,15 @@ async fn probe_server(
         stream.read_u8().await
     };
     match tokio::time::timeout(CHECK_TIMEOUT, heard).await {
-        Ok(Ok(_)) => found.add(Severity::Good, "the server takes this client and speaks HTTP/2"),
+        Ok(Ok(_)) => found.add(CheckSeverity::Good, "the server takes this client and speaks HTTP/2"),
         Ok(Err(error)) => found.add(
-            Severity::Bad,
+            CheckSeverity::Bad,
             format!(
                 "the server refuses this client: {}; its log and /api/v1/handshakes say why",
                 tls::describe_dial_error(&error)
             ),
         ),
-        Err(_) => found.add(Severity::Bad, "the server says nothing after the handshake"),
+        Err(_) => found.add(CheckSeverity::Bad, "the server says nothing after the handshake"),
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use super::certificates::TransferCertificateArgs;
 use super::limits;
 use super::output::{TerminalText, print};
 use crate::agent::place::{ClusterEnv, ExplicitFlags, Variables};
-use crate::agent::{Agent, Config, DEVICES_MAX, TlsFiles, exercise};
+use crate::agent::{Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, exercise};
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
@@ -248,7 +248,7 @@ fn bits_at_most(secret: &[u8]) -> usize {
 }
 
 impl Arguments {
-    fn config(&self, place: &ClusterEnv) -> Result<Config> {
+    fn config(&self, place: &ClusterEnv) -> Result<AgentConfig> {
         let listen = match self.listen.as_str() {
             "none" => None,
             text => Some(text.parse::<SocketAddr>().with_context(|| {
@@ -299,9 +299,9 @@ impl Arguments {
         }
         let options = &self.service_options;
         let own = options.cert.clone().zip(options.key.clone());
-        Ok(Config {
+        Ok(AgentConfig {
             authority: self.job.as_ref().map(|job| format!("{job}.job")),
-            tls: options.ca.clone().map(|ca| TlsFiles { ca, own }),
+            tls: options.ca.clone().map(|ca| AgentTlsFiles { ca, own }),
             tasks: place.tasks.as_ref().map(|tasks| tasks.value),
             devices: self.devices,
             transport: match self.transport {
@@ -319,13 +319,13 @@ impl Arguments {
             register_limit: options.register_timeout,
             heartbeat_timeout: options.heartbeat_timeout,
             shutdown_limit: options.shutdown_timeout,
-            ..Config::new(place.service.value.clone(), place.task.value)
+            ..AgentConfig::new(place.service.value.clone(), place.task.value)
         })
     }
 
-    fn exercise(&self) -> exercise::Options {
+    fn exercise(&self) -> exercise::ExerciseOptions {
         let bytes_max = usize::try_from(self.bytes_max).unwrap_or(usize::MAX);
-        exercise::Options { bytes_max, limit: self.step_timeout }
+        exercise::ExerciseOptions { bytes_max, limit: self.step_timeout }
     }
 }
 

@@ -76,7 +76,7 @@ struct FileReader<'a> {
     text: &'a str,
 }
 
-type Key<'a> = Spanned<std::borrow::Cow<'a, str>>;
+type SpannedKey<'a> = Spanned<std::borrow::Cow<'a, str>>;
 
 impl FileReader<'_> {
     fn line_of(&self, offset: usize) -> ValueSource {
@@ -141,7 +141,7 @@ impl FileReader<'_> {
     fn value(
         &self,
         table: &str,
-        key: &Key<'_>,
+        key: &SpannedKey<'_>,
         value: &Spanned<DeValue<'_>>,
         known: &[&str],
         tables: &[&str],

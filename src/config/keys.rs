@@ -7,7 +7,7 @@ use crate::coordination::{ErrorDelivery, JobSettings};
 use crate::http::{AllowedHosts, AuditFailurePolicy, RedactionPatterns};
 use crate::telemetry::log;
 use crate::telemetry::traces::{OtlpProtocol, check_endpoint};
-use crate::text::{parse_duration, parse_positive_duration, show_duration};
+use crate::text::{format_duration, parse_duration, parse_positive_duration};
 use crate::tls::TlsMode;
 
 use super::value::{format_rules, parse_address, parse_count, parse_rules, parse_switch};
@@ -302,7 +302,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "DURATION",
         is_advanced: true,
         help: "How long open connections may take to finish when the server stops",
-        show: |server| text(show_duration(server.stop_timeout)),
+        show: |server| text(format_duration(server.stop_timeout)),
         set: |server, text| parse_duration(text).map(|value| server.stop_timeout = value),
     },
     Setting {
@@ -397,7 +397,7 @@ pub static SERVER_SETTINGS: [Setting<ServerConfig>; 42] = [
         placeholder: "DURATION",
         is_advanced: true,
         help: "How long a login in a browser holds",
-        show: |server| text(show_duration(server.session_timeout)),
+        show: |server| text(format_duration(server.session_timeout)),
         set: |server, text| parse_positive_duration(text).map(|value| server.session_timeout = value),
     },
     Setting {
@@ -442,7 +442,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION",
         is_advanced: false,
         help: "A task that gives no sign of life for this long has failed",
-        show: |job| text(show_duration(job.heartbeat_timeout)),
+        show: |job| text(format_duration(job.heartbeat_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.heartbeat_timeout = value),
     },
     Setting {
@@ -450,7 +450,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION",
         is_advanced: false,
         help: "How long tasks wait for one another when they register",
-        show: |job| text(show_duration(job.register_timeout)),
+        show: |job| text(format_duration(job.register_timeout)),
         set: |job, text| parse_positive_duration(text).map(|value| job.register_timeout = value),
     },
     Setting {
@@ -458,7 +458,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION",
         is_advanced: false,
         help: "How long tasks wait for one another when they shut down; 0s: not at all",
-        show: |job| text(show_duration(job.shutdown_timeout)),
+        show: |job| text(format_duration(job.shutdown_timeout)),
         set: |job, text| parse_duration(text).map(|value| job.shutdown_timeout = value),
     },
     Setting {
@@ -466,7 +466,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION|off",
         is_advanced: false,
         help: "How long a task whose connection broke may take to be heard again; off: only heartbeats count",
-        show: |job| job.disconnect_grace.map_or_else(|| text("off"), |grace| text(show_duration(grace))),
+        show: |job| job.disconnect_grace.map_or_else(|| text("off"), |grace| text(format_duration(grace))),
         set: |job, text| {
             let value = match text {
                 "off" => None,
@@ -513,7 +513,7 @@ pub static JOB_SETTINGS: [Setting<JobSettings>; 8] = [
         placeholder: "DURATION",
         is_advanced: true,
         help: "How long the exclusions last that the server makes itself",
-        show: |job| text(show_duration(job.auto_exclude_for)),
+        show: |job| text(format_duration(job.auto_exclude_for)),
         set: |job, text| parse_positive_duration(text).map(|value| job.auto_exclude_for = value),
     },
 ];

@@ -64,9 +64,9 @@ impl ConfigLoader<'_> {
         let mut values = Vec::new();
         let mut server = ServerConfig::new(self.asked.profile);
         let top = [&self.file.top];
-        self.settle(&SERVER_SETTINGS, &mut server, "", &top, &mut values)?;
+        self.resolve_setting(&SERVER_SETTINGS, &mut server, "", &top, &mut values)?;
         let mut common = JobSettings::new(1);
-        self.settle(&JOB_SETTINGS, &mut common, "", &top, &mut values)?;
+        self.resolve_setting(&JOB_SETTINGS, &mut common, "", &top, &mut values)?;
         common.bounds = resolve_bounds(bound_defaults, "bounds", &[&self.file.bounds], &mut values)?;
 
         let mut jobs = Vec::new();
@@ -78,7 +78,7 @@ impl ConfigLoader<'_> {
     }
 
     /// Sets every key of `target` that somebody gave, the strongest source first, and notes all of them.
-    fn settle<T>(
+    fn resolve_setting<T>(
         &self,
         keys: &[Setting<T>],
         target: &mut T,
@@ -136,7 +136,7 @@ impl ConfigLoader<'_> {
             address
         });
         let mut settings = JobSettings { tasks, ..common.clone() };
-        self.settle(&JOB_SETTINGS, &mut settings, &table, &[&own.values, &self.file.top], values)?;
+        self.resolve_setting(&JOB_SETTINGS, &mut settings, &table, &[&own.values, &self.file.top], values)?;
         if !own.bounds.is_empty() {
             let common = bounds_table(&common.bounds);
             let mut all = Vec::new();

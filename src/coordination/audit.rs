@@ -46,22 +46,22 @@ impl Job {
             let known = connection.is_some_and(|c| self.has_connection(c) || self.is_closing(c));
             ensure!(known, "{call:?} waits on a connection that is gone");
         }
-        self.audit_spoken_on()?;
+        self.check_task_connections()?;
         self.exclusions.check_invariants(&self.settings.bounds)?;
         self.check_excluded_tasks()?;
         run.check_invariants(&self.settings)
     }
 
     /// Every task that has spoken on a connection is found by both.
-    fn audit_spoken_on(&self) -> CheckResult {
+    fn check_task_connections(&self) -> CheckResult {
         // A few say as much as all.
-        for (connection, task) in self.spoken().take(64) {
+        for (connection, task) in self.task_connections().take(64) {
             ensure!(
-                self.has_spoken_on(task, connection),
+                self.has_task_connection(task, connection),
                 "task {task} is not known to speak on {connection:?}"
             );
         }
-        let (all, most) = self.count_spoken();
+        let (all, most) = self.count_task_connections();
         ensure!(all == most, "{all} connections of tasks are kept, {most} are there");
         Ok(())
     }

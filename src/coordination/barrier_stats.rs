@@ -17,7 +17,7 @@ impl Run {
             None => {
                 // To put a thousand arrivals in order costs as much as to answer some hundred calls.
                 *budget = budget.saturating_sub(1 + measure.instance.arrived() / 16);
-                let (record, arrivals, spread) = measure.whole();
+                let (record, arrivals, spread) = measure.to_record();
                 self.recent.push_back(record.clone());
                 self.trim_barrier_records(cx.settings.bounds.barriers_recent);
                 let (job, run) = (cx.job, cx.run);

@@ -15,7 +15,7 @@ use super::settings::{JobSettings, SettingsChange};
 
 /// One act.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Act {
+pub enum OperatorCommand {
     /// A task, or all that comes from a host, shall take no part.
     Exclude {
         /// Whom.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::call::CallOutcome;
 use super::discarded::DeferredFree;
-use super::event::{Event, EventKind};
+use super::event::{EventKind, JobEvent};
 use super::ids::{CallId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::input::Effect;
 use super::outbox::{EventQueue, TaskChange};
@@ -40,7 +40,7 @@ impl TransitionContext<'_> {
             reason.push('…');
         }
         let (at, job, run) = (self.now, self.job, self.run);
-        let event = Event { at, job, run, what, reason };
+        let event = JobEvent { at, job, run, what, reason };
         if self.event_queue.is_empty() {
             self.effects.push(Effect::Event(event));
         } else {

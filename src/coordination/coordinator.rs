@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
-use super::command::{Act, CommandOutcome, CommandRefusal, ExclusionPreview};
+use super::command::{CommandOutcome, CommandRefusal, ExclusionPreview, OperatorCommand};
 use super::discarded::DeferredFree;
 use super::exclusion::ExclusionTarget;
 use super::failure::{Code, Failure};
@@ -341,7 +341,7 @@ impl Coordinator {
         id: JobId,
         actor: Actor,
         reason: Reason,
-        act: Act,
+        act: OperatorCommand,
     ) {
         let mut answer = Err(CommandRefusal::NoSuchJob);
         let by = actor.clone();

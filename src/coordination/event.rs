@@ -12,7 +12,7 @@ use super::ids::{ExclusionId, JobId, RunNumber, TaskId, TaskIncarnation, Timesta
 
 /// One change of state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct JobEvent {
     /// When.
     pub at: Timestamp,
     /// In which job.
@@ -361,7 +361,7 @@ impl EventKind {
 
     /// Whether the change is about a task, alone or among others.
     #[must_use]
-    pub fn concerns(&self, task: TaskId) -> bool {
+    pub fn is_about_task(&self, task: TaskId) -> bool {
         match self {
             Self::BarrierPassed { without: tasks, .. }
             | Self::FindingOpened { tasks, .. }

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::actor::{Actor, Reason};
 use super::barrier_record::BarrierCompletion;
 use super::call::{CallOutcome, Caller, Request};
-use super::command::{Act, CommandOutcome, CommandRefusal};
+use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
 use super::discarded::DeferredFree;
-use super::event::Event;
+use super::event::JobEvent;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;
 
@@ -159,7 +159,7 @@ pub enum Input {
         /// Why.
         reason: Reason,
         /// What shall be done.
-        act: Act,
+        act: OperatorCommand,
     },
     /// Time has passed.
     Tick,
@@ -180,7 +180,7 @@ pub enum Effect {
     /// What has become of the [`Input::Act`] that was applied.
     CommandDone(Result<CommandOutcome, CommandRefusal>),
     /// Something changed that people or machines may want to know.
-    Event(Event),
+    Event(JobEvent),
     /// An instance of a barrier has ended, with everybody who came to it. For instruments: it is kept nowhere.
     BarrierEnded(Box<BarrierCompletion>),
     /// Free memory, without holding up anybody.

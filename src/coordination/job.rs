@@ -92,7 +92,7 @@ pub(super) struct Job {
     next_incarnation: Option<ServiceIncarnation>,
     connections: CowMap<ConnectionId, ConnectionRecord>,
     /// On which connections each task has spoken, whatever has become of it since.
-    spoken_on: CowMap<(TaskId, ConnectionId), ()>,
+    task_connections: CowMap<(TaskId, ConnectionId), ()>,
     pub exclusions: Arc<ExclusionTable>,
     closing: VecDeque<ClosingConnection>,
     ended_run_calls: VecDeque<EndedRunCalls>,
@@ -139,7 +139,7 @@ impl Job {
             past: VecDeque::new(),
             next_incarnation: None,
             connections: CowMap::default(),
-            spoken_on: CowMap::default(),
+            task_connections: CowMap::default(),
             exclusions: Arc::default(),
             closing: VecDeque::new(),
             ended_run_calls: VecDeque::new(),
@@ -167,7 +167,7 @@ impl Job {
     /// The connections on which only the present life of this task has spoken.
     pub fn connections_of(&self, id: TaskId) -> Vec<ConnectionId> {
         let life = self.run.task(id).and_then(|task| Some((self.run.number, task.incarnation?)));
-        let spoken = self.spoken_on.range_from(Bound::Included(&(id, ConnectionId(0))));
+        let spoken = self.task_connections.range_from(Bound::Included(&(id, ConnectionId(0))));
         let of_task = spoken.map(|(place, ())| *place).take_while(|(task, _)| *task == id);
         let is_own = |connection: &ConnectionId| {
             let lives = self.connections.get(connection).map(|presence| &presence.known_incarnations);
@@ -177,7 +177,7 @@ impl Job {
     }
 
     /// Every connection that is there, with each task that has spoken on it.
-    pub fn spoken(&self) -> impl Iterator<Item = (ConnectionId, TaskId)> + '_ {
+    pub fn task_connections(&self) -> impl Iterator<Item = (ConnectionId, TaskId)> + '_ {
         let tasks = |(connection, presence): (&ConnectionId, &'_ ConnectionRecord)| {
             let connection = *connection;
             presence.known_incarnations.keys().map(move |task| (connection, *task)).collect::<Vec<_>>()
@@ -185,17 +185,17 @@ impl Job {
         self.connections.iter().flat_map(tasks)
     }
 
-    pub fn has_spoken_on(&self, task: TaskId, connection: ConnectionId) -> bool {
-        self.spoken_on.contains_key(&(task, connection))
+    pub fn has_task_connection(&self, task: TaskId, connection: ConnectionId) -> bool {
+        self.task_connections.contains_key(&(task, connection))
     }
 
     /// How many entries say where a task has spoken, and how many there must be.
-    pub fn count_spoken(&self) -> (usize, usize) {
+    pub fn count_task_connections(&self) -> (usize, usize) {
         let closing: usize =
             self.closing.iter().map(|closing| closing.presence.known_incarnations.len()).sum();
         let present: usize =
             self.connections.values().map(|presence| presence.known_incarnations.len()).sum();
-        (self.spoken_on.len(), present + closing)
+        (self.task_connections.len(), present + closing)
     }
 
     /// Forgets what is remembered beyond the bounds.
@@ -369,7 +369,7 @@ impl Job {
             && let Some((task, (number, incarnation))) = presence.known_incarnations.pop_first()
         {
             *budget = budget.saturating_sub(COST);
-            self.spoken_on.remove(&(task, connection));
+            self.task_connections.remove(&(task, connection));
             let (Some(ending), Some(known)) = (&*blame, self.run.task(task)) else { continue };
             let concerns = number == self.run.number
                 && known.incarnation == Some(incarnation)
@@ -439,7 +439,7 @@ impl Job {
     /// Every connection and every waiting call is gone with the service's former life.
     pub fn resume(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         self.connections = CowMap::default();
-        self.spoken_on = CowMap::default();
+        self.task_connections = CowMap::default();
         self.closing.clear();
         self.ended_run_calls.clear();
         self.pending_evictions.clear();
@@ -506,7 +506,7 @@ impl Job {
             && let Some(presence) = self.connections.get_mut(&connection)
         {
             presence.known_incarnations.insert(task, life);
-            self.spoken_on.insert((task, connection), ());
+            self.task_connections.insert((task, connection), ());
         }
     }
 
@@ -580,7 +580,7 @@ impl Job {
             .tasks
             .iter()
             .flat_map(|task| {
-                task.incarnation.into_iter().chain(task.past.iter().map(|life| life.incarnation))
+                task.incarnation.into_iter().chain(task.past_incarnations.iter().map(|life| life.incarnation))
             })
             .collect();
         lives.sort_unstable();

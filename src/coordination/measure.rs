@@ -10,7 +10,7 @@ use super::ids::{TaskId, Timestamp};
 use super::straggling::{MemberTiming, SCORE_ONE};
 
 /// How many of the latest arrivals, and how many absent members, a record names.
-const NAMED: usize = 8;
+const LISTED: usize = 8;
 
 /// An instance that has ended and is to be measured: first as a whole, then for its members a few at a time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,7 +48,7 @@ impl PendingBarrierStats {
     }
 
     /// The record of the instance, everybody who came, and the spread that the shares are made of, if there are any.
-    pub fn whole(&self) -> (BarrierRecord, Vec<BarrierArrival>, Option<ArrivalSpread>) {
+    pub fn to_record(&self) -> (BarrierRecord, Vec<BarrierArrival>, Option<ArrivalSpread>) {
         let instance = &self.instance;
         let arrivals: Vec<BarrierArrival> =
             instance.arrivals().map(|(task, arrival)| BarrierArrival { task, at: arrival.at }).collect();
@@ -86,7 +86,7 @@ impl PendingBarrierStats {
             skew_us,
             waited_us: arrivals.iter().map(|a| self.ended.0.saturating_sub(a.at.0)).sum(),
             outcome: if self.passed { BarrierOutcome::Passed } else { BarrierOutcome::Failed },
-            without: instance.absent_tasks().take(NAMED).collect(),
+            without: instance.absent_tasks().take(LISTED).collect(),
             latest,
         };
         (record, arrivals, spread)
@@ -106,7 +106,7 @@ impl ArrivalSpread {
 
 /// The latest arrivals, the last one first. Changes the order of the others.
 fn select_latest(order: &mut [(Timestamp, TaskId)]) -> Vec<BarrierArrival> {
-    let from = order.len().saturating_sub(NAMED);
+    let from = order.len().saturating_sub(LISTED);
     let tail = if from > 0 { order.select_nth_unstable(from - 1).2 } else { order };
     tail.sort_unstable_by(|a, b| b.cmp(a));
     tail.iter().map(|(at, task)| BarrierArrival { task: *task, at: *at }).collect()

@@ -272,7 +272,7 @@ impl Run {
                 peer: task.peer,
                 last_heartbeat: task.last_heartbeat,
                 is_waiting: self.barrier_waits(id) > 0 || asking.contains(&id),
-                past_lives: task.past.len(),
+                past_lives: task.past_incarnations.len(),
                 registered_at: task.registered_at,
                 interval_us,
                 longest_gap_us,

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{Event, EventKind, FailureClass};
+use super::event::{EventKind, FailureClass, JobEvent};
 use super::ids::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 
 /// A change that several tasks undergo at the same moment.
@@ -30,7 +30,7 @@ impl TaskChange {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum QueuedEvents {
-    One(#[serde(with = "as_json")] Box<Event>),
+    One(#[serde(with = "as_json")] Box<JobEvent>),
     /// One event for each of these tasks.
     OfTasks {
         at: Timestamp,
@@ -47,13 +47,13 @@ mod as_json {
     use serde::ser::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    use super::Event;
+    use super::JobEvent;
 
-    pub fn serialize<S: Serializer>(event: &Event, serializer: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(event: &JobEvent, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&serde_json::to_string(event).map_err(S::Error::custom)?)
     }
 
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<Event>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<JobEvent>, D::Error> {
         serde_json::from_str(&String::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
@@ -67,7 +67,7 @@ impl EventQueue {
         self.0.is_empty()
     }
 
-    pub fn push(&mut self, event: Event) {
+    pub fn push(&mut self, event: JobEvent) {
         self.0.push_back(QueuedEvents::One(Box::new(event)));
     }
 
@@ -84,7 +84,7 @@ impl EventQueue {
     }
 
     /// Takes out the oldest event.
-    pub fn pop(&mut self, job: JobId) -> Option<Event> {
+    pub fn pop(&mut self, job: JobId) -> Option<JobEvent> {
         loop {
             match self.0.front_mut()? {
                 QueuedEvents::One(_) => {
@@ -100,7 +100,7 @@ impl EventQueue {
                     if tasks.is_empty() {
                         self.0.pop_front();
                     }
-                    return Some(Event { at, job, run, what, reason });
+                    return Some(JobEvent { at, job, run, what, reason });
                 }
             }
         }

@@ -16,7 +16,7 @@ use super::barrier_record::BarrierRecord;
 use super::call::{Caller, Reply, Request, SharedReply, TaskInfo, TaskSet, TaskStates};
 use super::command::DrainRequest;
 use super::context::TransitionContext;
-use super::directory::Entry;
+use super::directory::StoreEntry;
 use super::event::{EventKind, FailureClass, FirstCause, RunOutcome};
 use super::failure::{Code, Failure, ServiceError};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
@@ -306,7 +306,7 @@ impl Run {
         overwrite: bool,
         by: Option<TaskId>,
     ) -> Result<Reply, Failure> {
-        let entry = Entry::new(value.clone(), cx.now, by);
+        let entry = StoreEntry::new(value.clone(), cx.now, by);
         let discarded = self.store.insert(key, entry, overwrite, &cx.settings.bounds)?;
         cx.discard(discarded);
         if super::store::normalise(key).as_ref() == PREEMPTION_NOTICE {

@@ -1,7 +1,7 @@
 //! What operators do to a job. Tasks call; operators act.
 
 use super::actor::{Actor, Reason};
-use super::command::{Act, CommandOutcome, CommandRefusal};
+use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
 use super::event::EventKind;
 use super::ids::Timestamp;
 use super::input::Effect;
@@ -18,21 +18,21 @@ impl Job {
         effects: &mut Vec<Effect>,
         actor: Actor,
         reason: Reason,
-        act: Act,
+        act: OperatorCommand,
     ) -> Result<CommandOutcome, CommandRefusal> {
         match act {
-            Act::Exclude { target, expires_in, end_run } => self
+            OperatorCommand::Exclude { target, expires_in, end_run } => self
                 .exclude(now, effects, actor, reason, target, expires_in, end_run)
                 .map(CommandOutcome::Excluded),
-            Act::Readmit { exclusion } => {
+            OperatorCommand::Readmit { exclusion } => {
                 self.readmit(now, effects, actor, reason, exclusion).map(|()| CommandOutcome::Readmitted)
             }
-            Act::Drain { at } => {
+            OperatorCommand::Drain { at } => {
                 let asked =
                     with_run!(self, now, effects, |run, cx| run.request_drain(cx, actor, &reason, at));
                 asked.map(|()| CommandOutcome::DrainRequested)
             }
-            Act::PutKey { key, value, overwrite } => with_run!(self, now, effects, |run, cx| {
+            OperatorCommand::PutKey { key, value, overwrite } => with_run!(self, now, effects, |run, cx| {
                 let written = run.insert(cx, &key, value, overwrite, None).map_err(CommandRefusal::Store);
                 written.map(|_| {
                     let key = display_key(normalise(&key).as_ref()).into_owned();
@@ -41,15 +41,17 @@ impl Job {
                     CommandOutcome::KeyWritten
                 })
             }),
-            Act::DeleteKey { key } => with_run!(self, now, effects, |run, cx| {
+            OperatorCommand::DeleteKey { key } => with_run!(self, now, effects, |run, cx| {
                 cx.discard(run.store.delete(&key));
                 let key = display_key(normalise(&key).as_ref()).into_owned();
                 let text = format!("{key} was removed by {actor}: {reason}");
                 cx.emit(EventKind::KeyDeleted { key, actor }, text);
                 Ok(CommandOutcome::KeyDeleted)
             }),
-            Act::Configure(change) => self.configure(now, effects, actor, &reason, *change),
-            Act::DeleteJob { force } => self.check_deletion(force).map(|()| CommandOutcome::JobDeleted),
+            OperatorCommand::Configure(change) => self.configure(now, effects, actor, &reason, *change),
+            OperatorCommand::DeleteJob { force } => {
+                self.check_deletion(force).map(|()| CommandOutcome::JobDeleted)
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::directory::{Directory, Entries, Entry};
+use super::directory::{Directory, StoreEntries, StoreEntry};
 use super::discarded::DeferredFree;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
@@ -52,7 +52,7 @@ struct WokenCalls {
 
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Store {
-    entries: Entries,
+    entries: StoreEntries,
     /// Keys and values together.
     bytes: usize,
     /// Calls that wait for a key. Their numbers are in the order in which they came.
@@ -72,7 +72,7 @@ impl Store {
         self.bytes
     }
 
-    pub fn get(&self, key: &[u8]) -> Option<&Entry> {
+    pub fn get(&self, key: &[u8]) -> Option<&StoreEntry> {
         self.entries.get(normalise(key).as_ref())
     }
 
@@ -80,7 +80,7 @@ impl Store {
     pub fn insert(
         &mut self,
         key: &[u8],
-        entry: Entry,
+        entry: StoreEntry,
         overwrite: bool,
         bounds: &Bounds,
     ) -> Result<DeferredFree, Failure> {
@@ -132,7 +132,7 @@ impl Store {
         })?;
         let value = Bytes::from(sum.to_string());
         self.check_bounds(&normal, old.map(|entry| entry.value.len()), value.len(), bounds)?;
-        let discarded = self.write_entry(&normal, Entry::new(value.clone(), at, writer));
+        let discarded = self.write_entry(&normal, StoreEntry::new(value.clone(), at, writer));
         Ok((value, discarded))
     }
 
@@ -268,7 +268,7 @@ impl Store {
         self.entries.iter().map(|(key, entry)| (key.len(), entry.value.len()))
     }
 
-    fn write_entry(&mut self, key: &[u8], entry: Entry) -> DeferredFree {
+    fn write_entry(&mut self, key: &[u8], entry: StoreEntry) -> DeferredFree {
         if let Some((key, _)) = self.waiting.get_key_value(key) {
             let key = key.clone();
             let calls = self.waiting.remove(&key).unwrap_or_default();
@@ -294,7 +294,7 @@ impl Store {
     }
 
     /// The first entry from a place on.
-    pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &Entry)> {
+    pub fn first_from(&self, from: &Bound<Vec<u8>>) -> Option<(&Bytes, &StoreEntry)> {
         let from = from.as_ref().map(Vec::as_slice);
         self.entries.range_from::<[u8]>(from).next()
     }
@@ -343,7 +343,7 @@ mod tests {
     fn filled(keys: &[&str]) -> Store {
         let mut store = Store::default();
         for key in keys {
-            let entry = Entry::new(Bytes::from_static(b"v"), Timestamp(0), None);
+            let entry = StoreEntry::new(Bytes::from_static(b"v"), Timestamp(0), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
         }
         store
@@ -379,7 +379,7 @@ mod tests {
     fn only_a_gathered_topology_may_be_written_again_and_only_the_same() {
         let mut store = filled(&["cpu:global_topology/cpu", "cpu:local_topology/cpu/0", "k"]);
         let mut again = |key: &str, value: &'static str| {
-            let entry = Entry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
+            let entry = StoreEntry::new(Bytes::from_static(value.as_bytes()), Timestamp(1), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).map_err(|failure| failure.code)
         };
         assert_eq!(again("cpu:global_topology/cpu", "v"), Ok(DeferredFree::default()));

@@ -58,7 +58,7 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::directory::Entry;
+    use super::super::directory::StoreEntry;
     use super::super::ids::Timestamp;
     use super::super::settings::Bounds;
     use super::*;
@@ -66,7 +66,7 @@ mod tests {
     fn filled(keys: &[&str]) -> Store {
         let mut store = Store::default();
         for key in keys {
-            let entry = Entry::new(Bytes::from_static(b"vv"), Timestamp(0), None);
+            let entry = StoreEntry::new(Bytes::from_static(b"vv"), Timestamp(0), None);
             store.insert(key.as_bytes(), entry, false, &Bounds::default()).expect("a new key");
         }
         store

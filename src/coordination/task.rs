@@ -67,7 +67,7 @@ pub(super) struct Task {
     pub suspicion: Option<Suspicion>,
     /// Its held error poll.
     pub poll: Option<CallId>,
-    pub past: VecDeque<PastIncarnation>,
+    pub past_incarnations: VecDeque<PastIncarnation>,
 }
 
 impl Task {
@@ -89,7 +89,7 @@ impl Task {
             has_heartbeat_timer: false,
             suspicion: None,
             poll: None,
-            past: VecDeque::new(),
+            past_incarnations: VecDeque::new(),
         }
     }
 
@@ -111,7 +111,8 @@ impl Task {
 
     /// `incarnation` is an earlier life of this task.
     pub fn has_superseded(&self, incarnation: TaskIncarnation) -> bool {
-        self.incarnation != Some(incarnation) && self.past.iter().any(|life| life.incarnation == incarnation)
+        self.incarnation != Some(incarnation)
+            && self.past_incarnations.iter().any(|life| life.incarnation == incarnation)
     }
 
     pub fn wire_state(&self) -> WireState {
@@ -135,13 +136,13 @@ impl Task {
             && old != incarnation
         {
             let (peer, registered_at) = (self.peer, self.registered_at);
-            self.past.push_front(PastIncarnation {
+            self.past_incarnations.push_front(PastIncarnation {
                 incarnation: old,
                 peer,
                 registered_at,
                 ended: ended.to_owned(),
             });
-            self.past.truncate(kept);
+            self.past_incarnations.truncate(kept);
         }
         self.incarnation = Some(incarnation);
         self.peer = peer;

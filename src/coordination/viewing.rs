@@ -227,7 +227,7 @@ impl Run {
             registered_at: task.registered_at,
             ended: task.failure().map(|failure| failure.summary().to_owned()),
         });
-        let past = task.past.iter().map(|life| IncarnationView {
+        let past = task.past_incarnations.iter().map(|life| IncarnationView {
             incarnation: life.incarnation.to_string(),
             peer: life.peer,
             registered_at: life.registered_at,
@@ -374,7 +374,7 @@ impl Job {
     pub(super) fn exclusion_covering(&self, id: TaskId) -> Option<&Exclusion> {
         let task = self.run.task(id)?;
         let present = task.incarnation.map(|_| task.peer);
-        let last = present.or_else(|| task.past.front().map(|life| life.peer)).flatten();
+        let last = present.or_else(|| task.past_incarnations.front().map(|life| life.peer)).flatten();
         self.exclusions.matching(id, last.map(|peer| peer.ip()))
     }
 }

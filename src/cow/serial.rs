@@ -31,8 +31,8 @@ where
     W: EntryWeight<K, V>,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<K, V, const N: usize, W>(PhantomData<(K, V, W)>);
-        impl<'de, K, V, const N: usize, W> Visitor<'de> for Entries<K, V, N, W>
+        struct MapVisitor<K, V, const N: usize, W>(PhantomData<(K, V, W)>);
+        impl<'de, K, V, const N: usize, W> Visitor<'de> for MapVisitor<K, V, N, W>
         where
             K: Ord + Clone + Deserialize<'de>,
             V: Clone + Deserialize<'de>,
@@ -52,6 +52,6 @@ where
                 Ok(map)
             }
         }
-        deserializer.deserialize_map(Entries::<K, V, N, W>(PhantomData))
+        deserializer.deserialize_map(MapVisitor::<K, V, N, W>(PhantomData))
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::NumberedEvent;
-use crate::coordination::{Event, EventKind, JobId};
+use crate::coordination::{EventKind, JobEvent, JobId};
 use crate::cow::CowMap;
 
 /// How many events are kept that are not routine. They are shared out among the jobs that have any.
@@ -42,7 +42,7 @@ impl JobEvents {
 }
 
 /// Events by their numbers.
-type Ring = CowMap<u64, Arc<Event>>;
+type Ring = CowMap<u64, Arc<JobEvent>>;
 
 /// The events that are kept. A copy of them costs a pointer for many of them.
 #[derive(Debug, Default, Clone)]
@@ -177,7 +177,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::coordination::{Actor, ActorOrigin, Event, RunNumber, TaskId, Timestamp};
+    use crate::coordination::{Actor, ActorOrigin, JobEvent, RunNumber, TaskId, Timestamp};
 
     #[derive(Default)]
     struct World {
@@ -188,7 +188,7 @@ mod tests {
     impl World {
         fn push(&mut self, job: u32, what: EventKind) -> u64 {
             self.number += 1;
-            let event = Event {
+            let event = JobEvent {
                 at: Timestamp(self.number),
                 job: JobId(job),
                 run: RunNumber(1),

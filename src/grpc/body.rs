@@ -195,7 +195,7 @@ impl RequestBody {
     }
 
     /// Where the next bytes of the message belong, and how many of them at most, once there is memory for them.
-    pub(super) fn room(&mut self) -> Option<(&mut Vec<u8>, usize)> {
+    pub(super) fn body_buffer(&mut self) -> Option<(&mut Vec<u8>, usize)> {
         match &mut self.stage {
             BodyStage::Assembling(prefix, message, permit) => {
                 let length = permit.bytes().min(prefix.length).min(message.capacity());

@@ -19,7 +19,7 @@ use super::call::Dialect;
 use super::count;
 use super::deadlines::Deadlines;
 use super::head::{CallHandler, RequestMeta, RequestRefusal, RequestTarget};
-use super::limits::Limits;
+use super::limits::GrpcLimits;
 use super::mailbox::{Mailbox, slot_waker};
 use super::memory::ConnectionQuota;
 use super::respond;
@@ -27,7 +27,7 @@ use super::route::{JobRoute, Routing};
 use super::server::Server;
 use super::slots::SlotTable;
 use crate::coordination::{CallId, Code, ConnectionEnd, ConnectionId, Failure};
-use crate::engine::Inbox;
+use crate::engine::AnswerInbox;
 use crate::http2::{OverBudget, Sender, StreamId};
 use crate::meter::Moment;
 
@@ -76,7 +76,7 @@ pub(super) struct CallTable {
     server: Arc<Server>,
     id: ConnectionId,
     mailbox: Arc<Mailbox>,
-    inbox: Arc<dyn Inbox>,
+    inbox: Arc<dyn AnswerInbox>,
     route: JobRoute,
     slots: SlotTable<CallState>,
     deadlines: Deadlines,
@@ -129,7 +129,7 @@ impl CallTable {
         mailbox: Arc<Mailbox>,
     ) -> Self {
         let id = server.engine.connection_opened(peer);
-        let inbox: Arc<dyn Inbox> = Arc::clone(&mailbox) as Arc<dyn Inbox>;
+        let inbox: Arc<dyn AnswerInbox> = Arc::clone(&mailbox) as Arc<dyn AnswerInbox>;
         let auxiliary = AuxiliaryCalls::new(server.limits.auxiliary_calls_per_connection);
         let route = JobRoute::new(routing);
         let quota = ConnectionQuota::new(&server.bodies);
@@ -163,17 +163,17 @@ impl CallTable {
 
     /// Whether the turn has lasted so long that others should have theirs. Whoever has done much asks this.
     pub(super) fn is_turn_over(&mut self) -> bool {
-        let now = self.server.engine.clock().nanos();
+        let now = self.server.engine.clock().elapsed_nanos();
         now.saturating_sub(*self.turn_checked_at.get_or_insert(now)) > TURN_NANOS
     }
 
     /// The time since the server began.
     pub(super) fn uptime(&self) -> Duration {
-        Duration::from_nanos(self.server.engine.clock().nanos())
+        Duration::from_nanos(self.server.engine.clock().elapsed_nanos())
     }
 
     /// The bounds of the wire edge.
-    pub(super) fn limits(&self) -> &Limits {
+    pub(super) fn limits(&self) -> &GrpcLimits {
         &self.server.limits
     }
 

@@ -107,7 +107,7 @@ struct NewRequest {
 
 /// A connection in progress. Its calls stand first, so that they are cleared first when all is
 /// dropped: the state machine hears at once of a connection that is gone.
-pub(super) struct Connection<T> {
+pub(super) struct GrpcConnection<T> {
     calls: CallTable,
     socket: T,
     receiver: Receiver,
@@ -160,7 +160,7 @@ enum DriveResult {
     Broken(ConnectionError),
 }
 
-impl<T: ConnectionSocket> Future for Connection<T> {
+impl<T: ConnectionSocket> Future for GrpcConnection<T> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -211,7 +211,7 @@ fn yield_turn(cx: &mut Context<'_>) -> Poll<()> {
     Poll::Pending
 }
 
-impl<T: ConnectionSocket> Connection<T> {
+impl<T: ConnectionSocket> GrpcConnection<T> {
     pub(super) fn open(
         server: Arc<Server>,
         socket: T,
@@ -493,7 +493,7 @@ impl<T: ConnectionSocket> Connection<T> {
         if self.unread_input.is_empty()
             && let Some((stream, left)) =
                 self.receiver.expected_data().filter(|(_, left)| *left >= DIRECT_READ_MIN)
-            && let Some((body, room)) = self.calls.room(&self.sender, stream)
+            && let Some((body, room)) = self.calls.body_buffer(&self.sender, stream)
             && room > 0
         {
             let mut room = body.limit(room.min(left));

@@ -8,7 +8,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::connection::{Connection, ConnectionSocket};
+use super::connection::{ConnectionSocket, GrpcConnection};
 use super::listener::ConnectionGuard;
 use super::route::Routing;
 use super::server::Server;
@@ -18,8 +18,8 @@ use crate::tls;
 /// A connection that speaks HTTP/2. Each kind is driven for itself, so that a plain one pays nothing for the other.
 #[expect(clippy::large_enum_variant, reason = "it is moved once, into its task, and most are plain")]
 pub(super) enum AcceptedConnection {
-    Plain(Connection<TcpStream>),
-    Tls(Box<Connection<tls::TlsStream<TcpStream>>>),
+    Plain(GrpcConnection<TcpStream>),
+    Tls(Box<GrpcConnection<tls::TlsStream<TcpStream>>>),
 }
 
 /// What was found out about a new connection: its socket, and what came together with the preface.
@@ -41,12 +41,12 @@ pub(super) async fn accept_connection(
     let met = timeout(within, detect_transport(&server, socket, peer, &mut speaks_tls)).await;
     match met {
         Ok(Ok(Some(DetectedTransport::Plain(socket, early)))) => {
-            return Some(AcceptedConnection::Plain(Connection::open(
+            return Some(AcceptedConnection::Plain(GrpcConnection::open(
                 server, socket, early, peer, routing, place,
             )));
         }
         Ok(Ok(Some(DetectedTransport::Tls(socket, early)))) => {
-            let connection = Connection::open(server, *socket, early, peer, routing, place);
+            let connection = GrpcConnection::open(server, *socket, early, peer, routing, place);
             return Some(AcceptedConnection::Tls(Box::new(connection)));
         }
         // The entrance has said why.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// The bounds of the wire edge. What a job may hold is bounded by its own settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct GrpcLimits {
     /// Connections at once, over all listeners. Those that come on top are closed at once.
     pub connections: usize,
     /// Calls in progress at once on one connection.
@@ -41,7 +41,7 @@ pub struct Limits {
     pub count_calls: bool,
 }
 
-impl Default for Limits {
+impl Default for GrpcLimits {
     fn default() -> Self {
         Self {
             connections: 65_536,

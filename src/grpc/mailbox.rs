@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
 use crate::coordination::CallOutcome;
-use crate::engine::Inbox;
+use crate::engine::AnswerInbox;
 
 /// One thing that a connection's task is told.
 pub(super) enum MailboxMessage {
@@ -69,7 +69,7 @@ impl Mailbox {
     }
 }
 
-impl Inbox for Mailbox {
+impl AnswerInbox for Mailbox {
     fn deliver(&self, slot: u64, outcome: CallOutcome) {
         self.post(MailboxMessage::Answer(slot, outcome));
     }

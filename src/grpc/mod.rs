@@ -35,7 +35,7 @@ mod tests;
 mod watched;
 
 pub use count::{CallCount, CallTimes, ENDINGS};
-pub use limits::Limits;
+pub use limits::GrpcLimits;
 pub use listener::bind;
 pub use route::Routing;
 pub use server::{Server, ServerCounters};

@@ -76,7 +76,7 @@ impl JobRoute {
             let failure = no_job_failure(authority);
             if !std::mem::replace(&mut self.is_unroutable_logged, true) {
                 // Clients say nothing of it until they give up, minutes later.
-                let now = Duration::from_nanos(engine.clock().nanos());
+                let now = Duration::from_nanos(engine.clock().elapsed_nanos());
                 let admitted = lost.lock().unwrap_or_else(PoisonError::into_inner).admit(&(), now);
                 if let Some(left_out) = admitted {
                     let reason = failure.message.as_str();
@@ -126,7 +126,7 @@ fn first_label(authority: &str) -> Option<&str> {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::coordination::{Act, Actor, ActorOrigin, JobSettings, Reason};
+    use crate::coordination::{Actor, ActorOrigin, JobSettings, OperatorCommand, Reason};
 
     #[test]
     fn labels() {
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(both(), [Ok(train), Ok(train)]);
         let actor = Actor { who: "alice".into(), address: None, means: ActorOrigin::Api };
         let why = Reason::try_from("why".to_owned()).expect("a reason");
-        engine.act(train, actor, why, Act::DeleteJob { force: false }).expect("it is deleted");
+        engine.act(train, actor, why, OperatorCommand::DeleteJob { force: false }).expect("it is deleted");
         assert_eq!(both(), [Ok(train), Ok(train)], "it is not taken for another one");
         let again = declare("train");
         assert!(again != train && again != eval);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::auxiliary::AuxiliaryServices;
 use super::count::{CallCount, CallCounts, CallTimes, ENDINGS};
-use super::limits::Limits;
+use super::limits::GrpcLimits;
 use super::memory::MemoryPool;
 use super::sets::TaskSetCache;
 use crate::engine::Engine;
@@ -19,12 +19,12 @@ use crate::tls::{HandshakeFailures, ListenerTls};
 /// The wire edge of one engine. Its bounds hold over all of its listeners together.
 pub struct Server {
     pub(super) engine: Arc<Engine>,
-    pub(super) limits: Limits,
+    pub(super) limits: GrpcLimits,
     pub(super) bodies: Arc<MemoryPool>,
     pub(super) state: Arc<StatePool>,
     pub(super) sets: TaskSetCache,
     pub(super) services: AuxiliaryServices,
-    pub(super) counts: Sharded<Counts>,
+    pub(super) counts: Sharded<EdgeCounts>,
     /// Connections now.
     pub(super) connections: AtomicUsize,
     pub(super) listener_tls: ListenerTls,
@@ -40,13 +40,13 @@ pub struct Server {
 impl Server {
     /// A wire edge for `engine`, without TLS. It serves nobody before [`Server::serve`].
     #[must_use]
-    pub fn new(engine: Arc<Engine>, limits: Limits) -> Arc<Self> {
+    pub fn new(engine: Arc<Engine>, limits: GrpcLimits) -> Arc<Self> {
         Self::with_traces(engine, limits, None)
     }
 
     /// The same, and its calls are traced.
     #[must_use]
-    pub fn with_traces(engine: Arc<Engine>, limits: Limits, traces: Option<Arc<Traces>>) -> Arc<Self> {
+    pub fn with_traces(engine: Arc<Engine>, limits: GrpcLimits, traces: Option<Arc<Traces>>) -> Arc<Self> {
         let failures = Arc::new(HandshakeFailures::new(*engine.clock()));
         Self::with_entrance(ListenerTls::plain("grpc", failures), engine, limits, traces)
     }
@@ -56,7 +56,7 @@ impl Server {
     pub fn with_entrance(
         entrance: ListenerTls,
         engine: Arc<Engine>,
-        limits: Limits,
+        limits: GrpcLimits,
         traces: Option<Arc<Traces>>,
     ) -> Arc<Self> {
         let bodies = MemoryPool::new(limits.bodies_in_flight_bytes);
@@ -88,7 +88,8 @@ impl Server {
     /// What the edge has counted so far.
     #[must_use]
     pub fn counters(&self) -> ServerCounters {
-        let sum = |of: &dyn Fn(&Counts) -> &Counter| self.counts.all().map(|counts| of(counts).get()).sum();
+        let sum =
+            |of: &dyn Fn(&EdgeCounts) -> &Counter| self.counts.all().map(|counts| of(counts).get()).sum();
         ServerCounters {
             connections: self.connections.load(Ordering::Relaxed),
             connections_opened: sum(&|counts| &counts.opened),
@@ -122,7 +123,7 @@ impl Server {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct EdgeCounts {
     pub(super) opened: Counter,
     pub(super) refused: Counter,
     pub(super) accept_errors: Counter,

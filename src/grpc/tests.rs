@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::frame::encode_framed;
 use super::gzip::compress;
-use super::{Limits, Routing, Server, bind, generation_a, generation_c};
+use super::{GrpcLimits, Routing, Server, bind, generation_a, generation_c};
 use crate::clock::Clock;
 use crate::coordination::{JobName, JobSettings};
 use crate::engine::Engine;
@@ -36,7 +36,7 @@ struct TestServer {
 }
 
 impl TestServer {
-    fn start(limits: Limits) -> Self {
+    fn start(limits: GrpcLimits) -> Self {
         let engine = Engine::new(Clock::start());
         engine.declare(JobName::default(), JobSettings::new(2)).expect("the first job");
         tokio::spawn(Arc::clone(&engine).run_timers());
@@ -172,7 +172,7 @@ async fn register(one: &mut Client, other: &mut Client) -> u64 {
 
 #[tokio::test]
 async fn both_generations_meet_on_one_port() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let (mut one, mut other) = (rig.client().await, rig.client().await);
     let service_incarnation = register(&mut one, &mut other).await;
 
@@ -195,7 +195,7 @@ async fn both_generations_meet_on_one_port() {
 
 #[tokio::test]
 async fn bodies_arrive_in_any_pieces() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut client = rig.client().await;
     let message = encode_framed(&insert("k", "value"));
     let bytes: Vec<&[u8]> = message.chunks(1).collect();
@@ -219,7 +219,7 @@ async fn bodies_arrive_in_any_pieces() {
 
 #[tokio::test]
 async fn large_values_go_in_and_come_out() {
-    let rig = TestServer::start(Limits { bodies_in_flight_bytes: 7 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 7 << 20, ..GrpcLimits::default() });
     let value: Vec<u8> = (0..5_000_000_u32).map(|n| (n / 7) as u8).collect();
     let mut clients = Vec::new();
     for n in 0..3 {
@@ -243,7 +243,7 @@ async fn large_values_go_in_and_come_out() {
 
 #[tokio::test]
 async fn compressed_messages_are_inflated_within_bounds() {
-    let rig = TestServer::start(Limits { message_bytes: 3 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { message_bytes: 3 << 20, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let flagged = |message: &[u8]| {
         let length = u32::try_from(message.len()).expect("short").to_be_bytes();
@@ -268,7 +268,7 @@ async fn compressed_messages_are_inflated_within_bounds() {
 
 #[tokio::test]
 async fn what_is_too_large_is_refused_by_its_prefix() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut client = rig.client().await;
     let (response, mut stream) = client.open(INSERT, &[]);
     let length = (1_u32 << 30).to_be_bytes();
@@ -280,7 +280,8 @@ async fn what_is_too_large_is_refused_by_its_prefix() {
 
 #[tokio::test]
 async fn a_body_that_stalls_is_dropped() {
-    let rig = TestServer::start(Limits { body_stall: Duration::from_millis(50), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { body_stall: Duration::from_millis(50), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let (response, mut stream) = client.open(INSERT, &[]);
     stream.send_data(Bytes::from_static(&[0, 0, 1, 0, 0, 1]), false).expect("the stream is there");
@@ -290,7 +291,7 @@ async fn a_body_that_stalls_is_dropped() {
 
 #[tokio::test]
 async fn callers_that_stop_waiting_are_forgotten() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut client = rig.client().await;
 
     let (response, mut stream) = client.open(GET, &[("grpc-timeout", "30m")]);
@@ -315,7 +316,7 @@ async fn callers_that_stop_waiting_are_forgotten() {
 
 #[tokio::test]
 async fn a_waiting_call_is_answered_by_another_connection() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let (mut one, mut other) = (rig.client().await, rig.client().await);
     let asked: Vec<_> = (0..50)
         .map(|_| {
@@ -334,7 +335,7 @@ async fn a_waiting_call_is_answered_by_another_connection() {
 
 #[tokio::test]
 async fn replies_to_a_peer_that_does_not_read_are_bounded() {
-    let limits = Limits { unsent_bytes_per_connection: 2 << 20, ..Limits::default() };
+    let limits = GrpcLimits { unsent_bytes_per_connection: 2 << 20, ..GrpcLimits::default() };
     let rig = TestServer::start(limits);
     let (mut slow, mut other) = (rig.client().await, rig.client().await);
     assert_eq!(other.a("InsertKeyValue", &insert("k", vec![0; 1 << 20])).await.status, "0");
@@ -358,7 +359,8 @@ async fn replies_to_a_peer_that_does_not_read_are_bounded() {
 
 #[tokio::test]
 async fn a_connection_without_http2_preface_is_closed() {
-    let rig = TestServer::start(Limits { handshake: Duration::from_millis(100), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { handshake: Duration::from_millis(100), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let long_frame = [&preface[..], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
@@ -377,7 +379,7 @@ async fn a_connection_without_http2_preface_is_closed() {
 
 #[tokio::test]
 async fn connections_have_a_bound() {
-    let rig = TestServer::start(Limits { connections: 1, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { connections: 1, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
     let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
@@ -389,7 +391,7 @@ async fn connections_have_a_bound() {
 
 #[tokio::test]
 async fn health_and_reflection() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let endpoint = tonic::transport::Endpoint::new(format!("http://{}", rig.address)).expect("an endpoint");
     let channel = endpoint.connect().await.expect("it listens");
     let mut health = tonic_health::pb::health_client::HealthClient::new(channel.clone());
@@ -441,7 +443,7 @@ fn tokio_stream_of<T: Send + 'static>(
 
 #[tokio::test]
 async fn stopping_answers_polls_and_ends() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let (mut one, mut other) = (rig.client().await, rig.client().await);
     register(&mut one, &mut other).await;
     let source_task = Some(CoordinatedTask::default());
@@ -485,7 +487,8 @@ impl Noise {
 
 #[tokio::test]
 async fn random_frames_do_not_affect_other_connections() {
-    let rig = TestServer::start(Limits { handshake: Duration::from_millis(100), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { handshake: Duration::from_millis(100), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let mut noise = Noise(1);
     for _ in 0..400 {
@@ -507,7 +510,7 @@ async fn random_frames_do_not_affect_other_connections() {
 
 #[tokio::test]
 async fn calls_without_end_have_a_bound() {
-    let rig = TestServer::start(Limits { streams_per_connection: 100, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { streams_per_connection: 100, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", "v")).await.status, "0");
     let mut asked = Vec::new();
@@ -525,7 +528,7 @@ async fn calls_without_end_have_a_bound() {
 
 #[tokio::test]
 async fn endless_resets_close_only_their_connection() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let (hostile, mut other) = (rig.client().await, rig.client().await);
     for _ in 0..20_000 {
         let Ok(mut ready) = hostile.send.clone().ready().await else { break };
@@ -563,7 +566,8 @@ fn raw_request(path: &str, message: &impl prost::Message) -> Vec<u8> {
 /// A client whose process is stopped reads nothing, but its host is there: it must be there for it when it goes on.
 #[tokio::test]
 async fn a_stopped_process_is_not_given_up() {
-    let rig = TestServer::start(Limits { unacknowledged: Duration::from_millis(300), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { unacknowledged: Duration::from_millis(300), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let size = 20 << 20;
     assert_eq!(client.a("InsertKeyValue", &insert("k", vec![0; size])).await.status, "0");
@@ -591,7 +595,7 @@ async fn a_stopped_process_is_not_given_up() {
 async fn a_body_that_is_refused_gives_back_what_it_took() {
     const STREAMS: u32 = 60;
     const EXCESS: usize = 100 << 10;
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     let mut socket = TcpStream::connect(rig.address).await.expect("it listens");
     let frame = |kind: u8, flags: u8, stream: u32, contents: &[u8]| {
         let length = (contents.len() as u32).to_be_bytes();
@@ -659,7 +663,7 @@ const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 #[tokio::test]
 async fn incomplete_input_is_closed_after_its_timeout() {
     let short = Duration::from_millis(300);
-    let rig = TestServer::start(Limits { handshake: short, unread: short, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { handshake: short, unread: short, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let headers_begun = [0, 0, 5, 1, 0, 0, 0, 0, 1, 0x83, 0x86, 0x84, 0x41, 0];
     let frame = "a frame or a header block was not completed in time";
@@ -706,7 +710,7 @@ async fn incomplete_input_is_closed_after_its_timeout() {
 
 #[tokio::test]
 async fn answers_that_are_not_taken_end_the_connection_in_time() {
-    let rig = TestServer::start(Limits { unread: Duration::from_millis(300), ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { unread: Duration::from_millis(300), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", vec![7; 100_000])).await.status, "0");
     // Its windows have room for 65,535 bytes, and it opens them no further; but it pings, and takes the answers to that.
@@ -731,7 +735,8 @@ async fn answers_that_are_not_taken_end_the_connection_in_time() {
 
 #[tokio::test]
 async fn a_body_that_dribbles_is_dropped_though_it_never_stands_still() {
-    let rig = TestServer::start(Limits { body_stall: Duration::from_millis(300), ..Limits::default() });
+    let rig =
+        TestServer::start(GrpcLimits { body_stall: Duration::from_millis(300), ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let (mut response, mut stream) = client.open(INSERT, &[]);
     let message = encode_framed(&insert("k", vec![0; 10_000]));
@@ -751,7 +756,7 @@ async fn a_body_that_dribbles_is_dropped_though_it_never_stands_still() {
 
 #[tokio::test]
 async fn a_slow_body_loses_contended_memory() {
-    let rig = TestServer::start(Limits { bodies_in_flight_bytes: 16 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 16 << 20, ..GrpcLimits::default() });
     let (mut greedy, mut honest) = (rig.client().await, rig.client().await);
     let message = encode_framed(&insert("greedy", vec![0; 12 << 20]));
     let (response, mut stream) = greedy.open(INSERT, &[]);
@@ -776,7 +781,7 @@ async fn a_slow_body_loses_contended_memory() {
 
 #[tokio::test]
 async fn the_memory_of_requests_comes_back() {
-    let rig = TestServer::start(Limits::default());
+    let rig = TestServer::start(GrpcLimits::default());
     for _ in 0..3 {
         let mut client = rig.client().await;
         let mut waiting = Vec::new();
@@ -807,7 +812,7 @@ async fn the_memory_of_requests_comes_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end() {
     const BODIES: usize = 64;
-    let rig = TestServer::start(Limits { bodies_in_flight_bytes: 64 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 64 << 20, ..GrpcLimits::default() });
     let (mut greedy, mut honest) = (rig.client().await, rig.client().await);
     let answers: Vec<_> = (0..BODIES)
         .map(|n| {
@@ -844,7 +849,7 @@ async fn bodies_of_one_connection_do_not_keep_each_other_from_coming_to_an_end()
 /// The body whose turn it is at the reserve must go on arriving while other bodies of its own connection wait for theirs.
 #[tokio::test]
 async fn a_body_that_stops_does_not_keep_others_of_its_connection_waiting() {
-    let rig = TestServer::start(Limits { bodies_in_flight_bytes: 16 << 20, ..Limits::default() });
+    let rig = TestServer::start(GrpcLimits { bodies_in_flight_bytes: 16 << 20, ..GrpcLimits::default() });
     let mut client = rig.client().await;
     let (response, mut stream) = client.open(INSERT, &[]);
     let message = encode_framed(&insert("stopped", vec![0; 4 << 20]));
@@ -866,7 +871,7 @@ async fn a_body_that_stops_does_not_keep_others_of_its_connection_waiting() {
 
 #[tokio::test]
 async fn a_message_that_is_there_must_be_followed_by_the_end_of_its_request() {
-    let limits = Limits { handshake: Duration::from_millis(300), ..Limits::default() };
+    let limits = GrpcLimits { handshake: Duration::from_millis(300), ..GrpcLimits::default() };
     let rig = TestServer::start(limits);
     let mut client = rig.client().await;
     for length in [10, 100_000, 3 << 20] {
@@ -894,10 +899,10 @@ async fn a_message_that_is_there_must_be_followed_by_the_end_of_its_request() {
 #[tokio::test]
 async fn the_time_during_which_the_server_does_not_read_is_not_the_peers() {
     let short = Duration::from_millis(400);
-    let rig = TestServer::start(Limits {
+    let rig = TestServer::start(GrpcLimits {
         handshake: short,
         unsent_bytes_per_connection: 1 << 20,
-        ..Limits::default()
+        ..GrpcLimits::default()
     });
     let mut client = rig.client().await;
     assert_eq!(client.a("InsertKeyValue", &insert("k", vec![7; 32 << 20])).await.status, "0");

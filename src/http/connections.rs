@@ -258,7 +258,7 @@ impl OpenSlots {
 }
 
 /// The connections of a listener.
-pub(super) struct SlotTable {
+pub(super) struct ConnectionTable {
     clock: Clock,
     limits: HttpLimits,
     open: Mutex<OpenSlots>,
@@ -266,7 +266,7 @@ pub(super) struct SlotTable {
     closed: [Counter; CloseReason::ALL.len()],
 }
 
-impl SlotTable {
+impl ConnectionTable {
     pub fn new(clock: Clock, limits: HttpLimits) -> Self {
         let closed = std::array::from_fn(|_| Counter::default());
         Self { clock, limits, open: Mutex::default(), slot_freed: Notify::new(), closed }
@@ -350,7 +350,7 @@ impl SlotTable {
 
 /// One connection's slot, which is free again when this is dropped.
 pub(super) struct SlotGuard {
-    registry: Arc<SlotTable>,
+    registry: Arc<ConnectionTable>,
     pub connection: Arc<SlotState>,
     number: u64,
 }
@@ -370,9 +370,9 @@ impl Drop for SlotGuard {
 mod tests {
     use super::*;
 
-    fn registry(connections: usize, per_source: usize) -> Arc<SlotTable> {
+    fn registry(connections: usize, per_source: usize) -> Arc<ConnectionTable> {
         let limits = HttpLimits { connections_per_source: per_source, ..HttpLimits::new(connections) };
-        Arc::new(SlotTable::new(Clock::start(), limits))
+        Arc::new(ConnectionTable::new(Clock::start(), limits))
     }
 
     fn from(host: u8) -> SocketAddr {
@@ -436,7 +436,7 @@ mod tests {
             idle_timeout: Duration::from_millis(200),
             ..HttpLimits::new(4)
         };
-        let registry = Arc::new(SlotTable::new(Clock::start(), limits));
+        let registry = Arc::new(ConnectionTable::new(Clock::start(), limits));
         let guard = registry.admit(from(1));
         guard.connection.mark_plaintext();
         let dribble = async {

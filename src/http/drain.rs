@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::actor::{ActorContext, RequestActor};
 use super::extract::{JobPath, JsonBody};
 use super::{AppState, Problem};
-use crate::coordination::{Act, PreemptionView, Reason, RunNumber, RunState, TaskId};
+use crate::coordination::{OperatorCommand, PreemptionView, Reason, RunNumber, RunState, TaskId};
 
 /// The longest notice: a day.
 const SECONDS_MAX: u64 = 24 * 60 * 60;
@@ -81,7 +81,7 @@ pub(super) fn request_drain(
     let notice = Duration::from_secs(new.in_seconds);
     let at = (new.in_seconds > 0).then(|| site.engine.clock().now().after(notice));
     let subject = at.map_or_else(|| "at once".to_owned(), |at| format!("before {at}"));
-    site.act(job, author, new.reason, "drain", subject, Act::Drain { at })?;
+    site.act(job, author, new.reason, "drain", subject, OperatorCommand::Drain { at })?;
     view(site, job)
 }
 

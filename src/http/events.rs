@@ -191,7 +191,7 @@ impl EventFilter {
         let event = &numbered.event;
         event.job == self.job
             && self.kinds.as_ref().is_none_or(|kinds| kinds.contains(event.what.kind()))
-            && self.task.is_none_or(|task| event.what.concerns(task))
+            && self.task.is_none_or(|task| event.what.is_about_task(task))
     }
 }
 
@@ -370,7 +370,7 @@ fn to_sse(line: &EventLine) -> Event {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::coordination::{Act, Actor, ExclusionTarget, JobSettings, Reason};
+    use crate::coordination::{Actor, ExclusionTarget, JobSettings, OperatorCommand, Reason};
 
     fn query(kind: Option<&str>, task: Option<i32>) -> EventsQuery {
         EventsQuery { after: 0, limit: None, kind: kind.map(str::to_owned), task, newest: false, stream: 0 }
@@ -395,8 +395,11 @@ mod tests {
             means: crate::coordination::ActorOrigin::Api,
         };
         for (job, task) in [(&job, 1), (&other, 1), (&job, 2), (&job, 3)] {
-            let act =
-                Act::Exclude { target: ExclusionTarget::Task(TaskId(task)), expires_in: None, end_run: true };
+            let act = OperatorCommand::Exclude {
+                target: ExclusionTarget::Task(TaskId(task)),
+                expires_in: None,
+                end_run: true,
+            };
             engine.act(job.id, by(), Reason::try_from("r".to_owned()).unwrap(), act).unwrap();
         }
         let all = page(&engine, &job, &EventFilter::new(job.id, &query(None, None)).unwrap(), 0, 100);

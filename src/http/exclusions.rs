@@ -15,7 +15,8 @@ use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
 use super::page::{deserialize_limit, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
-    Act, CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, Reason, TaskId,
+    CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, OperatorCommand, Reason,
+    TaskId,
 };
 
 /// The longest that an exclusion with an end may last: a year.
@@ -85,7 +86,8 @@ pub struct ExclusionsPage {
 /// Which exclusions are wanted.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Wanted {
+#[schema(as = Wanted)]
+pub(super) enum ExclusionFilter {
     /// Those that hold now.
     #[default]
     InForce,
@@ -104,7 +106,7 @@ pub(super) struct ExclusionsQuery {
     /// `in-force` (as if not given), `over` or `all`.
     #[serde(default)]
     #[param(inline)]
-    state: Wanted,
+    state: ExclusionFilter,
     /// The number of the last exclusion that the caller has.
     after: Option<u64>,
     /// How many to give at most.
@@ -173,7 +175,7 @@ pub(super) fn exclude(
     new: NewExclusion,
 ) -> Result<ExclusionView, Problem> {
     let (target, expires_in) = (new.target()?, new.expires_in()?);
-    let act = Act::Exclude { target, expires_in, end_run: new.end_run };
+    let act = OperatorCommand::Exclude { target, expires_in, end_run: new.end_run };
     let done = site.act(job, author, new.reason, "exclude", target.to_string(), act)?;
     let CommandOutcome::Excluded(id) = done else { return Err(Problem::internal()) };
     find(site, job, id)
@@ -190,9 +192,9 @@ pub(super) async fn list(
 ) -> Result<Json<ExclusionsPage>, Problem> {
     let mut all = site.read_job(&job, |look| look.exclusions())?;
     all.retain(|exclusion| match query.state {
-        Wanted::InForce => exclusion.ended.is_none(),
-        Wanted::Ended => exclusion.ended.is_some(),
-        Wanted::All => true,
+        ExclusionFilter::InForce => exclusion.ended.is_none(),
+        ExclusionFilter::Ended => exclusion.ended.is_some(),
+        ExclusionFilter::All => true,
     });
     all.sort_by_key(|exclusion| exclusion.id);
     let (exclusions, next) =
@@ -243,7 +245,7 @@ pub(super) fn readmit(
     let before = find(site, job, id).ok();
     let target = before.map_or_else(String::new, |exclusion| format!(" ({})", exclusion.target));
     let subject = format!("exclusion {id}{target}");
-    site.act(job, author, reason, "readmit", subject, Act::Readmit { exclusion: id })?;
+    site.act(job, author, reason, "readmit", subject, OperatorCommand::Readmit { exclusion: id })?;
     find(site, job, id)
 }
 

@@ -12,9 +12,9 @@ const STOPPING: u8 = 2;
 
 /// Whether the server is ready: not until every listener is bound, and never again once it stops.
 #[derive(Debug, Default)]
-pub struct Readiness(AtomicU8);
+pub struct ServerReadiness(AtomicU8);
 
-impl Readiness {
+impl ServerReadiness {
     /// Every listener is bound.
     pub fn started(&self) {
         // A stop that came first stays.
@@ -71,7 +71,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_probe_says_why_the_server_is_not_ready() {
-        let readiness = Arc::new(Readiness::default());
+        let readiness = Arc::new(ServerReadiness::default());
         let about =
             ServerInfo { version: Version::current(), http: ([127, 0, 0, 1], 1).into(), grpc: vec![] };
         let site = AppState::new(Engine::new(Clock::start()), Arc::clone(&readiness), Arc::new(about));
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_server_that_stops_never_becomes_ready() {
-        let readiness = Readiness::default();
+        let readiness = ServerReadiness::default();
         assert!(readiness.reason().is_some_and(|reason| reason.contains("starting")));
         readiness.started();
         assert_eq!(readiness.reason(), None);

@@ -14,8 +14,8 @@ use super::extract::{JobPath, JsonBody, QueryParams};
 use super::page::{deserialize_limit, paginate};
 use super::{AppState, AuditOutcome, Problem};
 use crate::coordination::{
-    Act, AutoExcludeRule, Bounds, CommandOutcome, ErrorDelivery, JobName, JobSettings, JobSummary, JobView,
-    Reason, RunState, SettingsChange, TASKS_MAX,
+    AutoExcludeRule, Bounds, CommandOutcome, ErrorDelivery, JobName, JobSettings, JobSummary, JobView,
+    OperatorCommand, Reason, RunState, SettingsChange, TASKS_MAX,
 };
 use crate::text::parse_duration;
 
@@ -226,7 +226,14 @@ pub(super) async fn change(
     let present = site.read_job(&job, |look| look.settings().clone())?;
     let subject = serde_json::to_string(&patch.settings).unwrap_or_default();
     let change = Box::new(patch.settings.change(&present)?);
-    match site.act(&job, &author, patch.reason, "change-settings", subject, Act::Configure(change))? {
+    match site.act(
+        &job,
+        &author,
+        patch.reason,
+        "change-settings",
+        subject,
+        OperatorCommand::Configure(change),
+    )? {
         CommandOutcome::Configured(settings) => Ok(Json(*settings)),
         _ => Err(Problem::internal()),
     }
@@ -261,6 +268,13 @@ pub(super) async fn delete(
     RequestActor(author): RequestActor,
 ) -> Result<StatusCode, Problem> {
     let subject = format!("job {}{}", job.name, if how.force { " by force" } else { "" });
-    site.act(&job, &author, how.reason, "delete-job", subject, Act::DeleteJob { force: how.force })?;
+    site.act(
+        &job,
+        &author,
+        how.reason,
+        "delete-job",
+        subject,
+        OperatorCommand::DeleteJob { force: how.force },
+    )?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -17,7 +17,7 @@ use super::exclusions::ReasonQuery;
 use super::extract::{JobPath, JsonBody, QueryParams};
 use super::page::{deserialize_limit, limit};
 use super::{AppState, Problem};
-use crate::coordination::{Act, KeyEntry, Reason, TaskId, Timestamp};
+use crate::coordination::{KeyEntry, OperatorCommand, Reason, TaskId, Timestamp};
 
 /// How much of a value is shown unless more is asked for, in bytes.
 const SHOWN_BYTES: usize = 64 << 10;
@@ -250,7 +250,7 @@ pub(super) async fn put(
         _ => return Err(Problem::unusable("give either \"text\" or \"base64\"")),
     };
     let subject = format!("key {}", text_of(&key).0);
-    let act = Act::PutKey { key, value, overwrite: new.overwrite };
+    let act = OperatorCommand::PutKey { key, value, overwrite: new.overwrite };
     site.act(&job, &author, new.reason, "put-key", subject, act)?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -269,7 +269,7 @@ pub(super) async fn remove(
 ) -> Result<StatusCode, Problem> {
     let key = key_in(uri.path());
     let subject = format!("key {}", text_of(&key).0);
-    site.act(&job, &author, because.reason, "delete-key", subject, Act::DeleteKey { key })?;
+    site.act(&job, &author, because.reason, "delete-key", subject, OperatorCommand::DeleteKey { key })?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -229,7 +229,7 @@ async fn serve_http1<S>(
         let (traffic, began) = (Arc::clone(&traffic), traffic.start_timer());
         let refused = guard.connection.reserved && !is_probe(&request);
         let connection = Arc::clone(&guard.connection);
-        let answer = (!refused).then(|| router.call(request.map(|body| RequestBody { body, connection })));
+        let answer = (!refused).then(|| router.call(request.map(|body| EvictableBody { body, connection })));
         Box::pin(async move {
             let response = match answer {
                 Some(answer) => answer.await?,
@@ -281,12 +281,12 @@ fn is_probe<B>(request: &Request<B>) -> bool {
 }
 
 /// The body of a request. While more of it is awaited, its connection may be closed to make room.
-struct RequestBody {
+struct EvictableBody {
     body: Incoming,
     connection: Arc<SlotState>,
 }
 
-impl HttpBody for RequestBody {
+impl HttpBody for EvictableBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -308,7 +308,7 @@ impl HttpBody for RequestBody {
     }
 }
 
-impl Drop for RequestBody {
+impl Drop for EvictableBody {
     fn drop(&mut self) {
         // What is still to come of it is awaited no longer.
         self.connection.awaits_body(false);

@@ -4,7 +4,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 
-use super::{AppState, AuditLog, AuditOutcome, EventStreamLimiter, Problem, Readiness};
+use super::{AppState, AuditLog, AuditOutcome, EventStreamLimiter, Problem, ServerReadiness};
 use crate::telemetry::metrics::{MetricSource, Scrape, TEXT_FORMAT, catalogue as metric};
 
 /// `GET /metrics`
@@ -13,7 +13,7 @@ pub(super) async fn scrape(State(site): State<AppState>) -> Result<impl IntoResp
     Ok(([(CONTENT_TYPE, TEXT_FORMAT)], text))
 }
 
-impl MetricSource for Readiness {
+impl MetricSource for ServerReadiness {
     fn show(&self, page: &mut Scrape) {
         page.count(&metric::READY, &[], u64::from(self.reason().is_none()));
     }

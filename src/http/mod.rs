@@ -68,7 +68,7 @@ pub use findings::{FindingsPage, JobFindings};
 pub use guard::{
     Access, AccessControl, AuthMethod, NewToken, Principal, Role, TokenError, TokenFile, append_token,
 };
-pub use health::Readiness;
+pub use health::ServerReadiness;
 pub use hosts::AllowedHosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
@@ -77,12 +77,14 @@ pub use pages::{LiveHubs, Timelines};
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::RedactionPatterns;
 pub use routes::{ROUTE_ACCESS, health_router, metrics_router, router};
-pub use runs::{BarriersPage, DevicesPage, EndedBarrier, RunsPage, TasksPage};
+pub use runs::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
 pub use source::ClientNetwork;
 pub use traffic::ListenerState;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
-use crate::coordination::{Act, Actor, ActorOrigin, CommandOutcome, ExclusionTarget, JobReader, Reason};
+use crate::coordination::{
+    Actor, ActorOrigin, CommandOutcome, ExclusionTarget, JobReader, OperatorCommand, Reason,
+};
 use crate::engine::Engine;
 use crate::findings::{FindingStore, Remedy};
 use crate::reports;
@@ -100,7 +102,7 @@ pub struct AppState {
     /// The state.
     pub engine: Arc<Engine>,
     /// Whether the server is ready.
-    pub readiness: Arc<Readiness>,
+    pub readiness: Arc<ServerReadiness>,
     /// What the server says of itself.
     pub about: Arc<ServerInfo>,
     /// Who did what.
@@ -132,7 +134,7 @@ pub struct AppState {
 impl AppState {
     /// A site that keeps its audit in memory, hides nothing, and measures what can be seen of the engine.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, readiness: Arc<Readiness>, about: Arc<ServerInfo>) -> Self {
+    pub fn new(engine: Arc<Engine>, readiness: Arc<ServerReadiness>, about: Arc<ServerInfo>) -> Self {
         let (audit, streams) = (Arc::<AuditLog>::default(), Arc::<EventStreamLimiter>::default());
         let bodies = Arc::<BodyBudget>::default();
         let own: Vec<Arc<dyn MetricSource>> =
@@ -172,7 +174,7 @@ impl AppState {
         let Remedy { job, name, rule, task, expires_in, reason } = remedy;
         let actor = Actor { who: rule.name().into(), address: None, means: ActorOrigin::Rule };
         let Ok(reason) = Reason::try_from(reason_from_text(&reason)) else { return };
-        let act = Act::Exclude {
+        let act = OperatorCommand::Exclude {
             target: ExclusionTarget::Task(task),
             expires_in: Some(expires_in),
             end_run: false,
@@ -191,7 +193,7 @@ impl AppState {
         reason: Reason,
         verb: &'static str,
         subject: String,
-        act: Act,
+        act: OperatorCommand,
     ) -> Result<CommandOutcome, Problem> {
         let done = self.engine.act(job.id, by.actor.clone(), reason.clone(), act);
         if let (Some(traces), Some(parent), Ok(CommandOutcome::Excluded(id))) =

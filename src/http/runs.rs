@@ -128,14 +128,15 @@ pub struct BarriersPage {
     pub barriers: Vec<BarrierView>,
     /// Those that have ended, if they were asked for.
     #[serde(default)]
-    pub recent: Vec<EndedBarrier>,
+    pub recent: Vec<EndedBarrierView>,
     /// What to give as `after` for those that follow; none if these are the last.
     pub next: Option<u64>,
 }
 
 /// One use of a barrier that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct EndedBarrier {
+#[schema(as = EndedBarrier)]
+pub struct EndedBarrierView {
     /// From the first arrival to its end, in microseconds.
     pub duration_us: u64,
     /// What is known of it.
@@ -143,7 +144,7 @@ pub struct EndedBarrier {
     pub record: BarrierRecord,
 }
 
-impl From<BarrierRecord> for EndedBarrier {
+impl From<BarrierRecord> for EndedBarrierView {
     fn from(record: BarrierRecord) -> Self {
         Self { duration_us: record.ended.0.saturating_sub(record.began.0), record }
     }
@@ -203,13 +204,13 @@ pub(super) async fn barriers(
 fn recent(latest: Vec<BarrierRecord>, after: Option<Timestamp>, limit: usize) -> BarriersPage {
     let mut rest =
         latest.into_iter().filter(|record| after.is_none_or(|after| record.ended < after)).peekable();
-    let mut recent: Vec<EndedBarrier> = Vec::new();
+    let mut recent: Vec<EndedBarrierView> = Vec::new();
     while let Some(next) = rest.peek() {
         let same = recent.last().is_some_and(|last| last.record.ended == next.ended);
         if recent.len() >= limit && !same {
             break;
         }
-        recent.extend(rest.next().map(EndedBarrier::from));
+        recent.extend(rest.next().map(EndedBarrierView::from));
     }
     let more = rest.peek().is_some();
     let next = recent.last().filter(|_| more).map(|last| last.record.ended.0);

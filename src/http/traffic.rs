@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 
 use super::HttpLimits;
-use super::connections::SlotTable;
+use super::connections::ConnectionTable;
 use crate::clock::Clock;
 use crate::meter::{Counter, Histogram, Moment};
 use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
@@ -18,7 +18,7 @@ pub struct ListenerState {
     listener: &'static str,
     clock: Clock,
     pub(super) limits: HttpLimits,
-    pub(super) connections: Arc<SlotTable>,
+    pub(super) connections: Arc<ConnectionTable>,
     answers: [Counter; STATUS_CLASSES.len()],
     durations: Histogram,
 }
@@ -27,7 +27,7 @@ impl ListenerState {
     /// A listener of this name with these bounds.
     #[must_use]
     pub fn new(listener: &'static str, clock: Clock, limits: HttpLimits) -> Arc<Self> {
-        let connections = Arc::new(SlotTable::new(clock, limits));
+        let connections = Arc::new(ConnectionTable::new(clock, limits));
         let answers = std::array::from_fn(|_| Counter::default());
         Arc::new(Self { listener, clock, limits, connections, answers, durations: Histogram::default() })
     }

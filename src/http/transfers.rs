@@ -9,7 +9,7 @@ use super::extract::{JobPath, QueryParams};
 use super::page::{deserialize_limit, limit, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{TaskId, TaskIncarnations};
-use crate::reports::{ConnectionView, PairView, TaskTransfers, Throughput, TransfersView, Transport};
+use crate::reports::{ConnectionView, PairView, ReportedTransport, TaskTransfers, Throughput, TransfersView};
 
 /// How many seconds of throughput are given if nobody says how many.
 const SECONDS: usize = 60;
@@ -41,7 +41,7 @@ pub(super) struct TransfersQuery {
     task: Option<i32>,
     /// Only those of this transport: `shm`, `pvm`, `unix`, `tcp` or `other`.
     #[param(value_type = Option<String>)]
-    transport: Option<Transport>,
+    transport: Option<ReportedTransport>,
     /// How many seconds of throughput to give: 60, or up to 600.
     seconds: Option<usize>,
     /// The last pair that the caller has: the `next` of the page before.

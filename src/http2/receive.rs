@@ -356,7 +356,7 @@ impl Receiver {
                 "more data than the connection's window allows",
             ));
         }
-        if frame.stream > sender.last || frame.stream.is_multiple_of(2) {
+        if frame.stream > sender.last_stream || frame.stream.is_multiple_of(2) {
             return Err(ConnectionError::protocol("data on a stream that was never opened"));
         }
         if frame.length == 0 && !ended {
@@ -567,7 +567,7 @@ impl Receiver {
         }
         sender.count_work(HEAD_WORK + block.len() / 4);
         let most = sender.settings.header_list as usize;
-        if stream <= sender.last {
+        if stream <= sender.last_stream {
             // What it says is of no interest here, but the table may change.
             let head = self.decoder.read(block, most)?.finish_trailers();
             return trailers(stream, ended, flaw.or(head.error), sender);
@@ -707,7 +707,7 @@ fn trailers<'a, H>(
 }
 
 fn reset<'a, H>(frame: FrameHeader, sender: &mut Sender) -> ReceiveResult<'a, H> {
-    if frame.stream > sender.last || frame.stream.is_multiple_of(2) {
+    if frame.stream > sender.last_stream || frame.stream.is_multiple_of(2) {
         return Err(ConnectionError::protocol("a reset of a stream that was never opened"));
     }
     sender.abuse.add(points::FRAME);
@@ -724,7 +724,7 @@ fn window_update<'a, H>(frame: FrameHeader, payload: &[u8], sender: &mut Sender)
         return Err(ConnectionError::size("a window update that is not of four bytes"));
     };
     let more = u32::from_be_bytes(more) & 0x7fff_ffff;
-    if frame.stream != 0 && (frame.stream > sender.last || frame.stream.is_multiple_of(2)) {
+    if frame.stream != 0 && (frame.stream > sender.last_stream || frame.stream.is_multiple_of(2)) {
         return Err(ConnectionError::protocol("a window update of a stream that was never opened"));
     }
     sender.abuse.add(points::FRAME);

@@ -138,7 +138,7 @@ pub(crate) struct Sender {
     charged: VecDeque<(u64, usize)>,
     pub(super) abuse: AbuseScore,
     /// The last stream that the peer has opened.
-    pub(super) last: StreamId,
+    pub(super) last_stream: StreamId,
     /// The last stream that was taken: those that come after the last goodbye are not.
     last_taken: StreamId,
     /// Most connections have none.
@@ -204,7 +204,7 @@ impl Sender {
             budget: StateBudget::new(settings.state_bytes, pool),
             charged: VecDeque::new(),
             abuse: AbuseScore::default(),
-            last: 0,
+            last_stream: 0,
             last_taken: 0,
             closed_streams: None,
             goaway: GoawayState::No,
@@ -340,8 +340,8 @@ impl Sender {
 
     /// Takes a number that the peer has opened a stream with.
     pub(super) fn record_stream_id(&mut self, id: StreamId) {
-        if id > self.last + 2 {
-            let first = if self.last == 0 { 1 } else { self.last + 2 };
+        if id > self.last_stream + 2 {
+            let first = if self.last_stream == 0 { 1 } else { self.last_stream + 2 };
             if first < id {
                 let skipped = &mut self.closed_streams.get_or_insert_default().skipped;
                 if skipped.len() == SKIPPED {
@@ -350,7 +350,7 @@ impl Sender {
                 skipped.push_back((first, id));
             }
         }
-        self.last = id;
+        self.last_stream = id;
         if self.goaway != GoawayState::Last {
             self.last_taken = id;
         }

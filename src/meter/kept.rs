@@ -72,7 +72,7 @@ impl Moment {
     /// Now.
     #[must_use]
     pub fn now(clock: &Clock) -> Self {
-        Self(clock.nanos())
+        Self(clock.elapsed_nanos())
     }
 }
 

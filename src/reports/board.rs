@@ -14,8 +14,8 @@ use std::time::Duration;
 use super::intake::{
     ClockReading, LifeTotals, Report, ReportError, ReportedConnection, ReportedFailure, TransportTotals,
 };
-use super::ring::{Seconds, Steps};
-use super::words::{TransferOutcome, Transport};
+use super::ring::{SecondSeries, StepSeries};
+use super::words::{ReportedTransport, TransferOutcome};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnation, Timestamp, TransferFailure};
 use crate::engine::Engine;
 
@@ -62,7 +62,7 @@ pub(super) struct PairRow {
     earlier: [u64; 2],
     life: [u64; 2],
     /// The same over time, as far as it is known when it moved.
-    pub steps: [Steps; 2],
+    pub steps: [StepSeries; 2],
 }
 
 impl PairRow {
@@ -81,10 +81,10 @@ pub(super) struct TaskReports {
     pub lives: u32,
     earlier: LifeTotals,
     life: LifeTotals,
-    pub rows: BTreeMap<(TaskId, Transport), PairRow>,
+    pub rows: BTreeMap<(TaskId, ReportedTransport), PairRow>,
     /// Bytes over time with all peers together: sent, received.
-    pub steps: [Steps; 2],
-    pub links: [TransportTotals; Transport::ALL.len()],
+    pub steps: [StepSeries; 2],
+    pub links: [TransportTotals; ReportedTransport::ALL.len()],
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
@@ -139,13 +139,13 @@ impl TaskReports {
     /// Takes in the rows; `moved` hears what each pair has sent since the report before.
     fn take_pairs(
         &mut self,
-        pairs: BTreeMap<(TaskId, Transport), [u64; 2]>,
+        pairs: BTreeMap<(TaskId, ReportedTransport), [u64; 2]>,
         most: usize,
         since: Option<Timestamp>,
-        mut moved: impl FnMut(TaskId, Transport, u64),
+        mut moved: impl FnMut(TaskId, ReportedTransport, u64),
     ) {
         let now = self.at;
-        let mut rise = |row: &mut PairRow, key: (TaskId, Transport), bytes: [u64; 2]| {
+        let mut rise = |row: &mut PairRow, key: (TaskId, ReportedTransport), bytes: [u64; 2]| {
             for (way, bytes) in bytes.into_iter().enumerate() {
                 let more = bytes.saturating_sub(row.life[way]);
                 row.life[way] = row.life[way].max(bytes);
@@ -203,11 +203,11 @@ pub(super) struct JobReports {
     /// When the last report came.
     pub at: Timestamp,
     /// Bytes sent, by transport.
-    pub series: [Box<Seconds>; Transport::ALL.len()],
+    pub series: [Box<SecondSeries>; ReportedTransport::ALL.len()],
     /// The same of single pairs.
-    pub pairs: BTreeMap<(TaskId, TaskId, Transport), Box<Seconds>>,
+    pub pairs: BTreeMap<(TaskId, TaskId, ReportedTransport), Box<SecondSeries>>,
     /// The same of all other pairs.
-    pub others: Box<Seconds>,
+    pub others: Box<SecondSeries>,
     pub reasons: BTreeMap<TransferOutcome, FailureGroup>,
     pub taken: u64,
     pub repeated: u64,

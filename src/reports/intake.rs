@@ -8,7 +8,7 @@ use prost::encoding::{DecodeContext, decode_key, skip_field};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::words::{TransferCounter, TransferOutcome, Transport};
+use super::words::{ReportedTransport, TransferCounter, TransferOutcome};
 use crate::coordination::{Code, Failure, TaskId, TaskIncarnation, Timestamp};
 use crate::proto::muster::v1 as wire;
 use crate::text::one_line;
@@ -102,7 +102,7 @@ impl From<ReportError> for Failure {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct LifeTotals {
     /// By transport: sent, received.
-    pub bytes: [[u64; 2]; Transport::ALL.len()],
+    pub bytes: [[u64; 2]; ReportedTransport::ALL.len()],
     /// Launches that ended, by how.
     pub outcomes: [u64; TransferOutcome::COUNT],
     /// By [`Counter`].
@@ -112,7 +112,7 @@ pub(super) struct LifeTotals {
     /// Connections that ended while they were needed, by why.
     pub aborts: [u64; TransferOutcome::COUNT],
     /// Of launches that moved everything, by transport and the place of their class of size. Few tasks have more than a few.
-    pub durations: BTreeMap<(Transport, u8), Times>,
+    pub durations: BTreeMap<(ReportedTransport, u8), Times>,
 }
 
 fn merge_times(mine: &mut Times, theirs: &Times, by: fn(u64, u64) -> u64) {
@@ -179,7 +179,7 @@ impl TransportTotals {
 pub(super) struct ReportedConnection {
     pub peer: TaskId,
     pub peer_incarnation: TaskIncarnation,
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     pub lanes: u32,
     pub launches: u32,
 }
@@ -232,8 +232,8 @@ pub(super) struct Report {
     pub sequence: u64,
     pub totals: LifeTotals,
     /// Sent and received, by peer and transport.
-    pub pairs: BTreeMap<(TaskId, Transport), [u64; 2]>,
-    pub links: [TransportTotals; Transport::ALL.len()],
+    pub pairs: BTreeMap<(TaskId, ReportedTransport), [u64; 2]>,
+    pub links: [TransportTotals; ReportedTransport::ALL.len()],
     pub connections: Vec<ReportedConnection>,
     pub cliques: u64,
     pub registered_bytes: u64,
@@ -279,7 +279,7 @@ impl Report {
         let mut totals = LifeTotals::default();
         let mut pairs: BTreeMap<_, [u64; 2]> = BTreeMap::new();
         for row in &given.pairs {
-            let transport = Transport::of(&row.transport);
+            let transport = ReportedTransport::of(&row.transport);
             let moved = [row.sent_bytes, row.received_bytes];
             let pair = pairs.entry((peer(row.peer)?, transport)).or_default();
             for (sum, bytes) in
@@ -316,7 +316,7 @@ impl Report {
             let Some(size) = (0..).zip(size_classes()).find(|(_, name)| *name == row.size_class) else {
                 continue;
             };
-            let of = (Transport::of(&row.transport), size.0);
+            let of = (ReportedTransport::of(&row.transport), size.0);
             add_times(totals.durations.entry(of).or_default(), &row.counts, row.sum_us);
         }
         for row in &given.aborts {
@@ -324,10 +324,10 @@ impl Report {
             *sum = sum.saturating_add(row.connections);
         }
         let in_flight = given.in_flight.unwrap_or_default();
-        let mut links = [TransportTotals::default(); Transport::ALL.len()];
+        let mut links = [TransportTotals::default(); ReportedTransport::ALL.len()];
         let mut connections = Vec::with_capacity(given.connections.len());
         for row in &given.connections {
-            let transport = Transport::of(&row.transport);
+            let transport = ReportedTransport::of(&row.transport);
             let one =
                 TransportTotals { connections: 1, lanes: row.lanes.into(), launches: row.launches.into() };
             links[transport as usize].add(&one);

@@ -40,7 +40,7 @@ pub use view::{
     AbortView, ConnectionView, DurationView, FailureView, LinksView, OutcomeView, PairSeries, PairView,
     ReasonView, Series, StageView, TaskTransfers, Throughput, TotalsView, TransferBytes, TransfersView,
 };
-pub use words::{TransferCounter, TransferOutcome, Transport};
+pub use words::{ReportedTransport, TransferCounter, TransferOutcome};
 
 pub(crate) use view::rate_window;
 

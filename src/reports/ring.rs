@@ -15,9 +15,9 @@ pub const STEP_SECONDS: u64 = 10;
 const STEPS: usize = 4;
 
 /// Bytes of each second, for the last ten minutes.
-pub type Seconds = ByteSeries<POINTS, 1>;
+pub type SecondSeries = ByteSeries<POINTS, 1>;
 /// Bytes of each step of ten seconds, for the last few.
-pub type Steps = ByteSeries<STEPS, STEP_SECONDS>;
+pub type StepSeries = ByteSeries<STEPS, STEP_SECONDS>;
 
 /// Bytes of each step of so many seconds, for the last `COUNT` of them.
 #[derive(Debug, Clone, Copy)]
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn bytes_are_spread_over_the_time_in_which_they_moved_and_none_is_lost() {
-        let mut ring = Seconds::default();
+        let mut ring = SecondSeries::default();
         ring.add(at(10_500), at(12_500), 1001);
         assert_eq!(ring.window(13, 5), [0, 250, 500, 251, 0]);
         ring.add(at(12_500), at(12_600), 9);
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn the_series_covers_ten_minutes_and_no_future() {
-        let mut ring = Seconds::default();
+        let mut ring = SecondSeries::default();
         ring.add(at(1_000_000), at(1_000_900), 7);
         ring.add(at(1_599_000), at(1_599_900), 8);
         assert_eq!(ring.window(1599, POINTS)[0], 7);
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn seconds_and_steps_of_ten_tell_the_same() {
-        let (mut seconds, mut steps) = (Seconds::default(), Steps::default());
+        let (mut seconds, mut steps) = (SecondSeries::default(), StepSeries::default());
         for (from, until, bytes) in [(7_300, 8_300, 40), (8_300, 13_300, 1000), (19_000, 21_000, 700)] {
             seconds.add(at(from), at(until), bytes);
             steps.add(at(from), at(until), bytes);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_long_silence_is_not_smeared_over_all_of_it() {
-        let mut ring = Seconds::default();
+        let mut ring = SecondSeries::default();
         ring.add(at(0), at(500_000), 600);
         let window = ring.window(500, POINTS);
         assert_eq!(window.iter().sum::<u64>(), 600);

@@ -8,15 +8,15 @@ use prost::Message as _;
 use super::*;
 use crate::clock::Clock;
 use crate::coordination::{
-    Act, Actor, ActorOrigin, CallOutcome as Answer, Caller, ConnectionId, EventKind, JobSettings, Reason,
-    Request, RunNumber, TaskId, TaskIncarnation, TaskIncarnations, Timestamp,
+    Actor, ActorOrigin, CallOutcome as Answer, Caller, ConnectionId, EventKind, JobSettings, OperatorCommand,
+    Reason, Request, RunNumber, TaskId, TaskIncarnation, TaskIncarnations, Timestamp,
 };
-use crate::engine::Inbox;
+use crate::engine::AnswerInbox;
 use crate::proto::muster::v1 as wire;
 
 struct Nobody;
 
-impl Inbox for Nobody {
+impl AnswerInbox for Nobody {
     fn deliver(&self, _slot: u64, _outcome: Answer) {}
 }
 
@@ -43,7 +43,7 @@ impl StoreFixture {
         let task = TaskId(i32::try_from(task).unwrap());
         let incarnation = TaskIncarnation(incarnation);
         let request = Request::Register { task, incarnation, recoverable: true };
-        let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+        let inbox: Arc<dyn AnswerInbox> = Arc::new(Nobody);
         let caller = Caller { connection: self.connection, claim: None };
         self.engine.call(self.job, caller, request, &inbox, 0);
     }
@@ -180,7 +180,7 @@ fn unknown_names_become_other() {
     });
     world.take(&report).unwrap();
     let totals = world.summary().totals;
-    assert_eq!(totals.bytes, [TransferBytes { transport: Transport::Other, sent: 7, received: 0 }]);
+    assert_eq!(totals.bytes, [TransferBytes { transport: ReportedTransport::Other, sent: 7, received: 0 }]);
     assert_eq!(
         (totals.launches.len(), totals.ended(TransferOutcome::of("other")), totals.failed()),
         (1, 60, 60)
@@ -255,7 +255,7 @@ fn throughput_is_what_came_between_two_reports_and_pairs_beyond_the_bound_are_on
     let sum = |sent: &[u64]| sent.iter().sum::<u64>();
     assert_eq!(
         seen.transports.iter().map(|it| (it.transport, sum(&it.sent))).collect::<Vec<_>>(),
-        [(Transport::Shm, 50_000)]
+        [(ReportedTransport::Shm, 50_000)]
     );
     assert_eq!(seen.pairs.len(), SERIES_KEPT);
     assert!(seen.pairs.iter().all(|pair| sum(&pair.sent) == 500), "{:?}", seen.pairs);
@@ -411,7 +411,7 @@ fn a_job_that_is_deleted_is_forgotten() {
     assert!(world.board.has_reports(world.job));
     let actor = Actor { who: "ada".into(), address: None, means: ActorOrigin::Api };
     let reason = Reason::try_from("done".to_owned()).unwrap();
-    world.engine.act(world.job, actor, reason, Act::DeleteJob { force: true }).unwrap();
+    world.engine.act(world.job, actor, reason, OperatorCommand::DeleteJob { force: true }).unwrap();
     assert_eq!(world.take(&world.report(0, 100, |_| {})), Err(ReportError::NoSuchJob));
     world.board.retain_jobs(&world.engine, |_| false);
     assert!(!world.board.has_reports(world.job));

@@ -7,8 +7,8 @@ use utoipa::ToSchema;
 
 use super::board::{self, JobReports, ReportStore, TaskReports};
 use super::intake::{ClockReading, LifeTotals, TransportTotals};
-use super::ring::{STEP_SECONDS, Steps};
-use super::words::{TransferCounter, TransferOutcome, Transport};
+use super::ring::{STEP_SECONDS, StepSeries};
+use super::words::{ReportedTransport, TransferCounter, TransferOutcome};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
 use crate::transfer::{Stage, Times, size_classes};
 
@@ -16,7 +16,7 @@ use crate::transfer::{Stage, Times, size_classes};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TransferBytes {
     /// The transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes that the tasks have sent.
     pub sent: u64,
     /// Bytes that they have received.
@@ -78,7 +78,7 @@ pub struct AbortView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DurationView {
     /// By which bytes of it moved, or moved last.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// How many bytes one moved at most: `4KiB`, `64KiB`, `1MiB`, `16MiB`, `256MiB`, `more`.
     pub size_class: String,
     /// How many launches.
@@ -159,7 +159,7 @@ impl StageView {
 
 impl TotalsView {
     fn of(totals: &LifeTotals) -> Self {
-        let bytes = Transport::ALL.into_iter().zip(totals.bytes);
+        let bytes = ReportedTransport::ALL.into_iter().zip(totals.bytes);
         let bytes = bytes.map(|(transport, [sent, received])| TransferBytes { transport, sent, received });
         let launches = TransferOutcome::all().zip(totals.outcomes);
         let counter = |which: TransferCounter| totals.counters[which as usize];
@@ -231,7 +231,7 @@ impl TotalsView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LinksView {
     /// How their lanes are made.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Ends of connections: one that both its tasks report has two.
     pub connections: u64,
     /// Lanes that live, likewise.
@@ -240,14 +240,14 @@ pub struct LinksView {
     pub launches: u64,
 }
 
-fn links_of(links: &[TransportTotals; Transport::ALL.len()]) -> Vec<LinksView> {
-    let view = |(transport, links): (Transport, &TransportTotals)| LinksView {
+fn links_of(links: &[TransportTotals; ReportedTransport::ALL.len()]) -> Vec<LinksView> {
+    let view = |(transport, links): (ReportedTransport, &TransportTotals)| LinksView {
         transport,
         connections: links.connections,
         lanes: links.lanes,
         launches: links.launches,
     };
-    Transport::ALL.into_iter().zip(links).map(view).filter(|links| links.connections > 0).collect()
+    ReportedTransport::ALL.into_iter().zip(links).map(view).filter(|links| links.connections > 0).collect()
 }
 
 /// One connection, as one of its tasks reports it.
@@ -260,7 +260,7 @@ pub struct ConnectionView {
     /// The life of that one that it leads to, in hexadecimal.
     pub peer_incarnation: String,
     /// How its lanes are made.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Lanes that live.
     pub lanes: u32,
     /// Launches under way.
@@ -311,7 +311,7 @@ pub struct ReasonView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Series {
     /// By which transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes of each second, the oldest first.
     pub sent: Vec<u64>,
 }
@@ -324,7 +324,7 @@ pub struct PairSeries {
     /// To which.
     pub to: TaskId,
     /// By which transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes of each second, the oldest first.
     pub sent: Vec<u64>,
 }
@@ -352,7 +352,7 @@ pub struct PairView {
     /// To which.
     pub to: TaskId,
     /// By which transport.
-    pub transport: Transport,
+    pub transport: ReportedTransport,
     /// Bytes that `from` says that it sent; none if it has not reported the pair.
     pub sent: Option<u64>,
     /// Bytes that `to` says that it received.
@@ -516,7 +516,7 @@ impl TransfersView {
     fn of(of_job: &JobReports, roster: &TaskIncarnations, now: Timestamp) -> Self {
         let mut view = Self::empty(roster, now);
         let mut totals = LifeTotals::default();
-        let mut links = [TransportTotals::default(); Transport::ALL.len()];
+        let mut links = [TransportTotals::default(); ReportedTransport::ALL.len()];
         for (task, of_task) in &of_job.tasks {
             totals.add(&of_task.totals());
             if is_stale(*task, of_task, roster) {
@@ -630,7 +630,7 @@ impl RateWindow {
     }
 
     /// Bytes a second.
-    fn rate(self, steps: &Steps) -> u64 {
+    fn rate(self, steps: &StepSeries) -> u64 {
         steps.point(self.0) / STEP_SECONDS
     }
 }
@@ -664,7 +664,7 @@ impl ReportStore {
             let last = last_second(of_job, board::interval_ms(roster.incarnations.len()));
             let known = (last + 1).saturating_sub(of_job.since.0 / 1_000_000);
             let seconds = seconds.min(usize::try_from(known).unwrap_or(usize::MAX));
-            let transports = Transport::ALL.into_iter().zip(&of_job.series);
+            let transports = ReportedTransport::ALL.into_iter().zip(&of_job.series);
             let transports =
                 transports.map(|(transport, ring)| Series { transport, sent: ring.window(last, seconds) });
             let pairs = of_job.pairs.iter().map(|((from, to, transport), ring)| PairSeries {
@@ -691,7 +691,7 @@ impl ReportStore {
         job: JobId,
         roster: &TaskIncarnations,
         task: Option<TaskId>,
-        transport: Option<Transport>,
+        transport: Option<ReportedTransport>,
     ) -> Vec<PairView> {
         let rows: Vec<_> = self
             .with(job, roster.run, |of_job| {
@@ -709,7 +709,7 @@ impl ReportStore {
                 wanted.collect()
             })
             .unwrap_or_default();
-        let mut pairs: BTreeMap<(TaskId, TaskId, Transport), PairView> = BTreeMap::new();
+        let mut pairs: BTreeMap<(TaskId, TaskId, ReportedTransport), PairView> = BTreeMap::new();
         let mut side = |from, to, transport, sent: bool, bytes: u64, rate: u64| {
             if bytes == 0 {
                 return;
@@ -735,7 +735,7 @@ impl ReportStore {
         job: JobId,
         roster: &TaskIncarnations,
         task: Option<TaskId>,
-        transport: Option<Transport>,
+        transport: Option<ReportedTransport>,
     ) -> Vec<ConnectionView> {
         let view = |of_job: &JobReports| {
             let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));

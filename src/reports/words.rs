@@ -8,7 +8,8 @@ use utoipa::ToSchema;
 /// How bytes are moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub enum Transport {
+#[schema(as = Transport)]
+pub enum ReportedTransport {
     /// Shared memory that both processes map.
     Shm,
     /// The receiver reads the sender's memory through the kernel.
@@ -21,7 +22,7 @@ pub enum Transport {
     Other,
 }
 
-impl Transport {
+impl ReportedTransport {
     /// Every one.
     pub const ALL: [Self; 5] = [Self::Shm, Self::Pvm, Self::Unix, Self::Tcp, Self::Other];
 
@@ -44,7 +45,7 @@ impl Transport {
     }
 }
 
-impl fmt::Display for Transport {
+impl fmt::Display for ReportedTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -9,7 +9,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::coordination::{Event, EventKind, JobId, JobName, RunOutcome};
+use crate::coordination::{EventKind, JobEvent, JobId, JobName, RunOutcome};
 use crate::engine::{Engine, NumberedEvent};
 use crate::text::one_line;
 
@@ -58,7 +58,7 @@ struct EventLogger {
 
 impl EventLogger {
     fn log(&mut self, engine: &Engine, numbered: &NumberedEvent) {
-        let Event { job, what, .. } = numbered.event.as_ref();
+        let JobEvent { job, what, .. } = numbered.event.as_ref();
         let name = self.names.of(engine, *job);
         if level(what) != Level::DEBUG {
             let kind = (*job, what.kind());
@@ -79,7 +79,7 @@ impl EventLogger {
 }
 
 fn now(engine: &Engine) -> Duration {
-    Duration::from_nanos(engine.clock().nanos())
+    Duration::from_nanos(engine.clock().elapsed_nanos())
 }
 
 fn log_count(job: &JobName, kind: &'static str, count: u64) {
@@ -104,7 +104,7 @@ impl JobNames {
 }
 
 fn log_event(numbered: &NumberedEvent, job: &JobName) {
-    let Event { run, what, reason, .. } = numbered.event.as_ref();
+    let JobEvent { run, what, reason, .. } = numbered.event.as_ref();
     let about = what.about();
     let (task, peer) = (about.task.map(|task| task.0), about.peer.map(tracing::field::display));
     macro_rules! line {

@@ -13,7 +13,7 @@ pub const REFILL_INTERVAL: Duration = Duration::from_secs(1);
 struct LogBudget {
     lines: u32,
     refilled: Duration,
-    left_out: u64,
+    suppressed: u64,
 }
 
 /// The lines of every kind.
@@ -39,22 +39,22 @@ impl<K: Eq + Hash + Clone> LogRateLimit<K> {
     /// Whether a line of this kind may be written: then how many were left out before it. `now` counts from any fixed moment.
     pub fn admit(&mut self, kind: &K, now: Duration) -> Option<u64> {
         if !self.0.contains_key(kind) {
-            self.0.insert(kind.clone(), LogBudget { lines: BURST, refilled: now, left_out: 0 });
+            self.0.insert(kind.clone(), LogBudget { lines: BURST, refilled: now, suppressed: 0 });
         }
         let allowance = self.0.get_mut(kind)?;
         allowance.refill(now);
         if let Some(lines) = allowance.lines.checked_sub(1) {
             allowance.lines = lines;
-            return Some(std::mem::take(&mut allowance.left_out));
+            return Some(std::mem::take(&mut allowance.suppressed));
         }
-        allowance.left_out += 1;
+        allowance.suppressed += 1;
         None
     }
 
     /// Whether lines were left out that nobody was told of.
     #[must_use]
     pub fn has_suppressed(&self) -> bool {
-        self.0.values().any(|allowance| allowance.left_out > 0)
+        self.0.values().any(|allowance| allowance.suppressed > 0)
     }
 
     /// The kinds of which lines were left out that may be told of now, and how many.
@@ -62,11 +62,11 @@ impl<K: Eq + Hash + Clone> LogRateLimit<K> {
         let mut all = Vec::new();
         for (kind, allowance) in &mut self.0 {
             allowance.refill(now);
-            if allowance.left_out > 0
+            if allowance.suppressed > 0
                 && let Some(lines) = allowance.lines.checked_sub(1)
             {
                 allowance.lines = lines;
-                all.push((kind.clone(), std::mem::take(&mut allowance.left_out)));
+                all.push((kind.clone(), std::mem::take(&mut allowance.suppressed)));
             }
         }
         all

@@ -25,7 +25,7 @@ const RSA_BITS_MIN: usize = 2048;
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Severity {
+pub enum CheckSeverity {
     /// As it should be.
     Good,
     /// It works, and somebody should know.
@@ -38,7 +38,7 @@ pub enum Severity {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CertificateFinding {
     /// How bad it is.
-    pub verdict: Severity,
+    pub verdict: CheckSeverity,
     /// What was found, and what to do.
     pub text: String,
 }
@@ -46,9 +46,9 @@ pub struct CertificateFinding {
 impl fmt::Display for CertificateFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.verdict {
-            Severity::Good => "ok    ",
-            Severity::Note => "note  ",
-            Severity::Bad => "WRONG ",
+            CheckSeverity::Good => "ok    ",
+            CheckSeverity::Note => "note  ",
+            CheckSeverity::Bad => "WRONG ",
         };
         write!(f, "{word}{}", self.text)
     }
@@ -60,14 +60,14 @@ pub struct CertificateFindings(pub Vec<CertificateFinding>);
 
 impl CertificateFindings {
     /// Adds a finding.
-    pub fn add(&mut self, verdict: Severity, text: impl Into<String>) {
+    pub fn add(&mut self, verdict: CheckSeverity, text: impl Into<String>) {
         self.0.push(CertificateFinding { verdict, text: text.into() });
     }
 
     /// Whether something does not work.
     #[must_use]
     pub fn has_errors(&self) -> bool {
-        self.0.iter().any(|finding| finding.verdict == Severity::Bad)
+        self.0.iter().any(|finding| finding.verdict == CheckSeverity::Bad)
     }
 }
 
@@ -104,12 +104,12 @@ pub fn chain(
 ) -> Result<CertificateFindings, TlsError> {
     let mut found = CertificateFindings::default();
     let Some((own, rest)) = chain.split_first() else {
-        found.add(Severity::Bad, "there is no certificate");
+        found.add(CheckSeverity::Bad, "there is no certificate");
         return Ok(found);
     };
     match X509Certificate::from_der(own) {
         Ok((_, read)) => check_leaf(&read, wanted, &mut found),
-        Err(error) => found.add(Severity::Bad, format!("the certificate cannot be read: {error}")),
+        Err(error) => found.add(CheckSeverity::Bad, format!("the certificate cannot be read: {error}")),
     }
     if let Some(ca) = ca {
         check_trust((own, rest), files::authorities(ca)?, wanted, &mut found);
@@ -126,39 +126,39 @@ pub fn key(cert: &Path, key: &Path, found: &mut CertificateFindings) -> Result<(
     let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let Ok(builder) = builder else { return Ok(()) };
     match builder.with_no_client_auth().with_single_cert(chain, private) {
-        Ok(_) => found.add(Severity::Good, "the key belongs to the certificate"),
+        Ok(_) => found.add(CheckSeverity::Good, "the key belongs to the certificate"),
         Err(Error::InconsistentKeys(_)) => {
             found.add(
-                Severity::Bad,
+                CheckSeverity::Bad,
                 "the key belongs to another certificate: give the two that were made together",
             );
         }
-        Err(error) => found.add(Severity::Bad, format!("the key cannot be used: {error}")),
+        Err(error) => found.add(CheckSeverity::Bad, format!("the key cannot be used: {error}")),
     }
     Ok(())
 }
 
 fn check_leaf(read: &X509Certificate<'_>, wanted: IntendedUse<'_>, found: &mut CertificateFindings) {
-    found.add(Severity::Good, format!("subject {}, issued by {}", read.subject(), read.issuer()));
+    found.add(CheckSeverity::Good, format!("subject {}, issued by {}", read.subject(), read.issuer()));
     check_validity(read, found);
     check_key_kind(read, found);
     check_purpose(read, wanted.purpose, found);
     if read.is_ca() {
         found.add(
-            Severity::Bad,
+            CheckSeverity::Bad,
             "it is the certificate of an authority: make one for this holder and let the authority sign it",
         );
     }
     let names = clients::names(read);
     if wanted.purpose == CertificatePurpose::Server && names.is_empty() {
         found.add(
-            Severity::Bad,
+            CheckSeverity::Bad,
             "it names no host (no subject alternative name): make one with the names and addresses that clients dial, \
              such as DNS:muster.example or IP:10.0.0.1",
         );
     } else {
         found.add(
-            Severity::Good,
+            CheckSeverity::Good,
             format!("names: {}", if names.is_empty() { "none".into() } else { names.join(", ") }),
         );
     }
@@ -171,37 +171,41 @@ fn check_validity(read: &X509Certificate<'_>, found: &mut CertificateFindings) {
     let hours = (to - now) / (60 * 60);
     if now < from {
         let text = format!("it holds only from {}: look at the clocks, or wait", validity.not_before);
-        found.add(Severity::Bad, text);
+        found.add(CheckSeverity::Bad, text);
     } else if now > to {
-        found.add(Severity::Bad, format!("it has expired on {}: renew it", validity.not_after));
+        found.add(CheckSeverity::Bad, format!("it has expired on {}: renew it", validity.not_after));
     } else if hours < EXPIRY_WARNING_DAYS * 24 {
         let left = match hours {
             48.. => format!("{} days", hours / 24),
             2.. => format!("{hours} hours"),
             _ => "less than two hours".into(),
         };
-        found.add(Severity::Note, format!("it expires in {left}, on {}", validity.not_after));
+        found.add(CheckSeverity::Note, format!("it expires in {left}, on {}", validity.not_after));
     } else {
-        found.add(Severity::Good, format!("it holds until {}", validity.not_after));
+        found.add(CheckSeverity::Good, format!("it holds until {}", validity.not_after));
     }
 }
 
 fn check_key_kind(read: &X509Certificate<'_>, found: &mut CertificateFindings) {
     let algorithm = read.public_key().algorithm.algorithm.to_id_string();
     if EDWARDS.contains(&algorithm.as_str()) {
-        found.add(Severity::Bad, "its key is Ed25519 or Ed448, which JAX does not know: use P-256 or RSA");
+        found.add(
+            CheckSeverity::Bad,
+            "its key is Ed25519 or Ed448, which JAX does not know: use P-256 or RSA",
+        );
     } else if let Ok(PublicKey::RSA(key)) = read.public_key().parsed() {
         let bits = key.key_size();
         if bits < RSA_BITS_MIN {
-            found.add(Severity::Bad, format!("its RSA key has {bits} bits: use at least {RSA_BITS_MIN}"));
+            found
+                .add(CheckSeverity::Bad, format!("its RSA key has {bits} bits: use at least {RSA_BITS_MIN}"));
         } else {
-            found.add(Severity::Good, format!("its key is RSA with {bits} bits"));
+            found.add(CheckSeverity::Good, format!("its key is RSA with {bits} bits"));
         }
     } else {
-        found.add(Severity::Good, "its key is of an elliptic curve");
+        found.add(CheckSeverity::Good, "its key is of an elliptic curve");
     }
     if SHA1.contains(&read.signature_algorithm.algorithm.to_id_string().as_str()) {
-        found.add(Severity::Bad, "it is signed with SHA-1, which is taken nowhere any more: renew it");
+        found.add(CheckSeverity::Bad, "it is signed with SHA-1, which is taken nowhere any more: renew it");
     }
 }
 
@@ -211,17 +215,17 @@ fn check_purpose(read: &X509Certificate<'_>, purpose: CertificatePurpose, found:
         CertificatePurpose::Client => ("clientAuth", "clients"),
     };
     let Ok(Some(usage)) = read.extended_key_usage() else {
-        return found.add(Severity::Good, "it does not say what it may be used for, which is fine");
+        return found.add(CheckSeverity::Good, "it does not say what it may be used for, which is fine");
     };
     let fits = match purpose {
         CertificatePurpose::Server => usage.value.server_auth,
         CertificatePurpose::Client => usage.value.client_auth,
     };
     if fits || usage.value.any {
-        found.add(Severity::Good, format!("it may be used by {whom}"));
+        found.add(CheckSeverity::Good, format!("it may be used by {whom}"));
     } else {
         let text = format!("it may not be used by {whom}: its extended key usage lacks {word}");
-        found.add(Severity::Bad, text);
+        found.add(CheckSeverity::Bad, text);
     }
 }
 
@@ -249,34 +253,36 @@ fn check_trust(
     };
     let judged = match judged {
         Ok(judged) => judged,
-        Err(error) => return found.add(Severity::Bad, format!("the authorities cannot be used: {error}")),
+        Err(error) => {
+            return found.add(CheckSeverity::Bad, format!("the authorities cannot be used: {error}"));
+        }
     };
     let misnamed = |error: &CertificateError| {
         matches!(error, CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. })
     };
     match judged {
         Ok(()) => match wanted.name {
-            Some(name) => found.add(Severity::Good, format!("the authority vouches for it, as {name}")),
-            None => found.add(Severity::Good, "the authority vouches for it"),
+            Some(name) => found.add(CheckSeverity::Good, format!("the authority vouches for it, as {name}")),
+            None => found.add(CheckSeverity::Good, "the authority vouches for it"),
         },
         Err(Error::InvalidCertificate(error)) if misnamed(&error) => match wanted.name {
-            None => found.add(Severity::Good, "the authority vouches for it"),
+            None => found.add(CheckSeverity::Good, "the authority vouches for it"),
             Some(name) => found.add(
-                Severity::Bad,
+                CheckSeverity::Bad,
                 format!(
                     "it is not for {name}: clients that dial that go away; an address needs an IP entry, a name a DNS entry"
                 ),
             ),
         },
         Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => found.add(
-            Severity::Bad,
+            CheckSeverity::Bad,
             "no authority in the CA file has issued it: give the right CA file, or put the certificates in between behind it",
         ),
         Err(Error::InvalidCertificate(error)) => found.add(
-            Severity::Bad,
+            CheckSeverity::Bad,
             format!("the authority does not vouch for it: {}", words::describe_certificate_error(&error)),
         ),
-        Err(error) => found.add(Severity::Bad, format!("the authority does not vouch for it: {error}")),
+        Err(error) => found.add(CheckSeverity::Bad, format!("the authority does not vouch for it: {error}")),
     }
 }
 

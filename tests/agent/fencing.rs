@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use muster::agent::{Agent, AgentError, Config};
+use muster::agent::{Agent, AgentConfig, AgentError};
 use muster::clock::monotonic;
 use muster::proto::xla::coordination as pb;
 use muster::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;
 use muster::transfer::{
-    Arena, Buffer, DeviceId, Member, Options, Spec, TaskId, Transfer, TransferError, TransferKey,
+    Arena, Buffer, DeviceId, LaunchOptions, Member, Spec, TaskId, Transfer, TransferError, TransferKey,
 };
 
 use crate::process::CommandProcess;
@@ -31,7 +31,8 @@ struct ThreeAgents {
 }
 
 async fn join(server: &Server, task: u32) -> Agent {
-    let config = Config { patience: Duration::from_millis(500), ..Config::new(server.grpc.clone(), task) };
+    let config =
+        AgentConfig { patience: Duration::from_millis(500), ..AgentConfig::new(server.grpc.clone(), task) };
     Agent::join(config).await.unwrap()
 }
 
@@ -58,7 +59,7 @@ impl ThreeAgents {
     /// Something that task 2 never sends.
     async fn waiting(&self) -> Transfer {
         let spec = Spec::receive(self.buffer(0).span(), device(2), device(0), TransferKey(7));
-        let mut prepared = self.near[0].engine().prepare(vec![spec], Options::default()).await.unwrap();
+        let mut prepared = self.near[0].engine().prepare(vec![spec], LaunchOptions::default()).await.unwrap();
         prepared.launch(&[])
     }
 
@@ -83,8 +84,8 @@ impl ThreeAgents {
         let (source, target) = (self.buffer(5), self.buffer(0));
         let send = Spec::send(source.span(), device(0), device(1), TransferKey(9));
         let receive = Spec::receive(target.span(), device(0), device(1), TransferKey(9));
-        let sent = a.engine().transfer(&[], vec![send], Options::default());
-        let received = b.engine().transfer(&[], vec![receive], Options::default());
+        let sent = a.engine().transfer(&[], vec![send], LaunchOptions::default());
+        let received = b.engine().transfer(&[], vec![receive], LaunchOptions::default());
         let both = async { (sent.await, received.await) };
         let (sent, received) = tokio::time::timeout(PATIENCE, both).await.expect("it has an outcome");
         assert_eq!((sent.err(), received.err()), (None, None));

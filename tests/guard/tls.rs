@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster::clock::Clock;
 use muster::engine::Engine;
-use muster::grpc::{self, Limits, Routing};
+use muster::grpc::{self, GrpcLimits, Routing};
 use muster::tls::make::{Authority, CertificatePurpose, IssuedCertificate};
 use muster::tls::{self, HandshakeFailures, HandshakeFailuresPage, ListenerTls, TlsFiles, TlsMode};
 use rustls::pki_types::ServerName;
@@ -272,7 +272,7 @@ async fn a_stalled_tls_handshake_is_closed() {
     };
     let kept = (*engine.clock(), Arc::clone(&failures));
     let entrance = ListenerTls::new("grpc", TlsMode::Required, Some(files), &[b"h2"], kept).unwrap();
-    let limits = Limits { handshake: Duration::from_millis(200), ..Limits::default() };
+    let limits = GrpcLimits { handshake: Duration::from_millis(200), ..GrpcLimits::default() };
     let server = grpc::Server::with_entrance(entrance, engine, limits, None);
     let listener = grpc::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = listener.local_addr().unwrap();

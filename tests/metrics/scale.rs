@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster::clock::Clock;
 use muster::coordination::{CallOutcome, Caller, JobName, JobSettings, Request, TaskId, TaskIncarnation};
-use muster::engine::{CallStatus, Engine, Inbox, Observer};
+use muster::engine::{AnswerInbox, CallStatus, Engine, Observer};
 use muster::findings::{self, FindingStore};
 use muster::grpc;
 use muster::telemetry::metrics::{EventCounters, MetricInputs, Metrics};
@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_millis(if cfg!(debug_assertions) { 500 } 
 
 struct Nobody;
 
-impl Inbox for Nobody {
+impl AnswerInbox for Nobody {
     fn deliver(&self, _slot: u64, _outcome: CallOutcome) {}
 }
 
@@ -36,7 +36,7 @@ async fn engine(tally: &Arc<EventCounters>) -> Arc<Engine> {
     let engine = Engine::new(Clock::start());
     engine.observe_with(vec![Arc::clone(tally) as Arc<dyn Observer>]);
     let job = engine.declare(JobName::default(), JobSettings::new(TASKS)).expect("the first job");
-    let inbox: Arc<dyn Inbox> = Arc::new(Nobody);
+    let inbox: Arc<dyn AnswerInbox> = Arc::new(Nobody);
     let id = |task: u32| TaskId(i32::try_from(task).expect("a task id"));
     let life = |task: u32| TaskIncarnation(u64::from(task) + 1);
     let connections: Vec<_> =
@@ -78,7 +78,7 @@ async fn a_scrape_and_a_look_for_findings_of_ten_thousand_tasks_are_quick() {
     let tally = Arc::<EventCounters>::default();
     let engine = engine(&tally).await;
     let board = Arc::<FindingStore>::default();
-    let edge = grpc::Server::new(Arc::clone(&engine), grpc::Limits::default());
+    let edge = grpc::Server::new(Arc::clone(&engine), grpc::GrpcLimits::default());
     let metrics = |tasks_max: usize| {
         let sources = MetricInputs {
             engine: Arc::clone(&engine),

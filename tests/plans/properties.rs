@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use muster::transfer::plan::{
-    BufferRole, Class, DeviceId, Partition, PlacedDevice, Plan, Region, Step, TaskId, pack, unpack,
+    BufferRole, DeviceId, Partition, PlacedDevice, Plan, Region, Step, StepClass, TaskId, pack, unpack,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -77,8 +77,8 @@ proptest! {
         let (asked, plan) = planned(&bytes);
         let cost = plan.cost();
         let least = least(&asked);
-        let of = |class: Class| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").bytes;
-        let found = [Class::SameBuffer, Class::LocalCopy, Class::SameHost, Class::AcrossHosts].map(of);
+        let of = |class: StepClass| cost.classes.iter().find(|cost| cost.class == class).expect("it is there").bytes;
+        let found = [StepClass::SameBuffer, StepClass::LocalCopy, StepClass::SameHost, StepClass::AcrossHosts].map(of);
         prop_assert_eq!(found, least);
         prop_assert_eq!(
             [cost.minimum.local_copy, cost.minimum.same_host, cost.minimum.across_hosts],
@@ -105,13 +105,13 @@ proptest! {
             let same_device = step.source.device == step.destination.device;
             let whole = step.source.shape == step.source.region.extent && step.destination.shape == step.source.region.extent;
             let class = if same_device && whole {
-                Class::SameBuffer
+                StepClass::SameBuffer
             } else if step.source.task == step.destination.task {
-                Class::LocalCopy
+                StepClass::LocalCopy
             } else if step.source.host == step.destination.host {
-                Class::SameHost
+                StepClass::SameHost
             } else {
-                Class::AcrossHosts
+                StepClass::AcrossHosts
             };
             prop_assert_eq!(step.class, class);
             prop_assert_eq!(plan.step(step.index), Some(step));

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster::transfer::plan::{
-    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Options, Partition, PartitionSpec, PlacedDevice,
-    Placement, Plan, Runs, Sharding, Shards, TaskId,
+    ArrayDescription, BufferRole, DeviceId, Dtype, Mesh, Partition, PartitionSpec, PlacedDevice, Placement,
+    Plan, PlanOptions, Runs, Sharding, Shards, TaskId,
 };
 
 /// Decisions out of bytes: shorter and smaller ones make smaller plans, so that what fails can be made small.
@@ -33,7 +33,7 @@ pub struct PlanCase {
     pub source: ArrayDescription,
     pub destination: ArrayDescription,
     pub placement: Placement,
-    pub options: Options,
+    pub options: PlanOptions,
 }
 
 impl PlanCase {
@@ -69,7 +69,7 @@ pub fn asked(choices: &mut RandomChoices) -> PlanCase {
         ArrayDescription { sharding: sharding(choices, shape.len(), pool), ..source.clone() }
     };
     let fan_out = std::num::NonZeroU32::MIN.saturating_add(choices.below(3) as u32);
-    PlanCase { source, destination, placement, options: Options { fan_out, timeout: None } }
+    PlanCase { source, destination, placement, options: PlanOptions { fan_out, timeout: None } }
 }
 
 fn sharding(choices: &mut RandomChoices, rank: usize, pool: u32) -> Sharding {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    Act, AutoExcludeRule, Bounds, CallId, CallOutcome, ClaimedIncarnations, Code, CommandOutcome,
-    CommandRefusal, ConnectionEnd, ConnectionId, ErrorDelivery, ExclusionId, ExclusionTarget, Input,
-    JobSettings, Request, ServiceIncarnation, SettingsChange, TaskId, TaskIncarnation, TaskSet,
+    AutoExcludeRule, Bounds, CallId, CallOutcome, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal,
+    ConnectionEnd, ConnectionId, ErrorDelivery, ExclusionId, ExclusionTarget, Input, JobSettings,
+    OperatorCommand, Request, ServiceIncarnation, SettingsChange, TaskId, TaskIncarnation, TaskSet,
 };
 
 use crate::for_every_seed;
@@ -185,17 +185,17 @@ impl Chaos {
                     _ => ExclusionTarget::Task(self.some_task()),
                 };
                 let expires_in = self.rng.bool().then(|| Duration::from_millis(self.rng.u64(0..60_000)));
-                Act::Exclude { target, expires_in, end_run: self.rng.u8(0..3) == 0 }
+                OperatorCommand::Exclude { target, expires_in, end_run: self.rng.u8(0..3) == 0 }
             }
-            5..8 => Act::Readmit { exclusion: ExclusionId(self.rng.u64(0..8)) },
-            8 => Act::Drain { at: None },
-            9 => Act::PutKey {
+            5..8 => OperatorCommand::Readmit { exclusion: ExclusionId(self.rng.u64(0..8)) },
+            8 => OperatorCommand::Drain { at: None },
+            9 => OperatorCommand::PutKey {
                 key: self.some_key(),
                 value: Bytes::from_static(b"8"),
                 overwrite: self.rng.bool(),
             },
-            10 => Act::DeleteKey { key: self.some_key() },
-            _ => Act::Configure(Box::new(self.some_settings())),
+            10 => OperatorCommand::DeleteKey { key: self.some_key() },
+            _ => OperatorCommand::Configure(Box::new(self.some_settings())),
         };
         // That an act is refused is as good as anything.
         let _ = self.coordinator.act(act);
@@ -241,10 +241,13 @@ impl Chaos {
     fn delete(&mut self) {
         let live = self.coordinator.view().run.live;
         if live > 0 {
-            let refused = self.coordinator.act(Act::DeleteJob { force: false });
+            let refused = self.coordinator.act(OperatorCommand::DeleteJob { force: false });
             assert_eq!(refused, Err(CommandRefusal::TasksConnected(live)));
         }
-        assert_eq!(self.coordinator.act(Act::DeleteJob { force: true }), Ok(CommandOutcome::JobDeleted));
+        assert_eq!(
+            self.coordinator.act(OperatorCommand::DeleteJob { force: true }),
+            Ok(CommandOutcome::JobDeleted)
+        );
         assert!(self.coordinator.asked.is_empty(), "whoever waited is answered");
         let client = self.coordinator.connect();
         let call = self.coordinator.call(client, Request::JobState);

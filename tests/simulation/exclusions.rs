@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    Act, Code, CommandOutcome, CommandRefusal, ErrorDelivery, EventKind, ExclusionEndKind, ExclusionId,
-    ExclusionTarget, Failure, JobSettings, Reply, Request, RunOutcome, RunState, SettingsChange, TaskId,
-    TaskPhase, TaskSet,
+    Code, CommandOutcome, CommandRefusal, ErrorDelivery, EventKind, ExclusionEndKind, ExclusionId,
+    ExclusionTarget, Failure, JobSettings, OperatorCommand, Reply, Request, RunOutcome, RunState,
+    SettingsChange, TaskId, TaskPhase, TaskSet,
 };
 
 use crate::rules::{Job, id};
 use crate::world::{JOB, SimulatedCoordinator, operator, reason};
 
 fn exclude(job: &mut Job, task: usize) -> Result<CommandOutcome, CommandRefusal> {
-    job.coordinator.act(Act::Exclude {
+    job.coordinator.act(OperatorCommand::Exclude {
         target: ExclusionTarget::Task(id(task)),
         expires_in: None,
         end_run: false,
@@ -98,7 +98,7 @@ fn an_excluded_task_is_out_at_once_and_the_others_go_on() {
 fn barriers_do_not_wait_for_a_readmitted_task_until_it_registers() {
     let mut job = Job::recoverable(3);
     exclude(&mut job, 2).expect("excluded");
-    let readmit = Act::Readmit { exclusion: ExclusionId(1) };
+    let readmit = OperatorCommand::Readmit { exclusion: ExclusionId(1) };
     assert_eq!(job.coordinator.act(readmit.clone()), Ok(CommandOutcome::Readmitted));
     assert_eq!(job.coordinator.act(readmit), Err(CommandRefusal::AlreadyOver(ExclusionId(1))));
     // Its old life is over, whatever became of the exclusion.
@@ -119,7 +119,7 @@ fn an_exclusion_ends_exactly_when_its_time_is_over() {
     let mut job = Job::recoverable(2);
     let expires_in = Some(Duration::from_secs(600));
     job.coordinator
-        .act(Act::Exclude { target: ExclusionTarget::Task(id(1)), expires_in, end_run: false })
+        .act(OperatorCommand::Exclude { target: ExclusionTarget::Task(id(1)), expires_in, end_run: false })
         .expect("excluded");
     let keep = |job: &mut Job| {
         for _ in 0..60 {
@@ -151,7 +151,8 @@ fn a_run_whose_tasks_share_their_fate_is_ended_only_on_request() {
     assert!(refusal.to_string().contains("its tasks share their fate"), "{refusal}");
     assert_eq!(job.coordinator.view().run.live, 3);
 
-    let act = Act::Exclude { target: ExclusionTarget::Task(id(1)), expires_in: None, end_run: true };
+    let act =
+        OperatorCommand::Exclude { target: ExclusionTarget::Task(id(1)), expires_in: None, end_run: true };
     job.coordinator.act(act).expect("asked for");
     let run = job.coordinator.view().run;
     assert_eq!(run.state, RunState::Failed);
@@ -173,7 +174,7 @@ fn a_run_whose_tasks_share_their_fate_is_ended_only_on_request() {
     let waiting = [job.restart(0), job.restart(2)];
     assert!(waiting.iter().all(|call| job.waits(*call)), "three are needed");
     assert_eq!(job.coordinator.view().run.number.0, 2);
-    job.coordinator.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let call = job.restart(1);
     assert!(job.coordinator.answers[&call].is_ok());
     assert_eq!(job.coordinator.view().run.live, 3);
@@ -185,7 +186,8 @@ fn the_last_live_task_is_excluded_only_on_request() {
     exclude(&mut job, 0).expect("one is left");
     let refusal = exclude(&mut job, 1).expect_err("nobody would be left");
     assert!(refusal.to_string().contains("nobody would be left"), "{refusal}");
-    let act = Act::Exclude { target: ExclusionTarget::Task(id(1)), expires_in: None, end_run: true };
+    let act =
+        OperatorCommand::Exclude { target: ExclusionTarget::Task(id(1)), expires_in: None, end_run: true };
     job.coordinator.act(act).expect("asked for");
     assert_eq!(job.coordinator.view().run.state, RunState::Abandoned);
 }
@@ -222,7 +224,7 @@ fn a_recoverable_run_starts_without_those_who_are_excluded_and_takes_them_in_lat
     // It comes late, and to a job whose tasks are elsewhere in their round than at its beginning.
     let (a, b) = (job.barrier(0, "begin", 0), job.barrier(1, "begin", 0));
     assert_eq!((job.passed(a), job.passed(b)), (Some(0), Some(0)));
-    job.coordinator.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let late = job.register(2);
     assert!(job.coordinator.answers[&late].is_ok());
     let begins = job.barrier(2, "begin", 0);
@@ -251,7 +253,7 @@ fn a_run_that_forms_waits_again_for_a_task_whose_exclusion_is_lifted() {
     }
     exclude(&mut job, 2).expect("it is not there yet");
     let first = job.register(0);
-    job.coordinator.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let second = job.register(1);
     assert!(job.waits(first) && job.waits(second), "task 2 is waited for again");
     let third = job.register(2);
@@ -265,7 +267,9 @@ fn a_task_of_an_excluded_host_may_register_from_another_host() {
     job.lives[1] = job.coordinator.fresh_life();
     job.register(1);
     let target = ExclusionTarget::host([10, 0, 0, 7].into());
-    job.coordinator.act(Act::Exclude { target, expires_in: None, end_run: false }).expect("excluded");
+    job.coordinator
+        .act(OperatorCommand::Exclude { target, expires_in: None, end_run: false })
+        .expect("excluded");
     assert_eq!(job.coordinator.view().exclusions[0].tasks, [id(1)]);
     assert_eq!(job.coordinator.view().run.live, 2);
     job.connections[1] = job.coordinator.connect_from(7);
@@ -301,7 +305,7 @@ fn an_impossible_exclusion_is_refused_with_the_reason() {
     exclude(&mut job, 2).expect("excluded");
     let refusal = exclude(&mut job, 2).expect_err("it is already");
     assert!(refusal.to_string().contains("by exclusion 1 of alice"), "{refusal}");
-    let refusal = job.coordinator.act(Act::Readmit { exclusion: ExclusionId(9) });
+    let refusal = job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(9) });
     assert_eq!(refusal, Err(CommandRefusal::NoSuchExclusion(ExclusionId(9))));
 }
 
@@ -317,7 +321,9 @@ fn exclusions_are_bounded_in_number_and_in_memory() {
     }
     assert_eq!(exclude(&mut job, 2), Err(CommandRefusal::TooManyExclusions(2)));
     for exclusion in 1..3 {
-        job.coordinator.act(Act::Readmit { exclusion: ExclusionId(exclusion) }).expect("in force");
+        job.coordinator
+            .act(OperatorCommand::Readmit { exclusion: ExclusionId(exclusion) })
+            .expect("in force");
     }
     assert_eq!(
         job.coordinator.core.job(JOB).expect("it is there").exclusions().len(),
@@ -335,7 +341,7 @@ fn an_error_that_an_excluded_task_reported_itself_does_not_heal() {
     let (a, read) = (job.barrier(0, "b", 0), job.coordinator.view().run.tasks[1].error.clone());
     assert_eq!(job.passed(a), Some(0), "nobody waits for it");
     assert!(read.is_some_and(|error| error.contains("broken")), "its own error stays");
-    job.coordinator.act(Act::Readmit { exclusion: ExclusionId(1) }).expect("in force");
+    job.coordinator.act(OperatorCommand::Readmit { exclusion: ExclusionId(1) }).expect("in force");
     let call = job.restart(1);
     assert_eq!(job.failure(call).code, Code::Aborted);
 }
@@ -344,23 +350,26 @@ fn an_error_that_an_excluded_task_reported_itself_does_not_heal() {
 fn a_drain_leaves_the_notice_that_jax_waits_for_once_a_run() {
     let mut job = Job::fate_sharing(2);
     let notice = job.ask(0, Request::Get { key: Bytes::from_static(b"RECEIVED_PREEMPTION_NOTICE") });
-    assert_eq!(job.coordinator.act(Act::Drain { at: None }), Ok(CommandOutcome::DrainRequested));
+    assert_eq!(job.coordinator.act(OperatorCommand::Drain { at: None }), Ok(CommandOutcome::DrainRequested));
     let Ok(Reply::Value(value)) = &job.coordinator.answers[&notice] else { panic!("no notice") };
     assert_eq!(value, "1970-01-01T00:00:01+00:00");
     let preemption = job.coordinator.view().run.preemption.expect("under way");
     let requested = preemption.requested.expect("an operator asked");
     assert_eq!((&*requested.actor.who, requested.reason.as_str()), ("alice", "it was seen to misbehave"));
-    assert_eq!(job.coordinator.act(Act::Drain { at: None }).expect_err("once").kind(), "drain-under-way");
+    assert_eq!(
+        job.coordinator.act(OperatorCommand::Drain { at: None }).expect_err("once").kind(),
+        "drain-under-way"
+    );
 }
 
 #[test]
 fn only_a_run_that_is_running_can_be_drained() {
     let mut world = SimulatedCoordinator::new(JobSettings::new(2), 1);
-    let refusal = world.act(Act::Drain { at: None }).expect_err("nobody is there");
+    let refusal = world.act(OperatorCommand::Drain { at: None }).expect_err("nobody is there");
     assert!(refusal.to_string().contains("still waits for its tasks"), "{refusal}");
     let mut job = Job::fate_sharing(1);
     job.ask(0, Request::Shutdown { task: id(0) });
-    let refusal = job.coordinator.act(Act::Drain { at: None }).expect_err("it is over");
+    let refusal = job.coordinator.act(OperatorCommand::Drain { at: None }).expect_err("it is over");
     assert!(refusal.to_string().contains("is over (completed)"), "{refusal}");
 }
 
@@ -371,7 +380,7 @@ fn a_shorter_heartbeat_timeout_holds_at_once_and_exactly() {
     job.heartbeat(0);
     let change =
         SettingsChange { heartbeat_timeout: Some(Duration::from_secs(20)), ..SettingsChange::default() };
-    job.coordinator.act(Act::Configure(Box::new(change))).expect("changed");
+    job.coordinator.act(OperatorCommand::Configure(Box::new(change))).expect("changed");
     job.coordinator.advance(Duration::from_micros(9_999_999));
     assert_eq!(job.standing(1), TaskPhase::Connected);
     job.coordinator.advance(Duration::from_micros(1));
@@ -386,7 +395,8 @@ fn a_shorter_heartbeat_timeout_holds_at_once_and_exactly() {
 #[test]
 fn settings_that_a_run_in_progress_depends_on_do_not_change() {
     let mut job = Job::recoverable(2);
-    let mut change = |change: SettingsChange| job.coordinator.act(Act::Configure(Box::new(change)));
+    let mut change =
+        |change: SettingsChange| job.coordinator.act(OperatorCommand::Configure(Box::new(change)));
     let none = SettingsChange::default;
     for refused in [
         SettingsChange { tasks: Some(3), ..none() },
@@ -399,7 +409,7 @@ fn settings_that_a_run_in_progress_depends_on_do_not_change() {
     for task in 0..2 {
         job.ask(task, Request::Shutdown { task: id(task) });
     }
-    let act = Act::Configure(Box::new(SettingsChange { tasks: Some(3), ..none() }));
+    let act = OperatorCommand::Configure(Box::new(SettingsChange { tasks: Some(3), ..none() }));
     job.coordinator.act(act).expect("the run is over");
     let view = job.coordinator.view();
     assert_eq!((view.run.number.0, view.run.tasks.len(), view.settings.tasks), (2, 3, 3));
@@ -416,7 +426,9 @@ fn a_stray_process_of_an_excused_task_blocks_no_barrier() {
     job.kill(1);
     job.coordinator.advance(Duration::from_secs(1));
     let target = ExclusionTarget::host([10, 0, 0, 7].into());
-    job.coordinator.act(Act::Exclude { target, expires_in: None, end_run: false }).expect("excluded");
+    job.coordinator
+        .act(OperatorCommand::Exclude { target, expires_in: None, end_run: false })
+        .expect("excluded");
     let first = job.barrier(0, "b", 0);
     // It comes from a host that is not excluded, and has not registered there.
     job.connections[1] = job.coordinator.connect_from(8);

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use muster::coordination::{
-    Act, CallId, ClaimedIncarnations, Code, ConnectionEnd, ConnectionId, ExclusionTarget, JobSettings, Reply,
-    Request, TaskId, TaskIncarnation, Timestamp,
+    CallId, ClaimedIncarnations, Code, ConnectionEnd, ConnectionId, ExclusionTarget, JobSettings,
+    OperatorCommand, Reply, Request, TaskId, TaskIncarnation, Timestamp,
 };
 
 use crate::for_every_seed;
@@ -106,7 +106,7 @@ impl Program {
     fn exclude(&mut self, index: usize) {
         let target = ExclusionTarget::Task(self.workers[index].task);
         let expires_in = Some(Duration::from_millis(self.rng.u64(1..20_000)));
-        if self.coordinator.act(Act::Exclude { target, expires_in, end_run: false }).is_ok() {
+        if self.coordinator.act(OperatorCommand::Exclude { target, expires_in, end_run: false }).is_ok() {
             self.kill(index);
         }
     }

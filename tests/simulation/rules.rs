@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster::coordination::{
-    Act, CallId, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId,
-    Effect, ErrorDelivery, EventKind, Failure, Input, JobSettings, Reply, Request, RunOutcome, RunState,
-    TaskId, TaskIncarnation, TaskPhase, TaskSet,
+    CallId, ClaimedIncarnations, Code, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Effect,
+    ErrorDelivery, EventKind, Failure, Input, JobSettings, OperatorCommand, Reply, Request, RunOutcome,
+    RunState, TaskId, TaskIncarnation, TaskPhase, TaskSet,
 };
 
 use crate::world::{JOB, SimulatedCoordinator, operator, reason};
@@ -148,7 +148,7 @@ fn the_others_pass_the_end_without_a_restarted_task_that_waits_at_the_beginning(
     let last = job.barrier(1, "end", 0);
     assert_eq!((job.passed(end), job.passed(last)), (Some(0), Some(0)));
     assert!(job.waits(restarted), "the beginning waits for those who are in step");
-    let passed_without = |event: &muster::coordination::Event| matches!(&event.what, EventKind::BarrierPassed { without, .. } if *without == [TaskId(2)]);
+    let passed_without = |event: &muster::coordination::JobEvent| matches!(&event.what, EventKind::BarrierPassed { without, .. } if *without == [TaskId(2)]);
     assert!(job.coordinator.events.iter().any(passed_without), "the decision is an event");
     job.barrier(0, "begin", 1);
     job.barrier(1, "begin", 1);
@@ -249,7 +249,7 @@ fn of_two_processes_that_claim_one_task_the_newest_wins_and_both_are_named() {
     let Some(Err(failure)) = world.answers.get(&first) else { panic!("the older one is turned away") };
     assert_eq!(failure.code, Code::AlreadyExists);
     assert!(world.asked.contains_key(&second));
-    let named = |event: &muster::coordination::Event| {
+    let named = |event: &muster::coordination::JobEvent| {
         matches!(&event.what, EventKind::TaskSuperseded { old, new, old_peer: Some(_), new_peer: Some(_), .. }
             if *old == lives[0] && *new == lives[1])
     };
@@ -572,7 +572,7 @@ fn a_deleted_job_takes_no_part_in_anything_while_its_calls_are_answered() {
         job: JOB,
         actor: operator(),
         reason: reason(),
-        act: Act::DeleteJob { force: true },
+        act: OperatorCommand::DeleteJob { force: true },
     };
     let mut effects = Vec::new();
     core.apply(now, delete(), &mut effects);

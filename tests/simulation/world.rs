@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster::coordination::{
-    Act, Actor, ActorOrigin, BarrierCompletion, BarrierOutcome, CallId, CallOutcome, Caller,
-    ClaimedIncarnations, CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, Effect,
-    Event, EventKind, ExclusionPreview, ExclusionTarget, Input, JobId, JobName, JobSettings, JobView,
-    LiveSet, Reason, Reply, Request, ServiceIncarnation, SharedReply, TaskId, TaskIncarnation, TaskSet,
-    Timestamp,
+    Actor, ActorOrigin, BarrierCompletion, BarrierOutcome, CallId, CallOutcome, Caller, ClaimedIncarnations,
+    CommandOutcome, CommandRefusal, ConnectionEnd, ConnectionId, Coordinator, Effect, EventKind,
+    ExclusionPreview, ExclusionTarget, Input, JobEvent, JobId, JobName, JobSettings, JobView, LiveSet,
+    OperatorCommand, Reason, Reply, Request, ServiceIncarnation, SharedReply, TaskId, TaskIncarnation,
+    TaskSet, Timestamp,
 };
 
 /// The only job of the simulated world.
@@ -41,7 +41,7 @@ pub struct SimulatedCoordinator {
     pub now: Timestamp,
     pub asked: BTreeMap<CallId, PendingCall>,
     pub answers: BTreeMap<CallId, CallOutcome>,
-    pub events: Vec<Event>,
+    pub events: Vec<JobEvent>,
     inputs: Vec<(Timestamp, Input)>,
     snapshot: Option<(usize, Vec<u8>)>,
     effects_seen: Vec<String>,
@@ -206,17 +206,17 @@ impl SimulatedCoordinator {
     }
 
     /// An operator acts; what an exclusion does is held against what it was said to do.
-    pub fn act(&mut self, act: Act) -> Result<CommandOutcome, CommandRefusal> {
+    pub fn act(&mut self, act: OperatorCommand) -> Result<CommandOutcome, CommandRefusal> {
         self.finish_work();
         let foreseen = match &act {
-            Act::Exclude { target, .. } => {
+            OperatorCommand::Exclude { target, .. } => {
                 Some(self.core.preview_exclusion(self.now, JOB, &operator(), &reason(), *target))
             }
             _ => None,
         };
         let before = postcard::to_stdvec(&self.core).expect("the state can be serialised");
         let (asked, events) = (self.asked.len(), self.events.len());
-        let delete = matches!(act, Act::DeleteJob { .. });
+        let delete = matches!(act, OperatorCommand::DeleteJob { .. });
         self.input(Input::Command { job: JOB, actor: operator(), reason: reason(), act });
         self.finish_work();
         let acted = self.acted.take().expect("an act is answered");
@@ -357,7 +357,7 @@ impl SimulatedCoordinator {
     }
 
     /// Follows the events that the rules for barriers depend on.
-    fn note(&mut self, event: &Event) {
+    fn note(&mut self, event: &JobEvent) {
         self.order += 1;
         match &event.what {
             EventKind::Excluded { target, tasks, .. } => {

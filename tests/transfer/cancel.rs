@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Config, Engine, Faults, Options, Prepared, Quiesced, Transfer, TransferError,
-    registered_bytes,
+    Arena, Buffer, Choice, Config, Engine, Faults, LaunchOptions, Prepared, Quiesced, Transfer,
+    TransferError, registered_bytes,
 };
 
 use crate::cluster::{
@@ -193,10 +193,14 @@ fn cancels_at_the_moment_of_the_launch_are_proven_too() {
         let cluster = bare(choice);
         let len = 6000;
         let (source, target) = (cluster.filled(0, len, 1), cluster.empty(1, len));
-        let mut sending =
-            cluster.engines[0].prepare(vec![outgoing(&source, 0, 1, 1)], Options::default()).wait().unwrap();
-        let mut receiving =
-            cluster.engines[1].prepare(vec![incoming(&target, 0, 1, 1)], Options::default()).wait().unwrap();
+        let mut sending = cluster.engines[0]
+            .prepare(vec![outgoing(&source, 0, 1, 1)], LaunchOptions::default())
+            .wait()
+            .unwrap();
+        let mut receiving = cluster.engines[1]
+            .prepare(vec![incoming(&target, 0, 1, 1)], LaunchOptions::default())
+            .wait()
+            .unwrap();
         let mut cancelled = 0;
         for round in 0..3000 {
             target.fill(1).unwrap();
@@ -247,7 +251,7 @@ fn thousands_of_random_cancels_under_fire() {
 fn fire(cluster: &Cluster, choice: Choice, channel: u32) -> (usize, usize) {
     let (mut whole, mut cancelled) = (0, 0);
     let mut random = fastrand::Rng::with_seed(u64::from(channel));
-    let options = Options { channel, ..Options::default() };
+    let options = LaunchOptions { channel, ..LaunchOptions::default() };
     let sizes = [1, 5000, 40_000, 700_000];
     let seed = u64::from(channel);
     for round in 0..250u64 {
@@ -364,7 +368,7 @@ impl RunningTransfer {
             buffer.write(|bytes| fill_quickly(bytes, seed)).unwrap();
         }
         let spec = if receives { incoming(&buffer, from, to, key) } else { outgoing(&buffer, from, to, key) };
-        let transfer = engine.transfer(&[], vec![spec], Options::default());
+        let transfer = engine.transfer(&[], vec![spec], LaunchOptions::default());
         Self { transfer, proof: None, receives, rests: false, buffer, seed }
     }
 
@@ -446,7 +450,7 @@ impl BufferSlot {
         let [from, to] = ends;
         let specs = [(from, outgoing(source, from, to, key)), (to, incoming(target, from, to, key))];
         let preparing =
-            specs.map(|(task, spec)| cluster.engines[task].prepare(vec![spec], Options::default()));
+            specs.map(|(task, spec)| cluster.engines[task].prepare(vec![spec], LaunchOptions::default()));
         preparing.map(|preparing| preparing.wait().unwrap())
     }
 
@@ -716,12 +720,12 @@ fn alone_letting_go() {
             };
             let sent = {
                 let specs = vec![outgoing(&owned(len), 0, 1, round)];
-                cluster.engines[0].transfer(&[], specs, Options::default())
+                cluster.engines[0].transfer(&[], specs, LaunchOptions::default())
             };
             let shorter = usize::from(random.u8(0..5) == 0);
             let received = {
                 let specs = vec![incoming(&owned(len - shorter), 0, 1, round)];
-                cluster.engines[1].transfer(&[], specs, Options::default())
+                cluster.engines[1].transfer(&[], specs, LaunchOptions::default())
             };
             match random.u8(0..6) {
                 0 => drop(sent.cancel("by the sender")),
@@ -738,7 +742,7 @@ fn alone_letting_go() {
             let unmet = cluster.engines[task].transfer(
                 &[],
                 specs,
-                Options { channel: 1 + task as u32, ..Options::default() },
+                LaunchOptions { channel: 1 + task as u32, ..LaunchOptions::default() },
             );
             assert!(unmet.outcome().is_none());
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use muster::transfer::{
-    Arena, Buffer, Choice, Engine, Membership, Options, Prepared, ReshardError, ShardBuffers, Transfer,
+    Arena, Buffer, Choice, Engine, LaunchOptions, Membership, Prepared, ReshardError, ShardBuffers, Transfer,
     TransferError, TransportKind,
 };
 
@@ -38,7 +38,7 @@ fn streams(engine: &Engine, task: usize, first: &Buffer, second: &Buffer) -> [Pr
         (crate::cluster::incoming(first, 0, task, 1), crate::cluster::outgoing(second, task, 0, 2))
     };
     [(out, 1), (back, 2)].map(|(spec, channel)| {
-        let options = Options { channel, stall: STALL, ..Options::default() };
+        let options = LaunchOptions { channel, stall: STALL, ..LaunchOptions::default() };
         engine.prepare(vec![spec], options).wait().unwrap()
     })
 }
@@ -140,7 +140,7 @@ fn a_killed_peer_is_reported_at_once_and_other_transfers_complete() {
             let (unmet, target) = (cluster.empty(0, 100), cluster.empty(0, 100));
             let unmet =
                 vec![crate::cluster::outgoing(&unmet, 0, 1, 5), crate::cluster::incoming(&target, 1, 0, 6)];
-            let options = Options { channel: 9, ..Options::default() };
+            let options = LaunchOptions { channel: 9, ..LaunchOptions::default() };
             let mut unmet = cluster.engines[0].prepare(unmet, options).wait().unwrap();
             let unmet = unmet.launch(&[]);
             let killed = std::cell::Cell::new(Instant::now());
@@ -273,7 +273,7 @@ fn gather_until_it_fails(
     for round in 0.. {
         let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
         each(round);
-        let options = Options { channel: round, stall: GATHER.1, ..Options::default() };
+        let options = LaunchOptions { channel: round, stall: GATHER.1, ..LaunchOptions::default() };
         let began = Instant::now();
         match engine.carry_out(&wanted.plan, &shards, arena, options) {
             Ok(_) => wanted.assert_after(&shards),
@@ -349,7 +349,7 @@ pub fn meet_all(engine: &Engine, membership: &Membership) {
         specs.push(crate::cluster::incoming(&target, other, here, (other * 100 + here) as u64));
         targets.push((target, (other * 100 + here) as u64));
     }
-    let outcome = engine.transfer(&[], specs, Options::default()).wait_for(PATIENCE).unwrap();
+    let outcome = engine.transfer(&[], specs, LaunchOptions::default()).wait_for(PATIENCE).unwrap();
     outcome.unwrap();
     for (target, seed) in targets {
         target.read(|bytes| assert!(bytes == contents(MEET, seed))).unwrap();
@@ -443,7 +443,7 @@ fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plan
             scope.spawn(move || {
                 for channel in 0..5 {
                     let shards = wanted.buffers(engine.here().task.0, DEVICES_EACH, arena);
-                    let options = Options { channel, stall: GATHER.1, ..Options::default() };
+                    let options = LaunchOptions { channel, stall: GATHER.1, ..LaunchOptions::default() };
                     engine.carry_out(&wanted.plan, &shards, arena, options).unwrap();
                     wanted.assert_after(&shards);
                 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Choice, Event, Member, Options, TransferError};
+use muster::transfer::{Choice, Event, LaunchOptions, Member, TransferError};
 
 use crate::cluster::{Cluster, assert_contents, done, eventually, member, start};
 
@@ -343,7 +343,7 @@ fn only_the_authenticated_peer_can_announce_an_incarnation_or_accept() {
         let sent = cluster.engines[0].transfer(
             &[],
             vec![crate::cluster::outgoing(&source, 0, task, 1)],
-            Options::default(),
+            LaunchOptions::default(),
         );
         let error = done(&sent).unwrap_err();
         assert!(matches!(error, TransferError::Transport { .. }), "code {code}: {error}");
@@ -369,7 +369,7 @@ fn a_hello_that_is_sent_back_or_on_to_another_task_is_refused() {
         cluster.announce_stranger(task, relay(cluster.engines[behind].address().tcp[0]));
         let source = cluster.filled(0, 100, 1);
         let spec = crate::cluster::outgoing(&source, 0, task, 1);
-        let sent = cluster.engines[0].transfer(&[], vec![spec], Options::default());
+        let sent = cluster.engines[0].transfer(&[], vec![spec], LaunchOptions::default());
         let error = done(&sent).unwrap_err();
         assert!(matches!(error, TransferError::StaleIncarnation { .. }), "task {task}: {error}");
         assert!(cluster.engines[behind].links().is_empty());
@@ -405,7 +405,8 @@ fn an_old_life_is_kept_out_while_the_new_one_goes_on() {
                 Err(error) => println!("{choice:?}: the {side} of the old life heard: {error}"),
             }
         }
-        let again = old.transfer(&[], vec![crate::cluster::outgoing(&source, 1, 0, 2)], Options::default());
+        let again =
+            old.transfer(&[], vec![crate::cluster::outgoing(&source, 1, 0, 2)], LaunchOptions::default());
         let error = done(&again).unwrap_err().to_string();
         println!("{choice:?}: the old life heard: {error}");
         assert!(error.contains("incarnation"), "{error}");
@@ -459,7 +460,7 @@ fn a_frame_of_a_former_life_on_a_lane_that_lives_lands_nowhere_and_ends_the_conn
         before.onward.lock().unwrap().clear();
         cluster.reached_at(vec![other, before.address]);
         // Only this side dials: the other one is asked when the connection is there.
-        let alone = Options { channel: 1, ..Options::default() };
+        let alone = LaunchOptions { channel: 1, ..LaunchOptions::default() };
         let prepared = cluster.engines[0].prepare(vec![crate::cluster::outgoing(&source, 0, 1, 1)], alone);
         let mut sending = prepared.wait().unwrap();
         eventually("both lanes are there", || {

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use muster::transfer::{Buffer, Choice, Layout, Options, PrepareError, TransferError};
+use muster::transfer::{Buffer, Choice, LaunchOptions, Layout, PrepareError, TransferError};
 
 use crate::cluster::{Cluster, PATIENCE, done, eventually, incoming, outgoing};
 
@@ -30,9 +30,9 @@ fn a_preparation_that_is_dropped_ends_the_making_of_its_connection() {
     let (cluster, _listeners) = with_dark_peers(2, 1);
     let source = cluster.filled(0, 1000, 1);
     let engine = &cluster.engines[0];
-    let mut preparing = engine.prepare(vec![outgoing(&source, 0, 1, 1)], Options::default());
+    let mut preparing = engine.prepare(vec![outgoing(&source, 0, 1, 1)], LaunchOptions::default());
     assert!(preparing.wait_for(Duration::from_millis(50)).is_none());
-    let other = engine.prepare(vec![outgoing(&source, 0, 1, 2)], Options::default());
+    let other = engine.prepare(vec![outgoing(&source, 0, 1, 2)], LaunchOptions::default());
     assert_eq!(engine.cliques().0, 1);
     drop(preparing);
     std::thread::sleep(Duration::from_millis(100));
@@ -46,7 +46,7 @@ fn a_transfer_that_is_cancelled_before_its_peers_are_reached_leaves_its_buffers_
     let (cluster, _listeners) = with_dark_peers(2, 1);
     let source = cluster.filled(0, 1000, 1);
     let engine = &cluster.engines[0];
-    let transfer = engine.transfer(&[], vec![outgoing(&source, 0, 1, 1)], Options::default());
+    let transfer = engine.transfer(&[], vec![outgoing(&source, 0, 1, 1)], LaunchOptions::default());
     assert!(transfer.cancel("not needed").wait_for(PATIENCE));
     source.fill(7).unwrap();
     assert!(matches!(done(&transfer), Err(TransferError::Cancelled { .. })));
@@ -60,7 +60,7 @@ fn prepare_dials_all_peers_at_once_and_reports_the_first_failure() {
     let (cluster, listeners) = with_dark_peers(DARK + 1, DARK);
     let source = cluster.filled(0, 1000, 1);
     let specs = (1..=DARK).map(|task| outgoing(&source, 0, task, task as u64)).collect();
-    let preparing = cluster.engines[0].prepare(specs, Options::default());
+    let preparing = cluster.engines[0].prepare(specs, LaunchOptions::default());
     for (at, listener) in listeners.iter().enumerate() {
         // Each is dialled though none of them has answered.
         let began = Instant::now();
@@ -125,11 +125,13 @@ fn memory_of_others_is_used_as_it_is_and_kept_until_the_last_transfer_of_it() {
         let buffer = Buffer::foreign(LentBuffer(memory, gone));
         buffer.read(|bytes| assert_eq!(bytes.as_ptr(), place)).unwrap();
         let target = cluster.empty(1, 5000);
-        let sent = cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], Options::default());
+        let sent =
+            cluster.engines[0].transfer(&[], vec![outgoing(&buffer, 0, 1, 1)], LaunchOptions::default());
         drop(buffer);
         std::thread::sleep(Duration::from_millis(50));
         assert!(told.try_recv().is_err(), "a transfer still needs it");
-        let received = cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], Options::default());
+        let received =
+            cluster.engines[1].transfer(&[], vec![incoming(&target, 0, 1, 1)], LaunchOptions::default());
         done(&sent).unwrap();
         done(&received).unwrap();
         crate::cluster::assert_contents(&target, 3);

@@ -110,11 +110,11 @@ fn strangers(first: Option<&Certificates>, second: Option<&Certificates>) -> [St
     // One after the other: each hears what comes of its own dialling.
     let source = cluster.filled(0, 1000, 1);
     let out = crate::cluster::outgoing(&source, 0, 1, 1);
-    let first = cluster.engines[0].transfer(&[], vec![out], muster::transfer::Options::default());
+    let first = cluster.engines[0].transfer(&[], vec![out], muster::transfer::LaunchOptions::default());
     let first = done(&first).unwrap_err().to_string();
     let target = cluster.empty(1, 1000);
     let into = crate::cluster::incoming(&target, 0, 1, 1);
-    let second = cluster.engines[1].transfer(&[], vec![into], muster::transfer::Options::default());
+    let second = cluster.engines[1].transfer(&[], vec![into], muster::transfer::LaunchOptions::default());
     let second = done(&second).unwrap_err().to_string();
     assert!(cluster.engines.iter().all(|engine| engine.links().is_empty()));
     println!("{first}\n{second}");

@@ -15,7 +15,7 @@ use crate::wire::{self, Method, Value};
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The first tasks' connections have been served since the calls before this.
-fn settle(cluster: &Cluster, tasks: u32) -> Result<()> {
+fn wait_until_quiet(cluster: &Cluster, tasks: u32) -> Result<()> {
     let heartbeat = |number: u64| {
         let speaker = cluster.speaker(number as u32);
         Ok((speaker.task, Method::Heartbeat, speaker.heartbeat()))
@@ -34,7 +34,7 @@ pub fn watch(target: Target, watchers: u32, wanted: &WorkFilter, figures: &mut V
     for life in 1..=rounds {
         for present in [false, true] {
             let waiting = watched.all_watch()?;
-            settle(&cluster, watchers)?;
+            wait_until_quiet(&cluster, watchers)?;
             measured.begin_counted()?;
             let change = watched.change(life, present)?;
             let tables = cluster.answers(waiting)?;
@@ -128,7 +128,7 @@ fn all_polls_fail(cluster: &Cluster, polls: Vec<Call>) -> Result<()> {
 fn polling(target: Target, tasks: u32) -> Result<(Cluster, Vec<Call>)> {
     let cluster = registered(target, tasks)?;
     let polls = cluster.call_all(Method::PollForError, |speaker| Ok(speaker.only_who()))?;
-    settle(&cluster, tasks)?;
+    wait_until_quiet(&cluster, tasks)?;
     Ok((cluster, polls))
 }
 

@@ -23,21 +23,21 @@ use tonic::Code;
 
 use super::{Agent, AgentError};
 use crate::transfer::{Arena, DeviceId, Member, MemoryError, ReshardError, TransferError, plan::PlanError};
-use moving::{Buffers, Prepared};
+use moving::{Buffers, PreparedMoves};
 pub(super) use plan::number as lives_number;
 use resharding::ReshardPlans;
 pub use resharding::ReshardResult;
 
 /// How it is exercised.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ExerciseOptions {
     /// The largest buffer that is moved.
     pub bytes_max: usize,
     /// The longest that tasks wait for one another, or a transfer may take.
     pub limit: Duration,
 }
 
-impl Default for Options {
+impl Default for ExerciseOptions {
     fn default() -> Self {
         Self { bytes_max: 4 << 20, limit: Duration::from_secs(60) }
     }
@@ -45,7 +45,7 @@ impl Default for Options {
 
 /// What one step did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct StepReport {
     /// Its number, the same for all who took part.
     pub number: u64,
     /// Who took part.
@@ -78,7 +78,7 @@ pub struct PeerFailure {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepOutcome {
     /// It was made.
-    Completed(Step),
+    Completed(StepReport),
     /// It was called off, for this reason; it may be tried again.
     Cancelled(String),
 }
@@ -139,7 +139,7 @@ pub enum ExerciseError {
 #[derive(Debug)]
 pub struct Exercise<'a> {
     agent: &'a Agent,
-    options: Options,
+    options: ExerciseOptions,
     buffers: Buffers,
     /// Memory for the shards of the array.
     shards: Arena,
@@ -161,7 +161,7 @@ struct Epoch {
     devices: u32,
     /// The step of the barrier's first use after the one that begins the epoch.
     base: u64,
-    rings: Prepared,
+    rings: PreparedMoves,
     resharding: Option<ReshardPlans>,
 }
 
@@ -177,7 +177,7 @@ impl<'a> Exercise<'a> {
     /// If the system gives no memory.
     pub fn new(
         agent: &'a Agent,
-        options: Options,
+        options: ExerciseOptions,
         cut: watch::Receiver<bool>,
     ) -> Result<Self, ExerciseError> {
         let devices = agent.inner.config.devices.min(plan::DEVICES_MAX);
@@ -260,7 +260,7 @@ impl<'a> Exercise<'a> {
         } else {
             None
         };
-        Ok(Ok(Epoch { members, id, number, devices, base, rings: Prepared::default(), resharding }))
+        Ok(Ok(Epoch { members, id, number, devices, base, rings: PreparedMoves::default(), resharding }))
     }
 
     /// How many devices each of them has that all have; or who was lost before that was known.

@@ -6,12 +6,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::plan::{self, Move};
-use super::{Epoch, Exercise, ExerciseError, PeerFailure, Step};
+use super::{Epoch, Exercise, ExerciseError, PeerFailure, StepReport};
 use crate::agent::config::device_of;
 use crate::clock;
 use crate::contents;
 use crate::transfer::{
-    Arena, Buffer, Member, MemoryError, Moved, Options, PrepareError, Span, Spec, Stats, TransferError,
+    Arena, Buffer, LaunchOptions, Member, MemoryError, Moved, PrepareError, Span, Spec, Stats, TransferError,
 };
 
 /// A transfer that has begun fails when nothing moves for so long.
@@ -52,7 +52,7 @@ impl Buffers {
 }
 
 /// What was prepared once and is launched again: by peer and turn.
-pub type Prepared = HashMap<(Member, usize), PeerTransfers>;
+pub type PreparedMoves = HashMap<(Member, usize), PeerTransfers>;
 
 /// Transfers with one peer, and their buffers.
 #[derive(Debug)]
@@ -79,7 +79,11 @@ struct PeerResult {
 
 impl Exercise<'_> {
     /// Moves what the plan of step `number` says, and checks what arrived.
-    pub(super) async fn run_transfers(&self, epoch: &mut Epoch, number: u64) -> Result<Step, ExerciseError> {
+    pub(super) async fn run_transfers(
+        &self,
+        epoch: &mut Epoch,
+        number: u64,
+    ) -> Result<StepReport, ExerciseError> {
         let began = clock::monotonic();
         let turn = plan::turn(number);
         let (count, most) = (epoch.members.len(), self.options.bytes_max);
@@ -100,7 +104,7 @@ impl Exercise<'_> {
             let what = (number, plan::array_seed(number, epoch.number));
             self.reshard(resharding, what, &epoch.members, channel | 2).await.map(Some)
         };
-        let mut step = Step {
+        let mut step = StepReport {
             number,
             members: epoch.members.clone(),
             checked: 0,
@@ -227,8 +231,12 @@ impl Exercise<'_> {
             });
             parts.push((part, span));
         }
-        let options =
-            Options { channel, stall: STALL, deadline: Some(self.options.limit), ..Options::default() };
+        let options = LaunchOptions {
+            channel,
+            stall: STALL,
+            deadline: Some(self.options.limit),
+            ..LaunchOptions::default()
+        };
         let preparing = self.agent.engine().prepare(specs, options);
         let prepared = match tokio::time::timeout(self.options.limit, preparing).await {
             Ok(prepared) => prepared,

@@ -8,11 +8,12 @@ use crate::agent::ClusterRoster;
 use crate::agent::config::device_of;
 use crate::contents;
 use crate::transfer::plan::{
-    ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, Options as PlanOptions, PartitionSpec, PlacedDevice,
-    Placement, Plan, PlanError, Sharding,
+    ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, PartitionSpec, PlacedDevice, Placement, Plan,
+    PlanError, PlanOptions, Sharding,
 };
 use crate::transfer::{
-    Arena, Buffer, DeviceId, Member, MemoryError, Moved, Options, ReshardError, ShardBuffers, TransferError,
+    Arena, Buffer, DeviceId, LaunchOptions, Member, MemoryError, Moved, ReshardError, ShardBuffers,
+    TransferError,
 };
 
 /// The name of the mesh's axis: all devices are in one row.
@@ -114,7 +115,7 @@ impl Exercise<'_> {
             buffer.write(|bytes| fill(bytes, elements))?;
         }
         let inner = Arc::clone(&self.agent.inner);
-        let options = Options { channel, stall: super::moving::STALL, ..Options::default() };
+        let options = LaunchOptions { channel, stall: super::moving::STALL, ..LaunchOptions::default() };
         // It waits on its thread.
         let carried = tokio::task::spawn_blocking({
             let plan = Arc::clone(&plan);

@@ -176,9 +176,9 @@ impl ClusterEnv {
             .iter()
             .filter_map(|find| find(variables, wanted).transpose())
             .collect::<Result<Vec<_>, _>>()?;
-        let task = settle(&TASK, said.task, &found, |found| found.task.clone())?;
-        let tasks = settle(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
-        let service = settle(&SERVICE, said.service, &found, |found| found.service.clone())?;
+        let task = reconcile(&TASK, said.task, &found, |found| found.task.clone())?;
+        let tasks = reconcile(&TASKS, said.tasks, &found, |found| found.tasks.clone())?;
+        let service = reconcile(&SERVICE, said.service, &found, |found| found.service.clone())?;
         let task = task.ok_or_else(|| missing(&TASK, &found))?;
         let service = service.ok_or_else(|| missing(&SERVICE, &found))?;
         if let Some(tasks) = tasks.clone().filter(|tasks| task.value >= tasks.value) {
@@ -199,7 +199,7 @@ impl ClusterEnv {
 }
 
 /// What was said, or else what all detected systems say with one voice.
-fn settle<T: PartialEq + fmt::Display>(
+fn reconcile<T: PartialEq + fmt::Display>(
     question: &Parameter,
     said: Option<Sourced<T>>,
     found: &[DetectedEnv],

@@ -21,7 +21,7 @@ use super::output::{SharedOutput, pump};
 use super::target::LaunchServer;
 use crate::clock::Clock;
 use crate::coordination::Timestamp;
-use crate::text::{Untrusted, show_duration};
+use crate::text::{Untrusted, format_duration};
 
 /// How long the others of a failed task may take to fail by themselves, with messages of their own.
 const FATE_GRACE: Duration = Duration::from_secs(3);
@@ -318,7 +318,7 @@ impl Supervisor {
         self.timer = Some(Box::pin(tokio::time::sleep(FATE_GRACE)));
         let others = self.running().count();
         if others > 0 {
-            let time = show_duration(FATE_GRACE);
+            let time = format_duration(FATE_GRACE);
             self.err.say(&format!("{failed}; {others} other task(s) have {time} to end by themselves")).await;
         } else {
             self.err.say(&failed.to_string()).await;
@@ -369,7 +369,7 @@ impl Supervisor {
                 self.phase = SupervisorPhase::Interrupted(signal, StopStage::Told);
                 self.timer = Some(Box::pin(tokio::time::sleep(self.plan.kill_after)));
                 self.signal_all(signal);
-                let (name, time) = (signal_name(signal.as_raw()), show_duration(self.plan.kill_after));
+                let (name, time) = (signal_name(signal.as_raw()), format_duration(self.plan.kill_after));
                 let again = if signal == Signal::INT { " (or when interrupted again)" } else { "" };
                 let say = format!("passed {name} on; what has not ended after {time} is killed{again}");
                 self.err.say(&say).await;
@@ -397,7 +397,7 @@ impl Supervisor {
         self.err
             .say(&format!(
                 "killing {left} task(s) that did not end within {}",
-                show_duration(self.plan.kill_after)
+                format_duration(self.plan.kill_after)
             ))
             .await;
         self.signal_all(Signal::KILL);

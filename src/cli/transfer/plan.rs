@@ -14,8 +14,8 @@ use clap::Args;
 use super::super::output::{TerminalText, print, print_json_text};
 use crate::text::{bytes, one_line};
 use crate::transfer::plan::{
-    ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, MAX_PLAN_TEXT, Options, Placement, Plan, PlanError, Step,
-    TaskBytes, TaskId,
+    ArrayDescription, Cost, MAX_DESCRIPTION_TEXT, MAX_PLAN_TEXT, Placement, Plan, PlanError, PlanOptions,
+    Step, TaskBytes, TaskId,
 };
 
 /// Show what would move where if an array's sharding changed, and what it would cost
@@ -54,7 +54,7 @@ pub struct Arguments {
     tasks_per_host: NonZeroU32,
 
     /// How many others a holder of a part feeds with it before those who were fed feed others
-    #[arg(long, value_name = "N", default_value_t = Options::default().fan_out)]
+    #[arg(long, value_name = "N", default_value_t = PlanOptions::default().fan_out)]
     fan_out: NonZeroU32,
 
     /// How long the whole may take; a field of the plan
@@ -136,7 +136,7 @@ fn build_plan(arguments: &Arguments) -> Result<Plan> {
             in_blocks(&source, &destination, arguments.devices_per_task.get(), arguments.tasks_per_host.get())
         }
     };
-    let options = Options { fan_out: arguments.fan_out, timeout: arguments.timeout };
+    let options = PlanOptions { fan_out: arguments.fan_out, timeout: arguments.timeout };
     Plan::new(source, destination, &placement, options).map_err(task_text)
 }
 
@@ -214,7 +214,7 @@ fn overview(text: &mut String, plan: &Plan, arguments: &Arguments) -> std::fmt::
             "  on   {tasks} tasks: no --placement, so {devices} devices a task and {hosts} tasks a host, by id"
         )?;
     }
-    let Options { fan_out, timeout } = plan.options();
+    let PlanOptions { fan_out, timeout } = plan.options();
     let timeout = timeout.map_or_else(
         || "without a timeout".to_owned(),
         |timeout| format!("timeout {}", humantime::format_duration(timeout)),

@@ -9,9 +9,9 @@ use tokio::sync::watch;
 
 use super::scraped::MetricsListener;
 use super::{Arguments, Program, registered, say, say_all};
-use crate::agent::exercise::{Exercise, PeerFailure, Step, StepOutcome};
+use crate::agent::exercise::{Exercise, PeerFailure, StepOutcome, StepReport};
 use crate::agent::place::ClusterEnv;
-use crate::agent::{Agent, AgentError, ClusterRoster, Config};
+use crate::agent::{Agent, AgentConfig, AgentError, ClusterRoster};
 use crate::text::bytes;
 use crate::transfer::Member;
 
@@ -50,7 +50,7 @@ impl StopSignals {
 }
 
 /// Registers, runs the program, and leaves.
-pub async fn work(arguments: &Arguments, place: &ClusterEnv, config: Config) -> Result<ExitCode> {
+pub async fn work(arguments: &Arguments, place: &ClusterEnv, config: AgentConfig) -> Result<ExitCode> {
     let mut stops = StopSignals::listen()?;
     let version = env!("CARGO_PKG_VERSION");
     say_all(&format!("Muster {version} worker\n{}", place.describe().trim_end()))?;
@@ -254,7 +254,7 @@ async fn soon_after(told: &mut watch::Receiver<bool>) {
 }
 
 /// Whether all that it may be due to take part in a later step.
-fn nobody_lost(failed: &PeerFailure, later: &Step) -> bool {
+fn nobody_lost(failed: &PeerFailure, later: &StepReport) -> bool {
     failed.with.iter().all(|member| later.members.contains(member))
 }
 
@@ -314,7 +314,7 @@ impl RosterLog {
 }
 
 /// A step in a line.
-fn line(step: &Step) -> String {
+fn line(step: &StepReport) -> String {
     let tasks: Vec<String> = step.members.iter().map(|member| member.task.to_string()).collect();
     let resharded = step.resharded.as_ref();
     let resharded = resharded.map_or_else(String::new, |array| format!("; array from {}", array.what));
@@ -372,7 +372,7 @@ mod tests {
     fn a_failure_with_a_live_peer_is_a_fault() {
         let member = |task, life| Member { task: TaskId(task), incarnation: Incarnation::new(life).unwrap() };
         let failed = PeerFailure { with: vec![member(1, 7), member(2, 8)], error: TransferError::Closed };
-        let step = |members: Vec<Member>| Step {
+        let step = |members: Vec<Member>| StepReport {
             number: 2,
             members,
             checked: 0,
@@ -390,7 +390,7 @@ mod tests {
     #[test]
     fn lines_of_steps_are_read_as_they_are_written() {
         let member = |task| Member { task: TaskId(task), incarnation: Incarnation::new(9).unwrap() };
-        let mut step = Step {
+        let mut step = StepReport {
             number: 12,
             members: vec![member(0), member(2)],
             checked: 3,

@@ -130,13 +130,13 @@ impl CallTable {
     }
 
     /// Where the next bytes of the body of `stream` may be read to, and how many of them at most.
-    pub(in crate::grpc) fn room(
+    pub(in crate::grpc) fn body_buffer(
         &mut self,
         sender: &Sender,
         stream: StreamId,
     ) -> Option<(&mut Vec<u8>, usize)> {
         match self.slots.get_mut(sender.slot(stream)?)? {
-            CallState::Receiving(arriving) => arriving.body.room(),
+            CallState::Receiving(arriving) => arriving.body.body_buffer(),
             _ => None,
         }
     }

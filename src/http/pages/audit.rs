@@ -27,7 +27,7 @@ pub(super) struct AuditPageQuery {
 
 #[derive(Template)]
 #[template(path = "audit.html")]
-struct AuditPage {
+struct AuditPageTemplate {
     page: PageFrame,
     jobs: Vec<JobName>,
     query: AuditPageQuery,
@@ -99,5 +99,5 @@ pub(super) async fn show(
     let live =
         format!("/live?page=audit&job={}&outcome={}", query_encode(&which.job), query_encode(&which.outcome));
     let page = PageFrame::new(guest, NavEntry::Audit, "Audit", now).with_live(live, parts(&site, &which)?);
-    render_page(&AuditPage { page, jobs, query: which }, now)
+    render_page(&AuditPageTemplate { page, jobs, query: which }, now)
 }

@@ -102,7 +102,7 @@ pub(super) fn parts(scene: &JobSnapshot) -> Result<Vec<Fragment>, Problem> {
 
 #[derive(Template)]
 #[template(path = "barriers.html")]
-struct BarriersPage {
+struct BarriersPageTemplate {
     page: PageFrame,
     job: JobName,
 }
@@ -117,5 +117,5 @@ pub(super) async fn show(
     let title = format!("Barriers of {}", job.name);
     let page =
         PageFrame::of_job_snapshot(guest, NavEntry::Barriers, title, &scene, "barriers", parts(&scene)?);
-    render_page(&BarriersPage { page, job: job.name }, now)
+    render_page(&BarriersPageTemplate { page, job: job.name }, now)
 }

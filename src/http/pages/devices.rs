@@ -204,7 +204,7 @@ fn shared(site: &AppState, scene: &JobSnapshot, which: &DevicesPageQuery) -> Res
 
 #[derive(Template)]
 #[template(path = "devices.html")]
-struct DevicesPage {
+struct DevicesPageTemplate {
     page: PageFrame,
     job: JobName,
     query: DevicesPageQuery,
@@ -221,5 +221,5 @@ pub(super) async fn show(
     let parts = parts(&site, &scene, &guest, &which)?;
     let title = format!("Devices of {}", job.name);
     let page = PageFrame::of_job_snapshot(guest, NavEntry::Devices, title, &scene, &which.query(), parts);
-    render_page(&DevicesPage { page, job: job.name, query: which }, now)
+    render_page(&DevicesPageTemplate { page, job: job.name, query: which }, now)
 }

@@ -125,7 +125,7 @@ pub(super) fn parts(
 
 #[derive(Template)]
 #[template(path = "exclusions.html")]
-struct ExclusionsPage<'a> {
+struct ExclusionsPageTemplate<'a> {
     page: PageFrame,
     user: PageUser,
     job: &'a JobName,
@@ -160,7 +160,7 @@ fn page(
             .with_error(error);
     render_page_with_status(
         page.status(),
-        &ExclusionsPage { page, user: guest, job: &job.name, form },
+        &ExclusionsPageTemplate { page, user: guest, job: &job.name, form },
         scene.now(),
     )
 }

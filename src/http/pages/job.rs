@@ -83,7 +83,7 @@ impl<'a> BarrierRow<'a> {
             barrier.missing.iter().copied().partition(|task| above.contains(task));
         let named = if missing.len() > NAMED { NAMED_OF_MANY } else { NAMED };
         // Those that may still arrive are named before those that are lost.
-        missing.sort_by_key(|task| scene.look(*task) == TaskStatus::Failed);
+        missing.sort_by_key(|task| scene.status_of(*task) == TaskStatus::Failed);
         Self {
             name: barrier_name(&barrier.id),
             missing: missing.iter().take(named).map(|task| scene.task_label(*task)).collect(),
@@ -152,21 +152,21 @@ pub(super) fn parts(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec
         grid::fragment(scene)?,
         table::fragment(scene, listing)?,
         timeline::fragment(scene, false, None)?,
-        Fragment::new("history", &History { view: &scene.view })?,
-        Fragment::new("settings", &Settings { view: &scene.view })?,
+        Fragment::new("history", &HistoryFragment { view: &scene.view })?,
+        Fragment::new("settings", &SettingsFragment { view: &scene.view })?,
     ])
 }
 
 /// The runs before this one.
 #[derive(Template)]
 #[template(path = "parts/history.html")]
-struct History<'a> {
+struct HistoryFragment<'a> {
     view: &'a JobView,
 }
 
 #[derive(Template)]
 #[template(path = "parts/settings.html")]
-struct Settings<'a> {
+struct SettingsFragment<'a> {
     view: &'a JobView,
 }
 
@@ -177,7 +177,7 @@ struct JobPage {
     view: JobView,
 }
 
-impl History<'_> {
+impl HistoryFragment<'_> {
     /// The first error of a run in few words, and as clients were told.
     fn cause(&self, cause: &FirstCause) -> (String, String) {
         look::error_texts(&cause.error, &cause.why)

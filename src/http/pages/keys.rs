@@ -69,7 +69,7 @@ struct Keys<'a> {
 
 #[derive(Template)]
 #[template(path = "keys.html")]
-struct KeysPage {
+struct KeysPageTemplate {
     page: PageFrame,
     job: JobName,
     crumbs: Vec<Breadcrumb>,
@@ -111,7 +111,7 @@ pub(super) async fn show(
     let title = format!("Keys of {}", job.name);
     let parts = parts(&site, &scene, &which)?.to_vec();
     let page = PageFrame::of_job_snapshot(guest, NavEntry::Keys, title, &scene, &which.query(), parts);
-    render_page(&KeysPage { page, crumbs: crumbs(&decode_key(&which.prefix)), job: job.name }, now)
+    render_page(&KeysPageTemplate { page, crumbs: crumbs(&decode_key(&which.prefix)), job: job.name }, now)
 }
 
 /// The parts of the page.

@@ -259,7 +259,7 @@ impl LivePageQuery {
 }
 
 /// One page that follows.
-struct LivePageer {
+struct LivePage {
     site: AppState,
     news: watch::Receiver<HubValue>,
     query: LivePageQuery,
@@ -271,7 +271,7 @@ struct LivePageer {
     _slot: StreamGuard,
 }
 
-impl LivePageer {
+impl LivePage {
     fn new(
         site: &AppState,
         source: ClientNetwork,
@@ -364,7 +364,7 @@ pub(super) async fn overview(
     QueryParams(which): QueryParams<LivePageQuery>,
 ) -> Result<Response, Problem> {
     let subject = if which.page == "audit" { HubSubject::Audit } else { HubSubject::All };
-    Ok(Sse::new(LivePageer::new(&site, source, subject, guest, which)?.stream()).into_response())
+    Ok(Sse::new(LivePage::new(&site, source, subject, guest, which)?.stream()).into_response())
 }
 
 /// `GET /jobs/{job}/live`
@@ -375,6 +375,6 @@ pub(super) async fn job(
     source: ClientNetwork,
     QueryParams(which): QueryParams<LivePageQuery>,
 ) -> Result<Response, Problem> {
-    Ok(Sse::new(LivePageer::new(&site, source, HubSubject::Job(job.id), guest, which)?.stream())
+    Ok(Sse::new(LivePage::new(&site, source, HubSubject::Job(job.id), guest, which)?.stream())
         .into_response())
 }

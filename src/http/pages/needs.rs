@@ -47,7 +47,7 @@ impl Issue {
         let barrier = barrier.and_then(|(id, counter)| scene.barrier(id, counter));
         let mut tasks = barrier.map_or_else(|| finding.tasks.clone(), |barrier| barrier.missing.clone());
         // Those that are lost have an entry of their own: here they come last.
-        tasks.sort_by_key(|task| matches!(scene.look(*task), TaskStatus::Failed | TaskStatus::Suspect));
+        tasks.sort_by_key(|task| matches!(scene.status_of(*task), TaskStatus::Failed | TaskStatus::Suspect));
         Self {
             tone,
             means: finding.means.clone(),
@@ -223,7 +223,7 @@ fn failed(scene: &JobSnapshot) -> Option<Issue> {
 /// Connected tasks that the others wait for.
 fn awaited(scene: &JobSnapshot) -> Option<Issue> {
     let barriers = scene.barriers();
-    let waits = |task: &TaskId| scene.look(*task) == TaskStatus::Awaited;
+    let waits = |task: &TaskId| scene.status_of(*task) == TaskStatus::Awaited;
     let holds_up =
         |barrier: &&BarrierView| is_step_barrier(barrier.kind) && barrier.missing.iter().any(waits);
     let barrier = barriers.into_iter().find(holds_up)?;

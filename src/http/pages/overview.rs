@@ -131,7 +131,7 @@ impl FleetSnapshot {
 
 #[derive(Template)]
 #[template(path = "parts/jobs.html")]
-struct Jobs<'a> {
+struct JobsFragment<'a> {
     lines: &'a [JobRow],
     more: usize,
     tokens: bool,
@@ -150,8 +150,10 @@ pub(super) fn parts(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
         [_] => survey.calm.clone(),
         many => format!("No action needed in {} jobs", many.len()),
     };
-    let jobs =
-        Fragment::new("jobs", &Jobs { lines: &survey.lines, more: survey.more, tokens: survey.tokens })?;
+    let jobs = Fragment::new(
+        "jobs",
+        &JobsFragment { lines: &survey.lines, more: survey.more, tokens: survey.tokens },
+    )?;
     let handshakes = Fragment::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;
     Ok(vec![needs::fragment(&survey.issues, true, calm)?, handshakes, jobs])
 }

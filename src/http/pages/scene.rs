@@ -111,14 +111,15 @@ impl JobSnapshot {
         self.view.run.tasks.get(usize::try_from(id.0).ok()?)
     }
 
-    pub fn look(&self, id: TaskId) -> TaskStatus {
+    pub fn status_of(&self, id: TaskId) -> TaskStatus {
         let look = usize::try_from(id.0).ok().and_then(|at| self.statuses.get(at));
         look.copied().unwrap_or(TaskStatus::Missing)
     }
 
     /// Since when a task has looked as it does: one that is awaited, since the others have been complete.
     pub fn since(&self, task: &TaskView) -> Timestamp {
-        let awaited = self.awaited.get(&task.task).filter(|_| self.look(task.task) == TaskStatus::Awaited);
+        let awaited =
+            self.awaited.get(&task.task).filter(|_| self.status_of(task.task) == TaskStatus::Awaited);
         awaited.copied().unwrap_or(task.since)
     }
 
@@ -155,32 +156,32 @@ impl JobSnapshot {
 
     /// Whether a task is in trouble because its run had failed: it came of the first cause, and is none.
     pub fn is_consequence(&self, id: TaskId) -> bool {
-        let trouble = matches!(self.look(id), TaskStatus::Failed | TaskStatus::Suspect);
+        let trouble = matches!(self.status_of(id), TaskStatus::Failed | TaskStatus::Suspect);
         trouble && self.task(id).is_some_and(|task| self.view.run.is_consequence(task))
     }
 
     /// A task with where it is and what it does.
     pub fn task_label(&self, id: TaskId) -> TaskLabel {
         let task = self.task(id);
-        let mut doing = task.map(|task| self.doing(task)).unwrap_or_default();
+        let mut doing = task.map(|task| self.activity(task)).unwrap_or_default();
         if self.is_consequence(id) {
             doing.push_str(", following the first cause");
         }
         TaskLabel {
             task: id,
             host: task.map(host).unwrap_or_default(),
-            status: self.look(id),
+            status: self.status_of(id),
             activity: doing,
             heard: task.and_then(|task| task.last_heartbeat),
         }
     }
 
     /// What a task does, in a few words: beside what it should do, if others wait for it.
-    fn doing(&self, task: &TaskView) -> String {
+    fn activity(&self, task: &TaskView) -> String {
         if let Some(excluded) = &task.excluded {
             return format!("excluded: {}", excluded.reason);
         }
-        let awaited = self.look(task.task) == TaskStatus::Awaited;
+        let awaited = self.status_of(task.task) == TaskStatus::Awaited;
         match task.standing {
             TaskPhase::Missing if task.lives.is_empty() => "not registered".into(),
             TaskPhase::Missing => "not registered again".into(),

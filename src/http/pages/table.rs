@@ -146,7 +146,7 @@ impl TaskTableQuery {
     }
 
     fn matches(&self, scene: &JobSnapshot, task: &TaskView) -> bool {
-        let look = scene.look(task.task);
+        let look = scene.status_of(task.task);
         let state = match self.state.as_str() {
             "" => true,
             "trouble" => !matches!(look, TaskStatus::Connected | TaskStatus::Left),
@@ -172,7 +172,7 @@ impl TaskTableQuery {
     fn sort(&self, scene: &JobSnapshot, tasks: &mut [&TaskView]) {
         let incarnation = |task: &TaskView| task.lives.first().map(|life| life.incarnation.clone());
         match self.sort.as_str() {
-            "state" => tasks.sort_by_key(|task| (scene.look(task.task), scene.since(task))),
+            "state" => tasks.sort_by_key(|task| (scene.status_of(task.task), scene.since(task))),
             "since" => tasks.sort_by_key(|task| scene.since(task)),
             "host" => tasks.sort_by_cached_key(|task| task.lives.iter().find_map(|life| life.peer)),
             "incarnation" => tasks.sort_by_cached_key(|task| (Reverse(task.lives.len()), incarnation(task))),
@@ -219,7 +219,7 @@ impl<'a> TaskRow<'a> {
         let waits = waits(task);
         let score = task.straggling.as_ref().map(|it| format!("{:.2}", it.score)).unwrap_or_default();
         Self {
-            status: scene.look(task.task),
+            status: scene.status_of(task.task),
             since: scene.since(task),
             follows: scene.is_consequence(task.task),
             host: host(task),

@@ -263,7 +263,7 @@ pub(super) fn parts(
     let state = TaskStateFragment {
         job: &view.name,
         task,
-        status: scene.look(id),
+        status: scene.status_of(id),
         since: scene.since(task),
         host: host(task),
         waits: task.waits_at.iter().map(|id| barrier_name(id)).collect(),

@@ -15,8 +15,9 @@ use super::table::TaskTableQuery;
 use super::timeline::Timelines;
 use super::{drain, job, needs, overview, times};
 use crate::coordination::{
-    Act, Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingNote,
-    Input, JobId, JobSettings, Reason, Request, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
+    Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingNote, Input,
+    JobId, JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, TaskId, TaskIncarnation,
+    Timestamp,
 };
 use crate::engine::Observer as _;
 use crate::findings::{self, DetectorInput, Transition, detect};
@@ -283,7 +284,7 @@ fn a_drain_waits_for_the_task_that_restarted_after_it_had_acknowledged() {
     let mut rig = PagesFixture::of(recoverable(3), 5);
     let actor = Actor { who: "ops".into(), address: None, means: ActorOrigin::Cli };
     let reason = Reason::try_from("maintenance".to_owned()).unwrap();
-    rig.apply(Input::Command { job: JOB, actor, reason, act: Act::Drain { at: None } });
+    rig.apply(Input::Command { job: JOB, actor, reason, act: OperatorCommand::Drain { at: None } });
     let says = |rig: &PagesFixture| {
         let part = drain::fragment(&rig.scene()).unwrap_or_else(|_| panic!("it is made"));
         (text(std::slice::from_ref(&part), "drain", rig.now), part.html)

@@ -14,7 +14,7 @@ use super::scene::JobSnapshot;
 use super::shell::{NavEntry, PageFrame, PageUser, render_page};
 use super::{links, look, needs, times};
 use crate::coordination::{
-    BarrierCompletion, Event, EventKind, FailureClass, JobId, JobName, RunNumber, RunOutcome, TaskId,
+    BarrierCompletion, EventKind, FailureClass, JobEvent, JobId, JobName, RunNumber, RunOutcome, TaskId,
     Timestamp,
 };
 use crate::engine::Observer;
@@ -63,7 +63,7 @@ pub(super) struct TimelineEntry {
 }
 
 impl TimelineEntry {
-    fn of(event: &Event) -> Option<Self> {
+    fn of(event: &JobEvent) -> Option<Self> {
         let tone = tone(&event.what)?;
         Some(Self {
             at: event.at,
@@ -142,7 +142,7 @@ fn tone(what: &EventKind) -> Option<&'static str> {
 
 /// What many changes at one time have to share to be one moment: nothing more than their kind if they are no trouble, the
 /// cause if they are. Others stand alone.
-fn shared(event: &Event) -> Option<String> {
+fn shared(event: &JobEvent) -> Option<String> {
     match &event.what {
         EventKind::TaskRegistering { .. }
         | EventKind::TaskConnected { .. }
@@ -155,7 +155,7 @@ fn shared(event: &Event) -> Option<String> {
 }
 
 /// Why it happened, and to what, where that is no task.
-fn text(event: &Event) -> String {
+fn text(event: &JobEvent) -> String {
     let reason = crate::text::one_line(&event.reason);
     match &event.what {
         EventKind::BarrierFailed { barrier, counter } | EventKind::BarrierPassed { barrier, counter, .. } => {
@@ -259,7 +259,7 @@ impl Timelines {
 }
 
 impl Observer for Timelines {
-    fn event(&self, event: &Event) {
+    fn event(&self, event: &JobEvent) {
         if matches!(event.what, EventKind::JobDeleted { .. }) {
             self.lock().remove(&event.job);
         } else if let Some(moment) = TimelineEntry::of(event) {
@@ -401,7 +401,7 @@ mod tests {
     fn failed(timelines: &Timelines, at: u64, task: i32, class: FailureClass, reason: &str) {
         let what = EventKind::TaskFailed { task: TaskId(task), class };
         let (run, reason) = (RunNumber(1), reason.to_owned());
-        timelines.event(&Event { at: Timestamp(at), job: JobId(0), run, what, reason });
+        timelines.event(&JobEvent { at: Timestamp(at), job: JobId(0), run, what, reason });
     }
 
     #[test]

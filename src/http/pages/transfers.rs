@@ -17,8 +17,8 @@ use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
 use crate::reports::{
-    POINTS, PairSeries, PairView, ReasonView, TaskTransfers, Throughput, TransferOutcome, TransfersView,
-    Transport, rate_window,
+    POINTS, PairSeries, PairView, ReasonView, ReportedTransport, TaskTransfers, Throughput, TransferOutcome,
+    TransfersView, rate_window,
 };
 
 /// Up to so many tasks are shown as a table of all with all.
@@ -68,8 +68,8 @@ impl PairFilter {
         self.task.trim().parse().ok().map(TaskId)
     }
 
-    fn transport(&self) -> Option<Transport> {
-        Transport::ALL.into_iter().find(|it| it.name() == self.transport)
+    fn transport(&self) -> Option<ReportedTransport> {
+        ReportedTransport::ALL.into_iter().find(|it| it.name() == self.transport)
     }
 
     pub fn query(&self) -> String {
@@ -392,7 +392,7 @@ pub(super) async fn of_job(
 
 #[derive(Template)]
 #[template(path = "transfers.html")]
-struct TransfersPage {
+struct TransfersPageTemplate {
     page: PageFrame,
     jobs: Vec<(JobName, TransfersView)>,
     nobody: NoTransfersFragment<'static>,
@@ -408,7 +408,7 @@ pub(super) async fn show(State(site): State<AppState>, guest: PageUser) -> Resul
     let jobs = all.into_iter().map(|(job, name, roster)| (name, site.transfers.summary(job, &roster, now)));
     let jobs = jobs.filter(|(_, view)| view.reporting + view.stale > 0).collect();
     let page = PageFrame::new(guest, NavEntry::Transfers, "Transfers", now);
-    render_page(&TransfersPage { page, jobs, nobody: NoTransfersFragment { job: None } }, now)
+    render_page(&TransfersPageTemplate { page, jobs, nobody: NoTransfersFragment { job: None } }, now)
 }
 
 #[cfg(test)]
@@ -421,7 +421,7 @@ mod tests {
         let throughput = |end: u64, sent: Vec<u64>| Throughput {
             ends_at: Timestamp(end * 1_000_000),
             seconds: sent.len(),
-            transports: vec![Series { transport: Transport::Shm, sent }],
+            transports: vec![Series { transport: ReportedTransport::Shm, sent }],
             pairs: vec![],
             others: vec![],
         };
@@ -447,8 +447,8 @@ mod tests {
             sent: vec![bytes; 30],
         };
         let mut pairs: Vec<PairSeries> =
-            (0..7).map(|to| pair(9, to, Transport::Tcp, 10 * (to as u64 + 1))).collect();
-        pairs.push(pair(1, 2, Transport::Shm, 500));
+            (0..7).map(|to| pair(9, to, ReportedTransport::Tcp, 10 * (to as u64 + 1))).collect();
+        pairs.push(pair(1, 2, ReportedTransport::Shm, 500));
         let throughput = Throughput {
             ends_at: Timestamp(86_430_000_000),
             seconds: 30,
@@ -474,7 +474,7 @@ mod tests {
         let pair = |from, to, sent| PairView {
             from: TaskId(from),
             to: TaskId(to),
-            transport: Transport::Tcp,
+            transport: ReportedTransport::Tcp,
             sent: Some(sent),
             received: Some(1),
             rate: 0,

@@ -85,7 +85,7 @@ impl Metrics {
     pub fn for_engine(engine: &Arc<Engine>, others: Vec<Arc<dyn MetricSource>>) -> Self {
         let sources = MetricInputs {
             engine: Arc::clone(engine),
-            edge: grpc::Server::new(Arc::clone(engine), grpc::Limits::default()),
+            edge: grpc::Server::new(Arc::clone(engine), grpc::GrpcLimits::default()),
             tally: Arc::default(),
             board: Arc::default(),
             handshakes: Arc::new(HandshakeFailures::new(*engine.clock())),

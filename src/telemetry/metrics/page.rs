@@ -16,14 +16,14 @@ use crate::transfer::TIMES_US;
 
 /// Observations, counted by their size.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Histogram {
+pub(super) struct ExportedHistogram {
     bounds: &'static [f64],
     /// One for each bound, and one for what is larger.
     counts: Vec<u64>,
     sum: f64,
 }
 
-impl Histogram {
+impl ExportedHistogram {
     pub fn new(bounds: &'static [f64]) -> Self {
         Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
@@ -70,7 +70,12 @@ impl Scrape {
     }
 
     /// Adds a sample of a histogram.
-    pub(super) fn histogram(&mut self, metric: &'static Metric, labels: &[&str], histogram: &Histogram) {
+    pub(super) fn histogram(
+        &mut self,
+        metric: &'static Metric,
+        labels: &[&str],
+        histogram: &ExportedHistogram,
+    ) {
         let bounds = histogram.bounds.iter().copied();
         self.buckets(metric, labels, bounds.zip(&histogram.counts), &histogram.counts, histogram.sum);
     }
@@ -172,7 +177,7 @@ mod tests {
     fn samples_are_written_in_the_text_format() {
         let mut page = Scrape::default();
         page.count(&RUNS, &["a", "failed"], 2);
-        let mut skew = Histogram::new(&[0.1, 1.0]);
+        let mut skew = ExportedHistogram::new(&[0.1, 1.0]);
         for value in [0.1, 0.2, 5.0] {
             skew.observe(value);
         }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::catalogue as metric;
-use super::page::{Histogram, Scrape};
+use super::page::{ExportedHistogram, Scrape};
 use crate::coordination::{
-    BarrierCompletion, BarrierKind, BarrierOutcome, Event, EventKind, FailureClass, JobId, RunOutcome,
+    BarrierCompletion, BarrierKind, BarrierOutcome, EventKind, FailureClass, JobEvent, JobId, RunOutcome,
 };
 use crate::engine::Observer;
 
@@ -30,14 +30,14 @@ const OUTCOMES: [(RunOutcome, &str); 3] = [
 struct BarrierCounters {
     passed: u64,
     failed: u64,
-    duration: Histogram,
-    skew: Histogram,
+    duration: ExportedHistogram,
+    skew: ExportedHistogram,
     blocked_us: u64,
 }
 
 impl Default for BarrierCounters {
     fn default() -> Self {
-        let histogram = || Histogram::new(&BARRIER_BUCKETS);
+        let histogram = || ExportedHistogram::new(&BARRIER_BUCKETS);
         Self { passed: 0, failed: 0, duration: histogram(), skew: histogram(), blocked_us: 0 }
     }
 }
@@ -63,7 +63,7 @@ struct JobCounters {
 #[derive(Debug)]
 struct CounterState {
     jobs: BTreeMap<JobId, JobCounters>,
-    lag: Histogram,
+    lag: ExportedHistogram,
 }
 
 /// The counts of every job. A job's counts go when the job does.
@@ -72,7 +72,7 @@ pub struct EventCounters(Mutex<CounterState>);
 
 impl Default for EventCounters {
     fn default() -> Self {
-        Self(Mutex::new(CounterState { jobs: BTreeMap::new(), lag: Histogram::new(&LAG_BUCKETS) }))
+        Self(Mutex::new(CounterState { jobs: BTreeMap::new(), lag: ExportedHistogram::new(&LAG_BUCKETS) }))
     }
 }
 
@@ -145,7 +145,7 @@ pub(super) fn seconds(micros: u64) -> f64 {
 }
 
 impl Observer for EventCounters {
-    fn event(&self, event: &Event) {
+    fn event(&self, event: &JobEvent) {
         // Most events are not counted: those take no lock.
         let count = |add: &dyn Fn(&mut JobCounters)| add(self.lock().jobs.entry(event.job).or_default());
         match &event.what {
@@ -199,7 +199,7 @@ mod tests {
 
     fn happened(tally: &EventCounters, job: u32, what: EventKind) {
         let (at, run, reason) = (Timestamp(1), RunNumber(1), String::new());
-        tally.event(&Event { at, job: JobId(job), run, what, reason });
+        tally.event(&JobEvent { at, job: JobId(job), run, what, reason });
     }
 
     fn shown(tally: &EventCounters, job: u32) -> String {

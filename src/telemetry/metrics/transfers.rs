@@ -2,12 +2,12 @@
 
 use super::catalogue as metric;
 use super::page::Scrape;
-use crate::reports::{TaskTransfers, TotalsView, TransferOutcome, TransfersView, Transport};
+use crate::reports::{ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
 use crate::transfer::Class;
 
 /// Bytes by transport and direction; those that moved nothing are 0, so that the first shows as a rise.
 fn bytes(totals: &TotalsView) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-    Transport::ALL.into_iter().flat_map(|transport| {
+    ReportedTransport::ALL.into_iter().flat_map(|transport| {
         let of = totals.bytes.iter().find(|of| of.transport == transport);
         let (sent, received) = of.map_or((0, 0), |of| (of.sent, of.received));
         [(transport.name(), "sent", sent), (transport.name(), "received", received)]
@@ -28,7 +28,7 @@ pub(super) fn show(job: &str, view: &TransfersView, page: &mut Scrape) {
         page.count(&metric::TRANSFER_LAUNCHES, &[job, outcome.name()], totals.ended(outcome));
     }
     page.count(&metric::TRANSFER_IN_FLIGHT, &[job], view.in_flight());
-    for transport in Transport::ALL {
+    for transport in ReportedTransport::ALL {
         let links = view.links.iter().find(|links| links.transport == transport);
         let connections = links.map_or(0, |links| links.connections);
         page.count(&metric::TRANSFER_CONNECTIONS, &[job, transport.name()], connections);

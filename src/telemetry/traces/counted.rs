@@ -30,7 +30,7 @@ pub(super) struct SpanCounts {
     clock: Clock,
     /// Those that have ended and have not been handed to the collector.
     waiting: AtomicUsize,
-    pub left_out: AtomicU64,
+    pub suppressed: AtomicU64,
     pub failed: AtomicU64,
     failure_log: Mutex<FailureLogState>,
 }
@@ -49,7 +49,7 @@ impl SpanCounts {
         Arc::new(Self {
             clock,
             waiting: AtomicUsize::new(0),
-            left_out,
+            suppressed: left_out,
             failed,
             failure_log: Mutex::default(),
         })
@@ -57,7 +57,7 @@ impl SpanCounts {
 
     /// There was no room for one.
     pub fn suppress(&self) {
-        self.left_out.fetch_add(1, Ordering::Relaxed);
+        self.suppressed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// So many could not be sent. Gives how many the log should hear of now, if it should.
@@ -79,7 +79,7 @@ impl SpanCounts {
         if unsaid > 0 {
             tracing::warn!(spans = unsaid, "further spans could not be sent to the collector, and are lost");
         }
-        let left_out = self.left_out.load(Ordering::Relaxed);
+        let left_out = self.suppressed.load(Ordering::Relaxed);
         if left_out > 0 {
             tracing::warn!(left_out, "some spans were left out: there were too many at once");
         }

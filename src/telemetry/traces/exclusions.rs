@@ -11,7 +11,7 @@ use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::SdkTracer;
 
 use super::{BARRIER_EVENTS_MAX, JobNames, number, time};
-use crate::coordination::{Actor, Event, EventKind, ExclusionId, ExclusionTarget, JobId, TaskId};
+use crate::coordination::{Actor, EventKind, ExclusionId, ExclusionTarget, JobEvent, JobId, TaskId};
 
 /// How many exclusions are followed at once; each job bounds its own.
 const OPEN_MAX: usize = 1 << 16;
@@ -36,7 +36,7 @@ impl ExclusionSpans {
         Self { tracer, names, open: HashMap::new() }
     }
 
-    pub fn event(&mut self, event: &Event) {
+    pub fn event(&mut self, event: &JobEvent) {
         match &event.what {
             EventKind::Excluded { exclusion, target, tasks, actor } if self.open.len() < OPEN_MAX => {
                 let open = self.began(event, *exclusion, *target, tasks, actor);
@@ -97,7 +97,7 @@ impl ExclusionSpans {
 
     fn began(
         &self,
-        event: &Event,
+        event: &JobEvent,
         exclusion: ExclusionId,
         target: ExclusionTarget,
         tasks: &[TaskId],

@@ -141,7 +141,7 @@ trait IoStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> IoStream for S {}
 
-type Connected = TokioIo<Box<dyn IoStream>>;
+type CollectorStream = TokioIo<Box<dyn IoStream>>;
 
 /// Opens connections to a collector.
 #[derive(Debug, Clone)]
@@ -150,7 +150,7 @@ struct Connector {
 }
 
 impl Connector {
-    async fn connect(self, endpoint: Uri) -> io::Result<Connected> {
+    async fn connect(self, endpoint: Uri) -> io::Result<CollectorStream> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let host = endpoint.host().ok_or_else(|| invalid("the endpoint names no host".to_owned()))?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -163,9 +163,9 @@ impl Connector {
 }
 
 impl Service<Uri> for Connector {
-    type Response = Connected;
+    type Response = CollectorStream;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Connected>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<CollectorStream>> + Send>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
@@ -183,10 +183,10 @@ struct OtlpHttpClient {
     connector: Connector,
 }
 
-type Answered<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
+type ResponseFuture<'a> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'a>>;
 
 impl HttpClient for OtlpHttpClient {
-    fn send_bytes<'a, 'b>(&'a self, request: Request<Bytes>) -> Answered<'b>
+    fn send_bytes<'a, 'b>(&'a self, request: Request<Bytes>) -> ResponseFuture<'b>
     where
         'a: 'b,
         Self: 'b,

@@ -32,8 +32,8 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 
 use crate::coordination::{
-    BarrierCompletion, BarrierOutcome, Event, EventKind, ExclusionId, JobId, JobName, RunNumber, RunOutcome,
-    TaskId, Timestamp,
+    BarrierCompletion, BarrierOutcome, EventKind, ExclusionId, JobEvent, JobId, JobName, RunNumber,
+    RunOutcome, TaskId, Timestamp,
 };
 use crate::engine::{Engine, Observer};
 use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
@@ -48,7 +48,7 @@ const BARRIER_EVENTS_MAX: u32 = 1 << 14;
 
 /// Something that the engine has told of.
 enum TraceMessage {
-    Event(Box<Event>),
+    Event(Box<JobEvent>),
     Barrier(Box<BarrierCompletion>),
     Parent(JobId, ExclusionId, TraceParent),
     Stop,
@@ -231,13 +231,13 @@ impl Traces {
 
 impl MetricSource for Traces {
     fn show(&self, page: &mut Scrape) {
-        page.count(&metric::SPANS_LEFT_OUT, &[], self.counts.left_out.load(Ordering::Relaxed));
+        page.count(&metric::SPANS_LEFT_OUT, &[], self.counts.suppressed.load(Ordering::Relaxed));
         page.count(&metric::SPANS_FAILED, &[], self.counts.failed.load(Ordering::Relaxed));
     }
 }
 
 impl Observer for Traces {
-    fn event(&self, event: &Event) {
+    fn event(&self, event: &JobEvent) {
         let told = matches!(
             event.what,
             EventKind::RunOpened
@@ -285,7 +285,7 @@ impl RunSpans {
         self.exclusions.end_all();
     }
 
-    fn event(&mut self, event: &Event) {
+    fn event(&mut self, event: &JobEvent) {
         let at = time(event.at);
         match &event.what {
             EventKind::RunOpened => {

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 
 use muster_clock as clock;
 
-use super::cliques::{CliqueKey, Readiness};
+use super::cliques::{CliqueKey, CliqueReady};
 use super::shared::EngineShared;
 use super::thread_pool::for_each_parallel;
 use crate::base::error::TransferError;
@@ -37,10 +37,10 @@ impl EngineShared {
         let replaced = loop {
             let readiness = lock(&self.cliques).make_ready(key, connection, clock::monotonic());
             match readiness {
-                Readiness::Waited(waiters) => {
+                CliqueReady::Waited(waiters) => {
                     waiters.into_iter().for_each(|waiter| waiter.tell(Ok(kept.renew())));
                 }
-                Readiness::Ready(replaced) => break replaced,
+                CliqueReady::Ready(replaced) => break replaced,
             }
         };
         if let Some(replaced) = replaced {

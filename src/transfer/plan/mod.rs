@@ -72,5 +72,5 @@ pub use limits::{
     MAX_STEPS, PLAN_VERSION,
 };
 pub use placement::{HostName, PlacedDevice, Placement};
-pub use plan::{Options, Plan};
-pub use step::{BufferRole, Class, Region, Runs, Side, Staging, Step};
+pub use plan::{Plan, PlanOptions};
+pub use step::{BufferRole, Region, Runs, Staging, Step, StepClass, StepEnd};

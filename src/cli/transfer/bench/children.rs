@@ -15,10 +15,10 @@ use super::talk::{BenchOrder, BenchReply, PairSide};
 use crate::clock;
 
 /// How long it is waited for the end of a task when another one has failed: that may be why.
-const STDERR_TAIL_BYTES: Duration = Duration::from_millis(300);
+const FAILURE_CAUSE_WAIT: Duration = Duration::from_millis(300);
 
 /// A line that a task wrote; none when it will write no more.
-type Heard = (usize, io::Result<Option<String>>);
+type ChildLine = (usize, io::Result<Option<String>>);
 
 struct ChildTask {
     child: Child,
@@ -35,7 +35,7 @@ impl Drop for ChildTask {
 /// All of them, by number: of each pair the sender, then the receiver.
 pub struct Children {
     tasks: Vec<ChildTask>,
-    heard: Receiver<Heard>,
+    heard: Receiver<ChildLine>,
 }
 
 impl Children {
@@ -112,7 +112,7 @@ impl Children {
 
     /// A task has failed: perhaps because another one has ended, which is what counts then.
     fn failed(&mut self, number: usize, order: &BenchOrder, why: &str) -> anyhow::Error {
-        let until = clock::monotonic() + STDERR_TAIL_BYTES;
+        let until = clock::monotonic() + FAILURE_CAUSE_WAIT;
         while let Ok((other, line)) =
             self.heard.recv_timeout(until.saturating_duration_since(clock::monotonic()))
         {
@@ -150,7 +150,7 @@ impl Children {
     }
 }
 
-fn start(number: usize, tell: &Sender<Heard>) -> Result<ChildTask> {
+fn start(number: usize, tell: &Sender<ChildLine>) -> Result<ChildTask> {
     let mut child = Command::new(std::env::current_exe()?)
         .args(["transfer", PEER, "--parent", &std::process::id().to_string()])
         .stdin(Stdio::piped())

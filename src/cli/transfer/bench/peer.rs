@@ -12,8 +12,8 @@ use super::talk::{BenchOrder, BenchReply, EngineSetup, PairSide};
 use crate::clock;
 use crate::contents;
 use crate::transfer::{
-    Arena, Buffer, Config, DeviceId, Engine, Member, Options, Peer, Prepared, Spec, Transfer, TransferKey,
-    TransportKind,
+    Arena, Buffer, Config, DeviceId, Engine, LaunchOptions, Member, Peer, Prepared, Spec, Transfer,
+    TransferKey, TransportKind,
 };
 
 /// Be a task of `muster transfer bench`
@@ -138,14 +138,14 @@ impl PeerState {
             .zip(first..)
             .map(|(buffer, key)| self.spec(buffer, shape.size, outgoing, key))
             .collect::<Result<Vec<_>>>()?;
-        let options = Options { channel: channel as u32, ..Options::default() };
+        let options = LaunchOptions { channel: channel as u32, ..LaunchOptions::default() };
         Ok(BenchSlot { buffers, size: shape.size, prepared: self.engine.prepare(specs, options).wait()? })
     }
 
     /// Times the first preparation, which makes the connection, and later ones.
     fn prepare_often(&self, again: u32) -> Result<BenchReply> {
         let buffer = Arena::new(4096)?.allocate(4096)?;
-        let options = Options { channel: BenchChannel::Prepares as u32, ..Options::default() };
+        let options = LaunchOptions { channel: BenchChannel::Prepares as u32, ..LaunchOptions::default() };
         let mut kept = Vec::new();
         let mut times = Vec::new();
         for _ in 0..=again {

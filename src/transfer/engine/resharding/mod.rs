@@ -19,12 +19,12 @@ use std::sync::mpsc::channel;
 use muster_clock as clock;
 
 pub use outcome::{Moved, ReshardError, ShardBuffers};
-use run::Run;
+use run::ReshardRun;
 use task::{StepRole, check, divide};
 
 use super::handle::Engine;
-use super::prepared::Options;
-use crate::base::layout::Fingerprint;
+use super::prepared::LaunchOptions;
+use crate::base::layout::LayoutFingerprint;
 use crate::memory::Arena;
 use crate::plan::Plan;
 
@@ -46,7 +46,7 @@ impl Engine {
         plan: &Plan,
         shards: &ShardBuffers,
         staging: &Arena,
-        options: Options,
+        options: LaunchOptions,
     ) -> Result<Moved, ReshardError> {
         let began = clock::monotonic();
         let here = self.here().task;
@@ -54,7 +54,7 @@ impl Engine {
         let tasks = divide(plan, shards, staging, here)?;
         let limit = plan.timeout().into_iter().chain(options.deadline).min();
         let (sender, outcomes) = channel();
-        let mut run = Run {
+        let mut run = ReshardRun {
             engine: self,
             shards,
             tasks,
@@ -81,7 +81,7 @@ impl Engine {
 }
 
 /// Returns what both sides compare of each transfer: the beginning of the plan's own.
-fn layout_of(plan: &Plan) -> Fingerprint {
+fn layout_of(plan: &Plan) -> LayoutFingerprint {
     let whole = u128::from_be_bytes(plan.layout().0);
-    Fingerprint((whole >> 64) as u64)
+    LayoutFingerprint((whole >> 64) as u64)
 }

@@ -6,7 +6,7 @@ use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::protocol::frame::{HEADER, Kind};
 
 /// What is being sent.
-pub enum Output {
+pub enum LaneOutput {
     /// Nothing.
     Idle,
     /// Control frames, or what is left of a chunk whose buffers are not used any more.
