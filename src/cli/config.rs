@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use super::options::ServeOptions;
+use super::options::ServeFlags;
 use super::output::print_raw;
 use crate::config::JobSelection;
 
@@ -31,7 +31,7 @@ struct Print {
     #[command(flatten)]
     jobs: JobsArgs,
     #[command(flatten)]
-    options: ServeOptions,
+    options: ServeFlags,
 }
 
 const EXAMPLES: &str = "\

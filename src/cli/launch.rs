@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 
 use super::credentials::Credentials;
-use super::options::LaunchOptions;
+use super::options::LaunchFlags;
 use super::output::print_error;
 use super::{limits, memory};
 use crate::config::{ConfigError, JobSelection};
@@ -64,7 +64,7 @@ pub struct Arguments {
     job: JobName,
 
     #[command(flatten)]
-    options: LaunchOptions,
+    options: LaunchFlags,
 
     /// The command and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "COMMAND")]

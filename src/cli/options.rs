@@ -13,9 +13,9 @@ use crate::config::{
 use crate::coordination::JobSettings;
 
 /// The settings that `muster serve` takes as flags.
-pub type ServeOptions = SettingFlags<true>;
+pub type ServeFlags = SettingFlags<true>;
 /// The settings that `muster launch` takes as flags.
-pub type LaunchOptions = SettingFlags<false>;
+pub type LaunchFlags = SettingFlags<false>;
 
 /// Settings as they were given: text that the configuration reads, so that a wrong value gets the same answer
 /// wherever it was written. `SERVE` says whose defaults the help shows.

@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::client::DEFAULT_SERVER;
 use super::config::JobsArgs;
-use super::options::ServeOptions;
+use super::options::ServeFlags;
 use super::output::{TerminalText, print};
 use super::server::RunningServer;
 use super::{limits, memory};
@@ -35,7 +35,7 @@ pub struct Arguments {
     jobs: JobsArgs,
 
     #[command(flatten)]
-    options: ServeOptions,
+    options: ServeFlags,
 
     /// Check the configuration, say what is wrong with it, and serve nothing
     #[arg(long)]

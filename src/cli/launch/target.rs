@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use super::super::client::Client;
-use super::super::options::LaunchOptions;
+use super::super::options::LaunchFlags;
 use super::super::server::RunningServer;
 use super::Arguments;
 use crate::config::Config;
@@ -45,7 +45,7 @@ impl LaunchServer {
     }
 
     /// Finds a server that runs already, and checks that the job is as the launch needs it.
-    pub async fn find(url: &str, arguments: &Arguments, options: &LaunchOptions) -> Result<Self> {
+    pub async fn find(url: &str, arguments: &Arguments, options: &LaunchFlags) -> Result<Self> {
         if let Some(flag) = options.first_flag_besides(&["log", "log-format", "io-threads", "recoverable"]) {
             bail!(
                 "--{flag} is for the server to say, and --server names one that runs already: leave --{flag} out"
