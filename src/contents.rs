@@ -1,4 +1,6 @@
-//! Bytes that a seed makes, and that look like no others: what is sent is compared with what arrives, byte for byte.
+//! Reproducible pseudo-random bytes, made from a seed, to compare what was sent with what arrived.
+//!
+//! It does not serve security: SplitMix64 is predictable. Begin at `fill` and `wrong`.
 
 /// What the state of a sequence grows by.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,12 +1,12 @@
-//! Copy-on-write tables: a copy shares its chunks with the original until either of them changes.
+//! Copy-on-write tables: a copy shares its chunks with the original until one of them changes. [`CowMap`] is an
+//! ordered map, [`CowVec`] a vector of fixed length.
 //!
-//! A reader takes a copy of the state and reads it while the state goes on: the copy costs one pointer a chunk, and a
-//! writer copies the chunk that it changes, once for each copy that is still held. [`CowMap`] is an ordered map, [`CowVec`]
-//! a vector of fixed length.
+//! A reader takes a copy of the state and reads it while the state changes. The copy costs one pointer a chunk; a
+//! writer copies the chunk that it changes, once for each copy that is still held. Begin at [`CowMap::insert`].
 //!
-//! Invariants of a [`CowMap`]: no chunk is empty or has more than `N` entries; two neighbouring chunks together have more than
-//! `N / 2` entries, so that `len` entries make at most `4 * len / N + 1` chunks; keys ascend within a chunk and from chunk to
-//! chunk; `len` is the number of all entries.
+//! Invariants of a [`CowMap`]: no chunk is empty or has more than `N` entries; two neighbouring chunks together
+//! have more than `N / 2` entries, so `len` entries make at most `4 * len / N + 1` chunks; keys ascend within a
+//! chunk and from chunk to chunk; `len` is the number of all entries.
 
 use std::borrow::Borrow;
 use std::fmt;

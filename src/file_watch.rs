@@ -1,4 +1,8 @@
-//! Looks at files that may have changed, off the threads that serve connections: a disk that hangs holds up one thread of its own.
+//! Reloads files that have changed, such as certificates and tokens.
+//!
+//! It does not tick and needs no signal: the arrival of a client triggers a check, at most once a second, on a
+//! thread of its own. That client waits for the check, at most 250 ms; other clients do not wait. A file that
+//! cannot be used changes nothing. Begin at [`FileWatch::refresh`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,23 +1,24 @@
-//! Muster: the coordination and transfer plane for multi-controller training and inference.
+//! Muster: the coordination and transfer plane for multi-controller training and inference. `ARCHITECTURE.md` has
+//! the map, the flows and the invariants.
 //!
-//! | room | its reason to exist |
+//! | module | what it owns |
 //! | --- | --- |
 //! | [`coordination`] | the state machine: every rule, no IO |
-//! | [`engine`] | the driver: feeds inputs and time to the state machine and performs its effects |
-//! | [`grpc`] | the wire edge, for JAX clients of both generations |
-//! | [`http`] | the web edge, for people and tools |
+//! | [`engine`] | the driver of the state machine: one lock, the clock, events |
+//! | [`grpc`] | the gRPC port, for JAX clients of both wire generations |
+//! | [`http`] | the HTTP port, for people and tools |
 //! | [`cli`], [`config`] | the command line, and one typed configuration |
-//! | [`tls`] | TLS for both edges, and why a handshake failed |
-//! | [`telemetry`] | what is told of all this: projections of effects |
+//! | [`tls`] | TLS for both ports, and why a handshake failed |
+//! | [`telemetry`] | logs, metrics and traces: projections of effects |
 //! | [`agent`] | the native worker: a task of a job that owns a transfer engine |
 //! | [`transfer`] | the transfer engine: moves buffers between tasks; a library of its own |
-//! | [`doctor`] | what a host offers for fast transfers, and what it lacks |
-//! | [`findings`] | what is concluded from what is measured |
-//! | [`reports`] | what native workers report of their transfers |
+//! | [`doctor`] | checks of a host for fast transfers |
+//! | [`findings`] | detectors: conclusions from measurements |
+//! | [`reports`] | transfer reports of native workers |
 //! | [`proto`] | the wire messages |
-//! | `cow` | tables whose copies are cheap, so that readers need no lock |
-//! | [`clock`] | the only reader of clock and entropy |
-//! | [`meter`] | what hot paths count and time of themselves |
+//! | `cow` | copy-on-write tables, so that readers need no lock |
+//! | [`clock`] | the only reader of clocks and randomness |
+//! | [`meter`] | counters and timings of hot paths |
 pub mod agent;
 pub mod cli;
 pub mod config;

@@ -1,7 +1,8 @@
-//! What hot paths count and time of themselves.
+//! Counters and timings of hot paths, per thread.
 //!
-//! Without the feature `metrics` the types are empty and their methods do nothing, so that whoever counts need not ask
-//! whether somebody wants to know. Both halves have the same methods; `kept.rs` explains them.
+//! It names and exposes no metric: `telemetry::metrics` does. Without the cargo feature `metrics` every type here
+//! is empty, with the same methods, so a caller never checks; `BENCHMARKS.md` has what that saves. Begin at
+//! `kept.rs`.
 
 #[cfg(feature = "metrics")]
 mod kept;

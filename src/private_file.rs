@@ -1,4 +1,6 @@
-//! Whether other users of this machine can read or change a file that is meant for the service alone.
+//! The check whether other users of the host can read or replace a private file.
+//!
+//! Begin at `check`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! Text: what was written elsewhere made safe to show, and how spans and sizes are written for people.
+//! Makes text of others safe to show, and formats durations and sizes for people.
 //!
 //! Owns the one list of characters that a reader cannot see or that steer what shows them ([`is_hidden`]). Every way out
 //! escapes by it: the command line ([`one_line`]), the log (`telemetry::log`), pages (`http::pages::Escape`) and JSON on a
-//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`short_span`], [`bytes`]).
+//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`short_span`], [`bytes()`]).
 
 mod duration;
 

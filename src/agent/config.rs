@@ -1,4 +1,6 @@
-//! How an agent is set up.
+//! Defines and checks the configuration of an agent.
+//!
+//! It reads no environment: `place/` does. Begin at `Config::check`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

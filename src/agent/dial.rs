@@ -1,4 +1,6 @@
-//! The connection to the service: TCP, or TLS over it.
+//! Makes the gRPC channel to the service, plain or TLS, and recognizes ports that speak something else.
+//!
+//! It does not retry (`patience.rs`). Begin at `channel`.
 
 use std::future::Future;
 use std::io;

@@ -1,4 +1,6 @@
-//! What each worker publishes of its engine, and how others read it: nothing in it is trusted.
+//! Encodes and decodes the engine record that each worker publishes in the key-value store.
+//!
+//! A record is another process's word: every field is bounded and checked. Begin at `Entry::read`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,4 +1,6 @@
-//! What can go wrong between a task and its service.
+//! Defines the errors of an agent and which of them are transient.
+//!
+//! Begin at `AgentError`.
 
 use std::time::Duration;
 

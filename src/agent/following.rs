@@ -1,4 +1,8 @@
-//! Who lives, as the service tells it, made into what the transfer engine fences by.
+//! Follows the states of all tasks and makes the roster by which the transfer engine fences.
+//!
+//! It decides nothing about a task: the service does. A change of the task states (`WatchTasks`) starts a read of
+//! each new incarnation's engine record (`muster/transfer/<task>/<incarnation>`); each change of the result goes to
+//! the engine as a new membership. Begin at `follow`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

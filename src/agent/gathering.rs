@@ -1,8 +1,9 @@
-//! Who lives, asked together with all others; and who has not come, where that takes long.
+//! The live set, requested together with all other tasks, and the tasks that have not called, where that takes
+//! long.
 //!
-//! The answer comes when all who live have asked. The service finds out who does not live any more: it is waited for, not
-//! judged here. It does not say who has not asked, so whoever has waited for a moment leaves a mark, and takes it away with
-//! the answer: those who wait longer can tell who left none.
+//! It does not judge which tasks live: the service does. The service answers when all live tasks have called, and
+//! does not say which ones are missing. So a task that has waited for a moment leaves a mark in the store and
+//! removes it with the answer; a task that waits longer can name those without a mark.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

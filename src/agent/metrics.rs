@@ -1,4 +1,6 @@
-//! What a worker shows of its engine by itself, in Prometheus's text format.
+//! Writes the metrics of a worker.
+//!
+//! It serves nothing (`cli::worker`). Begin at `page`.
 
 use std::sync::atomic::Ordering;
 

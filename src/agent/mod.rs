@@ -1,18 +1,36 @@
 //! The native worker: a task of a job that speaks the coordination protocol and owns a transfer engine.
 //!
+//! It contains no training step (`exercise/` has one for tests) and no rule of coordination. Begin at
+//! [`Agent::join`]. An `Agent` is one incarnation of one task, with background tasks for heartbeats, the error
+//! poll, the preemption notice, the task states and the reports.
+//!
 //! | file | what it does |
 //! | --- | --- |
-//! | `place/` | which task this process is, and where the service is: one file a system |
-//! | `dial.rs`, `service.rs` | the connection, and the calls of the protocol (generation C) |
-//! | `following.rs`, `entry.rs` | who lives, made into the engine's membership; what workers publish of their engines |
-//! | `patience.rs`, `gathering.rs` | the service is waited for while it is away, and all tasks are until it is known who lives |
+//! | `place/` | detects which task this process is, and where the service is: one file a cluster system |
+//! | `dial.rs`, `service.rs` | the gRPC channel, and the calls of the protocol (generation C) |
+//! | `following.rs`, `entry.rs` | the task states made into the engine's membership; the engine record that each worker publishes |
+//! | `patience.rs`, `gathering.rs` | retries while the service is away; the live set, with the tasks that have not called |
 //! | `topology.rs` | devices, published as JAX publishes them |
-//! | `preemption.rs` | notices, and the step that all agree on |
-//! | `reporting.rs`, `offset.rs` | what the service is told of transfers, and of this host's clock |
-//! | `metrics.rs` | what it shows by itself |
+//! | `preemption.rs` | preemption notices, and the step that all tasks agree on |
+//! | `reporting.rs`, `offset.rs` | transfer reports, and the offset of this host's clock |
+//! | `metrics.rs` | the worker's own metrics |
 //! | `exercise/` | a program that moves buffers and checks every byte |
 //!
-//! Every wait has a limit, ends when this life of the task is over, and is given up by dropping its future.
+//! - A task is a member of the engine's membership when it is connected and its engine record, written under its
+//!   incarnation, was read and found usable. The record is another process's word: it is bounded and checked, and
+//!   no task obtains devices that another task has.
+//! - The service's word counts before the network's. An excluded worker still answers on the network; its transfers
+//!   fail all the same.
+//! - When an incarnation ends, the agent empties the membership before any caller hears of it, so nothing moves in
+//!   the name of an incarnation that does not count.
+//! - Every call waits for a service that is away, for a limited time; no call waits for an answer without a limit.
+//!   The service decides which tasks are lost, and says so with the first call that gets through.
+//! - A silent task is the service's to judge, by its heartbeats. The others wait for it until then; a barrier that
+//!   gives up is cancelled.
+//! - SIGTERM makes a worker leave alone, and raises the preemption notice if the service does not let it go.
+//!   Nothing on the wire tells whether tasks share their fate; the answer to the shutdown call does.
+//!
+//! Every wait has a limit, ends when this incarnation is over, and is cancelled by dropping its future.
 
 mod config;
 mod dial;

@@ -1,4 +1,7 @@
-//! How far this host's clock is from the service's: Cristian's algorithm, the best of the last few answers.
+//! Estimates the offset of this host's clock from the service's, by Cristian's algorithm: the quickest of the last
+//! eight answers to reports counts, and is right within half of its round trip.
+//!
+//! It corrects no clock. Begin at [`Offset`].
 
 use std::collections::VecDeque;
 use std::time::Duration;

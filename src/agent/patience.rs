@@ -1,4 +1,6 @@
-//! How calls are tried again while the service is out of reach.
+//! Retries calls while the service is out of reach: the pauses double from 50 ms to 1 s, until a limit is spent.
+//!
+//! Begin at [`Patience::wait`].
 
 use std::time::{Duration, Instant};
 

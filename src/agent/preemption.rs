@@ -1,10 +1,12 @@
-//! Preemption notices, and the step that all tasks agree to save at: what JAX programs do, for workers.
+//! Preemption notices, and the step at which all tasks save: the protocol of JAX programs, for workers.
 //!
-//! A task that learns of a notice writes down the step that it is at and meets the others at a barrier; the step after the
-//! highest one written is the one. Between the notice and the agreement nobody begins another step.
+//! It saves nothing. Begin at `watch`.
 //!
-//! If all tasks live, the barrier is JAX's. The service keeps such a barrier waiting for a lost task that may come back, so
-//! if a task is lost, those who live call the barrier off and meet at one that names their lives.
+//! A task that learns of a notice writes down its step and meets the others at a barrier; the step after the
+//! highest one written is agreed. Between the notice and the agreement no task begins another step.
+//!
+//! If all tasks live, the barrier is JAX's. The service keeps such a barrier waiting for a lost task that may come
+//! back; so if a task is lost, the live tasks cancel the barrier and meet at one that names their incarnations.
 
 use std::collections::HashMap;
 use std::sync::Arc;

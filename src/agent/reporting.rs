@@ -1,4 +1,6 @@
-//! What the service is told of the engine: about once a second, and at the end.
+//! Reports transfers to the service about once a second and at the end.
+//!
+//! It measures nothing: the engine does. Begin at `report`, then `Tally`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

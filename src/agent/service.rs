@@ -1,4 +1,6 @@
-//! The calls of the coordination protocol (generation C), as a task makes them.
+//! Makes the calls of the coordination protocol (generation C).
+//!
+//! It does not retry: the agent does. Begin at [`Service::register`].
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! `muster audit`: who did what, why, from where, and what came of it.
+//! Implements `muster audit`: prints audit lines of a server.
+//!
+//! Begin at `run`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

@@ -1,4 +1,6 @@
-//! Certificates of transfer engines, as commands take them.
+//! Defines the flags for certificates of transfer engines.
+//!
+//! It does not verify them (`transfer`). Begin at `TransferFiles::read`.
 
 use std::path::{Path, PathBuf};
 

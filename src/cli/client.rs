@@ -1,4 +1,6 @@
-//! Asks a server over HTTP.
+//! Sends requests to a server over HTTP and reads problem documents.
+//!
+//! It does not print (`output.rs`). Begin at `Client::find`, then `request`.
 
 mod stream;
 

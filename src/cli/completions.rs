@@ -1,4 +1,6 @@
-//! `muster completions`: what shells complete.
+//! Implements `muster completions`.
+//!
+//! It knows no subcommand: clap does. Begin at `run`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,6 @@
-//! `muster config`: shows the configuration.
+//! Implements `muster config print`.
+//!
+//! It does not format (`config::print`). Begin at `run`.
 
 use std::process::ExitCode;
 

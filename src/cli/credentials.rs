@@ -1,4 +1,6 @@
-//! What a subcommand shows a server: a token, a certificate, and whom it trusts itself.
+//! Defines the flags for a token, a client certificate and a CA.
+//!
+//! It does not connect (`client.rs`). Begin at `Credentials`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

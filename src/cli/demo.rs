@@ -1,4 +1,6 @@
-//! `muster demo`: a service and four workers on this machine, losses and returns, until somebody has seen enough.
+//! Implements `muster demo`: a server and four workers, losses and returns.
+//!
+//! It does not judge their steps (`demo/verdict.rs`). Begin at `run`, then `Demo::play`.
 
 mod verdict;
 

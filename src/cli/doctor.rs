@@ -1,4 +1,6 @@
-//! `muster doctor`: what this host offers for fast transfers, and what it lacks.
+//! Implements `muster doctor`: probes the host and prints the checks.
+//!
+//! It holds no check (`doctor`). Begin at `run`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,6 @@
-//! `muster drain`: asks all tasks to agree on a step and save.
+//! Implements `muster drain`: requests a coordinated save and waits for it.
+//!
+//! Begin at `run`.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! `muster events`: what happened in a job, and what happens.
+//! Implements `muster events`: prints and follows the events of a job.
+//!
+//! Begin at `run`, then `follow`.
 
 use std::process::ExitCode;
 use std::time::Duration;

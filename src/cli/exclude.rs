@@ -1,4 +1,6 @@
-//! `muster exclude`: takes a task or a host out, or shows who is out.
+//! Implements `muster exclude`: previews, excludes, lists.
+//!
+//! It does not lift (`readmit.rs`). Begin at `run`.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! `muster job`: which jobs there are, and making, changing and deleting them.
+//! Implements `muster job`: list, show, create, set, delete.
+//!
+//! It does not validate beyond syntax: the server does. Begin at `run`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

@@ -1,4 +1,6 @@
-//! `muster launch`: a job on this machine, with a server of its own or with one that runs already.
+//! Implements `muster launch`: runs the tasks of a job on this machine.
+//!
+//! It does not supervise (`launch/supervisor.rs`). Begin at `run`, then `launch`.
 
 pub(super) mod children;
 mod output;

@@ -1,4 +1,6 @@
-//! The limit on open files, and how many connections fit into it.
+//! Raises the limit on open files and divides it among the listeners.
+//!
+//! Begin at `Connections::fit`.
 
 use anyhow::{Result, bail};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -1,4 +1,6 @@
-//! `muster metrics`: explains what is measured.
+//! Implements `muster metrics list`.
+//!
+//! Begin at `run`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,6 @@
-//! The command line: one file for each subcommand.
+//! Parses the command line and dispatches to one file for each subcommand.
+//!
+//! Begin at `main`, then `Command`.
 
 mod audit;
 mod certificates;

@@ -1,4 +1,6 @@
-//! The flags that are settings: made from the tables of the configuration, so that each is described once.
+//! Builds the flags of settings from the tables of the configuration.
+//!
+//! It does not parse values (`config`). Begin at `Options`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What subcommands write: the only way to standard output and standard error.
+//! The output of subcommands: the only way to standard output and standard error.
 //!
 //! Nothing is printed as a bare string. [`Output`] is made of lines whose text is escaped as it is put in, so text from a
 //! server, a task or a file can neither steer the terminal nor begin a line of its own. JSON is exact, with hidden

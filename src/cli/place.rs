@@ -1,4 +1,6 @@
-//! What the subcommands that speak to a server share: where it is, which job is meant, how to show the answer.
+//! Defines the flags that client subcommands share: server, credentials, job, JSON.
+//!
+//! It does not send requests (`client.rs`). Begin at `Place::find`.
 
 use std::future::Future;
 

@@ -1,4 +1,6 @@
-//! `muster readmit`: lifts an exclusion.
+//! Implements `muster readmit`: lifts exclusions.
+//!
+//! Begin at `run`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,6 @@
-//! `muster serve`: a server until it is told to stop.
+//! Implements `muster serve`: a server until a signal stops it.
+//!
+//! It does not assemble it (`server.rs`). Begin at `run`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

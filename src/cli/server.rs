@@ -1,4 +1,6 @@
-//! A server in this process: what `muster serve` and `muster launch` start.
+//! Assembles a server of this process: engine, edges, telemetry, findings, audit; and stops them in order.
+//!
+//! Begin at `Server::start`, then `stop`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,6 @@
-//! `muster status`: what an operator wants to know at three in the morning.
+//! Implements `muster status`: fetches the state of jobs.
+//!
+//! It does not format (`status/render.rs`). Begin at `run`.
 
 mod render;
 

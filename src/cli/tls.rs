@@ -1,4 +1,6 @@
-//! `muster tls`: makes certificates to try with, and says what is wrong with those that do not work.
+//! Implements `muster tls`: creates test certificates and checks real ones.
+//!
+//! It does not serve TLS (`tls`). Begin at `run`, then `examine`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

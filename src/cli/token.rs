@@ -1,4 +1,6 @@
-//! `muster token`: makes tokens.
+//! Implements `muster token new`.
+//!
+//! Tokens are verified by `http::guard`. Begin at `run`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,6 @@
-//! `muster worker`: a task of a job that needs no JAX.
+//! Implements `muster worker`: flags and configuration of a task without JAX.
+//!
+//! It holds no step (`worker/program.rs`). Begin at `run`.
 
 mod program;
 mod scraped;

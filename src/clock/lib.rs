@@ -1,4 +1,4 @@
-//! The only crate that reads the clock and draws randomness; a lint keeps all others from it.
+//! The only crate that reads clocks and draws randomness; a lint forbids both readings of the clock elsewhere.
 //!
 //! It knows no other crate of Muster. Begin at [`Clock`], [`monotonic`] and [`random_bytes`].
 

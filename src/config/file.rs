@@ -1,4 +1,6 @@
-//! The configuration file: TOML, read into plain values that still know their line.
+//! Parses the TOML file into values that know their line, and suggests known keys for unknown ones.
+//!
+//! It does not interpret values (`value.rs`). Begin at `File::read`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,7 @@
-//! Closed by default: what has to be told before an address beyond this machine is served.
+//! Refuses to serve an address beyond this machine without access control.
+//!
+//! It implements no access control (`http` and `tls` do). Encryption alone does not open an address: a server that
+//! hides what is said still lets everybody speak. Certificates of clients do. Begin at [`Tls`].
 
 use std::fmt;
 use std::net::SocketAddr;

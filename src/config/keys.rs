@@ -1,5 +1,7 @@
-//! Every setting, once: its name, how it is shown and how it is read. Flags, environment variables, the file's keys,
-//! `--help` and `muster config print` all come from these two tables.
+//! Declares every setting once: name, help, parser, printer.
+//!
+//! Flags, environment variables, the keys of the file, `--help` and `muster config print` all come from these two
+//! tables. `load.rs` decides precedence. Begin at [`SERVER_KEYS`] and [`JOB_KEYS`].
 
 use std::path::PathBuf;
 

@@ -1,4 +1,6 @@
-//! Puts the configuration together.
+//! Combines flags, environment and file into `Config`.
+//!
+//! It does not parse single values (`value.rs`). Begin at `load`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,4 +1,6 @@
-//! Writes the configuration as a file that means the same.
+//! Writes the effective configuration as a file that reads back the same.
+//!
+//! Begin at `print`.
 
 use std::fmt::Write as _;
 

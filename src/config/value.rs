@@ -1,4 +1,6 @@
-//! How values are written: one spelling for flags, the environment and the file.
+//! Parses and formats single values: addresses, counts, job specifications, rules.
+//!
+//! It knows no settings: `keys.rs` has them. Begin at `parse_declared`.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

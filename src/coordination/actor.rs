@@ -1,4 +1,6 @@
-//! Who acts upon a job besides its tasks, and why they say they do.
+//! The identity of an operator: name, address, origin and stated reason of a command.
+//!
+//! It does not authenticate anybody; `http::guard` does. Begin at [`Actor`].
 
 use std::fmt;
 use std::net::SocketAddr;

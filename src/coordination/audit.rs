@@ -1,4 +1,7 @@
-//! The invariants of the state, checked from scratch. For tests and for the curious: it costs a look at everything.
+//! The invariants of the state, checked from scratch, for tests and simulations. A check reads the whole state; no
+//! server calls it.
+//!
+//! It repairs nothing. Begin at [`Coordinator::audit`].
 
 use std::collections::BTreeSet;
 

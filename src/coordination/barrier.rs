@@ -1,11 +1,13 @@
-//! The table of barriers: instances in progress, and the results and counters of those that ended.
+//! The table of barriers: instances in progress with the state of every member, and results and counters of ended
+//! ones.
 //!
-//! This file knows members, slots and counters; what arriving, passing and failing mean for the tasks
-//! stands in `meeting.rs` and `parting.rs`.
+//! It knows members, slots and counters. What an arrival or an end means for a task is decided in `meeting.rs` and
+//! `parting.rs`. Barriers of the service itself (registration, shutdown, device exchange) are separate variants of
+//! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`Barriers`].
 //!
 //! Invariants:
-//! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is none;
-//! - an instance in progress has at least one arrival: one that everybody left is as if it had never begun.
+//! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is removed;
+//! - an instance in progress has at least one arrival: an instance that every caller left is dissolved.
 
 use std::collections::BTreeSet;
 use std::fmt;

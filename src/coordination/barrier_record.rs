@@ -1,4 +1,7 @@
-//! What is told of one use of a barrier that has ended.
+//! The record of one ended instance of a barrier, and the same with all its arrivals.
+//!
+//! `barrier_stats.rs` makes it. [`BarrierEnding`] leaves as an effect with every arrival; the record that is kept
+//! has none.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! Measures barriers that have ended: a record of each, and for each member how it came (`straggling.rs`).
+//! Measures ended instances: their record, and each member's share of the skew (`straggling.rs`).
 //!
-//! An instance is measured after its callers are answered, a few members at a time ([`Run::measure_next`]).
+//! An instance is measured after its callers are answered, a few members at a time. It leaves as
+//! `Effect::BarrierEnded` with all its arrivals. Begin at [`Run::measure_next`].
 
 use super::barrier_record::BarrierCompletion;
 use super::context::TransitionContext;

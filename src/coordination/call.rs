@@ -1,4 +1,10 @@
-//! What callers ask and what they are answered: one shape for every wire generation.
+//! Requests of tasks and their replies, in one form for both wire generations.
+//!
+//! It contains no rule (`run.rs` dispatches a request to its rule) and no encoding (`grpc` has both). Begin at
+//! [`Request`] and [`Reply`].
+//!
+//! A reply with many recipients is shared ([`Shared`]) and has room for its encoded forms, so the edge encodes it
+//! once for each dialect and sends the same bytes to all.
 
 use std::cmp::Ordering;
 use std::fmt;

@@ -1,4 +1,6 @@
-//! What operators ask of a job, and what they are answered. Plain data: `steering.rs` and its neighbours perform it.
+//! The commands of operators, their outcomes, the reasons for a refusal, and the preview of an exclusion.
+//!
+//! Plain data: `steering.rs` dispatches commands to the files that perform them. Begin at [`Act`].
 
 use std::time::Duration;
 

@@ -1,4 +1,13 @@
-//! Changing the settings of a job while it is there.
+//! Changes of a job's settings while the job exists.
+//!
+//! It does not validate single values: `SettingsChange::applied_to` does. Begin at `Job::configure`.
+//!
+//! - The number of tasks and their kind change only between runs, because the tables of a run are made for its
+//!   tasks.
+//! - The heartbeat timeout changes at once; other timeouts apply to what begins afterwards.
+//! - Error polls that were answered with CANCELLED cannot be held again while a run is in progress. Clients poll
+//!   once, so its tasks would hear of no error, neither by poll nor by heartbeat.
+//! - A bound below what the job already holds is refused.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
-//! What a transition works with: the time, the settings, and where its effects go.
+//! The context of a transition: time, settings, effects, and the queue of events.
+//!
+//! It decides nothing. Begin at [`Cx`].
 
 use std::collections::VecDeque;
 

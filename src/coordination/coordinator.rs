@@ -1,4 +1,15 @@
-//! The whole state: every job, and every connection that speaks to them.
+//! The whole state: every job, every connection, the wakeups, and the jobs with pending work.
+//!
+//! It finds the job of an input and hands the input over; it contains no rule of a job. Begin at
+//! [`Coordinator::apply`].
+//!
+//! An input does its own transition, then at most `work_at_once` further answers. While earlier work is pending, an
+//! input other than a tick does 4 of those answers: more than one, so that no peer adds work faster than its own
+//! inputs remove it, and few, because a connection puts many calls before others get their turn. Pending work is
+//! shared evenly among the jobs that have some.
+//!
+//! [`Coordinator::copy_to_read`] copies a pointer for each job; a later input copies what it changes while such a
+//! copy is held. `Coordinator` has no failing input: an absurd one is answered with a typed error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,4 +1,7 @@
-//! The course of a task's heartbeats: its gaps over time, thinned so that they stay few.
+//! The heartbeat gaps of one task over time: one point a heartbeat, then the longest gap of each step of time, at
+//! most [`COURSE_POINTS`] points. They cover at least 43 minutes.
+//!
+//! It does not count gaps by length: `pulse.rs` does. Begin at `Course::add`.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Which device of one run is which of the next: what moved, and where.
+//! Matches the devices of one run with those of the next: which moved, and where.
 //!
 //! A task number says who a process claims to be, not where it runs: after a restart, tasks may be spread over the hosts
 //! in another order, and with them the global ids. A *place* stays: the boot of a host, the platform, and the local id of

@@ -1,9 +1,9 @@
-//! The devices of a job, decoded from the topology values that JAX workers publish.
+//! The devices of a run, decoded from the topology values that JAX workers publish.
 //!
 //! Every process writes `<platform>:local_topology/<platform>/<process>`; process 0 gathers them into
-//! `<platform>:global_topology/<platform>`. The global value is preferred, since it carries the global ids and
-//! partitions that the processes agreed on; until it is there, the local ones are read by the same rules that JAX
-//! gathers them by. Values of a shape that is not known are kept opaque: they are the workers' own affair.
+//! `<platform>:global_topology/<platform>`. The global value is preferred, because it carries the global ids and
+//! partitions that the processes agreed on; until it exists the local ones are read by the rules by which JAX
+//! gathers them. Values of an unknown shape are left opaque. Begin at `decode`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,6 @@
-//! Entries of the store, and what is below a directory of it.
+//! The entries of the store, and the listing of a directory as a reply.
+//!
+//! The store itself is in `store.rs`. Begin at `Directory`.
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
-//! Draining: the preemption notice, by which unmodified JAX programs agree on a step and save.
+//! The drain: the preemption notice by which unmodified JAX programs agree on a step and save.
+//!
+//! It does not follow the agreement: the views read it from the store and its barrier. Begin at `Run::drain`.
 
 use bytes::Bytes;
 

@@ -1,4 +1,6 @@
-//! What happened, for people: every change of state, with its reason.
+//! The events of a job: every change of state, with its time, run and reason.
+//!
+//! The engine numbers, keeps and publishes them. Begin at [`Change`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;

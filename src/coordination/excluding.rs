@@ -1,14 +1,22 @@
-//! What exclusions mean for the tasks of a job.
+//! Performs exclusions on the tasks of a job. `exclusion.rs` keeps the table. Begin at `Job::exclude`.
 //!
-//! - A task that is excluded fails, as a lost one does, and every call of its waits no more.
-//! - Its registrations and calls are refused for as long as the exclusion is in force. The refusal is PERMISSION_DENIED in
-//!   the service's own name: clients try again after ABORTED, INTERNAL and what the transport says, and after nothing
-//!   else, so that a process that is excluded ends at once and says why.
-//! - Nothing waits for it (it is *excused*), from its exclusion until it registers again: a member that will not come is
-//!   let go as one that came back too late is, by `parting.rs`. So neither the exclusion nor its end ever stops the others.
-//!   Tasks whose failure ends the run are never excused: the run needs them all.
-//! - In a run that still forms, a task that is excluded by number is excused, and waited for again if the exclusion ends
-//!   before the run has started. One whose host is excluded may come from another host, and is waited for.
+//! - *Eviction.* An excluded task fails as a lost one does: each of its waiting calls is answered, and it leaves
+//!   the live set. One task is evicted with the command itself; the tasks of an excluded host follow with ticks.
+//! - *Refusal.* Its registrations and calls are refused with PERMISSION_DENIED in the service's own name while the
+//!   exclusion is in force. Clients retry ABORTED, INTERNAL and transport errors until their own timeout; after
+//!   PERMISSION_DENIED they exit and show the text: operator, reason, expiry, and how to lift the exclusion.
+//! - *Excused.* Nothing waits for an evicted task until it registers again; `parting.rs` treats it like a task that
+//!   registered after the barrier began. So neither the exclusion nor its end stops the others. A task whose
+//!   failure ends the run is never excused, because the run needs all its tasks.
+//! - *A run that forms.* A recoverable job does not wait for a task that is excluded by number, and waits for it
+//!   again if the exclusion ends before the run starts. A fate-sharing job needs all N tasks and waits. A task
+//!   whose host is excluded may come from another host, and is waited for. A task that joins a run that started
+//!   without it is unsynced.
+//! - *Ending the run.* An exclusion that would end the run is refused unless `end_run` is given: in a fate-sharing
+//!   run, and for the last live task. `Run::outcome_without` decides that before anything changes. The preview (dry
+//!   run) performs the exclusion on a copy of the job, by the same code.
+//! - *Afterwards.* An evicted process stays out when its exclusion is lifted, because its calls have failed and its
+//!   barriers have passed without it. A new process of the task may register.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,7 +1,9 @@
-//! The table of a job's exclusions: who takes no part, since when, until when, by whose decision and why.
+//! The table of a job's exclusions: target, actor, reason, expiry, and the record of ended ones. Exclusions belong
+//! to the job and outlive its runs.
 //!
-//! This file knows targets, deadlines and the record of what is over; what an exclusion means for the tasks of a run
-//! stands in `excluding.rs`. Exclusions belong to the job: they outlive its runs.
+//! It does not say what an exclusion does to a task: `excluding.rs` does. Hosts are IP addresses, not names: the
+//! service sees addresses, and a name could resolve to another host tomorrow. Exclusions are found by number, by
+//! target and by expiry; numbers are never used twice. Begin at [`Exclusions`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;

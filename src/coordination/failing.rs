@@ -1,4 +1,17 @@
-//! Failure and its consequences: signs of life, lost connections, the first cause, and who is told.
+//! Failure of tasks: heartbeats and their timeout, suspicion after a lost connection, the first cause, propagation,
+//! and error polls.
+//!
+//! It keeps no statistics (`pulse.rs`) and excludes nobody (`excluding.rs`). Begin at `Run::heartbeat`,
+//! `Run::connection_lost` and `Run::fail_task`.
+//!
+//! - A heartbeat moves no deadline. The timer of a task fires, compares with the last sign of life, and is set
+//!   again to the exact moment.
+//! - A connection that breaks while an error poll is held on it means a dead process, because clients abort then:
+//!   the task fails at once. Otherwise the task is suspect for `disconnect_grace` and fails afterwards, unless it
+//!   speaks again with the same incarnation.
+//! - The first error of a run and its task are kept as the first cause; later errors are shown as consequences.
+//! - A job either holds error polls or answers them with CANCELLED; in the latter case errors arrive with
+//!   heartbeats.
 
 use std::collections::VecDeque;
 use std::mem::discriminant;

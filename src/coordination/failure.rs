@@ -1,4 +1,8 @@
-//! How a call fails: a code, a text for people, and the details that clients act upon.
+//! The failure of a call: a status code, a text, the payloads that clients act upon, and a short cause for people.
+//!
+//! It encodes nothing: `grpc::status` does. The texts of the protocol stay as they are, because people search for
+//! them and clients act on some of them; [`Failure::cause`] states the one fact of a failure for pages, the command
+//! line, events and the log. Begin at [`Failure`].
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
-//! Failures that more than one rule answers with.
+//! Failures that several rules answer with.
+//!
+//! A failure of one rule only stands in the file of that rule.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Figures that several places show: pages, REST, the command line, metrics. Each is worked out here, once.
+//! Figures that several readers show (pages, REST, the command line, metrics): counts of tasks by state, the length
+//! of a run, the label of a barrier. Each is computed here, once.
 //!
-//! Owns what is counted and from when to when a run is measured; the views, the observations and everything that shows them
-//! take the result. Begin at [`TaskCounts`].
+//! It reads no view: the views take its results. Begin at [`TaskCounts`].
 
 use std::time::Duration;
 

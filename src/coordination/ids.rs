@@ -1,4 +1,8 @@
-//! The identities of the coordination room: who, which life of it, which call, when.
+//! The identifiers of the state machine (job, run, task, incarnation, connection, call, exclusion) and
+//! [`Timestamp`].
+//!
+//! It does not make any: the driver numbers connections and calls, and draws incarnations. Begin at
+//! [`TaskIncarnation`] and [`ServiceIncarnation`], which must never be mixed up.
 
 use std::fmt;
 use std::sync::Arc;

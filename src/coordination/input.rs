@@ -1,4 +1,11 @@
-//! What goes into the state machine and what comes out of it.
+//! Inputs and effects: everything that can happen to the state machine, and everything that its driver must do.
+//!
+//! It decides nothing: [`Coordinator::apply`](super::Coordinator::apply) does. Begin at [`Input`], then [`Effect`].
+//!
+//! The driver owns what the state machine must not: it numbers connections and calls, draws the incarnations of
+//! runs ([`Effect::WantIncarnation`]), and frees memory after releasing its lock ([`Effect::Discard`]). Findings
+//! and transfer failures enter the order of events as [`Input::Noted`] and [`Input::TransferFailed`], so a replay
+//! repeats them; they change nothing else.
 
 use std::fmt;
 use std::net::SocketAddr;

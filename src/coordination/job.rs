@@ -1,4 +1,17 @@
-//! A job: run after run, who may speak in the present one, and what is remembered of those before.
+//! A job: its settings, its present run, its past runs, and the admission of calls.
+//!
+//! It does not decide that a run has ended: registration, failure and shutdown do. Begin at `Job::call`, then
+//! `Job::admit`.
+//!
+//! - *Runs.* A run opens when the first new incarnation registers after the last run has ended, not before. Until
+//!   then the ended run stays, and its tasks get the answers that the C++ service would give. The next run has its
+//!   own service incarnation and tables; calls that the tasks of the ended run left waiting, polls among them, are
+//!   answered when it opens.
+//! - *Fencing.* Admission refuses calls of incarnations that another one has replaced, and of runs that have ended.
+//!   Generation C names its incarnations with each call (a claim); generation A does not, so a connection is bound
+//!   to the incarnation that registered on it.
+//! - *Connections.* A closed connection first loses its calls, a bounded number at a time, and then its tasks are
+//!   judged (`failing.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;

@@ -1,4 +1,6 @@
-//! Leaving in good order: the shutdown barrier, and leaving alone.
+//! Shutdown: the shutdown barrier, and a task that disconnects alone.
+//!
+//! It does not fill the barrier: `meeting.rs` does. Begin at `Run::shut_down`.
 
 use std::sync::Arc;
 

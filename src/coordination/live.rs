@@ -1,7 +1,8 @@
-//! The live-set question: every live task of a set asks, and all get the same answer.
+//! Live-set requests: every live task of a set calls, and all receive the same answer.
 //!
-//! A question counts down: it holds how many live members have not asked yet, so that an arrival costs no look at the
-//! others.
+//! It does not decide which tasks are live: registration, failure, shutdown and exclusion do. A request holds the
+//! number of live members that have not called yet, so an arrival needs no pass over the other members. Begin at
+//! `Run::ask_live_set`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
-//! The table of live-set questions in progress. `live.rs` has the rules.
+//! The table of live-set requests in progress: their callers, and how many live members have not called.
+//!
+//! `live.rs` has the rules. Begin at `Question`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,6 @@
-//! Parts of a job as people see it: each made alone, so that who asks for one does not pay for all.
+//! Read access to one job, part by part, so that a reader pays only for what it asks for.
+//!
+//! The parts are made in `viewing.rs`. Begin at [`JobLook`].
 
 use bytes::Bytes;
 

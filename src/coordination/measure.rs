@@ -1,4 +1,6 @@
-//! One use of a barrier that has ended and is to be measured. `barrier_stats.rs` goes through them.
+//! One ended instance of a barrier whose members are still to be measured.
+//!
+//! `barrier_stats.rs` measures them, a few at a time. Begin at `Measure`.
 
 use std::sync::Arc;
 

@@ -1,10 +1,19 @@
-//! Barriers: how they are called upon, begin and fill. How they end stands in `parting.rs`.
+//! Arrival at barriers: which instance a call means, which tasks are members, and how an instance fills.
+//! `parting.rs` ends instances.
 //!
-//! A barrier id is used again and again; each use is an instance with a counter. The members of the first instance are
-//! those of all later ones. The rules on counters and on members are the C++ service's, since clients count along: a task
-//! of the job that calls a barrier with other members than its first use has, or that is no member, fails the instance
-//! for every member. Only a mistake that no client of JAX makes (a first call that does not count from 0, a negative
-//! counter) and a caller from outside of the job are refused without an effect on others.
+//! A barrier id is used again and again; each use is an instance with a counter. The members of the first instance
+//! are those of all later ones. The rules on counters and members are the C++ service's, because clients count
+//! along: a task of the job that calls a barrier with other members than its first use has, or that is no member,
+//! fails the instance for every member. Two mistakes are refused without an effect on others: those that no client
+//! of JAX makes (a first call that does not count from 0, a negative counter), and calls from outside of the job.
+//! Begin at `Run::meet`.
+//!
+//! A task that a barrier passed without counts behind. It joins whatever instance is in progress, whatever it
+//! counts, and is never given the last result: with that result it would pass alone, and a counter mismatch would
+//! fail the others. A recoverable task that took part in the last instance and asks again with counter 0 gets that
+//! result again, because its answer may have been lost with its connection.
+//!
+//! A caller that hangs up has not arrived: its slot is empty again, and an instance without arrivals is dissolved.
 
 use std::sync::Arc;
 use std::time::Duration;

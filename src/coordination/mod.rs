@@ -1,28 +1,41 @@
-//! The state machine: jobs, runs, tasks, barriers, the store, live sets, and every rule that holds between them.
+//! The state machine of the coordination service: jobs, runs, tasks, barriers, the key-value store, live sets, and
+//! every rule between them.
 //!
-//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wake`] says when it
-//! wants a tick. Nothing in here does IO, reads a clock, draws randomness or knows of threads, and the whole state can be
-//! serialised: the same inputs at the same times make the same state and the same effects, bit for bit.
+//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wake`]
+//! returns when the state machine wants a tick. It does no IO, reads no clock, draws no randomness, starts no
+//! thread, and knows no wire format, page or metric. The engine drives it; the edges translate for it. Begin at
+//! [`Coordinator::apply`], then read `input.rs` (what goes in and comes out), `job.rs` and `run.rs`.
 //!
-//! Data is apart from rules, and files look down only (`tests/structure` holds it). From the bottom:
+//! Invariants of the whole:
+//!
+//! - The same inputs at the same times produce the same state and the same effects, bit for bit. All state can be
+//!   serialised, and every table is ordered, so no iteration depends on a hash seed.
+//! - An input that affects many calls or tasks decides everything at once and does a bounded part of the work (256
+//!   answers). Ticks do the rest, other inputs come in between, and jobs share the ticks. The state of tasks,
+//!   barriers and live sets changes whole: no input meets a barrier that half of its members have passed.
+//! - Numbers that are measured (heartbeat gaps, lateness) are computed from the times of inputs, so a replay
+//!   measures the same.
+//! - Every transition carries a reason that a person can read.
+//!
+//! Data is apart from rules, and files import downwards only (`tests/structure` enforces it). From the bottom:
 //!
 //! | file | holds |
 //! | --- | --- |
-//! | `ids.rs`, `actor.rs`, `settings.rs`, `failure.rs`, `failure_texts.rs` | numbers and names; who acts, and why; settings and bounds; errors |
-//! | `call.rs`, `command.rs`, `directory.rs` | what tasks ask; what operators ask; what both are answered |
-//! | `event.rs`, `barrier_record.rs`, `input.rs`, `discarded.rs` | what is told; what goes in and what comes out |
-//! | `pulse.rs`, `course.rs`, `straggling.rs` | what is measured of a task: heartbeats, also over time; how it comes to barriers |
-//! | `store.rs`, `topology.rs`, `barrier.rs`, `measure.rs`, `live_set.rs`, `exclusion.rs` | the tables: keys, barriers, live sets, exclusions |
-//! | `waiters.rs`, `timers.rs`, `outbox.rs` | unanswered calls and decided answers; deadlines; events that are published next |
-//! | `task.rs`, `run.rs`, `context.rs` | one task; one run, and the calls upon it; what a transition works with |
-//! | `registration.rs`, `leaving.rs`, `failing.rs` | coming and going; signs of life, lost connections, the first cause, who is told |
-//! | `meeting.rs`, `parting.rs`, `barrier_stats.rs`, `live.rs` | how barriers fill, how they end, how they are measured; live sets |
-//! | `job.rs` | run after run; who may speak in the present one (fencing) |
-//! | `steering.rs`, `excluding.rs`, `draining.rs`, `configuring.rs` | what operators do to a job |
+//! | `ids.rs`, `actor.rs`, `settings.rs`, `failure.rs`, `failure_texts.rs` | identifiers; operators and their reasons; settings and bounds; errors |
+//! | `call.rs`, `command.rs`, `directory.rs` | requests and replies of tasks; commands of operators and their outcomes |
+//! | `event.rs`, `barrier_record.rs`, `input.rs`, `discarded.rs` | events; records of ended barriers; inputs and effects; memory to free |
+//! | `pulse.rs`, `course.rs`, `straggling.rs` | statistics of a task: heartbeats, heartbeats over time, lateness at barriers |
+//! | `store.rs`, `topology.rs`, `barrier.rs`, `measure.rs`, `live_set.rs`, `exclusion.rs` | tables: keys, barriers, live-set requests, exclusions |
+//! | `waiters.rs`, `timers.rs`, `outbox.rs` | unanswered calls and decided answers; deadlines; events to publish |
+//! | `task.rs`, `run.rs`, `context.rs` | one task; one run and the dispatch of its calls; the context of a transition |
+//! | `registration.rs`, `leaving.rs`, `failing.rs` | registration; shutdown; heartbeats, lost connections, failure and its propagation |
+//! | `meeting.rs`, `parting.rs`, `barrier_stats.rs`, `live.rs` | arrival at barriers; their completion; their measurement; live sets |
+//! | `job.rs` | the sequence of runs, admission and fencing |
+//! | `steering.rs`, `excluding.rs`, `draining.rs`, `configuring.rs` | the commands of operators |
 //! | `coordinator.rs` | every job and connection |
-//! | `figures.rs`, `view.rs`, `viewing.rs` | what several places count, once; the state as people see it |
-//! | `looking.rs`, `store_listing.rs`, `devices.rs`, `device_map.rs`, `observation.rs` | parts of it, each made alone; the state as instruments see it |
-//! | `audit.rs` | the invariants of all this, checked from scratch |
+//! | `figures.rs`, `view.rs`, `viewing.rs` | shared figures; the read models and how they are made |
+//! | `looking.rs`, `store_listing.rs`, `devices.rs`, `device_map.rs`, `observation.rs` | parts of the read models; numbers for metrics and detectors |
+//! | `audit.rs` | the invariants, checked from scratch |
 
 mod actor;
 mod audit;

@@ -1,4 +1,6 @@
-//! A job as instruments see it: numbers, made in one pass over its tasks, without the texts of a view.
+//! The numbers of one job for metrics and detectors, made in one pass over its tasks.
+//!
+//! It does not make texts for people: the views do. Begin at [`JobObservation`].
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

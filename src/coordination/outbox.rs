@@ -1,7 +1,9 @@
 //! The events of a job that have happened and are not published yet.
 //!
-//! One transition may change every task of a job: each change is an event of its own, and the driver takes a few of them with
-//! each input. Invariant: events are published in the order in which they happened, so a later event waits behind them.
+//! One transition may change every task of a job, and each change is an event of its own; each input publishes a
+//! bounded number. Begin at [`Outbox`].
+//!
+//! Invariant: events are published in the order in which they happened, so a later event waits behind earlier ones.
 
 use std::collections::VecDeque;
 

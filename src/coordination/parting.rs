@@ -1,8 +1,11 @@
-//! Barriers: how they end: passing, failing, and the rules that keep restarted tasks from blocking the others.
+//! Completion of barriers: how an instance passes, fails, times out or is cancelled.
 //!
-//! Excused tasks (those that an exclusion took out; see `excluding.rs`) are waited for by nothing.
+//! `meeting.rs` fills instances; `barrier_stats.rs` measures ended ones. Begin at `Run::pass`.
 //!
-//! Restarted tasks (recoverable ones that registered again in this run):
+//! The end of an instance changes the state at once and queues the answers of all members; `Run::work` sends them.
+//! Excused tasks (taken out by an exclusion; see `excluding.rs`) are not waited for. Two rules keep a restarted
+//! task (a recoverable task that registered again in this run) from blocking the others:
+//!
 //! 1. an instance that began before a task's present registration does not wait for that task;
 //! 2. an instance whose only missing members are unsynced tasks that wait at another instance passes without them.
 

@@ -1,4 +1,6 @@
-//! The pulse of a task: how far apart its heartbeats come.
+//! The statistics of one task's heartbeats: usual interval, longest recent gap, histogram of gaps.
+//!
+//! It does not decide that a task is dead: `failing.rs` does. Begin at `Pulse`.
 
 use std::time::Duration;
 

@@ -1,4 +1,14 @@
-//! Registration: no task takes part before all have come; the newest life of a task wins.
+//! Registration: no task is connected before all required tasks have registered, and the newest incarnation of a
+//! task wins.
+//!
+//! Admission of old incarnations is in `job.rs`; refusal of excluded tasks is in `excluding.rs`. Begin at
+//! `Run::register`.
+//!
+//! A registration that breaks a fate-sharing run (a second incarnation of a connected task that is not recoverable)
+//! fails the run, and is itself refused once with ABORTED, which clients retry. The retry is the first registration
+//! of the next run. A recoverable task that was lost or excluded may register again in the same run; it is unsynced
+//! until it has passed a barrier with all its members. An error that a task reported itself never heals within the
+//! run.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

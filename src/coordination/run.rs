@@ -1,7 +1,13 @@
-//! One life of a job: its tasks, store, barriers and everything that waits, and the calls upon them.
+//! One run of a job: its tasks, barriers, store, waiting calls and timers, and the dispatch of calls to their
+//! rules.
 //!
-//! The rules stand by subject: registration in `registration.rs`, barriers in `meeting.rs` and `parting.rs`, failure and its
-//! consequences in `failing.rs`, live sets in `live.rs`, leaving in `leaving.rs`.
+//! The rules are `impl Run` blocks in files by subject: `registration.rs`, `meeting.rs` and `parting.rs`
+//! (barriers), `failing.rs`, `live.rs`, `leaving.rs`. Calls upon the store are here. Begin at `Run::call`;
+//! `Run::work` hands out queued answers within a budget.
+//!
+//! Invariants: a run has one outcome and one first cause; a later run shares nothing with it but the record of its
+//! incarnations. One connection may hold at most half of the waiting calls that the job may have. A watcher knows
+//! the present version of the task states, or its answer is queued.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;

@@ -1,4 +1,7 @@
-//! The settings of a job and the bounds that hold for it.
+//! The settings of a job, their defaults, and the bounds on what one job may hold.
+//!
+//! It reads no file or flag (`config` does) and applies no change to a running job (`configuring.rs` does). Begin
+//! at [`JobSettings`] and [`Bounds`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;

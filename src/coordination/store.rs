@@ -1,7 +1,11 @@
-//! The key-value store of a run.
+//! The key-value store of one run: keys, values, the calls that wait for a key, and the bounds on all of them.
 //!
-//! Keys are paths: leading, trailing and repeated slashes do not count. A key can hold a value and be a directory at
-//! the same time.
+//! It answers no call (`run.rs` does) and lists nothing for people (`store_listing.rs` does). Begin at
+//! [`Store::insert`].
+//!
+//! Keys are paths: leading, trailing and repeated slashes do not count. A key can hold a value and be a directory
+//! at the same time. One key may be inserted again without an error: JAX's global topology, if the bytes are
+//! identical. Process 0 gathers it again after a restart, and JAX takes the refusal for fatal.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

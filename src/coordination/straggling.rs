@@ -1,18 +1,21 @@
-//! Barriers as measurements: who came when, who kept the others waiting, and whether that is a habit.
+//! Statistics of one task at barriers: how late it comes, how long others wait for it, and whether that is a habit.
 //!
-//! What is counted for a task, at every barrier that clients name and that passed with two arrivals or more:
+//! It reads no barrier (`barrier_stats.rs` feeds it) and judges nothing (`findings::chronic_straggler` does). Begin
+//! at [`Straggling`].
+//!
+//! For every barrier that clients name and that passed with two arrivals or more, a task has:
 //! - its *lateness*: its arrival less the first one;
 //! - whether it was *last*, and how long it *held up* the others then: its arrival less the last but one;
-//! - its *share*: how far it came behind the median arrival, as a part of the skew (the last arrival less the first).
-//!   Equals, who come in a new order every time, have small shares; a task that all the others wait for has 1, and so
-//!   has each of several tasks on one slow host.
+//! - its *share*: how far it came behind the median arrival, as a part of the skew (the last arrival less the
+//!   first). Equal tasks, which come in a new order every time, have small shares; a task that all others wait for
+//!   has 1, and so has each of several tasks on one slow host, which a comparison with the last but one would miss.
 //!
-//! The *score* is a moving average of the shares: each moves it by a sixteenth (by one part in n while there are only n).
-//! A single late arrival raises it by a sixteenth and is forgotten; a task that is always late has a score near 1. The
-//! score knows no units: to matter, a straggler must also cost time, which lateness and hold-up tell.
+//! The *score* is a moving average of the shares: each moves it by a sixteenth (by one part in n while there are
+//! only n). A single late arrival raises it by a sixteenth and is forgotten; a task that is always late has a score
+//! near 1. The score has no unit: to matter, a straggler must also cost time, which lateness and hold-up tell.
 //!
-//! Beside its usual lateness stands its *best*, the least that this average has been since it is one of sixteen: whoever
-//! was always late has the larger share of the work, whoever was not has become slow.
+//! The *best* lateness is the least that the average has been since it is one of sixteen. A task that was always
+//! late has the larger share of the work; one that was not has become slow.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

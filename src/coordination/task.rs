@@ -1,4 +1,6 @@
-//! One task of a run: its standing, its lives, and what is known of its health.
+//! One task of a run: its protocol state, its incarnations, its suspicion, its held error poll, and its statistics.
+//!
+//! It changes no state by itself: the rule files do. Begin at [`Task`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

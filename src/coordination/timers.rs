@@ -1,4 +1,6 @@
-//! What a run waits for the clock to do.
+//! The deadlines of one run: heartbeats, grace periods, barriers.
+//!
+//! It acts on none: `Run::fire` does when they are due. Begin at [`Timer`].
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,6 @@
-//! Which keys of the store tell of devices, and the values that they have. `devices.rs` decodes them.
+//! The keys under which JAX workers publish their topology, and the values stored under them.
+//!
+//! It decodes no value: `devices.rs` does. Begin at [`TopologyKey::parse`].
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,7 @@
-//! The state as people and tools see it: plain data, made on request, the same for the page, the REST API and
-//! the command line.
+//! The types of the read models that the REST API, the pages and the command line share: plain data, made on
+//! request.
+//!
+//! `viewing.rs` and `looking.rs` fill them. Begin at [`JobView`].
 
 use std::fmt;
 use std::net::SocketAddr;

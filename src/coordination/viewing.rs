@@ -1,4 +1,6 @@
-//! Makes the views of a run out of its state.
+//! Makes the views of a run: its tasks, barriers, live-set requests and drain.
+//!
+//! The types are in `view.rs`. Begin at `Job::run_view`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

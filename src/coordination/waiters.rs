@@ -1,10 +1,12 @@
-//! Every unanswered call of a run, by its number and by its connection.
+//! Every unanswered call of one run, by its number and by its connection, and the answers that are decided and not
+//! sent yet.
 //!
-//! A call waits at one place (a barrier's slot, a task's poll, a key's queue, a live-set question, the watchers) until its
-//! answer is decided. Decided answers are queued: one transition may decide as many as the job has tasks, and the run hands
-//! them out a few at a time (`Run::work`).
+//! A call waits at one place (a barrier's slot, a task's poll, a key's queue, a live-set request, the watchers)
+//! until its answer is decided. Decided answers are queued, because one transition may decide as many as the job
+//! has tasks; `Run::work` sends a bounded number at a time. Begin at [`Waiters::insert`] and [`Waiters::decide`].
 //!
-//! Invariant: a call is in these tables exactly as long as it stands at its place or its answer is decided and not given.
+//! Invariant: a call is in these tables exactly as long as it waits at its place, or its answer is decided and not
+//! sent.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;

@@ -1,4 +1,6 @@
-//! Maps are serialised as any map is: the same entries are the same bytes, however they lie in chunks.
+//! The serialisation of copy-on-write tables: as a map or a sequence, whatever their chunks.
+//!
+//! Begin at the `Serialize` impl of [`CowMap`].
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,6 @@
-//! A vector of fixed length whose copies are cheap.
+//! [`CowVec`], a vector of fixed length whose copies share chunks.
+//!
+//! Begin at [`CowVec::of`].
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,6 @@
-//! GPUs: the driver and NCCL, found as files. Nothing is loaded.
+//! Checks the NVIDIA driver and NCCL by their files.
+//!
+//! Begin at `checks`.
 
 use super::{Check, CheckResult, CheckState, HostRoot, ProbeResults};
 

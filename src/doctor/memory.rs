@@ -1,4 +1,6 @@
-//! Memory: huge pages, shared memory, what may be locked, and how much there is.
+//! Checks huge pages, `/dev/shm`, locked memory and the memory limit.
+//!
+//! It allocates nothing: probes come in `Probed`. Begin at `checks`.
 
 use super::{Check, CheckResult, HostRoot, ProbeResults};
 use crate::text::bytes;

@@ -1,6 +1,7 @@
-//! What this host offers for fast transfers, and what it lacks: checks over what the kernel tells in files.
+//! Checks what a host offers for fast transfers.
 //!
-//! Every check is a function of a [`Root`] and of [`Probed`], so that it can be tried on a host that is none.
+//! Every check is a function of a [`Root`] and of [`Probed`], so it is testable on any host. Nothing here changes
+//! the host or prints (`cli/doctor.rs` does). Begin at `examine`.
 
 mod gpu;
 mod memory;

@@ -1,4 +1,6 @@
-//! Sockets: how many, and how much fits into each.
+//! Checks open files, socket buffers and congestion control.
+//!
+//! Begin at `checks`.
 
 use super::memory::limit;
 use super::{Check, CheckResult, HostRoot};

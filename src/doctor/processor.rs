@@ -1,4 +1,6 @@
-//! Processors: how many this process may use, which memory is near to them, and what the time costs.
+//! Checks CPUs, quota, NUMA, clock source and idle polling.
+//!
+//! Begin at `checks`.
 
 use super::memory::cgroup_minimum;
 use super::{Check, CheckResult, CheckState, HostRoot};

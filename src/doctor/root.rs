@@ -1,4 +1,6 @@
-//! Where the files are that tell of a host: `/`, or a folder of a test.
+//! Reads bounded files under `/`, or under a folder of a test.
+//!
+//! Begin at `Root::read`.
 
 use std::fs::{self, File};
 use std::io::Read as _;

@@ -1,4 +1,6 @@
-//! What processes of this host may do with each other's memory.
+//! Checks whether processes may access each other's memory.
+//!
+//! It does not try it: the probe did. Begin at `checks`.
 
 use super::{Check, CheckResult, HostRoot, ProbeResults};
 

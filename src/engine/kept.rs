@@ -1,8 +1,10 @@
-//! The events that are kept for those who ask later.
+//! The retained events: one ring of notable events for each job, one ring of routine events for all jobs.
 //!
-//! A barrier that was begun or that passed as it should is routine: there may be thousands a second. Routine events have a
-//! ring of their own, so that they push out nothing but one another; the others have a ring for each job, so that no job
-//! pushes out those of another.
+//! It publishes nothing. A barrier that began or passed is routine: there may be thousands a second, and they push out only one
+//! another, over all jobs. Notable events of one job never push out those of another.
+//!
+//! Invariant: every event takes a bounded number of steps, whatever it is. The events of a job that is deleted leave with it in
+//! one piece; their numbers stay in the order of routine events until it is their turn to be pushed out. Begin at [`Kept::push`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,30 +27,34 @@ const ROUTINE_EVENTS: usize = 1 << 13;
 pub(super) struct JobEvents {
     /// Those that are not routine, by their numbers.
     notable: Ring,
+    /// Those that are routine.
+    routine: Ring,
     /// The number of the last event of this job that is kept no more.
     evicted_up_to: u64,
 }
 
 impl JobEvents {
-    /// Keeps the latest `most`; returns the number of the last event that is kept no more.
-    fn trim(&mut self, most: usize) -> u64 {
-        while self.notable.len() > most
-            && let Some((gone, _)) = self.notable.pop_first()
-        {
-            self.evicted_up_to = self.evicted_up_to.max(gone);
-        }
-        self.evicted_up_to
+    /// Keeps the latest `most` that are not routine and returns the others.
+    fn trim(&mut self, most: usize) -> Ring {
+        let excess = self.notable.len().saturating_sub(most);
+        let bounds = |ring: &Ring| Some((*ring.keys().next()?, *ring.keys().nth(excess.checked_sub(1)?)?));
+        let Some((first, last)) = bounds(&self.notable) else { return Ring::default() };
+        self.evicted_up_to = self.evicted_up_to.max(last);
+        self.notable.remove_range(&first, &(last + 1))
     }
 }
 
 /// Events by their numbers.
-type Ring = CowMap<u64, Arc<JobEvent>>;
+pub(super) type Ring = CowMap<u64, Arc<JobEvent>>;
 
 /// The events that are kept. A copy of them costs a pointer for many of them.
 #[derive(Debug, Default, Clone)]
 pub(super) struct EventHistory {
     jobs: HashMap<JobId, JobEvents>,
-    routine: Ring,
+    /// The last events of jobs that are gone: that they were deleted. They count as routine.
+    deletions: Ring,
+    /// The numbers of routine events, the oldest first, at most `ROUTINE_EVENTS`. Some belong to jobs that are gone.
+    routine: CowMap<u64, JobId>,
     /// The number of the last event of any job that is kept no more.
     evicted_up_to: u64,
 }
@@ -82,7 +88,8 @@ fn is_routine(what: &EventKind) -> bool {
 impl EventHistory {
     /// How many there are.
     pub fn len(&self) -> usize {
-        self.routine.len() + self.jobs.values().map(|of| of.notable.len()).sum::<usize>()
+        let of_jobs = self.jobs.values().map(|of| of.notable.len() + of.routine.len());
+        self.deletions.len() + of_jobs.sum::<usize>()
     }
 
     /// How many there may be.
@@ -95,56 +102,71 @@ impl EventHistory {
         (NOTABLE_EVENTS / self.jobs.len().max(1)).max(NOTABLE_EVENTS_PER_JOB_MIN)
     }
 
-    /// Keeps one more; those that make room for it are lost. Returns those of a job that is gone, which are to be freed.
-    pub fn push(&mut self, numbered: NumberedEvent) -> Option<JobEvents> {
+    /// Keeps one more. Those that make room for it are evicted_up_to; many at once, and those of a job that is gone, are added to
+    /// `gone`, to be freed without the lock.
+    pub fn push(&mut self, numbered: NumberedEvent, gone: &mut Vec<Ring>) {
         let job = numbered.event.job;
         if matches!(numbered.event.what, EventKind::JobDeleted { .. }) {
             // Nobody can ask for the events of a job that is gone; whoever follows all jobs hears that it is.
-            self.routine.retain(|_, of| of.job != job);
-            let gone = self.jobs.remove(&job);
-            self.push_routine(numbered);
-            return gone;
+            self.make_room_for_routine();
+            self.routine.insert(numbered.number, job);
+            self.deletions.insert(numbered.number, numbered.event);
+            gone.extend(self.jobs.remove(&job).into_iter().flat_map(|of| [of.notable, of.routine]));
+            return;
         }
         if let Entry::Vacant(vacant) = self.jobs.entry(job) {
             // What is shared out is shared with one more from now on.
             vacant.insert(JobEvents::default());
             let share = self.share();
-            self.evicted_up_to =
-                self.jobs.values_mut().map(|of| of.trim(share)).fold(self.evicted_up_to, u64::max);
+            for of_job in self.jobs.values_mut().filter(|of_job| of_job.notable.len() > share) {
+                gone.push(of_job.trim(share));
+                self.evicted_up_to = self.evicted_up_to.max(of_job.evicted_up_to);
+            }
         }
-        if is_routine(&numbered.event.what) {
-            self.push_routine(numbered);
-            return None;
+        let routine = is_routine(&numbered.event.what);
+        if routine {
+            self.make_room_for_routine();
+            self.routine.insert(numbered.number, job);
         }
         let share = self.share();
         if let Some(of_job) = self.jobs.get_mut(&job) {
-            of_job.notable.insert(numbered.number, numbered.event);
-            self.evicted_up_to = self.evicted_up_to.max(of_job.trim(share));
+            if routine {
+                of_job.routine.insert(numbered.number, numbered.event);
+            } else {
+                of_job.notable.insert(numbered.number, numbered.event);
+                while of_job.notable.len() > share
+                    && let Some((number, _)) = of_job.notable.pop_first()
+                {
+                    of_job.evicted_up_to = of_job.evicted_up_to.max(number);
+                    self.evicted_up_to = self.evicted_up_to.max(number);
+                }
+            }
         }
-        None
     }
 
-    fn push_routine(&mut self, numbered: NumberedEvent) {
-        if self.routine.len() == ROUTINE_EVENTS
-            && let Some((gone, event)) = self.routine.pop_first()
-        {
-            self.mark_evicted(gone, event.job);
+    /// Pushes out the oldest routine event if there are as many as there may be.
+    fn make_room_for_routine(&mut self) {
+        if self.routine.len() < ROUTINE_EVENTS {
+            return;
         }
-        self.routine.insert(numbered.number, numbered.event);
-    }
-
-    fn mark_evicted(&mut self, gone: u64, job: JobId) {
-        self.evicted_up_to = self.evicted_up_to.max(gone);
+        let Some((number, job)) = self.routine.pop_first() else { return };
         if let Some(of_job) = self.jobs.get_mut(&job) {
-            of_job.evicted_up_to = of_job.evicted_up_to.max(gone);
+            of_job.routine.remove(&number);
+            of_job.evicted_up_to = of_job.evicted_up_to.max(number);
+            self.evicted_up_to = self.evicted_up_to.max(number);
+        } else if self.deletions.remove(&number).is_some() {
+            self.evicted_up_to = self.evicted_up_to.max(number);
         }
     }
 
     /// Those of all jobs after number `after`.
     pub fn after(&self, after: u64) -> RetainedEvents {
-        let telling = self.jobs.values().flat_map(|of| events_after(&of.notable, after));
+        let of_jobs = self
+            .jobs
+            .values()
+            .flat_map(|of| events_after(&of.notable, after).chain(events_after(&of.routine, after)));
         RetainedEvents {
-            events: in_order(telling.chain(events_after(&self.routine, after))),
+            events: in_order(of_jobs.chain(events_after(&self.deletions, after))),
             complete_after: self.evicted_up_to,
         }
     }
@@ -152,11 +174,8 @@ impl EventHistory {
     /// Those of one job after number `after`.
     pub fn of(&self, job: JobId, after: u64) -> RetainedEvents {
         let Some(of_job) = self.jobs.get(&job) else { return RetainedEvents::default() };
-        let routine = events_after(&self.routine, after).filter(|numbered| numbered.event.job == job);
-        RetainedEvents {
-            events: in_order(events_after(&of_job.notable, after).chain(routine)),
-            complete_after: of_job.evicted_up_to,
-        }
+        let events = events_after(&of_job.notable, after).chain(events_after(&of_job.routine, after));
+        RetainedEvents { events: in_order(events), complete_after: of_job.evicted_up_to }
     }
 }
 
@@ -195,7 +214,7 @@ mod tests {
                 what,
                 reason: String::new(),
             };
-            self.history.push(NumberedEvent { number: self.number, event: Arc::new(event) });
+            self.history.push(NumberedEvent { number: self.number, event: Arc::new(event) }, &mut Vec::new());
             self.number
         }
 
@@ -267,10 +286,36 @@ mod tests {
         let mut world = World::default();
         world.barrier(1);
         world.failure(1);
-        world.failure(2);
+        world.barrier(2);
         let actor = Actor { who: Actor::ANONYMOUS.into(), address: None, means: ActorOrigin::Api };
         let deleted = world.push(1, EventKind::JobDeleted { actor });
         assert!(world.history.of(JobId(1), 0).events.is_empty());
         assert_eq!(numbers(&world.history.after(0)), [3, deleted], "whoever follows all hears of it");
+        // Its numbers leave the order of routine events, and lose nobody anything; then that it was deleted leaves.
+        (0..ROUTINE_EVENTS - 3).for_each(|_| {
+            world.barrier(2);
+        });
+        assert_eq!(world.history.len(), ROUTINE_EVENTS - 1);
+        world.barrier(2);
+        assert_eq!((world.history.len(), world.history.after(0).complete_after), (ROUTINE_EVENTS, 0));
+        world.barrier(2);
+        assert_eq!((world.history.of(JobId(2), 0).complete_after, world.history.len()), (3, ROUTINE_EVENTS));
+        world.barrier(2);
+        let all = world.history.after(0);
+        assert_eq!((all.complete_after, all.events.len()), (deleted, ROUTINE_EVENTS));
+    }
+
+    #[test]
+    fn a_job_that_comes_takes_its_share_from_one_that_had_all() {
+        let mut world = World::default();
+        (0..NOTABLE_EVENTS).for_each(|_| {
+            world.failure(1);
+        });
+        assert_eq!(world.history.of(JobId(1), 0).events.len(), NOTABLE_EVENTS);
+        world.failure(2);
+        let first = world.history.of(JobId(1), 0);
+        let half = NOTABLE_EVENTS as u64 / 2;
+        assert_eq!(numbers(&first), (half + 1..=2 * half).collect::<Vec<_>>());
+        assert_eq!((first.complete_after, world.history.after(0).complete_after), (half, half));
     }
 }

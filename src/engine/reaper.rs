@@ -1,5 +1,6 @@
-//! A thread for work that nobody waits for: what thousands of calls have left behind is taken apart here, so that no turn of a
-//! connection and no input has to.
+//! A thread that frees memory and takes tables apart, so that no connection's turn and no input waits for it.
+//!
+//! Begin at [`Reaper::run`].
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Sender};

@@ -1,4 +1,8 @@
-//! What is done about a finding, where a job's settings ask for it.
+//! The exclusion that a finding asks for, where the settings of the job name its rule (`auto-exclude`).
+//!
+//! It excludes nothing itself. A rule excludes one task at a time, for a limited time, and never more than a
+//! quarter of a job: a rule that is wrong must not cost more than the fault that it answers, and where many tasks
+//! are in trouble the tasks are not the cause. Begin at `remedy`.
 
 use std::time::Duration;
 

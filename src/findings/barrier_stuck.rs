@@ -1,4 +1,6 @@
-//! A barrier takes far longer than it used to.
+//! Detects a barrier that takes far longer than its recent uses.
+//!
+//! It does not name a cause (`stalled_task.rs`). Begin at `detect`.
 
 use std::time::Duration;
 

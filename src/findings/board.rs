@@ -1,4 +1,6 @@
-//! What is found now, and what was found before.
+//! Holds open and closed findings and turns flicker into one finding.
+//!
+//! Begin at `Board::look`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;

@@ -1,4 +1,6 @@
-//! A task arrives late at nearly every barrier.
+//! Detects a task that arrives late at nearly every barrier.
+//!
+//! It does not detect a task that does not arrive (`stalled_task.rs`). Begin at `detect`.
 
 use super::{Detection, Detector, DetectorInput, Severity, count};
 use crate::coordination::{RunState, StragglerView, TaskId, TaskObservation};

@@ -1,4 +1,7 @@
-//! A clock differs from the server's.
+//! Detects a host clock that differs from the service's.
+//!
+//! Only the clocks of native workers are compared, because nothing on JAX's wire carries a client's time. Each host
+//! has one vote; if most hosts disagree with the service in the same way, the finding names the service's clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -38,7 +41,7 @@ fn detect(DetectorInput { job, clocks }: DetectorInput<'_>) -> Option<Detection>
     let mut worst: Vec<&(TaskId, ClockReading)> =
         clocks.iter().filter(|(_, clock)| clock.apart_us() >= LIMIT_US).collect();
     worst.sort_by_key(|(_, clock)| std::cmp::Reverse(clock.apart_us()));
-    let (_, furthest) = worst.first()?;
+    let furthest = ClockReading::furthest(worst.iter().map(|(_, clock)| *clock))?;
     let evidence = |found: Detection| {
         found
             .with("furthest from the server's clock, in seconds", furthest.ahead_seconds(), seconds(LIMIT_US))

@@ -1,4 +1,6 @@
-//! Several runs failed in a row.
+//! Detects several failed runs in a row.
+//!
+//! It does not detect restarts within a run (`restart_storm.rs`). Begin at `detect`.
 
 use std::time::Duration;
 

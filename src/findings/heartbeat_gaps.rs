@@ -1,4 +1,6 @@
-//! Heartbeats come so late that the timeout is near.
+//! Detects heartbeats that come close to the timeout.
+//!
+//! It does not detect lost tasks (`coordination`). Begin at `detect`.
 
 use std::time::Duration;
 

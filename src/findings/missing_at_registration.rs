@@ -1,4 +1,6 @@
-//! A run cannot start for want of tasks.
+//! Detects a run that cannot start because tasks have not registered.
+//!
+//! Begin at `detect`.
 
 use std::time::Duration;
 

@@ -1,21 +1,22 @@
-//! Findings: what the server concludes from what it measures, for people who look and for whoever acts.
+//! Findings: conclusions from measurements, for people and for automatic exclusion.
 //!
-//! A detector is a pure function of what is [`Seen`] of a job; one file each. The [`Board`] keeps what is open and what was,
-//! and [`watch`] looks once a second. To observe is all that happens here: whoever acts on a finding follows the
-//! transitions that [`Board::look`] returns, or the events that are made of them. What a job's own settings want to be acted
-//! upon is handed on as a [`Remedy`] (`acting.rs`).
+//! Detectors are pure functions of [`Seen`], one file each; [`watch`] runs them once a second over a copy of the
+//! numbers, because findings are about seconds and minutes. The [`Board`] keeps open and closed findings. Nothing
+//! here acts: `acting.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
+//! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
+//! [`CATALOGUE`].
 //!
 //! | file | finding |
 //! | --- | --- |
-//! | `missing_at_registration.rs` | a run cannot start for want of tasks |
-//! | `barrier_stuck.rs` | a barrier takes far longer than it used to |
+//! | `missing_at_registration.rs` | a run cannot start because tasks have not registered |
+//! | `barrier_stuck.rs` | a barrier takes far longer than its recent instances |
 //! | `stalled_task.rs` | a few connected tasks have not reached a barrier at which all others wait |
-//! | `chronic_straggler.rs` | a task comes late to barriers every time |
-//! | `heartbeat_gaps.rs` | heartbeats come so late that the timeout is near |
+//! | `chronic_straggler.rs` | a task arrives late at nearly every barrier |
+//! | `heartbeat_gaps.rs` | heartbeats come close to the timeout |
 //! | `restart_storm.rs` | tasks restart again and again within one run |
 //! | `generation_churn.rs` | run after run fails |
 //! | `nearly_full.rs` | a bound is nearly reached |
-//! | `clock_off.rs` | a clock differs from the service's |
+//! | `clock_off.rs` | the clock of a host differs from the service's |
 
 mod acting;
 mod barrier_stuck;

@@ -1,4 +1,6 @@
-//! A limit is nearly reached.
+//! Detects a limit of a job that is nearly reached.
+//!
+//! Begin at `detect`.
 
 use super::{Detection, Detector, DetectorInput, Severity};
 use crate::coordination::BoundUsage;

@@ -1,4 +1,6 @@
-//! Tasks restart repeatedly within one run.
+//! Detects repeated restarts within one run.
+//!
+//! It does not detect failed runs (`generation_churn.rs`). Begin at `detect`.
 
 use std::time::Duration;
 

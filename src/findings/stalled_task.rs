@@ -1,4 +1,6 @@
-//! A few connected tasks have not reached a barrier at which all others wait.
+//! Detects connected tasks that have not reached a barrier at which all others wait.
+//!
+//! It does not detect a slow barrier without a culprit (`barrier_stuck.rs`). Begin at `detect`.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
-//! Each detector, on a job that has what it looks for and on one that has not.
+//! Tests each detector on a job with the condition and on one without it.
+//!
+//! Begin at `healthy`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
-//! Successful answers as bytes.
+//! Encodes successful replies for both generations.
+//!
+//! A shared reply (live set, task states, devices) is encoded once for each dialect and kept with the reply. Large
+//! values are sent from where they are, without a copy. Begin at `encode`.
 
 use bytes::{Bytes, BytesMut};
 use prost::encoding::{encode_varint, encoded_len_varint};

@@ -1,4 +1,6 @@
-//! The other services of the port: health and reflection. Their calls are rare; each is a task.
+//! The auxiliary services of the port, health and reflection: each call is a task of its own.
+//!
+//! It does not serve coordination calls: `call_table.rs` does. Begin at [`AuxiliaryCalls::begin`].
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;

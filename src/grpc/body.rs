@@ -1,7 +1,8 @@
-//! The body of a request: from bytes as they arrive to the one message that a call has.
+//! The receipt of one request body: prefix, memory, progress, inflating. It ends with the one message of the call.
 //!
-//! A [`Body`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and says how they progress. It sets no
-//! deadlines and opens no windows: the [`CallTable`](super::call_table::CallTable) does. Begin at [`Body::push`].
+//! A [`Body`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and reports its
+//! progress. It sets no deadline and opens no window: the [`CallTable`](super::call_table::CallTable) does. Begin
+//! at [`Body::push`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -1,4 +1,6 @@
-//! A call as its wire generation reads it, and what must be remembered of it to answer it.
+//! A decoded call, and the data that its reply needs: dialect, method, key.
+//!
+//! It decodes nothing: `generation_a.rs` and `generation_c.rs` do. Begin at [`Call`].
 
 use bytes::Bytes;
 use prost::DecodeError;

@@ -1,8 +1,14 @@
-//! The calls of one connection: where they come in, wait and are answered.
+//! The calls of one connection: received, put off, waiting for the engine, or auxiliary.
 //!
-//! A [`CallTable`] owns a slot for each request that could not be answered at once, the deadlines of these requests, and the
-//! connection's part of the memory for bodies. It reads no socket: the [`Connection`](super::connection::Connection) feeds it.
-//! Begin at [`CallTable::take`]; `bodies.rs` has the requests that are still arriving, `engine_calls.rs` those that were asked.
+//! It reads no socket; the [`Connection`](super::connection::Connection) feeds it. It owns a slot for each request
+//! that was not answered at once, the deadlines of these requests, and the connection's quota for bodies. Begin at
+//! [`CallTable::take`]; `bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
+//! for the engine.
+//!
+//! A peer that does not take its answers (16 MiB are unsent) gets no further call served: its new requests are put
+//! off until it does. Its frames are still processed, because they open the windows that everything waits for.
+//!
+//! Dropping the table tells the engine that the connection has ended; the engine then withdraws its waiting calls.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

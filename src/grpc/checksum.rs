@@ -1,4 +1,6 @@
-//! The checksum of gzip (CRC-32), and what it says of a message in two parts.
+//! The CRC-32 of a message in two parts from the CRCs of its parts.
+//!
+//! It does not compute the CRC of bytes: libdeflater does. Begin at [`Shift::join`].
 
 /// The polynomial, lowest power first in the highest bit.
 const POLYNOMIAL: u32 = 0xedb8_8320;

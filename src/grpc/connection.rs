@@ -1,8 +1,21 @@
-//! One client connection: a task that drives HTTP/2 and everything on it.
+//! One client connection: a tokio task that drives HTTP/2, its deadlines and its mailbox.
 //!
-//! A call whose body is there, as it usually is, is read, put to the engine and answered on the
-//! spot, and all answers of a turn leave with one write. Bodies that are still arriving and calls that wait take a slot;
-//! what happens to them comes as a note that names the slot.
+//! It holds no calls: `call_table.rs` does. Begin at `Connection::poll`, then `Connection::drive`.
+//!
+//! - *A turn.* A call whose body is complete is decoded, put to the engine and answered within one turn, and all
+//!   answers of a turn leave with one write. What the peer causes is counted while it is processed. After about two
+//!   thousand steps the connection reads the clock, and 250 microseconds later the turn ends: the task yields, so
+//!   that the runtime polls for input of other connections.
+//! - *Memory.* An idle connection holds no buffer. Input is read into a buffer of the thread, output is gathered in
+//!   one, and both are free at the end of the turn unless the peer's host takes no more. A large body is read into
+//!   its final place.
+//! - *Deadlines.* Every wait for the peer has one: SETTINGS and incomplete frames, bodies, data that was begun,
+//!   answers that are not taken. The last two are long (10 minutes), because a process that is only stopped comes
+//!   back.
+//! - *Silence.* `TCP_USER_TIMEOUT` is lifted while a large answer is unread. To the kernel, a stopped process with
+//!   a full receive buffer looks like a host that has vanished.
+//! - *The end.* A peer that breaks the protocol receives GOAWAY with the reason, and the socket lingers until it
+//!   could be read.
 
 use std::cell::Cell;
 use std::io;

@@ -1,4 +1,6 @@
-//! How often which method ended how, and how long it took: made beforehand, so that to count is an addition.
+//! The counts and times of calls by method, generation and code.
+//!
+//! It does not expose metrics: `telemetry::metrics` reads them. Begin at [`CallCounts::add`].
 
 use super::call::Dialect;
 use crate::coordination::{Code, ConnectionEnd, Request};

@@ -1,4 +1,6 @@
-//! The deadlines of one connection's calls: one timer for all of them, and none while there are none.
+//! The deadlines of one connection's calls, on one timer.
+//!
+//! It does not end calls: `call_table.rs` does. Begin at [`Deadlines::poll`].
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

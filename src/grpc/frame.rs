@@ -1,4 +1,6 @@
-//! gRPC's framing: one message to a body, behind a prefix of five bytes.
+//! GRPC's framing: a length-prefixed message in each direction.
+//!
+//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at [`Prefix::read`] and [`Answer`].
 
 use bytes::{BufMut, Bytes, BytesMut};
 

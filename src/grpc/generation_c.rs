@@ -1,4 +1,7 @@
-//! Wire generation C, `xla.coordination.CoordinationService`: what jaxlib 0.10.0 to 0.12.0 speak.
+//! The methods of wire generation C, `xla.coordination.CoordinationService` (jaxlib 0.10.0 to 0.12.0), each decoded
+//! to a request.
+//!
+//! It contains no rule. Begin at `reader`, the table of methods.
 
 use bytes::Bytes;
 use prost::Message as _;

@@ -1,4 +1,6 @@
-//! Inflating compressed messages, within bounds that are known before the first byte is inflated.
+//! Inflates gzip messages within bounds that are known before the first byte is inflated.
+//!
+//! It does not decide where it runs: `body.rs` does. Begin at [`Gzip::open`].
 
 use std::cell::RefCell;
 

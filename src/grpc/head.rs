@@ -1,4 +1,7 @@
-//! What the header of a request says.
+//! The parts of a request head that a call needs: target, timeout, compression, authority, trace context. Nothing
+//! else of the head is kept.
+//!
+//! It does not validate HTTP/2 (`http2::head` does) and finds no job (`route.rs` does). Begin at [`RequestMeta`].
 
 use std::time::Duration;
 

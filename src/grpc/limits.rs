@@ -1,4 +1,7 @@
-//! What the wire edge allows, and for how long it waits.
+//! The bounds and timeouts of the gRPC port.
+//!
+//! The settings of a job bound what that job may hold ([`Bounds`](crate::coordination::Bounds)). Begin at
+//! [`Limits`].
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
-//! Taking connections, and letting go of them.
+//! Accepts connections, keeps their registry, and stops gracefully.
+//!
+//! It drives no connection: `connection.rs` does. When the server stops, new connections are left in the backlog,
+//! present ones receive GOAWAY, and those that have not finished within the drain time are closed. Begin at
+//! [`Server::serve`].
 
 use std::collections::HashMap;
 use std::io;

@@ -1,8 +1,8 @@
-//! What a connection's task is told from outside, and how it is woken for it.
+//! The messages from other threads to one connection's task, and its wakeup.
 //!
-//! A connection is one task. Everything that concerns it ends up in its mailbox: answers to its
-//! waiting calls, memory for a body, the order to stop. While the task runs nobody needs to wake
-//! it, so a batch costs one wake-up, and what the task does to itself costs none.
+//! A connection is one task. Answers to its waiting calls, memory for a body and orders to stop all arrive in its
+//! mailbox, and each names a slot. A batch wakes the task once; while the task runs nothing wakes it, and what the
+//! task does to itself costs no wakeup. Begin at [`Mailbox::post`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};

@@ -1,11 +1,12 @@
-//! The memory for the bodies of requests: a [`MemoryPool`] for the server, a [`ConnectionQuota`] for each connection, a
-//! [`MemoryPermit`] for each body. Nothing is allocated here. Begin at [`MemoryPermit::grow`].
+//! The memory for request bodies: a [`MemoryPool`] for the server, a [`ConnectionQuota`] for each connection, a
+//! [`MemoryPermit`] for each body. It counts bytes and allocates none. Begin at [`MemoryPermit::grow`].
 //!
-//! The permit of a body grows with the bytes that have arrived: an announced length takes nothing from other bodies. One half of the
-//! pool is for that growth. If a body finds no room there, it waits for all of its missing bytes from the other half, the reserve.
-//! The pool serves the body that misses fewest bytes first, and of each connection one body at a time, in the order in which they
-//! began to wait. A body that was served never waits again, so no two bodies wait for each other; and while other bodies wait, it
-//! must keep arriving ([`Body::is_too_slow`](super::body::Body::is_too_slow)).
+//! The permit of a body grows with the bytes that have arrived, so an announced length takes nothing from other
+//! bodies. One half of the pool is for growth, and one connection may take a sixteenth of that half. A body that
+//! finds no room there waits for all of its missing bytes from the other half, the reserve. The reserve goes to the
+//! body that misses the fewest bytes, and to one body of each connection at a time, in the order in which they
+//! began to wait. A body that was served never waits again, so no two bodies wait for each other; and while others
+//! wait, it must keep arriving ([`Body::is_too_slow`](super::body::Body::is_too_slow)).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,8 +1,10 @@
-//! Room for bodies: fresh memory is asked for in one go.
+//! Allocates body buffers whose pages are populated in one system call.
 //!
-//! The system gives memory page by page, as each is touched: for a body of 64 KiB that is dearer than receiving it. Asking
-//! for all pages at once costs two thirds of that; where the allocator hands out memory that was used before, there is
-//! nothing to ask for.
+//! It bounds nothing: `memory.rs` does. The kernel clears and maps fresh memory page by page at the first touch,
+//! which costs more for a body of 64 KiB than receiving it. Populating all pages at once costs two thirds of that,
+//! and nothing where the allocator reuses memory. `cli::memory` configures the allocator to keep freed memory for a
+//! few seconds.
+
 #![cfg_attr(target_os = "linux", allow(unsafe_code))]
 
 /// Bodies of these lengths are worth a look. Longer ones get their memory as it is touched: what was announced need not come.

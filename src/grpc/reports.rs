@@ -1,4 +1,7 @@
-//! `muster.v1.Transfers`: what native workers report of their transfers. Told apart by job like every other call.
+//! The names of the service and the method of `muster.v1.Transfers`, by which native workers report their
+//! transfers.
+//!
+//! A report is told apart by job like every other call; `call_table/engine_calls.rs` hands it to `reports`.
 
 /// The service's name on the wire.
 pub(super) const SERVICE: &str = "muster.v1.Transfers";

@@ -1,4 +1,6 @@
-//! Sending answers.
+//! Sends a response on a stream: a message, a failure, or an HTTP refusal.
+//!
+//! It encodes nothing itself: `answer.rs` encodes replies, `status.rs` failures. Begin at `outcome`.
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};

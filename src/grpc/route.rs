@@ -1,4 +1,10 @@
-//! Which job a call is for.
+//! The choice of the job that a call is for: the listener's own job, the first label of the authority, or the
+//! default job.
+//!
+//! It declares no job. The default job is the job named `default`, else the only job, else the only job without a
+//! listener of its own. A connection remembers its job and looks it up again when any job was created or deleted: a
+//! job that was deleted and created again is found by its name, and a deleted one is never taken for another. Begin
+//! at [`Route::job`].
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,6 @@
-//! What all listeners and connections of the wire edge share.
+//! The state that all listeners and connections of the gRPC port share: engine, limits, memory, counters, traces.
+//!
+//! It accepts no connection: `listener.rs` does. Begin at [`Server`].
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,12 @@
-//! Sets of tasks in requests. A whole cluster asks about itself in the same bytes, a task each:
-//! they are read once.
+//! A cache of the sets of tasks in requests: extracted from the message, decoded once, shared by all calls with the
+//! same bytes.
+//!
+//! It decodes nothing else of a request. Begin at [`TaskSets::lift`] and [`TaskSets::recall`].
+//!
+//! Every task of a cluster asks about the whole cluster: 40 KB that differ in the first 30 bytes. Equal sets are
+//! one allocation. A compressed request is inflated at its beginning only; the checksum (CRC-32) then tells whether
+//! the rest is a known set, as it would have told that inflating it was right. Inflating was most of the cost of
+//! such a call.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

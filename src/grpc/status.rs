@@ -1,4 +1,6 @@
-//! How a call ends on the wire: the trailers, and in them the payloads that clients act upon.
+//! Encodes failures: grpc-status, grpc-message, and the error details that clients act upon.
+//!
+//! It chooses no code: `coordination` does. Begin at `failed`.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,7 @@
-//! How far the peer of a connection was when deadlines were set for it: what it had begun and not completed, and what it had not
-//! taken. The [`Connection`](super::connection::Connection) sets the deadlines and decides what follows from them.
+//! The peer's progress at the time its deadlines were set: incomplete input, and output that it had not taken.
+//!
+//! The [`Connection`](super::connection::Connection) sets the deadlines and decides what follows from them. Begin
+//! at [`Watched`].
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
-//! What the server says of itself.
+//! Answers `GET /api/v1/server`, `/api/v1/handshakes` and `/version`: version, addresses, and failed handshakes.
+//!
+//! Health is in `health.rs`. Begin at [`About`].
 
 use std::net::{IpAddr, SocketAddr};
 

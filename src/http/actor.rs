@@ -1,6 +1,7 @@
-//! Who makes a request.
+//! The actor of a request: extractors for its address, its transport and its author.
 //!
-//! The guard puts an [`Author`] into the request's extensions, and that one counts. Otherwise the actor has no name: what is known is where the request comes from, and what kind of client sent it.
+//! It does not authenticate: `guard/pass.rs` does, and puts an [`Author`] into the request's extensions. Without
+//! one the actor has no name; its address and its kind of client are known. Begin at [`Acting`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

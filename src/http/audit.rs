@@ -1,9 +1,10 @@
-//! The audit: who did what, why, from where, and what came of it. Lines are only ever added.
+//! The audit log: numbered lines about every change, done or refused, with actor, reason, address and outcome.
+//! Lines are only added.
 //!
-//! Refusals of those who cannot be told apart are gathered (`gathered.rs`), so that whoever tries a thousand times fills
-//! no thousand lines. The last lines are kept in memory. With `--audit-file` every line is also written to a file, as JSON, by a
-//! thread of its own (`writer.rs`): an answer waits for the disk, but for [`DISK_PATIENCE`] at most, and nothing else ever does.
-//! What happens to changes while the file cannot be written is a setting ([`OnAuditFailure`]).
+//! It writes no file itself: with `--audit-file` a thread does (`audit/writer.rs`). The answer to a change waits
+//! for the disk, at most [`DISK_PATIENCE`]; nothing else ever waits. [`OnAuditFailure`] says whether changes are
+//! refused while the file cannot be written. Refusals of clients that cannot be told apart are aggregated
+//! (`audit/gathered.rs`). The last lines are kept in memory. Begin at [`Audit::record`].
 
 mod gathered;
 mod writer;

@@ -1,12 +1,12 @@
-//! Reads the bodies of requests: the one way in which bytes of a body come into memory.
+//! Reads request bodies into memory within the budget of the listener and of each client network.
 //!
-//! The guard calls [`read`] after every check that the head of a request allows, and hands the handlers a body that is already in
-//! memory. So no route can read a body in another way.
+//! The guard calls [`read`] after every check that the head of a request allows, and hands the handler a body that
+//! is already in memory. So no route can read a body in another way. Begin at [`read`], then [`BodyBudget`].
 //!
-//! A body is copied into one contiguous buffer. A client that sends one byte a packet makes the connection allocate a buffer for
-//! every packet; each of them is released as soon as its bytes are copied. Memory is paid for before it is allocated, out of a
-//! [`BodyBudget`] that bounds the bodies of one source and those of all sources. The buffer grows with what has come and not with
-//! what was announced, so that an announcement alone takes no room from others.
+//! A body is copied into one contiguous buffer. A client that sends one byte a packet makes the connection allocate
+//! a buffer for every packet; each is released as soon as its bytes are copied. Memory is charged to the budget
+//! before it is allocated. The buffer grows with the bytes that have arrived and not with the announced length, so
+//! an announcement alone takes no memory from others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

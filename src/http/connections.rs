@@ -1,4 +1,6 @@
-//! The connections of one HTTP listener: who has a slot, who makes room, and how long each may stay in its phase.
+//! The connection slots of one HTTP listener: phases, timeouts, and eviction when the listener is full.
+//!
+//! It accepts and serves nothing: `listen.rs` does. Begin at [`ConnectionRegistry`].
 //!
 //! | phase | the server waits for | ends by | may be closed to make room |
 //! | --- | --- | --- | --- |
@@ -8,9 +10,10 @@
 //! | `Busy` | its own handler, the end of the answer | the deadline of writes | no |
 //! | `Idle` | the next request | `idle_timeout`, counted from the last byte written | yes, these first |
 //!
-//! A newcomer is never turned away while others only wait: if every slot is taken, connections without a whole request are closed,
-//! those of the source with the most connections first. If all are busy, the newcomer gets one of [`RESERVED`] further slots, in
-//! which only probes of health are answered. A reserved slot is always free: the oldest connection in one makes room.
+//! A new connection is never refused while others only wait: if every slot is taken, connections without a whole
+//! request are closed, those of the network with the most connections first. If all are busy, the new connection
+//! gets one of [`RESERVED`] further slots, in which only health probes are answered. A reserved slot is always
+//! free: the oldest connection in one makes room.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -1,4 +1,6 @@
-//! Draining: all tasks agree on a step and save.
+//! Serves the drain resource of a job: the request and its state.
+//!
+//! It does not decide the step: the tasks do. Begin at `show` and `ask`.
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
-//! Weak entity tags: whoever has seen an answer is not sent it again.
+//! Weak entity tags: a client that has the newest answer receives 304.
+//!
+//! A change with an `If-Match` other than `*` is refused. The tags are weak (a view differs with every heartbeat,
+//! and the same settings may stand in two views), so a change that ignored the condition could change something
+//! that the client has not seen.
 
 use std::hash::{DefaultHasher, Hasher as _};
 

@@ -1,4 +1,6 @@
-//! What happened in a job: page by page, or as a stream of server-sent events.
+//! Serves the events of a job as pages or as server-sent events, and bounds the number of streams.
+//!
+//! It does not store events: the engine does. Begin at `list`, then `Follower`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;

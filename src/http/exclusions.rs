@@ -1,4 +1,7 @@
-//! Exclusions: who takes no part, and why.
+//! The REST resource of exclusions: list, preview, create, lift.
+//!
+//! It contains no rule of exclusion: `coordination` does. The pages call the same functions. Begin at `create`,
+//! then `exclude`.
 
 use std::net::IpAddr;
 use std::time::Duration;

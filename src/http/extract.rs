@@ -1,4 +1,7 @@
-//! What handlers take out of a request; what cannot be taken is answered with a problem.
+//! Holds the extractors of handlers: job and item of the path, query, JSON body, form. Every rejection is a problem
+//! document.
+//!
+//! It does not read bodies (`body.rs`). Begin at `Job`, then `Params`.
 
 use axum::Json;
 use axum::extract::rejection::JsonRejection;

@@ -1,4 +1,6 @@
-//! What was found in what is measured.
+//! Serves open and closed findings of one job and of all jobs.
+//!
+//! It does not detect anything (`findings`). Begin at `of_job`.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,19 +1,26 @@
-//! Who may do what over HTTP. Every request passes here before it reaches its handler.
+//! Access control of the HTTP port: every request is authorized here before its handler runs.
 //!
-//! | file | its reason to exist |
+//! It knows no routes: `routes.rs` states what each route requires. Begin at [`Guard`], then `pass.rs`.
+//!
+//! | file | what it holds |
 //! | --- | --- |
-//! | `pass.rs` | the way of a request: host, identity, origin, role, forgery, rate |
+//! | `pass.rs` | the checks of a request: host, identity, origin, role, forgery, rate, body |
 //! | `roles.rs` | viewer < operator < admin |
-//! | `tokens.rs` | who holds which role: names and hashes out of a file |
+//! | `tokens.rs` | names, roles and hashes of tokens, from a file |
 //! | `sessions.rs` | logins of browsers |
-//! | `csrf.rs` | proof that a form was made by a page of this server |
-//! | `rates.rs` | how often somebody may do something |
-//! | `attempts.rs` | how often wrong tokens may be tried |
+//! | `csrf.rs` | proof that a page of this server made a form |
+//! | `rates.rs` | rate limits by key |
+//! | `attempts.rs` | limits on wrong tokens |
 //! | `login.rs` | `/login` and `/logout` |
 //!
-//! Without a file of tokens everybody who reaches the server may do everything, which is why it then listens on loopback
-//! only, unless told otherwise. Even there a browser is not trusted blindly: whatever page it shows can make it send
-//! requests to this machine, so that a change that a browser asks for needs proof that a page of this server asked.
+//! - Without a token file every client that reaches the server may do everything; therefore the server then listens
+//!   on loopback only, unless told otherwise.
+//! - A browser needs a CSRF proof for a change even then, because any page that it shows can make it send requests
+//!   to this machine. The proof is derived from a cookie with a key of the process, so the server stores nothing
+//!   for it.
+//! - A viewer sees no values of keys: they are addresses and ids by which tasks find and trust one another.
+//! - The role of every route stands in the table of `routes.rs`. One test compares the table with the routes;
+//!   another calls each route without the role, the proof, the origin and the host.
 
 mod attempts;
 mod csrf;

@@ -1,4 +1,6 @@
-//! Whether the server lives and serves.
+//! Serves `/healthz/live` and `/healthz/ready` and holds `Readiness`.
+//!
+//! It does not serve gRPC health (`grpc`), which reads the same `Readiness`. Begin at `Readiness`.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

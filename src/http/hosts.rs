@@ -1,8 +1,9 @@
-//! By which names the server may be reached.
+//! The host names at which the server may be reached.
 //!
-//! A web page elsewhere can make its own name lead to this server's address (DNS rebinding), and then its scripts are of the
-//! same origin as what they reach. What they cannot do is to change the name in the `Host` header: a name that nobody gave
-//! this server is refused. An address in place of a name cannot be made to lead elsewhere, and passes.
+//! It checks no `Origin`: `guard/pass.rs` does. A web page elsewhere can make its own name resolve to this server's
+//! address (DNS rebinding), and its scripts then share an origin with what they reach. They cannot change the
+//! `Host` header, so a name that nobody configured is refused. An IP address passes, because it cannot be made to
+//! lead elsewhere.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};

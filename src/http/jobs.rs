@@ -1,4 +1,7 @@
-//! Jobs: which there are, one of them whole, and making, changing and deleting them.
+//! Serves jobs: list, view, create, change, delete.
+//!
+//! It does not hold jobs (`engine`) and does not validate settings beyond their syntax. Begin at `list`, then
+//! `change`.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,7 @@
-//! The key-value store of the present run, as a tree.
+//! Serves the key-value store of the present run: a level of the tree, one value, change and deletion.
 //!
-//! A key stands in the path as it is, percent-encoded where it must be; keys need not be text.
+//! A key stands in the path, percent-encoded where it must be; keys need not be text. Redacted values are never
+//! read (`redaction.rs`). Begin at `list`, then `value`.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,7 @@
-//! Accepts HTTP connections and speaks HTTP/1.1 on them, within bounds: `connections.rs` has the rules.
+//! Accepts HTTP connections, detects TLS or plaintext, and serves HTTP/1.1 within the limits of the listener.
+//!
+//! It does not decide which connection makes room: `connections.rs` does. The first byte is read together with the
+//! bytes after it, which usually are the first request. Begin at `serve`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

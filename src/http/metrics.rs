@@ -1,4 +1,6 @@
-//! Metrics.
+//! Serves `GET /metrics` of the server.
+//!
+//! Every part of the server writes its own samples (`Shows`). Begin at `scrape`.
 
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;

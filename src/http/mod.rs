@@ -1,25 +1,31 @@
-//! The web edge: it shows what the state machine says, and holds nothing of its own.
+//! The HTTP port: pages, REST, probes, metrics. It shows what the state machine says; what it holds is its own
+//! affair (sessions, audit, limits, live pages).
 //!
-//! - `GET /` and what it leads to: the pages (`pages/`), for people
+//! It contains no rule of coordination: handlers read copies of the state and send commands to the engine. Begin at
+//! [`Site`], which handlers share, then `routes.rs`. Every request passes `listen.rs`, `connections.rs` and
+//! `guard/pass.rs`.
+//!
+//! - `GET /` and what it leads to: the pages (`pages/`)
 //! - `GET /healthz/live`: the process answers
 //! - `GET /healthz/ready`: it serves; 503 with the reason while it starts and while it stops
 //! - `GET /version`: name and version
 //! - `GET POST /login`, `POST /logout`: a token for a cookie, and back
 //! - `GET /api/v1/server`: version and addresses, with the jobs that each gRPC address serves
 //! - `GET /api/v1/handshakes`: which clients could not connect by TLS, and why
-//! - `GET /api/v1/openapi.json`: the description of all that stands under `/api/v1`
-//! - `GET /api/v1/audit`: who did what, why, from where, and what came of it
+//! - `GET /api/v1/openapi.json`: the description of everything under `/api/v1`
+//! - `GET /api/v1/audit`: changes, done and refused, with actor, reason and address
 //! - `GET POST /api/v1/jobs`, `GET PATCH DELETE /api/v1/jobs/{job}`: jobs, in short and whole
-//! - `GET /api/v1/jobs/{job}/events`: what happened, as pages or as a stream
-//! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: who takes no part
+//! - `GET /api/v1/jobs/{job}/events`: the events, as pages or as a stream
+//! - `GET POST /api/v1/jobs/{job}/exclusions`, `GET DELETE …/exclusions/{id}`: exclusions
 //! - `GET POST /api/v1/jobs/{job}/drain`: a coordinated save
 //! - `GET /api/v1/jobs/{job}/runs`, `/tasks`, `/tasks/{task}`, `/barriers`, `/live`, `/devices`, `/devices/map`
-//! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: what workers report of the bytes that they move
+//! - `GET /api/v1/jobs/{job}/transfers`, `/transfers/tasks`: transfer reports of workers
 //! - `GET /api/v1/jobs/{job}/keys`, `GET PUT DELETE …/keys/{key}`: the store of the present run
-//! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: what is found in what is measured
+//! - `GET /api/v1/jobs/{job}/findings`, `GET /api/v1/findings`: findings
 //! - `GET /metrics`: metrics in the text format of Prometheus
 //!
-//! Whoever changes anything gives a reason, and it stands in the audit. Errors are RFC 9457 problem details (`application/problem+json`).
+//! Every change has a reason and a line in the audit. Errors are RFC 9457 problem details
+//! (`application/problem+json`).
 
 #![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 

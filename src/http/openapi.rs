@@ -1,4 +1,6 @@
-//! The description of the REST API, made from the handlers.
+//! Builds the OpenAPI document from the annotations of the handlers.
+//!
+//! It does not register routes (`routes.rs`). Begin at `Document`.
 
 use std::collections::BTreeSet;
 

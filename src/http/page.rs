@@ -1,4 +1,6 @@
-//! Long answers, page by page.
+//! Cuts long lists into pages by `after` and `limit`.
+//!
+//! Begin at `cut`.
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 

@@ -1,4 +1,6 @@
-//! Errors as RFC 9457 problem details.
+//! Renders errors as RFC 9457 problem documents, or as pages for browsers.
+//!
+//! Begin at `Problem`.
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, Uri, header};

@@ -1,4 +1,6 @@
-//! Which keys' values are nobody's business.
+//! Decides by patterns which values of keys are hidden.
+//!
+//! It does not hide by itself: handlers ask before they read. Begin at `Redaction::hides`.
 
 use std::fmt;
 

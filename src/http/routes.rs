@@ -1,7 +1,8 @@
-//! The list of routes.
+//! Registers every route with what it requires of its callers, and builds the routers of the listeners.
 //!
-//! What stands under `/api/v1` says its method and path itself, in the annotation from which its description is made:
-//! a route that is not described, or a description without a route, cannot be.
+//! It holds no handler. A route under `/api/v1` takes its method and path from the annotation that also makes its
+//! OpenAPI description, so a route without a description, or a description without a route, cannot exist. Begin at
+//! [`router`], then [`NEEDS`].
 
 use axum::Router;
 use axum::http::Method;

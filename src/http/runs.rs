@@ -1,4 +1,6 @@
-//! Runs, and what the present one is made of: tasks, barriers, the live set, devices.
+//! Serves runs, tasks, barriers, live sets and devices of a job.
+//!
+//! It does not hold them (`coordination`). Begin at `runs`, then `tasks`.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,6 @@
-//! Where a request comes from, as limits count it.
+//! [`Source`]: the IPv4 address or the IPv6 /64 network by which limits count clients.
+//!
+//! It counts nothing: `connections.rs`, `body.rs` and `guard/` do. Begin at `Source::of`.
 
 use std::convert::Infallible;
 use std::fmt;

@@ -1,4 +1,6 @@
-//! What is measured of an HTTP listener: its connections, and how its requests were answered.
+//! Holds the state of one listener that metrics show: slots, limits, response counts, durations.
+//!
+//! Begin at `Traffic`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
-//! Transfers: what the workers of a job report of the bytes that they move.
+//! Serves transfer reports of a job and of its tasks.
+//!
+//! It does not check reports (`reports`). Begin at `show`.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,4 +1,6 @@
-//! A stream on which a write cannot be stuck for ever, and which tells its connection of every byte.
+//! Wraps a stream so that a write without progress ends the connection.
+//!
+//! Reads are limited by the phases of `connections.rs`. Begin at [`WriteTimeout`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

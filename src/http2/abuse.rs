@@ -1,7 +1,8 @@
-//! A score of what a peer does that no request comes of: pings, settings, resets, empty frames, refused header lists.
+//! A score of frames that ask for nothing: pings, settings, resets, empty data, refused headers.
 //!
-//! Each such frame adds points, useful traffic takes some away, and so does time. A client that lives for weeks stays near zero; a
-//! peer that does nothing else passes the limit within a second and is sent away with `ENHANCE_YOUR_CALM`.
+//! Each such frame adds points; useful traffic and time take points away. A client that lives for weeks stays near
+//! zero; a peer that does nothing else passes the limit within a second and receives ENHANCE_YOUR_CALM. It closes
+//! nothing: `Sender::check_abuse` reports, `grpc::connection` closes. Begin at [`AbuseScore`].
 
 use std::time::Duration;
 

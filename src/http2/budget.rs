@@ -1,8 +1,10 @@
-//! The memory that the state of a connection takes: one budget for all of it, charged before anything is allocated.
+//! The memory budget of a connection's state, charged before anything is allocated, and the pool behind it.
 //!
-//! Streams, header blocks in assembly, requests that wait for their turn and unread bytes of bodies are charged here. A connection
-//! has a small allowance of its own; beyond it the bytes come from a pool that all connections share, in steps, so that a
-//! connection with a few calls never touches the pool.
+//! Streams, header blocks in assembly, requests that are put off, unread bytes of bodies and long listings are
+//! charged here. A connection has a small allowance of its own; beyond it the bytes come in steps from a pool that
+//! all connections share, so a connection with a few calls never touches the pool. A call or body without room is
+//! refused with RESOURCE_EXHAUSTED and the bound; a stream is reset; a header block ends the connection with
+//! ENHANCE_YOUR_CALM. Begin at [`StateBudget::charge`].
 
 use std::fmt;
 use std::sync::Arc;

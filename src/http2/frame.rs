@@ -1,4 +1,6 @@
-//! Frames: their kinds, flags and layout.
+//! The layout of frames: types, flags, settings, error codes (RFC 9113, 4, 6, 7).
+//!
+//! It does not check their order: `receive.rs` does. Begin at [`FrameHead`].
 
 use std::fmt;
 

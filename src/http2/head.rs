@@ -1,4 +1,7 @@
-//! The head of a request, and a cache of heads that were read before.
+//! The validation of a request's header list and trailers (RFC 9113, 8), and a cache of heads by the bytes of their
+//! header blocks.
+//!
+//! It decodes no header block: `hpack.rs` does. Begin at [`HeadBuilder::add`] and [`HeaderBlockCache`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
-//! Header compression (RFC 7541): reading what peers send, writing what they are sent.
+//! Header compression (RFC 7541): decoding blocks of peers, encoding blocks for them.
+//!
+//! It does not validate fields: `head.rs` does. Encodes without a dynamic table. Begin at [`Decoder::read`].
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

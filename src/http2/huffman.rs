@@ -1,6 +1,7 @@
-//! The Huffman code of HPACK (RFC 7541, appendix B).
+//! The Huffman code of HPACK (RFC 7541, appendix B). It decodes only: the server sends literals.
 //!
-//! The code is canonical: codes of one length count up in the order of their symbols, and the lengths say it all.
+//! The code is canonical: codes of one length count up in the order of their symbols, so the lengths define it.
+//! Begin at `decode`.
 
 /// The length of each symbol's code in bits. The last symbol is the end of the string, which is never sent.
 #[rustfmt::skip]

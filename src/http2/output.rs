@@ -1,4 +1,6 @@
-//! Bytes on their way out: small ones gathered, large ones passed on as they are.
+//! The bytes that wait for the socket: small parts copied together, large ones shared.
+//!
+//! It does not know frames or windows: `send.rs` does. Begin at [`Output::poll_send`].
 
 use std::cell::Cell;
 use std::collections::VecDeque;

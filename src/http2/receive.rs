@@ -1,4 +1,7 @@
-//! The receiving half of a connection: from bytes to events.
+//! The receiving half of a connection: bytes to events, protocol checks, receive windows.
+//!
+//! It answers the peer only through the [`Sender`]. A frame that must be complete before it is processed is bounded
+//! by its kind as soon as its header is read; DATA is passed on as it arrives. Begin at [`Receiver::next`].
 
 use std::sync::Arc;
 

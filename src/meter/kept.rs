@@ -1,4 +1,6 @@
-//! The types as they are with the feature `metrics`. No locks, no memory beyond their own.
+//! The measuring types with the feature `metrics`: atomics, sharded by thread, without locks.
+//!
+//! It does not read the clock by itself: the caller passes a [`Moment`]. Begin at [`Sharded::mine`].
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

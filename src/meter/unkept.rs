@@ -1,4 +1,6 @@
-//! The types as they are without the feature `metrics`: nothing.
+//! The measuring types without the feature `metrics`: empty, with the methods of `kept.rs`, which has the
+//! documentation.
+
 #![allow(clippy::unused_self, missing_docs, reason = "they are those of `kept.rs`")]
 
 use std::marker::PhantomData;

@@ -1,4 +1,6 @@
-//! What every job's workers have reported: a board for each job, within bounds.
+//! The reports of all jobs: a board for each job, within bounds.
+//!
+//! It checks no syntax: `intake.rs` does. Begin at [`Board`].
 //!
 //! | what | bound |
 //! | --- | --- |
@@ -6,6 +8,9 @@
 //! | connections, one by one | [`CONNECTIONS_KEPT`] a job, likewise; the sums are of all |
 //! | pairs followed over time | the first [`SERIES_KEPT`] that move anything; the rest as one |
 //! | failures, one by one | [`TASK_FAILURES_KEPT`] a task, [`REASON_FAILURES_KEPT`] a reason, and the first of each |
+//!
+//! Ten thousand tasks have a hundred million pairs, so each task has an even share of the rows: a task that reports
+//! many takes no room from others. Sums are exact.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,6 +76,19 @@ impl PairRow {
     }
 }
 
+/// What one life of a task holds at present. It is gone when the life is over.
+#[derive(Debug, Default)]
+pub(super) struct Gauges {
+    pub links: [TransportTotals; ReportedTransport::ALL.len()],
+    pub connections: Vec<ReportedConnection>,
+    pub cliques: u64,
+    pub registered_bytes: u64,
+    /// Bytes that are still to move, by class in the order of urgency.
+    pub in_flight: [u64; 3],
+    /// Its clock beside the service's, once it has told.
+    pub clock: Option<ClockReading>,
+}
+
 /// What one task has reported.
 #[derive(Debug)]
 pub(super) struct TaskReports {
@@ -84,13 +102,7 @@ pub(super) struct TaskReports {
     pub rows: BTreeMap<(TaskId, ReportedTransport), PairRow>,
     /// Bytes over time with all peers together: sent, received.
     pub steps: [StepSeries; 2],
-    pub links: [TransportTotals; ReportedTransport::ALL.len()],
-    pub connections: Vec<ReportedConnection>,
-    pub cliques: u64,
-    pub registered_bytes: u64,
-    pub in_flight: [u64; 3],
-    /// Its clock beside the service's, once it has told.
-    pub clock: Option<ClockReading>,
+    gauges: Gauges,
     pub failures: VecDeque<ReportedFailure>,
 }
 
@@ -105,12 +117,7 @@ impl TaskReports {
             life: LifeTotals::default(),
             rows: BTreeMap::new(),
             steps: Default::default(),
-            links: Default::default(),
-            connections: Vec::new(),
-            cliques: 0,
-            registered_bytes: 0,
-            in_flight: [0; 3],
-            clock: None,
+            gauges: Gauges::default(),
             failures: VecDeque::new(),
         }
     }
@@ -122,6 +129,11 @@ impl TaskReports {
         totals
     }
 
+    /// What it holds at present; nothing if another life of the task counts, or none.
+    pub fn gauges(&self, present: Option<TaskIncarnation>) -> Option<&Gauges> {
+        (present == Some(self.incarnation)).then_some(&self.gauges)
+    }
+
     /// A new life begins to report: what the one before counted stays counted, what it had is gone.
     fn begin(&mut self, incarnation: TaskIncarnation) {
         self.incarnation = incarnation;
@@ -131,9 +143,7 @@ impl TaskReports {
         for row in self.rows.values_mut() {
             *row = PairRow { earlier: row.bytes(), life: [0; 2], steps: row.steps };
         }
-        self.links = Default::default();
-        self.connections.clear();
-        self.clock = None;
+        self.gauges = Gauges::default();
     }
 
     /// Takes in the rows; `moved` hears what each pair has sent since the report before.
@@ -265,15 +275,18 @@ impl JobReports {
             }
         }
         of_task.life.rise_to(&report.totals);
-        of_task.links = report.links;
-        of_task.cliques = report.cliques;
-        of_task.registered_bytes = report.registered_bytes;
-        of_task.in_flight = report.in_flight;
-        of_task.clock = report.clock;
-        of_task.connections = report.connections;
-        of_task.connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
-        of_task.connections.truncate(per_task_limit(CONNECTIONS_KEPT, tasks));
-        of_task.connections.shrink_to_fit();
+        let mut connections = report.connections;
+        connections.sort_by_key(|link| std::cmp::Reverse((link.launches, link.lanes)));
+        connections.truncate(per_task_limit(CONNECTIONS_KEPT, tasks));
+        connections.shrink_to_fit();
+        of_task.gauges = Gauges {
+            links: report.links,
+            connections,
+            cliques: report.cliques,
+            registered_bytes: report.registered_bytes,
+            in_flight: report.in_flight,
+            clock: report.clock,
+        };
         let (followed, others) = (&mut self.pairs, &mut self.others);
         of_task.take_pairs(
             report.pairs,

@@ -1,4 +1,6 @@
-//! A report as it comes off the wire, checked: every list within its bound, every word one of a fixed few.
+//! Decodes and checks a report: every list within its bound, every name in the vocabulary.
+//!
+//! It merges nothing: `board.rs` does. Begin at `Report::read`.
 
 use std::collections::BTreeMap;
 
@@ -207,6 +209,12 @@ impl ClockReading {
         self.ahead_us as f64 / 1e6
     }
 
+    /// The one of several that is furthest from the service's; of those that are equally far, the first.
+    pub fn furthest(readings: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let further = |one: Self, other: Self| if other.apart_us() > one.apart_us() { other } else { one };
+        readings.into_iter().reduce(further)
+    }
+
     /// How far the two are apart at least, in microseconds.
     #[must_use]
     pub fn apart_us(&self) -> u64 {
@@ -306,13 +314,15 @@ impl Report {
         ] {
             totals.counters[counter as usize] = value;
         }
-        for row in &given.stages {
+        // A time without a launch that took it says nothing.
+        let any = |counts: &[u64]| counts.iter().any(|count| *count > 0);
+        for row in given.stages.iter().filter(|row| any(&row.counts)) {
             let Some(stage) = Stage::ALL.into_iter().find(|stage| stage.name() == row.stage) else {
                 continue;
             };
             add_times(&mut totals.stages[stage as usize], &row.counts, row.sum_us);
         }
-        for row in &given.durations {
+        for row in given.durations.iter().filter(|row| any(&row.counts)) {
             let Some(size) = (0..).zip(size_classes()).find(|(_, name)| *name == row.size_class) else {
                 continue;
             };

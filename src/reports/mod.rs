@@ -1,17 +1,29 @@
-//! What native workers report of their transfers: measurements, not rules.
+//! Transfer reports of native workers: measurements, on which no rule of coordination depends.
 //!
-//! Workers that move buffers by the transfer engine call `muster.v1.Transfers/Report` about once a second
-//! (`proto/muster_transfers.proto`). The wire edge hands each report to the [`Board`], which checks it against the
-//! life of the task that counts and keeps what it says, within bounds. Nothing in here decides anything: pages,
-//! metrics and the REST API read it, and failures become events.
+//! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
+//! hands the bytes to the [`Board`] of the job, which counts the rows before it allocates them, maps words to fixed
+//! sets, and asks the engine which incarnation of the task counts, under the board's own lock: so a report of an
+//! incarnation that has just ended cannot follow one of the next. Begin at [`Board`], then `intake.rs`.
 //!
-//! | file | |
+//! - Reports stay outside of the state machine. They are a thousand a second; a replay and the engine's lock should
+//!   not carry them. Only failures enter the order of events
+//!   ([`Input::TransferFailed`](crate::coordination::Input::TransferFailed)): failures for one reason are one
+//!   event, then one count every 30 s.
+//! - A report carries totals since the start of one incarnation and replaces the report before, so a lost or
+//!   repeated one costs nothing. A counter that goes back, and a report that is not newer, change nothing. The
+//!   counters of a new incarnation add to those before.
+//! - What a lost task counted stays, marked stale. A new run starts from zero; a deleted job's board is dropped.
+//! - Rates are the difference of two reports, spread over the time between them, one point a second for ten
+//!   minutes. The rates of a job, of its tasks and of its pairs are means over one window, the last whole ten
+//!   seconds that all tasks have reported, so they add up.
+//!
+//! | file | what it holds |
 //! | --- | --- |
-//! | `intake.rs` | a report off the wire: every list bounded, every word one of a fixed few |
-//! | `words.rs` | those words |
+//! | `intake.rs` | a decoded report: every list bounded, every word one of a fixed set |
+//! | `words.rs` | that vocabulary |
 //! | `ring.rs` | bytes over time |
-//! | `board.rs` | what is kept, and for how long |
-//! | `view.rs` | what is shown of it |
+//! | `board.rs` | the reports of all jobs, within bounds |
+//! | `view.rs` | the views that pages, REST and metrics share |
 
 mod board;
 mod intake;

@@ -1,4 +1,6 @@
-//! Bytes over time: a point for each of the last steps of time, by second or by ten seconds.
+//! Bytes over time: a point for each of the last 600 seconds, or for each of the last four steps of ten seconds.
+//!
+//! Begin at [`Ring::add`].
 
 use crate::coordination::Timestamp;
 

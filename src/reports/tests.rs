@@ -1,4 +1,6 @@
-//! The board, with tasks whose registrations and reports are made up.
+//! Tests the store with invented tasks and reports.
+//!
+//! It tests no wire format (`tests/wire/reports.rs`). Begin at `World`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -402,6 +404,39 @@ fn durations_and_aborts_add_up_over_lives_and_what_is_in_flight_is_of_the_last_r
     assert_eq!(view.in_flight_bytes, [2, u64::MAX, 6]);
     let many = world.report(0, 100, |report| report.durations = vec![times("more", vec![]); 65]);
     assert!(matches!(world.take(&many), Err(ReportError::TooMany { what: "durations", .. })));
+}
+
+#[test]
+fn what_a_life_holds_is_gone_with_it_in_the_task_as_in_the_sum() {
+    let world = StoreFixture::of(2);
+    for (task, ahead_us) in [(0, 2000), (1, -2000)] {
+        let report = world.report(task, 100 + u64::from(task), |report| {
+            report.cliques = Some(wire::CliqueCache { size: 3, ..Default::default() });
+            report.totals = Some(wire::EngineTotals { registered_bytes: 5, ..Default::default() });
+            report.clock = Some(wire::ClockReading { ahead_us, within_us: 0 });
+        });
+        assert_eq!(world.take(&report), Ok(1000));
+    }
+    let clock = world.summary().clock.map(|clock| clock.ahead_us);
+    assert_eq!(clock, Some(2000), "of clocks that are equally far the first, as in the finding");
+    world.register(0, 777);
+    let (view, tasks) = (world.summary(), world.board.tasks(world.job, &world.roster()));
+    let held: Vec<_> = tasks.iter().map(|it| (it.stale, it.cliques, it.registered_bytes)).collect();
+    assert_eq!(held, [(true, 0, 0), (false, 3, 5)]);
+    assert_eq!((view.cliques, view.registered_bytes), (3, 5), "the sum of what the tasks hold");
+}
+
+#[test]
+fn a_time_without_a_launch_that_took_it_is_not_counted() {
+    let world = StoreFixture::of(1);
+    let report = world.report(0, 100, |report| {
+        let (transport, size_class, counts, sum_us) = ("tcp".into(), "4KiB".into(), vec![0, 0], 5);
+        report.stages = vec![wire::StageTimes { stage: "move".into(), counts: counts.clone(), sum_us }];
+        report.durations = vec![wire::DurationTimes { transport, size_class, counts, sum_us }];
+    });
+    assert_eq!(world.take(&report), Ok(1000));
+    let totals = world.summary().totals;
+    assert_eq!((totals.stages, totals.durations), (vec![], vec![]));
 }
 
 #[test]

@@ -1,11 +1,13 @@
-//! What is shown of reports: plain data, made on request, the same for the pages, the REST API and the metrics.
+//! Builds the views of reports that pages, REST and metrics share.
+//!
+//! Begin at `TransfersView`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::board::{self, JobReports, ReportStore, TaskReports};
+use super::board::{self, Gauges, JobReports, ReportStore, TaskReports};
 use super::intake::{ClockReading, LifeTotals, TransportTotals};
 use super::ring::{STEP_SECONDS, StepSeries};
 use super::words::{ReportedTransport, TransferCounter, TransferOutcome};
@@ -394,9 +396,9 @@ pub struct TaskTransfers {
     pub rate_until: Timestamp,
     /// Its connections, by kind.
     pub links: Vec<LinksView>,
-    /// Cliques in its cache.
+    /// Cliques in its cache; none of a life that is over.
     pub cliques: u64,
-    /// Memory that it has registered for transfers, in bytes.
+    /// Memory that it has registered for transfers, in bytes; none of a life that is over.
     pub registered_bytes: u64,
     /// Bytes of launches under way that are still to move, by class: latency, normal, bulk.
     pub in_flight_bytes: [u64; 3],
@@ -407,23 +409,25 @@ pub struct TaskTransfers {
 }
 
 impl TaskTransfers {
-    fn of(task: TaskId, of_task: &TaskReports, stale: bool, window: RateWindow) -> Self {
+    fn of(task: TaskId, of_task: &TaskReports, roster: &TaskIncarnations, window: RateWindow) -> Self {
         let failures = of_task.failures.iter().rev();
+        let gauges = of_task.gauges(roster.incarnation_of(task));
+        let held = |gauge: fn(&Gauges) -> u64| gauges.map_or(0, gauge);
         Self {
             task,
             incarnation: of_task.incarnation.to_string(),
             lives: of_task.lives,
             reported_at: of_task.at,
-            stale,
+            stale: gauges.is_none(),
             totals: TotalsView::of(&of_task.totals()),
             sent_rate: window.rate(&of_task.steps[0]),
             received_rate: window.rate(&of_task.steps[1]),
             rate_until: window.until(),
-            links: if stale { Vec::new() } else { links_of(&of_task.links) },
-            cliques: of_task.cliques,
-            registered_bytes: of_task.registered_bytes,
-            in_flight_bytes: if stale { [0; 3] } else { of_task.in_flight },
-            clock: of_task.clock.filter(|_| !stale),
+            links: gauges.map_or_else(Vec::new, |gauges| links_of(&gauges.links)),
+            cliques: held(|gauges| gauges.cliques),
+            registered_bytes: held(|gauges| gauges.registered_bytes),
+            in_flight_bytes: gauges.map_or([0; 3], |gauges| gauges.in_flight),
+            clock: gauges.and_then(|gauges| gauges.clock),
             failures: failures
                 .map(|failed| FailureView::of(&board::TaskFailure { task, failed: failed.clone() }))
                 .collect(),
@@ -519,20 +523,20 @@ impl TransfersView {
         let mut links = [TransportTotals::default(); ReportedTransport::ALL.len()];
         for (task, of_task) in &of_job.tasks {
             totals.add(&of_task.totals());
-            if is_stale(*task, of_task, roster) {
+            let Some(gauges) = of_task.gauges(roster.incarnation_of(*task)) else {
                 view.stale += 1;
                 continue;
-            }
+            };
             view.reporting += 1;
-            for (sum, links) in links.iter_mut().zip(&of_task.links) {
+            for (sum, links) in links.iter_mut().zip(&gauges.links) {
                 sum.add(links);
             }
-            view.cliques = view.cliques.saturating_add(of_task.cliques);
-            view.registered_bytes = view.registered_bytes.saturating_add(of_task.registered_bytes);
-            for (sum, bytes) in view.in_flight_bytes.iter_mut().zip(of_task.in_flight) {
+            view.cliques = view.cliques.saturating_add(gauges.cliques);
+            view.registered_bytes = view.registered_bytes.saturating_add(gauges.registered_bytes);
+            for (sum, bytes) in view.in_flight_bytes.iter_mut().zip(gauges.in_flight) {
                 *sum = sum.saturating_add(bytes);
             }
-            view.clock = view.clock.into_iter().chain(of_task.clock).max_by_key(ClockReading::apart_us);
+            view.clock = ClockReading::furthest(view.clock.into_iter().chain(gauges.clock));
         }
         let window = RateWindow::of(of_job, roster);
         let moved = of_job.tasks.values().map(|of_task| of_task.steps[0].point(window.0));
@@ -595,8 +599,13 @@ fn reasons(of_job: &JobReports, totals: &TotalsView) -> Vec<ReasonView> {
     reasons
 }
 
-fn is_stale(task: TaskId, of_task: &TaskReports, roster: &TaskIncarnations) -> bool {
-    roster.incarnation_of(task) != Some(of_task.incarnation)
+/// What the lives that count hold at present, by task.
+fn present<'a>(
+    of_job: &'a JobReports,
+    roster: &'a TaskIncarnations,
+) -> impl Iterator<Item = (TaskId, &'a Gauges)> {
+    let tasks = of_job.tasks.iter();
+    tasks.filter_map(|(task, of_task)| Some((*task, of_task.gauges(roster.incarnation_of(*task))?)))
 }
 
 /// The last second that every task that reports in time has reported.
@@ -738,9 +747,8 @@ impl ReportStore {
         transport: Option<ReportedTransport>,
     ) -> Vec<ConnectionView> {
         let view = |of_job: &JobReports| {
-            let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));
-            let all =
-                live.flat_map(|(one, of_task)| of_task.connections.iter().map(move |link| (*one, link)));
+            let all = present(of_job, roster)
+                .flat_map(|(one, gauges)| gauges.connections.iter().map(move |link| (one, link)));
             let wanted = all.filter(|(one, link)| {
                 task.is_none_or(|task| task == *one)
                     && transport.is_none_or(|transport| transport == link.transport)
@@ -764,9 +772,8 @@ impl ReportStore {
         let view = |of_job: &JobReports| {
             let tasks = of_job.tasks.iter();
             let window = RateWindow::of(of_job, roster);
-            let view = |(task, of_task): (&TaskId, &TaskReports)| {
-                TaskTransfers::of(*task, of_task, is_stale(*task, of_task, roster), window)
-            };
+            let view =
+                |(task, of_task): (&TaskId, &TaskReports)| TaskTransfers::of(*task, of_task, roster, window);
             tasks.map(view).collect()
         };
         self.with(job, roster.run, view).unwrap_or_default()
@@ -776,8 +783,7 @@ impl ReportStore {
     #[must_use]
     pub fn clocks(&self, job: JobId, roster: &TaskIncarnations) -> Vec<(TaskId, ClockReading)> {
         let view = |of_job: &JobReports| {
-            let live = of_job.tasks.iter().filter(|(task, of_task)| !is_stale(**task, of_task, roster));
-            live.filter_map(|(task, of_task)| Some((*task, of_task.clock?))).collect()
+            present(of_job, roster).filter_map(|(task, gauges)| Some((task, gauges.clock?))).collect()
         };
         self.with(job, roster.run, view).unwrap_or_default()
     }
@@ -787,8 +793,7 @@ impl ReportStore {
     pub fn task(&self, job: JobId, roster: &TaskIncarnations, task: TaskId) -> Option<TaskTransfers> {
         let view = |of_job: &JobReports| {
             let of_task = of_job.tasks.get(&task)?;
-            let stale = is_stale(task, of_task, roster);
-            Some(TaskTransfers::of(task, of_task, stale, RateWindow::of(of_job, roster)))
+            Some(TaskTransfers::of(task, of_task, roster, RateWindow::of(of_job, roster)))
         };
         self.with(job, roster.run, view).flatten()
     }

@@ -1,4 +1,6 @@
-//! The words that reports use, each one of a fixed few: whatever else a worker says is `other`.
+//! Defines the fixed vocabulary of reports: transports, outcomes, counters. Anything else is `other`.
+//!
+//! Begin at `Transport`, then `Outcome`.
 
 use std::fmt;
 

@@ -1,5 +1,6 @@
-//! One log line for every change of state; a flood of changes of one kind is gathered ([`LineLimit`]), since strangers can
-//! cause them.
+//! Writes one log line for each change of state, within a rate limit by kind.
+//!
+//! It does not store events (`engine`). Begin at `log_events`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

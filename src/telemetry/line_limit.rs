@@ -1,5 +1,6 @@
-//! A bound for the log lines that others can cause: of each kind so many at once, then one a second with a count of those that
-//! were left out.
+//! Limits log lines that clients can cause: a burst of each kind, then one a second with the number suppressed.
+//!
+//! Begin at `LineLimit::admit`.
 
 use std::collections::HashMap;
 use std::hash::Hash;

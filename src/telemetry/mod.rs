@@ -1,4 +1,20 @@
-//! What is written about the server's life: logs, metrics and traces, as projections of its effects.
+//! Logs, metrics and traces: projections of the engine's effects and of observations.
+//!
+//! They decide nothing; without them the server does the same. Begin at `events.rs`, `metrics/mod.rs` and
+//! `traces/mod.rs`.
+//!
+//! - Statistics of tasks and barriers are part of the state (`coordination::pulse`, `course`, `straggling`), so a
+//!   replay computes the same.
+//! - Counters of events are kept by `metrics::Tally`, which the engine calls under its lock. Traces are assembled
+//!   from the same events on a thread of their own.
+//! - Hot paths count and time through [`meter`](crate::meter): each thread adds to its own memory, and a connection
+//!   reads the clock once a turn and once for each call that is answered in it. Without the cargo feature `metrics`
+//!   these types are empty.
+//! - Everything else is read at the scrape: `Coordinator::observe` makes a `JobObservation` in one pass over a
+//!   job's tasks, for metrics and for detectors alike. Other parts of the server show their own figures
+//!   (`metrics::Shows`).
+//! - An HTTP request is timed up to the head of its answer, so a stream of events does not count as a request of
+//!   minutes.
 
 pub mod events;
 pub mod line_limit;

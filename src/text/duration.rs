@@ -1,4 +1,4 @@
-//! How durations are written in settings, flags and requests: read with their units, and written so that they read back.
+//! Parses and formats durations of settings, flags and requests: with their units, so that they read back the same.
 //!
 //! Spans for people, which are rounded, are [`super::span`] and [`super::short_span`].
 

@@ -1,4 +1,6 @@
-//! The handshake, with certificates that are read again when their files change.
+//! The TLS handshake, with certificates that are reloaded when their files change.
+//!
+//! It does not decide whether a connection may be plaintext: `entrance.rs` does. Begin at [`Acceptor::accept`].
 
 use std::cell::RefCell;
 use std::io;

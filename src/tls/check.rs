@@ -1,4 +1,6 @@
-//! What a certificate lacks: each thing that a client or a server would refuse it for, in words.
+//! The checks of `muster tls check`: what clients or servers would refuse a certificate for.
+//!
+//! Begin at `chain`.
 
 use std::fmt;
 use std::path::Path;

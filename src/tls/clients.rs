@@ -1,4 +1,9 @@
-//! Who proves to be whom with a certificate, and what was shown by who could not.
+//! The verification of client certificates, with a record of the refused one, and the name of a certificate's
+//! holder.
+//!
+//! It does not decide what that holder may do: `http::guard` does. The error of a handshake does not say which
+//! certificate it was about, and JAX does not say that it showed one, so the verifier records the certificate that
+//! it refuses.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;

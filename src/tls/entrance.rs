@@ -1,4 +1,6 @@
-//! What a listener does with a new connection: plaintext, TLS, or neither.
+//! The transport of a new connection on a listener: plaintext, TLS, or refusal.
+//!
+//! It performs no handshake: `acceptor.rs` does. Begin at [`Entrance::secure`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;

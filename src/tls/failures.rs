@@ -1,4 +1,6 @@
-//! The handshakes that failed: counted, logged and kept, within bounds.
+//! The failed handshakes: counted by listener and kind, logged, and the latest kept within bounds.
+//!
+//! It does not explain them: `acceptor.rs` does. Begin at [`Failures::failed`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

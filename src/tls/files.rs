@@ -1,4 +1,6 @@
-//! Certificates and keys out of files; what is wrong with them and what to do.
+//! Reads certificates, keys and authorities from PEM files, and the rustls configurations made of them.
+//!
+//! It does not watch the files: `acceptor.rs` does. Begin at [`Files::server`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

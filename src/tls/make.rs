@@ -1,4 +1,6 @@
-//! Certificates for trying things out: a small authority, a certificate for a server and one for its clients.
+//! Trial certificates: a small authority, one server and one client certificate (`muster tls new`).
+//!
+//! Begin at `write`.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};

@@ -1,4 +1,6 @@
-//! A stream whose first bytes were read already.
+//! A stream whose first bytes were already read: they are returned first.
+//!
+//! Begin at [`Rewind::new`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -1,4 +1,6 @@
-//! What the checks of TLS say, in words: theirs are the names of cases in programs.
+//! The messages for rustls errors: what is wrong, and what to do.
+//!
+//! Begin at `certificate`.
 
 use std::io;
 

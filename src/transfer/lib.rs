@@ -1,36 +1,53 @@
-//! The transfer engine: buffers move between the devices of a cluster's tasks.
+//! The transfer engine: moves buffers between the devices of a cluster's tasks.
 //!
-//! It is a library of its own: it takes a [`Membership`] and fences by incarnation, and knows nothing of the service.
-//! Begin at [`Engine`], which programs hold, and `protocol/link`, which has what two engines say.
+//! It is a library of its own: it takes a [`Membership`], fences by incarnation, and knows nothing of the service.
+//! Begin at [`Engine`], which programs hold, then `engine/request.rs` (prepare), `engine/prepared.rs` (launch) and
+//! `protocol/link` (the messages of two engines). `ARCHITECTURE.md` has the flow of a transfer.
 //!
-//! Layers, the highest first; each knows those below it only (`tests/structure` holds that):
+//! Layers, the highest first; each imports those below it only (`tests/structure` enforces it):
 //!
-//! | layer | what it has |
+//! | layer | what it owns |
 //! | --- | --- |
-//! | `engine` | what programs call; how connections are found, made, mended and ended; plans, carried out |
-//! | `session` | one connection to one life of one peer |
-//! | `io` | wires, lanes, rings, and the threads that attend to them |
+//! | `engine` | the interface of programs; how connections are found, made, mended and ended; reshardings |
+//! | `session` | one connection to one incarnation of one peer |
+//! | `io` | wires, lanes, rings, and the threads that serve them |
 //! | `launch` | the outcomes of a launch, and the guards of its bytes |
-//! | `protocol` | what two engines say, without IO |
+//! | `protocol` | the messages of two engines, without IO |
 //! | `memory` | regions, buffers, and views of their bytes |
 //! | [`plan`] | which bytes of a sharded array move where; pure, beside `memory` |
 //! | `base` | the nouns of all layers: members, errors, events |
 //!
-//! A lower layer speaks to a higher one by a trait that it defines itself: `LaneHost`, `FetchHost`, `BellHost` (`io`),
-//! `SessionHandle`, `LaunchPart` (`launch`), `SessionHost` (`session`), `WireAttendant` (wires).
+//! A lower layer calls a higher one through a trait that the lower one defines: `LaneHost`, `FetchHost`, `BellHost`
+//! (`io`), `SessionHandle`, `LaunchPart` (`launch`), `SessionHost` (`session`), `WireAttendant` (wires).
 //!
 //! | word | meaning |
 //! | --- | --- |
 //! | region, buffer, span | memory that the engine knows, a stretch of it, and a range of that: [`Arena`], [`Buffer`], [`Span`] |
-//! | event | says when a buffer is defined: [`Event`] |
-//! | transfer | bytes that move between two devices under one key: [`Spec`] asks for one, [`Transfer`] is some of them under way |
+//! | event | completes when a buffer is defined: [`Event`] |
+//! | transfer | bytes that move between two devices under one key: [`Spec`] requests one, [`Transfer`] is some of them under way |
 //! | prepared | everything slow is done: [`Prepared`] |
 //! | group | what one launch moves between two tasks: the n-th launch of a channel on both sides |
-//! | clique | the lives that share connections: [`CliqueKey`] |
+//! | clique | the incarnations that share connections: [`CliqueKey`] |
 //! | wire | a byte stream between two engines, whatever it is made of |
 //! | lane | one wire of a connection |
 //! | plan | which bytes move where so that an array becomes sharded in another way: [`plan`] |
 //! | chunk | the unit in which a group's bytes are cut, checked, sent again and interleaved |
+//!
+//! Invariants, beside those of `protocol/link` and the rule of guards in `launch`:
+//!
+//! 1. No byte lands before both lists were found equal and the destination may be written.
+//! 2. A chunk lands on one lane at a time, and never after it has landed.
+//! 3. After a failure or a confirmed cancellation of a transfer no byte lands in its buffers. What is received
+//!    without an error is what the sender's buffers held while the transfer had them, whichever side shuts down
+//!    when.
+//! 4. A buffer that a transfer writes is used by nothing else in its process; one that it reads is written by
+//!    nothing.
+//! 5. A frame of another incarnation than the connection's ends the connection and is counted. Incarnations are in
+//!    the hello, in every frame and in the key of a clique: a restarted task shares its number with its former
+//!    incarnation and nothing else.
+//! 6. Every launch ends: by completion, by its limits, by its peer's end, or by its caller.
+//! 7. Room for other connections costs no launch: a connection that ends for it has nothing under way or defined on
+//!    either side, and both sides' launches of one number are on one connection.
 
 mod base;
 mod engine;

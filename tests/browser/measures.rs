@@ -156,7 +156,7 @@ impl Drop for SeparateProcess {
 }
 
 #[tokio::test]
-#[ignore = "is a part of another"]
+#[ignore = "a process of another test"]
 async fn a_task_in_a_process_of_its_own() {
     let Ok(told) = std::env::var("MUSTER_TASK") else { return };
     let (grpc, task) = told.split_once(' ').expect("an address and a number");

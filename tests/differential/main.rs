@@ -22,13 +22,14 @@ mod side;
 #[path = "../support/mod.rs"]
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
 use run::ServicesUnderTest;
 use script::{Release, Script, SideKind};
+use support::skip::{Lacking, skip_named};
 
 /// How many scripts run at once: nearly all of their time is spent waiting.
 const AT_ONCE: usize = 12;
@@ -72,11 +73,11 @@ fn trial(
 ) -> Trial {
     let runtime = Arc::clone(runtime);
     let name = format!("{}::{}", release.name(), script.name.replace(' ', "_"));
-    let test = Trial::test(name, move || {
-        let environment = environment(release, sides)?;
-        runtime.block_on(run::compare(&script, release, &environment, sides)).map_err(Failed::from)
-    });
-    test.with_ignored_flag(sides != ServicesUnderTest::Only(SideKind::Muster) && may_be_absent(release))
+    Trial::ignorable_test(name.clone(), move || {
+        with_environment(&name, release, sides, |environment| {
+            runtime.block_on(run::compare(&script, release, environment, sides))
+        })
+    })
 }
 
 /// Random calls against the last release of each generation.
@@ -90,30 +91,35 @@ fn random_trials(runtime: &Arc<tokio::runtime::Runtime>) -> Vec<Trial> {
             for seed in seeds.clone() {
                 let runtime = Arc::clone(runtime);
                 let name = format!("{}::random_calls_in_a_{kind}_job_from_seed_{seed}", release.name());
-                let test = Trial::test(name, move || {
-                    let environment = environment(release, ServicesUnderTest::Both)?;
-                    runtime
-                        .block_on(random::compare(release, &environment, recoverable, seed, steps))
-                        .map_err(Failed::from)
-                });
-                trials.push(test.with_ignored_flag(may_be_absent(release)));
+                trials.push(Trial::ignorable_test(name.clone(), move || {
+                    with_environment(&name, release, ServicesUnderTest::Both, |environment| {
+                        runtime.block_on(random::compare(release, environment, recoverable, seed, steps))
+                    })
+                }));
             }
         }
     }
     trials
 }
 
-/// Whether the release is not here, on a machine that may do without it: it needs a Python that not every machine has.
-fn may_be_absent(release: Release) -> bool {
-    release == Release::V0_12_0 && support::server::jax_environment(release.name()).is_none()
-}
-
-/// Where the release's service is.
-fn environment(release: Release, sides: ServicesUnderTest) -> Result<PathBuf, Failed> {
-    if sides == ServicesUnderTest::Only(SideKind::Muster) {
-        return Ok(PathBuf::new());
+/// Runs a test with the environment of the release's service. 0.12.0 needs a Python that not every machine has: without its
+/// environment the test is skipped; without that of another release it fails.
+fn with_environment(
+    test: &str,
+    release: Release,
+    sides: ServicesUnderTest,
+    compare: impl FnOnce(&Path) -> Result<(), String>,
+) -> Result<Completion, Failed> {
+    let environment = match sides {
+        ServicesUnderTest::Only(SideKind::Muster) => Some(PathBuf::new()),
+        _ => support::server::jax_environment(release.name()),
+    };
+    let what = format!("JAX {}, which tests/jax/setup installs,", release.name());
+    match environment {
+        Some(environment) => compare(&environment).map(|()| Completion::Completed).map_err(Failed::from),
+        None if release == Release::V0_12_0 => {
+            Ok(Completion::ignored_with(skip_named(test, Lacking::Installation(&what))))
+        }
+        None => Err(format!("{what} is not installed").into()),
     }
-    support::server::jax_environment(release.name()).ok_or_else(|| {
-        format!("there is no JAX {} to compare with; run tests/jax/setup", release.name()).into()
-    })
 }

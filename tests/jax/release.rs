@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use libtest_mimic::Completion;
+
+use super::skip::{Lacking, skip_named};
+
 /// How a release speaks to its coordination service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Generation {
@@ -60,9 +64,10 @@ impl Release {
         format!("there is no environment at {}; run tests/jax/setup", self.home.display())
     }
 
-    /// Fails if its environment is not there.
-    pub fn require(&self) -> Result<(), String> {
-        if self.is_there() { Ok(()) } else { Err(self.lacking()) }
+    /// Records that a test is skipped because its environment is not there.
+    pub fn skip(&self, test: &str) -> Completion {
+        let what = format!("JAX {}, which tests/jax/setup installs,", self.name);
+        Completion::ignored_with(skip_named(test, Lacking::Installation(&what)))
     }
 
     /// How it speaks.

@@ -10,6 +10,7 @@ mod generation_a;
 mod generation_c;
 pub mod reporter;
 pub mod server;
+pub mod skip;
 
 pub use answer::{Answer, Body, Payloads, TaskState};
 pub use call::{Call, Caller, Generation};

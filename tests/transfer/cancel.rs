@@ -514,7 +514,7 @@ pub fn under_fire(engine: &Engine) {
 
 /// Alone in its process: it counts what the process holds.
 #[test]
-#[ignore = "run by the test below, in a process of its own"]
+#[ignore = "a process of another test"]
 fn alone_restarts() {
     /// Tasks of this process; the one after them is a process of its own.
     const HERE: usize = 3;
@@ -705,7 +705,7 @@ fn engines_that_are_dropped_and_restarted_under_fire_leave_nothing_behind() {
 
 /// Alone in its process: it counts the memory that engines know.
 #[test]
-#[ignore = "run by the test below, in a process of its own"]
+#[ignore = "a process of another test"]
 fn alone_letting_go() {
     let before = registered_bytes();
     let mut random = fastrand::Rng::with_seed(9);

@@ -199,12 +199,6 @@ pub fn done(transfer: &Transfer) -> Result<muster::transfer::Stats, muster::tran
     transfer.wait_for(PATIENCE).expect("it has an outcome")
 }
 
-/// Whether whoever runs the tests leaves out those that need this: `MUSTER_TESTS_WITHOUT=strace,netns`. A test that finds
-/// that it cannot run fails, so that it does not pass without having looked at anything.
-pub fn is_left_out(what: &str) -> bool {
-    std::env::var("MUSTER_TESTS_WITHOUT").is_ok_and(|without| without.split(',').any(|left| left == what))
-}
-
 /// Waits until something is so that must become so.
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let until = std::time::Instant::now() + PATIENCE;

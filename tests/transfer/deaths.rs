@@ -9,9 +9,10 @@ use muster::transfer::{
     TransferError, TransportKind,
 };
 
-use crate::cluster::{Cluster, PATIENCE, contents, fill_quickly, is_left_out, is_quick};
+use crate::cluster::{Cluster, PATIENCE, contents, fill_quickly, is_quick};
 use crate::processes::{TaskProcess, choice_of, say, told};
 use crate::resharding::{DEVICES_EACH, ReshardCase, gathered};
+use crate::skip::{Lacking, is_refusal, skip};
 
 const LEN: usize = 4 << 20;
 /// Without progress, or without a word of the peer, transfers of these tests fail after so long.
@@ -406,12 +407,11 @@ impl Drop for OtherNamespace {
 
 #[test]
 fn between_two_network_namespaces_tcp_is_chosen_by_itself_for_transfers_and_plans() {
-    if is_left_out("netns") {
-        return;
-    }
-    let away = OtherNamespace::new().unwrap_or_else(|why| {
-        panic!("no other network can be made here ({why}): MUSTER_TESTS_WITHOUT=netns leaves this test out")
-    });
+    let away = match OtherNamespace::new() {
+        Ok(away) => away,
+        Err(why) if is_refusal(&why) => return skip(Lacking::KernelFeature("network namespaces")),
+        Err(why) => panic!("no other network can be made here: {why}"),
+    };
     let here = || Some("10.77.0.1:0".parse().unwrap());
     let mut tasks = [TaskProcess::start(1, "auto", "stream-away", Some(&away.0))];
     let cluster = Cluster::with(1, |config| config.listen = here());

@@ -42,7 +42,7 @@ fn while_transfers_go_on(cluster: &Cluster, harm: impl FnOnce()) -> u64 {
 }
 
 #[test]
-#[ignore = "run by the test below, in a process of its own"]
+#[ignore = "a process of another test"]
 fn alone_ten_thousand() {
     let cluster = Cluster::with(2, |config| {
         config.transport = Choice::Tcp;

@@ -18,5 +18,7 @@ mod processes;
 mod requests;
 mod resharding;
 mod secure;
+#[path = "../support/skip.rs"]
+mod skip;
 mod waiting;
 mod wires;

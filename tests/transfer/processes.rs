@@ -133,7 +133,7 @@ pub fn told() -> Option<String> {
 
 /// What a task does that is a process of its own.
 #[test]
-#[ignore = "is started by the other tests"]
+#[ignore = "a process of another test"]
 fn child() {
     let Ok(setting) = std::env::var("MUSTER_TEST_TASK") else { return };
     let mut words = setting.split(' ');

@@ -1,16 +1,19 @@
-//! A program that does what training does, without the training: all live tasks meet, then move buffers of changing size
-//! round the ring and to partners, change the sharding of an array, and check every byte.
+//! A program that does what training does, without the training: all live tasks meet, move buffers of changing size
+//! round a ring and to partners, change the sharding of an array, and check every byte.
+//!
+//! It does not plan the moves: `plan.rs` does. Begin at `Exercise::step`.
 //!
 //! One step:
-//! 1. The service is asked who lives; it answers when all of them have asked, and all get the same answer. Where that is
-//!    another set than before, an *epoch* begins: the set tells one another which step they are at.
-//! 2. They meet at a barrier whose id names the epoch, so its count is the same for all: the number of the step.
-//! 3. Each moves what the plan of that step says. Every transfer with one peer is a request of its own: what fails with one
-//!    does not touch what moves with others. The array is all or nothing: it goes from one sharding to the next, or its
-//!    transfers are given up.
+//! 1. The task requests the live set. If it differs from the last one, an *epoch* begins: its members tell one
+//!    another the step that they are at.
+//! 2. They meet at a barrier whose id names the epoch, so its counter is the number of the step for all of them. No
+//!    task needs to know what was before it joined.
+//! 3. Each task moves what the plan of that step says. Every transfer with one peer is a request of its own, so a
+//!    failure with one peer does not touch the others. The array moves whole or not at all.
 //!
-//! When a member is lost while others wait for it, the barrier is called off by whoever hears of it; the service decides
-//! whether that was in time, so that either all of the set move or none.
+//! If a member is lost while others wait for it, each task that hears of it cancels the barrier and takes the
+//! answer of the barrier itself. The service decides whether that was in time, so either all of the set move or
+//! none.
 
 mod moving;
 mod plan;

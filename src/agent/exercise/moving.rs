@@ -1,4 +1,6 @@
-//! The transfers of a step.
+//! Runs the transfers of one step and checks their bytes.
+//!
+//! It does not choose them (`plan.rs`). Begin at `make`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

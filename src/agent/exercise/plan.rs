@@ -1,4 +1,6 @@
-//! What moves in a step: all who take part work it out for themselves, and find the same.
+//! Computes the moves of a step; every member computes the same.
+//!
+//! Begin at `ring`, `partners`.
 
 use crate::contents::hash;
 use crate::transfer::{Member, TransferKey};

@@ -1,4 +1,6 @@
-//! An array that changes its sharding in every step: rows, columns, whole on every device, and rows again.
+//! Changes the sharding of an array in each step and checks every element.
+//!
+//! It does not plan regions (`transfer::plan`). Begin at `Resharding::plan`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,7 @@
-//! What was said: flags first, then variables of this project and of JAX.
+//! Reads explicit flags and variables of Muster and JAX. They override the cluster systems and are never merged
+//! with them.
+//!
+//! Begin at `find`.
 
 use super::{
     ClusterEnvError, DetectedEnv, Parameter, SERVICE, Sourced, TASK, TASKS, Variables, disagree, task, tasks,

@@ -1,6 +1,7 @@
-//! Kubernetes JobSet: several indexed jobs that are one.
+//! Reads the variables of a Kubernetes JobSet: several indexed jobs that are one.
 //!
-//! JobSet puts what a pod must know into its labels, and the pod's specification hands it on. The names here are the usual ones.
+//! JobSet puts what a pod must know into its labels, and the pod's specification hands it on; the names here are
+//! the usual ones. Begin at `find`.
 
 use super::{
     ClusterEnvError, DetectedEnv, Sourced, TASK, TASKS_MAX, UnsetFields, Variables, kubernetes, number, task,

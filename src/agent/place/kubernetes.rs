@@ -1,4 +1,6 @@
-//! Kubernetes: pods of an indexed job.
+//! Reads the variables of an indexed Kubernetes Job.
+//!
+//! It calls no API server. Begin at `find`.
 
 use super::{ClusterEnvError, DetectedEnv, PORT, SERVICE, Sourced, UnsetFields, Variables, text};
 

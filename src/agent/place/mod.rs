@@ -1,10 +1,11 @@
-//! Where this process stands in its job: which task it is, of how many, and where the service is.
+//! Detects which task this process is, of how many, and where the service is.
 //!
-//! What is said explicitly counts first; then the systems that start processes are asked. All of it is read out of a map
-//! of variables, so that it can be tried without the systems. Nothing is guessed: where two sources disagree, or one
-//! is missing, the answer is an error that says what to set.
+//! Explicit flags and variables count first; then the cluster systems are tried. It reads a map of variables, never
+//! the process environment, so it is testable without the systems. It guesses nothing: if two sources disagree, or
+//! one value is missing, the result is an error that says what to set, because a wrong number takes the place of a
+//! healthy task. Begin at `find`.
 //!
-//! | file | system | which variables |
+//! | file | system | variables |
 //! | --- | --- | --- |
 //! | `explicit.rs` | flags and `MUSTER_*`, `JAX_*` variables | `MUSTER_PROCESS_ID`, `MUSTER_NUM_PROCESSES`, `JAX_COORDINATOR_ADDRESS`, … |
 //! | `slurm.rs` | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST`, … |

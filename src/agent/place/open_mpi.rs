@@ -1,4 +1,6 @@
-//! Open MPI: what `mpirun` tells each rank.
+//! Reads the variables of `mpirun`.
+//!
+//! It knows no service address: Open MPI gives none. Begin at `find`.
 
 use super::{ClusterEnvError, DetectedEnv, UnsetFields, Variables, text};
 

@@ -1,4 +1,6 @@
-//! Slurm: what `srun` tells each task.
+//! Reads the variables of a Slurm step, including host lists.
+//!
+//! It ignores batch scripts, which are no task. Begin at `find`.
 
 use super::{ClusterEnvError, DetectedEnv, PORT, Sourced, UnsetFields, Variables, text};
 

@@ -1,4 +1,6 @@
-//! What happens, as it happens: a stream of server-sent events.
+//! Reads server-sent events with reconnection data.
+//!
+//! It does not reconnect by itself: callers do. Begin at `Stream::next`.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
-//! What a demo has seen of its workers' steps, and whether all of it was right.
+//! Records the steps of the demo's workers and gives the verdict.
+//!
+//! Begin at `Story`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

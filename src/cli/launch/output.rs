@@ -1,4 +1,6 @@
-//! The output of many processes on one stream, a whole line at a time.
+//! Merges the output of many processes into one stream, whole lines with a task prefix.
+//!
+//! Begin at `Stream`.
 
 use std::io::Write;
 use std::thread::JoinHandle;

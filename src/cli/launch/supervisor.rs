@@ -1,4 +1,6 @@
-//! Watches over the processes of a launch.
+//! Supervises the processes of a launch: restarts, next runs, signals, exit code.
+//!
+//! It does not start the server (`launch/target.rs`). Begin at `Supervisor::run`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

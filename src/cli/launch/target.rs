@@ -1,4 +1,6 @@
-//! The server that a launch uses, and the job on it.
+//! Holds the server of a launch, local or remote, and its job.
+//!
+//! Begin at `Target::start`.
 
 use std::time::Duration;
 

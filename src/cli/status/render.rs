@@ -1,4 +1,6 @@
-//! The state of jobs as text: what is wrong comes first.
+//! Formats the state of jobs as text, problems first.
+//!
+//! It sends no request. Begin at `render`.
 
 use super::super::output::{TerminalColour, TerminalLine, TerminalStyle, TerminalText};
 use crate::coordination::{

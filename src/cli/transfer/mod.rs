@@ -1,4 +1,6 @@
-//! `muster transfer`: moving the bytes of arrays between the devices of tasks. One file for each of its subcommands.
+//! Dispatches the subcommands of `muster transfer`.
+//!
+//! Begin at `run`.
 
 mod bench;
 mod plan;

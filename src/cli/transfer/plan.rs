@@ -1,4 +1,6 @@
-//! `muster transfer plan`: what would move where if an array's sharding changed, and what it would cost.
+//! Implements `muster transfer plan`: prints what a change of sharding moves and costs.
+//!
+//! It computes no plan (`transfer::plan`). Begin at `run`.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;

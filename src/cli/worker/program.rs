@@ -1,4 +1,6 @@
-//! What a worker does from its start to its end.
+//! Runs a worker from registration to exit: idle, or the exercise.
+//!
+//! It moves no byte itself (`agent::exercise`). Begin at `work`.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! The worker's own `/metrics`.
+//! Serves `/metrics` of a worker.
+//!
+//! It collects nothing (`agent::metrics`). Begin at `Scraped::serve`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

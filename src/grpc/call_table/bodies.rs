@@ -1,4 +1,6 @@
-//! The requests of a connection whose bodies are on their way: their memory, their windows and their deadlines.
+//! The requests of a connection whose bodies are still arriving: their memory, windows and deadlines.
+//!
+//! It puts no call to the engine: `engine_calls.rs` does. Begin at `CallTable::more`.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;

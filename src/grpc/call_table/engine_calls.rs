@@ -1,4 +1,7 @@
-//! The calls of a connection that are put to the state machine: how they are asked, wait, and are answered or hung up.
+//! The calls of a connection that wait for the engine: dispatched, answered, or cancelled.
+//!
+//! It receives no bodies: `bodies.rs` does. Begin at `CallTable::ask`. A transfer report is handed to
+//! [`reports`](crate::reports) and answered at once; it never reaches the engine.
 
 use http::HeaderMap;
 

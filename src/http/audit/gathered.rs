@@ -1,5 +1,8 @@
-//! Refusals that come faster than lines are worth: the first of a source is written at once, what follows is counted, and
-//! once a minute one line says how many there were.
+//! Aggregates refusals by client network: the first of a network upon a job is a line at once, later ones become
+//! one line a minute with a count.
+//!
+//! A client that tries a thousand tokens is seen, and does not push the actions of operators out of the audit.
+//! Begin at [`Sources`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,12 +1,13 @@
-//! Writes the audit to its file, on a thread of its own.
+//! Writes audit lines to the file, on a thread of its own.
 //!
-//! Nothing that serves clients ever waits for the disk: lines go into a bounded queue, and a thread writes and syncs them in
-//! order, many at once if many wait. A write that fails is tried again until it succeeds. A line that finds the queue full is
-//! lost for the file, is counted, and is told of by a line of its own in the place where it is missing.
+//! No client waits for the disk here: lines go into a bounded queue, and the thread writes and syncs them in order,
+//! many at once if many wait. A write that fails is tried again until it succeeds. A line that finds the queue full
+//! is lost for the file, is counted, and is reported by a line of its own in the place where it is missing. Begin
+//! at [`Writer`].
 //!
-//! The file is opened without blocking. It is opened again when another file is at its path (rotation), and when the service is
-//! told to (SIGHUP). A named pipe is taken if it has a reader; a reader that does not read is a write that fails. After a sync
-//! that failed, the lines that it was for are written again, so that they may stand there twice, with the same number.
+//! The file is opened without blocking. It is opened again when another file is at its path (rotation), and on
+//! SIGHUP. A named pipe is taken if it has a reader; a reader that does not read is a write that fails. After a
+//! failed sync the lines of that sync are written again, so they may stand there twice, with the same number.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};

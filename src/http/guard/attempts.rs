@@ -1,13 +1,14 @@
-//! How often wrong tokens may be tried.
+//! Limits on wrong tokens: by client network, by token, and overall.
 //!
-//! A token is 256 random bits, which nobody finds by trying; the limits bound the work and the noise of those who try. They count
-//! wrong tokens only, and look at a login before its body is read. No limit lets one client lock out another:
+//! It checks no tokens: `tokens.rs` does. A token is 256 random bits, which no client finds by trying; the limits
+//! bound the work and the noise of those who try. They count wrong tokens only, and apply to a login before its
+//! body is read. Begin at `Attempts::by`. No limit lets one client lock out another:
 //!
 //! - A right token in the header `authorization` is never limited.
 //! - A browser that has logged in has a cookie that says so, and its own limit wherever it comes from.
-//! - The limit over all sources holds only for sources that have lately tried a wrong token themselves.
+//! - The overall limit applies only to networks that have lately tried a wrong token themselves.
 //!
-//! One wrong token that is tried from many sources, such as one that was taken back, has a limit of its own.
+//! One wrong token that is tried from many networks, such as a revoked one, has a limit of its own.
 
 use std::fmt::Write as _;
 

@@ -1,7 +1,8 @@
-//! Proof that a form was made by a page of this server.
+//! Proof that a page of this server made a form.
 //!
-//! A page is given a value that follows from a cookie by a key that only this process knows. Whoever makes a browser send a
-//! form from elsewhere may make it send the cookie, and even set one, but not know what follows from it.
+//! A page carries a value that is derived from a cookie with a key that only this process knows. A page elsewhere
+//! can make the browser send a form with the cookie, and can even set one, but cannot derive the proof. It sets no
+//! cookies: `login.rs` does. Begin at `Csrf::of`.
 
 use std::sync::Arc;
 

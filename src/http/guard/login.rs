@@ -1,4 +1,6 @@
-//! `/login` and `/logout`: a token in, a cookie out.
+//! Serves `/login` and `/logout`: exchanges a token for a session cookie.
+//!
+//! It does not store sessions (`sessions.rs`). Begin at `enter`.
 
 use askama::Template;
 use axum::extract::{Request, State};

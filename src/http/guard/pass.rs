@@ -1,4 +1,12 @@
-//! The way of a request past the guard.
+//! Authorizes each request before its handler runs, in this order: host, identity, origin and role, CSRF proof,
+//! rate, audit policy, body.
+//!
+//! It does not know what a route does. Begin at [`pass`].
+//!
+//! Everything that the head of a request tells is checked before the first byte of the body is read; the body is
+//! read here and nowhere else (`body.rs`). A change that was asked for is in the audit even if no handler
+//! understood it: the request carries a mark that its line is written, so nonsense and a lacking role are recorded
+//! in one place, once each. A refusal is aggregated by client network (`audit/gathered.rs`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
-//! How often somebody may do something: a bucket each, within bounds.
+//! Holds token buckets by key within a bound on their number.
+//!
+//! Begin at `Rates::allow`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,6 @@
-//! What somebody may do.
+//! Defines the roles viewer, operator and admin, and `Need`, which a route requires.
+//!
+//! It does not assign roles to routes (`routes.rs`) or to tokens (`tokens.rs`). Begin at `Role`.
 
 use std::fmt;
 use std::str::FromStr;

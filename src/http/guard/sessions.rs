@@ -1,4 +1,6 @@
-//! Logins of browsers. The server knows them by the hashes of their ids, and forgets them when their time is up.
+//! Holds sessions of browsers by the hash of their id, until they expire.
+//!
+//! It does not read cookies (`pass.rs`). Begin at `Sessions::begin`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,8 +1,9 @@
-//! Tokens: who holds which role.
+//! Tokens: names, roles and hashes, from a file that is reloaded when it changes.
 //!
-//! A token is 256 random bits, so that nobody finds one by trying, however fast they can try. That is why its hash is a
-//! plain SHA-256: a slow hash protects passwords, which people choose, and would only cost time on every request here. The
-//! file has the hashes alone: whoever reads it learns no token. Hashes are compared in constant time.
+//! It limits nothing: `attempts.rs` does. A token is 256 random bits, so no client finds one by trying, however
+//! fast. Therefore its hash is a plain SHA-256: a slow hash protects passwords, which people choose, and would only
+//! cost time on every request. The file has the hashes alone, so reading it reveals no token. Hashes are compared
+//! in constant time. Begin at [`Tokens`], then [`Holder`].
 
 use std::fs::File;
 use std::io::{self, Write as _};

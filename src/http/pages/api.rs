@@ -1,4 +1,6 @@
-//! `GET /api`: what the REST API offers.
+//! Renders `GET /api` from the OpenAPI document.
+//!
+//! Begin at `show`.
 
 use askama::Template;
 use axum::Extension;

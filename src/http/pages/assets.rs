@@ -1,4 +1,6 @@
-//! The static files: compiled into the program, named by what they hold, kept by browsers for ever.
+//! Serves the embedded static files under names that contain their digest.
+//!
+//! Begin at `show`, then `address`.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,6 @@
-//! `GET /audit`: who did what, why, from where, and what came of it.
+//! Renders `GET /audit` with its filters.
+//!
+//! It does not read the audit file: the last lines are in memory. Begin at `show`.
 
 use askama::Template;
 use axum::extract::State;

@@ -1,4 +1,6 @@
-//! `GET /jobs/{job}/barriers`: who waits where for whom, and who is late as a habit.
+//! Renders the barriers of a job: in progress, recent, late tasks.
+//!
+//! `coordination::straggling` measures lateness. Begin at `show`.
 
 use std::collections::BTreeSet;
 

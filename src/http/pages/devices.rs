@@ -1,4 +1,6 @@
-//! `GET /jobs/{job}/devices`: this run's devices beside those of the run before: what moved.
+//! Renders the devices of a run beside those of the run before.
+//!
+//! `coordination::device_map` matches them. Begin at `show`.
 
 use askama::Template;
 use axum::extract::State;

@@ -1,4 +1,6 @@
-//! `/jobs/{job}/drain`: a coordinated save: the request and its status.
+//! Renders the drain page and handles its form.
+//!
+//! It does not carry out the drain (`http/drain.rs`). Begin at `show`, then `ask`.
 
 use askama::Template;
 use axum::extract::State;

@@ -1,4 +1,4 @@
-//! What every expression of every template goes through: HTML's escapes, and hidden characters spelled out.
+//! Escapes every expression of every template: HTML, and hidden characters spelled out.
 //!
 //! `askama.toml` names it, so that no template can leave it out but by `|safe`. A text that turns the direction of writing, or
 //! that differs from another by what nobody sees, is shown as what it is. Line breaks and tabs stay: values have them. What is

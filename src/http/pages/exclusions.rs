@@ -1,4 +1,6 @@
-//! `/jobs/{job}/exclusions`: who takes no part; taking a task or a host out, and letting it in again.
+//! Renders exclusions and their preview, and handles the forms.
+//!
+//! It does not carry them out (`http/exclusions.rs`). Begin at `show`, then `exclude`.
 
 use askama::Template;
 use axum::extract::State;

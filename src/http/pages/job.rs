@@ -1,4 +1,6 @@
-//! `GET /jobs/{job}`: a job at a glance.
+//! The page of one job.
+//!
+//! It computes neither the issues (`needs.rs`) nor the rows of the table (`table.rs`). Begin at `show`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,6 @@
-//! `/jobs/{job}/keys`: the store of the present run, a level at a time; and one value, decoded where its shape is known.
+//! Renders a level of the key tree, and one value decoded where its format is known.
+//!
+//! Begin at `show`, then `value`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
-//! Addresses of pages, and lists of tasks in few words.
+//! Builds addresses of pages and short lists of tasks.
+//!
+//! It does not encode HTML (`escape.rs`). Begin at `encoded`, then `ranges`.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 

@@ -1,10 +1,13 @@
-//! Pages that follow what changes: one stream of server-sent events for each.
+//! Live updates: one stream of server-sent events for each open page.
 //!
-//! For each job that somebody looks at (and for the overview) one *hub* looks at the state when an event says that it has
-//! changed, at most once in [`PACE`], and otherwise once in [`FRESHEN`], for heartbeats and progress, which are no
-//! events. All who look share what it saw, and the parts that were made of it. Each of them is sent the parts that
-//! are not what they have: a page says in its address which it has, by digest, so that it makes no difference
-//! whether it connects for the first time or again. A hub ends with the last who looks.
+//! It renders nothing: pages give their parts. Begin at `Which`, then `Hub`.
+//!
+//! One *hub* for each job that is being viewed, one for the overview and one for the audit take a new snapshot:
+//! when an event says that something changed, at most once in [`PACE`] (longer if a snapshot is costly), and
+//! otherwise once in [`FRESHEN`], for heartbeats and arrivals, which are no events. All viewers share the snapshot
+//! and the parts made of it; parts with forms are made for one viewer. A page says in its address which parts it
+//! has, by digest, and receives those that differ: whole the first time, later as a line patch. So a reconnecting
+//! page is no special case. A hub ends with its last viewer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

@@ -1,4 +1,6 @@
-//! How a task looks: one word, one shape and one colour for each of the ways in which it can stand.
+//! Maps a task to its state, word, shape and colour.
+//!
+//! It does not render (`grid.rs`, `table.rs`). Begin at `Look`.
 
 use std::fmt::Display;
 use std::time::Duration;

@@ -1,19 +1,27 @@
-//! The pages: what people see and do in a browser.
+//! The pages for people. A page is made of *parts* ([`part`]): pieces of HTML with an id and a digest.
 //!
-//! A page is made of *parts* ([`part`]): pieces of HTML with a name and a digest. Every page is whole without JavaScript:
-//! each view, filter and form is a plain address. With it, a page follows the same parts as they change ([`live`]).
+//! It holds no state but the hubs of [`live`]. Begin at [`router`], then `job.rs` as the example of a page.
 //!
-//! | file | |
+//! - Every page is complete without JavaScript: each view, filter and form is a plain address. With JavaScript a
+//!   page follows its parts as they change. Parts are sent as HTML, not as data, so the templates exist once and a
+//!   first load and an update cannot differ; the script changes the DOM and knows nothing of jobs.
+//! - A handler takes one [`Scene`](scene::Scene) of its job: the view, the open findings that hold in the same
+//!   state, the timeline, the status of each task.
+//! - A moment stands in a part as `<time>` with the moment itself; relative times are filled in last (`times.rs`).
+//!   So the digest of a part changes only when its content does.
+//! - A form calls the function that the REST handler calls.
+//! - The grid of a large job is one path for each status, with a rectangle for each run of equal neighbours, so its
+//!   size follows the number of problems and not of tasks.
+//!
+//! | file | what it holds |
 //! | --- | --- |
-//! | `shell.rs` | what every page is given, and how it is answered |
-//! | `part.rs`, `times.rs`, `look.rs`, `links.rs` | what pages are made of |
-//! | `escape.rs` | what every expression of a template goes through |
+//! | `shell.rs` | the frame of every page |
+//! | `part.rs`, `times.rs`, `look.rs`, `links.rs` | parts, times, the status of a task, addresses |
+//! | `escape.rs` | the escaping of every template expression |
 //! | `assets.rs` | the static files |
-//! | `scene.rs` | a job as its pages see it, made once for all who look |
+//! | `scene.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file a page |
-//! | `live.rs`, `patch.rs` | pages that follow what changes, and what they are sent |
-//!
-//! What a form does is what the REST API does: handlers call the same functions.
+//! | `live.rs`, `patch.rs` | live updates, and line patches between two versions of a part |
 
 mod api;
 mod assets;

@@ -1,4 +1,6 @@
-//! The issues of a job: what was found in it, and what its run says by itself.
+//! Computes the issues of a job from findings and from its run, in order of urgency.
+//!
+//! It does not detect (`findings`). Begin at `Need`.
 
 use askama::Template;
 

@@ -1,4 +1,6 @@
-//! `GET /`: every job, and the issues of all.
+//! Renders `GET /`: all jobs with their issues.
+//!
+//! It does not hold the fleet: it takes one snapshot a view. Begin at `Survey`, then `show`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! Parts of pages: pieces of HTML that are known by name, and by a digest of what they say.
+//! A part of a page: HTML with an id and a digest of its content.
+//!
+//! It compares no parts: `patch.rs` does. Begin at [`Part`].
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};

@@ -1,4 +1,6 @@
-//! What changed in a part, as whoever has its former text can be told: which lines to take over, and new ones.
+//! Computes the line difference between two versions of a fragment.
+//!
+//! It does not apply it: `muster.js` does. Begin at `patch`.
 
 use std::collections::HashMap;
 

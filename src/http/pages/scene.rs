@@ -1,4 +1,7 @@
-//! A job as its pages see it: looked at once, for all who look.
+//! The snapshot of one job that all viewers of its pages share.
+//!
+//! It renders nothing. Begin at [`Scene::see`], which copies the state once and checks the open findings against
+//! that very copy.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};

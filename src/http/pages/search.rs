@@ -1,4 +1,6 @@
-//! `GET /search`: jobs by name, tasks by number, hosts by address, in every job.
+//! Renders `GET /search` over jobs, tasks and hosts.
+//!
+//! It keeps no index: it reads each job once. Begin at `show`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,6 @@
-//! What every page is given, and how it is answered: one frame, errors as pages.
+//! Renders the frame of every page: navigation, role, CSRF proof, errors.
+//!
+//! Begin at `Page`.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -1,4 +1,6 @@
-//! The table of tasks: filtered, sorted, a page at a time, all by its address.
+//! Renders the table of tasks: filter, sort and page, all from the address.
+//!
+//! Begin at `Listing`, then `Table`.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;

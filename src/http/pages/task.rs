@@ -1,4 +1,6 @@
-//! `GET /jobs/{job}/tasks/{task}`: one task, its lives, its pulse, and what can be done about it.
+//! Renders one task: its lives, heartbeats, barriers, and the exclusion form.
+//!
+//! It does not exclude (`pages/exclusions.rs`). Begin at `show`.
 
 use std::net::IpAddr;
 use std::time::Duration;

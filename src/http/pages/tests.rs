@@ -1,5 +1,7 @@
-//! What pages say of jobs that live in virtual time: the state machine itself, findings looked for once a second, and the
-//! parts of pages that are made of both.
+//! Tests the texts of pages over jobs in virtual time: the state machine itself, the detectors, and the parts of
+//! pages made of both.
+//!
+//! It tests no HTTP (`tests/guard`, `tests/browser`). Begin at `Rig`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,4 +1,6 @@
-//! The timeline: what happened in a job, the first cause before what followed from it.
+//! Holds the timelines of jobs as an observer of the engine, and renders them with the first cause first.
+//!
+//! It does not store events (`engine` does). Begin at `Timelines`, then `show`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

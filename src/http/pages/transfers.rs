@@ -1,4 +1,6 @@
-//! `GET /transfers` and `GET /jobs/{job}/transfers`: the bytes that workers move, as they report it.
+//! Renders transfers of all jobs and of one: rates, pairs, reasons of failure.
+//!
+//! It does not aggregate (`reports::view`). Begin at `of_job`.
 
 use std::fmt::Write as _;
 use std::time::Duration;

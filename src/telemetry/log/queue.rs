@@ -1,7 +1,7 @@
-//! Lines on their way to stderr: a bounded queue, and the thread that writes it.
+//! The bounded queue of log lines, and the thread that writes it to stderr.
 //!
-//! A line never waits for the reader of stderr. While nobody reads, lines that find no room are dropped, and a line says how
-//! many once somebody reads again.
+//! A line never waits for the reader of stderr. While nothing reads, lines without room are dropped; when something
+//! reads again, a line says how many. Begin at [`Lines`].
 
 use std::collections::VecDeque;
 use std::fs::File;

@@ -1,7 +1,7 @@
-//! Every metric, once: its name, its type, its labels and what it says. Nothing is exported that is not in here.
+//! Declares every metric once: name, type, labels, help. No other metric is exported.
 //!
 //! The label for a job of Muster's is `muster_job`: Prometheus puts a label `job` of its own on everything that it
-//! scrapes, and would rename ours.
+//! scrapes, and would rename ours, so every query in a guide would be wrong.
 
 /// The type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

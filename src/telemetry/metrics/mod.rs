@@ -1,8 +1,8 @@
-//! Metrics for Prometheus: projections of the engine's effects, and of what is there when somebody asks.
+//! Metrics for Prometheus: projections of the engine's effects, and values that are read at the scrape.
 //!
-//! [`catalogue`] names and explains every metric. Counters of what happens in jobs are kept by the [`Tally`], which the
-//! engine tells of every effect. Everything else is read when it is asked for, out of
-//! [`JobObservation`]s and the figures that the engine and the wire edge keep anyway.
+//! [`catalogue`] names and explains every metric. The [`Tally`] counts events, which the engine tells it under its
+//! lock. Everything else is read when it is asked for, out of [`JobObservation`]s and the counters of the engine
+//! and the gRPC port. Begin at `Metrics`.
 
 pub mod catalogue;
 mod page;

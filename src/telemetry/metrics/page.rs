@@ -1,4 +1,6 @@
-//! One scrape: samples by metric, written in the text format.
+//! Writes samples in Prometheus' text format.
+//!
+//! It does not know what they mean (`catalogue.rs`). Begin at `Page`.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -89,9 +91,9 @@ impl Scrape {
         all: &[u64],
         sum: f64,
     ) {
-        let mut so_far = 0;
+        let mut so_far: u64 = 0;
         let buckets = bounded.map(|(bound, count)| {
-            so_far += count;
+            so_far = count.saturating_add(so_far);
             let mut bucket = proto::Bucket::default();
             bucket.set_upper_bound(bound);
             bucket.set_cumulative_count(so_far);
@@ -99,7 +101,7 @@ impl Scrape {
         });
         let mut histogram = proto::Histogram::default();
         histogram.set_bucket(buckets.collect());
-        histogram.set_sample_count(all.iter().sum());
+        histogram.set_sample_count(all.iter().copied().fold(0, u64::saturating_add));
         histogram.set_sample_sum(sum);
         let mut sample = write_labels(metric, labels);
         sample.set_histogram(histogram);
@@ -171,7 +173,20 @@ fn write_labels(metric: &'static Metric, values: &[&str]) -> proto::Metric {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::catalogue::{BARRIER_SKEW, RUNS};
+    use crate::telemetry::metrics::catalogue::{BARRIER_SKEW, RUNS, TRANSFER_STAGES};
+
+    #[test]
+    fn counts_that_workers_report_are_added_up_as_far_as_a_number_goes() {
+        let mut page = Scrape::default();
+        page.times(&TRANSFER_STAGES, &["a", "move"], &[1, u64::MAX, 1], u64::MAX);
+        let text = page.write(CATALOGUE);
+        for line in [
+            "muster_transfer_stage_seconds_bucket{muster_job=\"a\",stage=\"move\",le=\"0.0001\"} 18446744073709551615",
+            "muster_transfer_stage_seconds_count{muster_job=\"a\",stage=\"move\"} 18446744073709551615",
+        ] {
+            assert!(text.contains(line), "no {line} in:\n{text}");
+        }
+    }
 
     #[test]
     fn samples_are_written_in_the_text_format() {

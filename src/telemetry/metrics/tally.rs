@@ -1,4 +1,6 @@
-//! What is counted as it happens: a projection of the engine's effects.
+//! Counts changes of jobs as the engine reports them.
+//!
+//! It does not write samples by itself: `Metrics` asks for them. Begin at `Tally::event`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

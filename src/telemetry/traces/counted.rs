@@ -1,7 +1,9 @@
-//! What becomes of spans on their way: how many are left out, how many could not be sent, and a word about it in the log.
+//! Counts the spans that are dropped before the SDK's queue and after its exporter, and logs failures once a
+//! minute.
 //!
-//! The SDK writes a line for every batch that fails, which is one every few seconds for as long as a collector is away, and
-//! counts neither those nor the spans for which its queue has no room. So both are seen to here.
+//! The SDK drops spans without a number that can be read, and logs a line for every batch that fails; with a
+//! collector that is away for a night that fills the log. Its own log lines are compiled out. Begin at [`Counted`]
+//! and [`Sending`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,7 @@
-//! A span for each exclusion, made when it is over: by then it is known what it did, and what it is a part of.
+//! Makes the span of each exclusion when it ends: only then is it known what the exclusion did.
+//!
+//! The span is a child of the `traceparent` of the request, which becomes known after the event. Begin at
+//! [`Exclusions`].
 
 use std::collections::HashMap;
 use std::sync::Arc;

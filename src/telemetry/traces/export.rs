@@ -1,4 +1,6 @@
-//! How traces leave: by gRPC, or by HTTP over a small client of our own; in plain text, or by the TLS of the whole server.
+//! Sends spans by OTLP over gRPC or HTTP, with or without TLS.
+//!
+//! It does not queue: the SDK does. Begin at `exporter`.
 
 use std::fmt;
 use std::future::Future;

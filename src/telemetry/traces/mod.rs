@@ -1,13 +1,18 @@
-//! Traces for OpenTelemetry: a span for each call, each use of a barrier and each run. Off unless an endpoint is given.
+//! Traces for OpenTelemetry: a span for each call, each use of a barrier, each run and each exclusion. Off unless
+//! an endpoint is given.
 //!
-//! - A call is a child of what the caller's `traceparent` names, or else stands alone.
+//! It sends no spans: `export.rs` does. Begin at `Traces::start`.
+//!
+//! - A call is a child of the span that the caller's `traceparent` names, or else stands alone.
 //! - A use of a barrier is a child of its run, with an event for each arrival.
 //! - A run lasts from its opening to its end.
-//! - An exclusion lasts from the act to its end, with an event for each task that it took out and for the first registration
-//!   that it turned away. It is a child of what the `traceparent` of the request named, or else stands alone.
+//! - An exclusion lasts from the command to its end, with an event for each task that it took out and for the first
+//!   registration that it turned away. It is a child of the span that the `traceparent` of the request named, or
+//!   else stands alone.
 //!
-//! What the engine tells of is handed to a thread, so that nothing is put together under the engine's lock; what
-//! comes when very much is on its way already is left out and counted, as are spans that the collector did not take. Calls that come when tracing is off cost one look.
+//! The engine's events are handed to a thread, so nothing is assembled under the engine's lock. When the queue is
+//! full, spans are left out and counted, as are spans that the collector did not take. While tracing is off, a call
+//! costs one check.
 
 mod counted;
 mod exclusions;

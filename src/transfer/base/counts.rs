@@ -1,4 +1,4 @@
-//! What an engine counts beside its launches.
+//! The counters of an engine beside those of its launches.
 //!
 //! It holds counters only; metrics are made of them elsewhere. Begin at [`Counters`].
 

@@ -1,4 +1,4 @@
-//! Why a transfer cannot be prepared, and why one failed.
+//! The errors of a preparation and of a transfer.
 //!
 //! It says what failed and with which peer; it maps nothing to other protocols. Begin at [`TransferError`].
 

@@ -1,4 +1,4 @@
-//! Definition events: when a buffer's contents are there.
+//! Definition events: each completes when the contents of a buffer are there.
 //!
 //! It knows no buffer: events are completed by what fills one. Begin at [`Event::new`].
 

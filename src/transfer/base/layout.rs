@@ -1,4 +1,4 @@
-//! What a buffer holds, and a fingerprint of it that both sides of a transfer compare before a byte moves.
+//! The layout of a buffer, and its fingerprint, which both sides of a transfer compare before a byte moves.
 //!
 //! To the engine a buffer is bytes: it compares layouts and interprets none. Begin at [`Layout`].
 

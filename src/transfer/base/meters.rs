@@ -1,4 +1,4 @@
-//! What an engine measures of its launches: how they end, and where their time goes.
+//! The measurements of an engine's launches: how they end, and where their time goes.
 //!
 //! A few relaxed counters a launch, none a chunk; a lock only where a launch fails.
 

@@ -1,4 +1,4 @@
-//! Which addresses are one source, as limits count them.
+//! The client network of an address, by which limits count.
 //!
 //! It keeps no limits itself. Begin at [`source_network`].
 

@@ -1,4 +1,4 @@
-//! Locks whose holders do not leave things half done.
+//! Locks that ignore poisoning: their holders leave nothing half done.
 //!
 //! It waits for nothing but the lock. Begin at [`lock`].
 

@@ -1,6 +1,6 @@
-//! Ways for bytes between two processes.
+//! The transports between two processes.
 //!
-//! What a transport can do is in [`crate::io::wire`]. Begin at [`TransportKind`], by which bytes are counted, and
+//! Their capabilities are in [`crate::io::wire`]. Begin at [`TransportKind`], by which bytes are counted, and
 //! [`Choice`], by which programs ask for some.
 
 use std::fmt;

@@ -1,7 +1,9 @@
 //! Accepts wires from other engines: the handshake, and whether the dialler's connection or lane is admitted.
 //!
-//! All of it blocks, on threads of its own with time limits; nothing here touches the path of the bytes. What this side
-//! dials is in [`dial`](super::dial).
+//! All of it blocks, on threads of its own with time limits; it does not touch the path of the bytes. Dialling is
+//! in [`dial`](super::dial). Begin at `accept`, then `admit`: a hello for another incarnation, or from one that the
+//! membership does not have, is refused. If two engines dial each other, the connection of the lower task counts;
+//! otherwise both would end up with two connections, or none.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is checked of a request before anything is done for it.
+//! Checks a request before anything is done for it.
 //!
 //! It changes nothing, and reserves no memory: that is done by a launch. Begin at [`check`].
 

@@ -1,7 +1,9 @@
 //! The clique cache: the one place where connections are found, made, kept and dropped.
 //!
-//! A clique is a set of lives that share connections; for host memory it has two members, and its key is the two in
-//! order, so that both directions share it. A request for a clique that is being made waits for that making.
+//! A clique is a set of incarnations that share connections; for host memory it has two members, and its key is the
+//! two in order, so both directions share it. A request for a clique that is being made waits for that making. A
+//! clique has one connection: a new one ends the one that it replaces, because a launch on a connection that no
+//! request finds would wait for ever. Begin at [`Cliques`].
 
 use std::collections::HashMap;
 use std::sync::Arc;

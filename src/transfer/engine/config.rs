@@ -1,4 +1,4 @@
-//! How an engine is set up.
+//! The configuration of an engine.
 //!
 //! It checks nothing: values out of bounds are clamped by [`Engine::start`](super::handle::Engine::start). Begin at
 //! [`Config`].

@@ -1,4 +1,4 @@
-//! What dialling and accepting have in common: the wire before the hello, and the connection after it.
+//! The code that dialling and accepting share: the wire before the hello, and the connection after it.
 //!
 //! It decides nothing about peers: [`dial`](super::dial) and [`accept`](super::accept) do. Begin at [`open_connection`].
 

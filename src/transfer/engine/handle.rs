@@ -1,7 +1,9 @@
 //! The engine as programs hold it.
 //!
-//! It only puts things together; the work is done in the files beside it. Begin at [`Engine::start`] and
-//! [`Engine::transfer`].
+//! It only composes; the work is done in the files beside it. Begin at [`Engine::start`] and [`Engine::transfer`].
+//! Small transfers that shall leave together are launched as one ([`Engine::batch`]): one frame launches them, one
+//! system call reads many places of another process, and one wakeup serves the waiter. A launch of its own costs a
+//! launch, whatever it carries.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};

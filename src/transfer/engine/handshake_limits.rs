@@ -1,8 +1,10 @@
-//! The handshakes that an engine has in progress with diallers: bounded in number, in all and for each source.
+//! The handshakes that an engine has in progress with diallers: bounded in number, in all and for each client
+//! network.
 //!
-//! A handshake occupies a thread. When there are too many, the oldest one of the source that has the most is ended in
-//! favour of the new one, so that silent or slow diallers keep out neither other sources nor, for longer than they are
-//! renewed, their own. A dialler that has proven its identity is not ended.
+//! A handshake occupies a thread. When there are too many, the oldest one of the network that has the most is ended
+//! in favour of the new one, so silent or slow diallers keep out neither other networks nor, beyond their own
+//! renewal, their own. Refusing new ones would let silent diallers keep out everybody. A dialler that has proven
+//! its identity is not ended.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,6 +1,8 @@
-//! The thread that looks after limits: deadlines, stalls, silent peers.
+//! The thread that enforces limits: deadlines, stalls, silent peers.
 //!
-//! It sleeps until the first limit could be passed. Begin at [`EngineShared::keep`].
+//! It sleeps until the first limit could be passed. A peer for which a launch waits is pinged 32 times within the
+//! shortest stall limit, so its silence is detected to a part of that limit; by default that costs a frame a
+//! second. Begin at [`EngineShared::keep`].
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;

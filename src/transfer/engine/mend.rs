@@ -1,6 +1,9 @@
-//! Makes lost lanes anew, and finds out whether their peer is dead.
+//! Dials lost lanes again, and finds out whether their peer is dead.
 //!
-//! It makes no first lanes: that is done by [`dial`](super::dial). Begin at [`mend`].
+//! It makes no first lanes: [`dial`](super::dial) does. The side that dialled dials again; the other side checks
+//! whether the peer still listens. A peer at whose address nothing listens is dead: a killed process is detected in
+//! a moment, and a broken path is mended. A chunk lane that cannot be dialled is tried again and again while the
+//! connection goes on without it; without control frames a connection cannot go on. Begin at [`mend`].
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The engine: what programs call, and how connections are found, made and ended for them.
+//! The engine: the interface of programs, and how connections are found, made and ended for them.
 //!
 //! | file | what it has |
 //! | --- | --- |

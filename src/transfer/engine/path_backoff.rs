@@ -1,8 +1,9 @@
-//! Which best ways to which peers have failed: for a time the other ways are tried first.
+//! The preferred paths that have failed: for a minute the other paths to that incarnation are tried first.
 //!
-//! A Unix socket that cannot be dialled, or that is lost while it is in use, says nothing of TCP to the same peer. So for
-//! a time the other ways come first; the failed one is still tried, last. Then the better way is tried first again, by
-//! the next connection that is made: none that works is given up for it.
+//! A Unix socket that cannot be dialled, or that is lost while it is in use, says nothing of TCP to the same peer.
+//! The failed path stays in the list, last, so a wrong guess cuts off nobody. A connection that the peer dropped
+//! unused has not failed. After the minute the next connection tries the preferred path first again; no working
+//! connection is given up for it.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -1,6 +1,14 @@
-//! Prepared transfers: everything slow is done, launching only queues.
+//! Prepared transfers: everything slow is done, a launch only queues.
 //!
-//! It does not know how connections are made. Begin at [`Prepared::launch`].
+//! It does not know how connections are made. Begin at [`Prepared::launch`]. From the second launch on, the only
+//! system calls are those that move bytes and wake threads (`tests/transfer/calls.rs` observes every one).
+//!
+//! - A launch takes its number when it is requested, so the order of launches is the order of the calls on every
+//!   rank, whatever becomes ready first. Dependencies hold back its bytes, not its number.
+//! - A launch that is refused here still takes its number and is given up at the peer: the peer counts launches
+//!   too, and the sides would be one apart for ever.
+//! - The memory of a launch is reserved when all its dependencies have completed. Until then it belongs to the
+//!   transfer that defines it.
 
 use std::sync::Arc;
 use std::time::Duration;

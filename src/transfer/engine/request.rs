@@ -1,6 +1,8 @@
-//! Prepares requests: their connections are found or made, all at once, and what is asked for is defined at the peers.
+//! Prepares requests: finds or makes their connections, all at once, and defines the transfers at the peers.
 //!
-//! It makes no connection itself: the clique cache says whether [`dial`](super::dial) has to. Begin at [`prepare_then`].
+//! It makes no connection itself: the clique cache says whether [`dial`](super::dial) has to. A request that its
+//! caller has dropped makes no connection, and at most [`WAITERS_MAX`] requests wait for one. Begin at
+//! [`prepare_then`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::Ordering;

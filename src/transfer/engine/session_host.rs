@@ -1,4 +1,4 @@
-//! What connections ask of their engine.
+//! The interface of an engine to its connections.
 //!
 //! It passes every call on to the file that answers it.
 

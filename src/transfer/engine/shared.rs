@@ -1,4 +1,4 @@
-//! What the threads of an engine share: its tables, and how they wait for them.
+//! The state that the threads of an engine share: its tables, and how they wait for them.
 //!
 //! It decides nothing: connections are found, made and ended in the files beside it. Begin at [`EngineShared`].
 

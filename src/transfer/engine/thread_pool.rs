@@ -1,4 +1,4 @@
-//! Work that blocks, each piece on a thread of its own, as long as there are not too many: then it waits for one to end.
+//! A bounded pool of threads for blocking work: each piece runs on a thread of its own, or waits until one is free.
 //!
 //! It knows nothing of what the work is. Begin at [`ThreadPool::run`].
 

@@ -1,6 +1,8 @@
 //! A place in the order of a channel, taken before there is a connection.
 //!
-//! It launches nothing: a launch uses the number up. Begin at [`Ticket::take`].
+//! It launches nothing: a launch uses the number up. Requests made before there are connections would otherwise be
+//! matched in the order in which the connections come, which differs on the two sides. A ticket that is dropped
+//! unused gives its number back and tells the peer. Begin at [`Ticket::take`].
 
 use std::sync::Arc;
 

@@ -1,6 +1,18 @@
 //! The threads that fetch: a receiver copies from memory on the same host.
 //!
-//! They know a session by [`FetchHost`] only. Begin at [`Fetchers::fetch`].
+//! They know a session by [`FetchHost`] only. The receiver copies because it can then stop, and because the
+//! sender's arena can be sealed against writing by others. Sources are regions that the peer shared (mapped
+//! read-only), or addresses of the other process (`process_vm_readv`); if neither is allowed, the peer sends
+//! instead. Begin at [`Fetchers::fetch`].
+//!
+//! A side that ends a connection marks it in shared memory before it uses its sources for other things, and the
+//! receiver checks the mark after each step that it has copied ([`FetchHost::fetch_counts`]). Nothing can take
+//! memory back from another process that is reading it; so bytes that were read too late do not count, and neither
+//! side waits for the other.
+//!
+//! Fetches of shared memory above [`PAST_CACHES`] are copied past the caches. A plain copy reads what it
+//! overwrites, a third of all that it moves, and evicts what programs had in the caches; smaller ones are usually
+//! read again at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

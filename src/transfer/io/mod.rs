@@ -1,4 +1,4 @@
-//! What moves bytes: wires, lanes over them, rings of shared memory, and the threads that attend to them.
+//! The layer that moves bytes: wires, lanes over them, rings of shared memory, and the threads that serve them.
 //!
 //! It decides nothing: sessions say what is sent and where what came belongs. Begin at [`lane`] and [`wire`].
 

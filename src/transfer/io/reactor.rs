@@ -1,6 +1,7 @@
 //! The threads that wait for sockets: each lane belongs to one of them.
 //!
-//! A reactor knows lanes and bells, and no connection. Begin at [`Reactor::add`].
+//! A reactor knows lanes and bells, and no connection. A lane on which nothing can be sent is read to its end first
+//! (`Reactor::end_unwritable`), so the peer's last frames count. Begin at [`Reactor::add`].
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

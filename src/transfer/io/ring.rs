@@ -1,9 +1,9 @@
 //! Control frames between two processes of one host, without a system call while both are awake.
 //!
-//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. The reader
-//! that finds the ring empty says so before it sleeps, and how it is to be woken: the reactor by its bell, a thread
-//! that waits for a transfer by the very word. So the peer wakes a thread that waits, and no thread of this process
-//! does; and a frame that no launch waits for wakes nothing, and is found at the next look.
+//! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A reader
+//! that finds the ring empty announces its sleep and how it is to be woken: the reactor by its bell, a thread that
+//! waits for a transfer by that very word. So the peer wakes a waiting thread directly, and a frame that no launch
+//! waits for wakes nothing and is found at the next look. Begin at [`Inbox`] and [`Outbox`].
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -11,10 +11,10 @@
 //! | 64..72 | how many were ever read |
 //! | 128..132 | how the reader sleeps |
 //! | 192..196 | whether the writer waits for room |
-//! | 256..260 | whether its owner has taken back the memory that it shares |
+//! | 256..260 | whether its owner has revoked the memory that it shares |
 //! | 4096.. | the frames, each a header and its payload, in multiples of 64 bytes |
 //!
-//! Nothing in it is trusted: counters are checked, and a frame is copied before it is looked at.
+//! Nothing in it is trusted: counters are checked, and a frame is copied before it is read.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};

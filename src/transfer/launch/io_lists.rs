@@ -1,4 +1,4 @@
-//! What a prepared launch moves with one peer, and the views of its bytes.
+//! The spans that a prepared launch moves with one peer, and the views of their bytes.
 //!
 //! It reserves nothing: a launch does, before any guard is used. Begin at [`LaunchBytes`].
 #![allow(unsafe_code, reason = "makes views of bytes that a guard of the launch keeps from all others")]

@@ -1,4 +1,4 @@
-//! A launch's part with one peer: one group of the link, its limits, and the guards of its bytes.
+//! The part of a launch that concerns one peer: one group of the link, its limits, and the guards of its bytes.
 //!
 //! It does not know how bytes move. Begin at [`PeerLaunch`]; [`give_up`] is how every failure of this side reaches the
 //! peer.

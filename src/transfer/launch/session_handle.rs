@@ -1,4 +1,4 @@
-//! What a launch asks of the session that carries it.
+//! The interface of a launch to the session that carries it.
 //!
 //! It has no implementation here: sessions are above. Begin at [`SessionHandle`].
 

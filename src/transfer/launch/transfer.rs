@@ -1,4 +1,4 @@
-//! What a program holds of a launch.
+//! A launch as a program holds it.
 //!
 //! It only waits: outcomes are in [`outcome`](super::outcome). Begin at [`Transfer`].
 

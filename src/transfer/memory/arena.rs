@@ -1,6 +1,7 @@
 //! Arenas: shared memory that buffers are cut from.
 //!
-//! Which stretch is free is known by the [pool](super::pool). Begin at [`Arena::allocate`].
+//! The [pool](super::pool) knows which stretch is free. All pages are touched when an arena is made, because the
+//! first touch of a page costs more than a copy into it. Begin at [`Arena::allocate`].
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -1,6 +1,9 @@
 //! The bytes of one direction of a launch, as one stream.
 //!
-//! It guards nothing: callers answer for the bytes. Begin at [`SpanStream`].
+//! It guards nothing: callers answer for the bytes. Buffers that lie next to each other in memory are one piece,
+//! because small buffers are usually allocated one after the other: one vector entry, one copy and one checksum
+//! instead of one each. Begin at [`SpanStream`].
+
 #![allow(unsafe_code, reason = "passes on what its callers promise of the bytes")]
 
 use super::buffer::Span;

@@ -1,5 +1,5 @@
-//! Lists from outside: read only as far as they may go, so that no text makes more of itself in memory than it is
-//! long.
+//! Bounded lists from outside: they are read only as far as they may go, so no text takes more memory than its
+//! length.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,4 +1,4 @@
-//! What a plan moves, and the least that could be moved.
+//! The bytes that a plan moves, and the least that any plan could move.
 //!
 //! It times nothing. Begin at [`Cost`].
 

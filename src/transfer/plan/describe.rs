@@ -1,4 +1,4 @@
-//! What is asked for: arrays and how they are sharded, as JAX describes them.
+//! The input of a plan: arrays and how they are sharded, as JAX describes them.
 //!
 //! It plans nothing. Begin at [`ArrayDescription`].
 

@@ -1,9 +1,10 @@
 //! Plans as JSON.
 //!
-//! A plan in JSON tells everything: what it was made of, its steps, what it costs. Reading one trusts none of that.
-//! The plan is made again from its source, destination, placement and options, and everything else in the text must
-//! be what comes out. So a plan that was read is a plan that this program would have made, and a plan that is written
-//! and read is the same plan.
+//! The JSON of a plan holds its inputs, its steps and its cost. Reading trusts none of it: the plan is made again
+//! from source, destination, placement and options, and everything else in the text must be equal to the result. So
+//! a plan from outside cannot write where a plan of this program would not. Nothing that takes as long as the
+//! number of steps is done before the text was found long enough for them, so a short text cannot cause much work.
+//! A plan that is written and read is the same plan.
 
 use std::cell::Cell;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Why there is no plan.
+//! The errors of planning.
 
 use super::{DeviceId, Dtype, TaskId};
 

@@ -1,6 +1,6 @@
-//! Steps, worked out when they are looked at. Those of a region are worked out together.
+//! The steps of a plan, computed on demand. Those of one region are computed together.
 //!
-//! Which steps a region has is decided in `make.rs`. Begin at [`Plan::step`].
+//! `make.rs` decides which steps a region has. Begin at [`Plan::step`].
 
 use super::make::{Maker, Record};
 use super::staging::Rooms;

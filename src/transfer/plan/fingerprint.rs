@@ -1,5 +1,5 @@
-//! What identifies a layout, a plan and a step. All of it follows from the descriptions, so both sides of a transfer
-//! know it without asking.
+//! The fingerprints of a layout and of a plan, and the key of a step. All follow from the descriptions, so both
+//! sides of a transfer compute them without a message.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,6 +1,6 @@
 //! The devices that hold a tile, by host and task, and which of them is asked for which region of it.
 //!
-//! Which of them gives a region is decided by `turns.rs`. Begin at [`Holders`].
+//! `turns.rs` chooses the one that gives a region. Begin at [`Holders`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,19 +1,24 @@
 //! The rules that choose which device copies which region to which.
 //!
-//! Every tile of the source that reaches into a tile of the destination makes one *region*. All devices that
-//! shall hold the tile of the destination need that region. The rules, in this order, for each region:
+//! Every tile of the source that reaches into a tile of the destination makes one *region*, which all holders of
+//! the destination tile need. Begin at the rules, in this order, for each region:
 //!
 //! 1. a device that holds it already takes it from itself;
 //! 2. a task of which a device holds it takes it from that device;
 //! 3. a host of which a task holds it takes it from that task, once for each task that needs it;
 //! 4. any other host is fed once, by a host that holds it.
 //!
-//! Of several hosts, tasks or devices that hold it, the one gives whose turn it is.
+//! Each of these costs several times the one before.
 //!
-//! What came to one device of a task or host is copied on from there, by steps that come after it. All holders of a
-//! region together feed `fan_out` hosts (or, on their own host, tasks) for each of them; each that was fed feeds the next
-//! `fan_out`, as a tree. The first to be fed is another one for each region, so that neither what arrives nor what is
-//! copied on falls to the same devices.
+//! Of several hosts, tasks or devices that hold a region, the one gives whose turn it is (`turns.rs`): the network
+//! of a host is shared, and every other task would wait for a busy holder. The turn follows from the number of the
+//! choice, so no step has to be made to know another.
+//!
+//! What came to one device of a task or host is copied on from there, by later steps, so the fewest bytes cross
+//! hosts. All holders of a region together feed `fan_out` hosts (or, on their own host, tasks) for each of them;
+//! each that was fed feeds the next `fan_out`, as a tree. Otherwise a broadcast would take as long as one host
+//! needs to send everything; so `n` hosts are reached in about `log2(n)` rounds. The first recipient rotates with
+//! the region number, so neither what arrives nor what is copied on falls to the same devices.
 
 use super::Plan;
 use super::holders::{HostHolders, TaskHolders};

@@ -1,4 +1,4 @@
-//! Which task and which host owns a device.
+//! The task and the host that own each device.
 //!
 //! It does not find out which devices there are. Begin at [`Placement`].
 

@@ -1,9 +1,10 @@
 //! The regions of a plan, numbered by arithmetic.
 //!
-//! A *region* is what a tile of the source and a tile of the destination have in common. Regions are in rounds: in each,
-//! every tile of the destination that has not had all of its regions yet gets the next one, and neighbours get theirs
-//! from other tiles of the source. Nothing is kept of a region: which one has which number follows, both ways, from how
-//! many regions each tile has, and that from how each dimension is cut.
+//! A *region* is the intersection of a tile of the source with a tile of the destination. Regions are in rounds: in
+//! each, every tile of the destination that has not had all of its regions yet gets the next one, and neighbours
+//! get theirs from other tiles of the source. So a task that goes through its steps in order meets no device that
+//! all others send to or ask at once. Nothing is stored of a region: its number follows from how many regions each
+//! tile has, and that from how each dimension is cut.
 
 use std::cmp::Reverse;
 

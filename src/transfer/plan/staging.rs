@@ -1,11 +1,11 @@
-//! Room for what has to be packed on its way.
+//! Memory for regions that are packed on their way.
 //!
-//! A region that leaves its task in many short runs is packed into one stretch before it is sent, and unpacked where
-//! it arrives. Both need room. Each buffer for which that happens has a room as large as itself, and in it each region
-//! has a place: behind all that come before it in the row-major order of the grid into which the tiles of the other
-//! side cut the shard. So no two regions of a buffer meet in its room, and no step ever waits for room that a step on
-//! which it does not depend still holds: a plan cannot stop for want of room, whatever order its steps are done in. A
-//! region is packed once, however many it is sent to, and what is sent on leaves from where it arrived.
+//! A region that leaves its task in several runs of less than 4 KiB is packed into one stretch before it is sent,
+//! and unpacked where it arrives. Each buffer for which that happens has staging memory as large as itself, and in
+//! it each region has a place: behind all that come before it in the row-major order of the grid into which the
+//! tiles of the other side cut the shard. So no two regions of a buffer overlap there, and no step waits for memory
+//! that a step on which it does not depend still holds: no order of the steps can stop a plan. A region is packed
+//! once, however many recipients it has, and bytes that are passed on leave from where they arrived.
 
 use super::make::Record;
 use super::step::BufferRole;

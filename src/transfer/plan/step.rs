@@ -1,6 +1,6 @@
 //! One copy of a plan, with its regions and runs.
 //!
-//! Where it is staged is worked out in `staging.rs`. Begin at [`Step`].
+//! `staging.rs` computes where it is staged. Begin at [`Step`].
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
-//! The number of a choice, and whose turn it means.
+//! The number of a choice, and the holder whose turn it means.
 //!
-//! Which choices there are is counted in `turns.rs`. Begin at [`Turn::among`].
+//! `turns.rs` counts the choices. Begin at [`Turn::among`].
 
 use super::tiles::number;
 

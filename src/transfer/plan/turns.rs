@@ -1,4 +1,4 @@
-//! Whose turn it is to give a region that several hold.
+//! Chooses the giver of a region that several devices hold.
 //!
 //! It is not remembered which device gave what before. Instead the choices that all regions make are numbered: those of
 //! tiles that the same hosts hold one after the other, and of each tile in the order of its regions. `n` hosts take

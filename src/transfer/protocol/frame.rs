@@ -1,4 +1,4 @@
-//! What travels on a connection: a header of 64 bytes, then a payload. Little endian.
+//! The frames of a connection: a header of 64 bytes, then a payload. Little endian.
 //!
 //! | bytes | field |
 //! | --- | --- |

@@ -19,7 +19,7 @@
 //!
 //! What remains, as with every symmetric secret: a process that a dialler takes for its peer (it holds the peer's address,
 //! or can write the peer's entry) receives a proof, and can test guesses of the token against it without further contact.
-//! Each guess costs [`ITERATIONS`] hashes; a token of 128 random bits cannot be guessed. And a process between two engines
+//! Each guess costs `ITERATIONS` hashes (`proof.rs`); a token of 128 random bits cannot be guessed. And a process between two engines
 //! can pass their handshake on and then read and change what follows: TLS is what prevents that.
 //!
 //! Without a token on either side the proofs are empty.

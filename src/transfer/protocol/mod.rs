@@ -1,4 +1,4 @@
-//! What two engines say to each other, without IO.
+//! The protocol of two engines, without IO.
 //!
 //! It reads no socket and no clock. Begin at [`link`].
 

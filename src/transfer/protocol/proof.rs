@@ -1,6 +1,6 @@
 //! The proofs of a handshake: that a side knows the cluster token.
 //!
-//! What is said beside them is in [`hello`](super::hello). Begin at [`Transcript`].
+//! The messages that carry them are in [`hello`](super::hello). Begin at [`Transcript`].
 
 use std::num::NonZeroU32;
 

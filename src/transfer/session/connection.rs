@@ -1,8 +1,13 @@
-//! A connection: the link to one life of one peer, over its lanes.
+//! A connection: the link to one incarnation of one peer, over its lanes.
 //!
-//! It performs what the [`Link`] decides, and tells the link what the lanes and the fetching threads report. The link is
+//! It performs what the [`Link`] decides, and tells the link what lanes and fetching threads report. The link is
 //! behind one lock, held for table look-ups only: no system call and no copy happens under it. It does not know how
-//! connections are found and made; it knows its engine by [`SessionHost`] only.
+//! connections are found and made; it knows its engine by [`SessionHost`] only. Begin at [`Connection::launch`].
+//!
+//! A launch leaves at once while few launches are under way ([`LAUNCHES_AT_ONCE`]), or if its class is latency.
+//! Otherwise its frame leaves by the reactor with whatever else is queued by then, and frames that arrived with one
+//! system call are answered with one. A lone message is sent soon; among many, a system call each is most of their
+//! cost. No timer delays anything.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,6 +1,20 @@
-//! A connection's control frames by shared memory: the ring that it reads, and the one that it writes.
+//! A connection's control frames through shared memory: the ring that it reads, and the one that it writes.
 //!
 //! The ring itself is in [`crate::io::ring`]. Begin at `poll_ring_until`.
+//!
+//! - A thread that waits for a transfer polls the ring itself, so an arrival needs no change of threads. The
+//!   launching thread polls the ring until its own frames are queued (`poll_inline`): the peer may answer before
+//!   that, and the answer would wake a reactor for what this thread is about to do.
+//! - A frame wakes a sleeping thread only for what some launch waits for (`Urgency`): the arrival of sent bytes if
+//!   a launch waits for a send, and nothing for a peer that launched only to fetch. Waking costs more than the rest
+//!   of a small message. A launch that begins to wait for a send registers first and then reads the ring
+//!   (`add_send_waiter`), and a waiting thread reads the ring every 50 ms in any case, so nothing is missed.
+//! - A ring is offered before any frame of the peer is read. Behind the switch to the peer's ring the offer would
+//!   travel without its descriptors, and the peer would never have a ring. Frames that are queued behind the switch
+//!   go into the ring together with it, because no later event would put them there.
+//! - When the peer goes, its last frames are processed before the connection ends (`take_last_frames`): a peer that
+//!   takes the last transfer and exits has not failed it. The reading thread does so, else the thread that detects
+//!   the peer's end.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};

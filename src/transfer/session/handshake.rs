@@ -1,6 +1,6 @@
 //! The handshake on a fresh wire, as a dialler and as an acceptor.
 //!
-//! What is said, and why it is safe, is in [`crate::protocol::hello`]. Nothing here knows connections: begin at
+//! The messages, and why they are safe, are in [`crate::protocol::hello`]. Nothing here knows connections: begin at
 //! [`dial`] and [`accept`].
 
 use std::io::{Read, Write};

@@ -1,6 +1,14 @@
-//! What the lanes of a connection ask it and tell it, and what becomes of a connection that loses one.
+//! The interface of a connection to its lanes, and the consequences of a lost lane.
 //!
 //! Bytes are moved by [`crate::io::lane`]. Begin at [`Connection::add_lane`].
+//!
+//! - On the control lane no chunk precedes a control frame that was queued before it. A chunk that is held for its
+//!   `Go` would keep the lane from reading that very `Go`. On other lanes a chunk that overtakes the `Go` of its
+//!   group holds its lane, because a dropped chunk would never come again.
+//! - A damaged header or control frame, for which no chunk checksum helps, costs its lane; its contents are sent
+//!   again on another lane. A second one before the peer was heard again in order ends the connection.
+//! - Bytes are counted for the peer's task as they move, because a connection may live shorter than the time
+//!   between two scrapes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;

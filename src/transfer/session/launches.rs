@@ -1,4 +1,4 @@
-//! What launches and the threads that fetch ask of a connection.
+//! The interface of a connection to launches and to fetching threads.
 //!
 //! It decides nothing: it asks the link. Begin at the two traits that it implements.
 

@@ -1,13 +1,13 @@
-//! One connection to one life of one peer: its lanes, its ring, its launches and its end.
+//! One connection to one incarnation of one peer: its lanes, its ring, its launches and its end.
 //!
-//! | file | what it has |
+//! | file | what it holds |
 //! | --- | --- |
-//! | `connection.rs` | what a connection is, what the engine asks of it, and its end |
-//! | `lanes.rs` | what lanes ask and tell, and what becomes of a connection that loses one |
-//! | `launches.rs` | what launches and the threads that fetch ask |
+//! | `connection.rs` | the connection, its interface to the engine, and its end |
+//! | `lanes.rs` | its interface to lanes, and the consequences of a lost lane |
+//! | `launches.rs` | its interface to launches and to fetching threads |
 //! | `control_ring.rs` | control frames by shared memory, and threads that poll for them |
-//! | `spin_wait.rs` | how long such a thread looks before it sleeps |
-//! | `perform.rs` | what is done because the link says so, and how what there is to say leaves |
+//! | `spin_wait.rs` | how long such a thread polls before it sleeps |
+//! | `perform.rs` | the outputs of the link, performed; frames and chunks sent |
 //! | `handshake.rs` | the handshake of two engines, before there is a connection |
 
 pub mod connection;

@@ -1,6 +1,7 @@
-//! What a connection does because its link says so, and how what there is to say leaves.
+//! Performs the outputs of a connection's link, and sends queued frames and chunks.
 //!
-//! It decides nothing: the link does. Begin at `perform_output`.
+//! It decides nothing: the link does. The peer is told that all bytes of a group have arrived before any waiter
+//! here is told, because the waiting program may exit at once. Begin at `perform_output`.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,10 +1,10 @@
-//! How long a thread that waits for something small looks for it before it sleeps.
+//! Decides how long a thread that waits for a small transfer within the host polls before it sleeps.
 //!
-//! To wake a thread takes some microseconds where its processor is awake, and tens of them where the system, or the
-//! host of a virtual machine, has put it to sleep: more than everything else that a small message takes. So a thread
-//! that waits looks for about as long as a wake-up takes, and sleeps then. Where that was in vain several times in a
-//! row, it sleeps at once the next times: looking costs little where it does not help, and nothing where no thread
-//! waits.
+//! Waking a thread takes some microseconds if its processor is awake, and tens of them if the kernel or the host of
+//! a virtual machine has put it to sleep: more than the rest of a small message. So a waiting thread polls for
+//! about as long as a wake-up takes (50 us by default; `Config::spin`, `--spin`) and then sleeps. After three polls
+//! in a row without success it sleeps at once for a while. No thread polls that waits for nothing, for more than 64
+//! KiB, or on the only processor. Begin at [`SpinWait::until`].
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,6 @@
-//! The processes of the benchmark: they are told what to do, and each has so long to answer.
+//! Starts the processes of the benchmark and asks each within a time limit.
+//!
+//! Begin at `Children::ask`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,4 +1,6 @@
-//! What was measured, for people and for programs.
+//! Computes and formats the results of the benchmark.
+//!
+//! Begin at `Figures::new`.
 
 use std::fmt;
 

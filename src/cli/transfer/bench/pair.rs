@@ -1,4 +1,6 @@
-//! The conductor's side: the tasks, and what is measured with them.
+//! Conducts the processes of the benchmark through one measurement.
+//!
+//! It holds no engine (`peer.rs`). Begin at `Tasks::throughput`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

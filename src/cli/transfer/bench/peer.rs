@@ -1,4 +1,6 @@
-//! A task of the benchmark: a process with an engine that does what it is told.
+//! Implements one process of the benchmark: an engine that executes orders.
+//!
+//! It does not measure across processes (`pair.rs`). Begin at `run`, then `obey`.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::process::ExitCode;

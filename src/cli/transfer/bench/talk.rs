@@ -1,4 +1,6 @@
-//! What the conductor and its tasks say to each other: one line of JSON each.
+//! Defines the orders and replies of the benchmark, one line of JSON each.
+//!
+//! Begin at `Order`, `Answer`.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,13 +1,19 @@
-//! A plan carried out by engines: each task does its part, and needs to be told nothing by the others.
+//! A plan carried out by engines: each task does its part and needs no message from the others about the plan.
 //!
-//! All steps between two tasks that depend on nothing leave as one group; a step that passes on what came by another is
-//! a group of its own, launched at once in the order of the plan and held back until what it passes on is here. Both
-//! sides derive the same groups from the same plan; before them comes a handshake, a transfer without bytes
-//! that has the plan's layout, so that tasks that carry out different plans hear of that and not of keys.
+//! All steps between two tasks that depend on nothing leave as one group. A step that passes on received bytes is a
+//! group of its own, launched at once in the order of the plan and held back by an event that the arrival itself
+//! completes, so no thread takes part in it. Both sides derive the same groups from the same plan.
 //!
-//! What is one stretch of memory on a side is sent from, and received into, its place. What is not is packed into (or
-//! unpacked out of) a piece of staging memory of its own, so no step ever waits for another's. What is passed on leaves
-//! from the place where it arrived, as soon as it has: no thread has a hand in it.
+//! - Before the groups comes a handshake, a transfer without bytes that has the plan's layout (`plan_handshake`).
+//!   Keys differ with the plan, so only a transfer whose key is the same on both sides can tell that two tasks
+//!   carry out different plans.
+//! - Each peer is a request of its own, and the steps that follow a step start when it is done, in any order. A
+//!   peer that cannot be reached or comes late holds back only what depends on it.
+//! - A contiguous region is sent from, and received into, its place. Others are packed into (or unpacked out of)
+//!   staging memory of their own, so no step waits for another's memory.
+//! - A failed plan waits one stall limit at most: three quarters of it for the peers to confirm that nothing is
+//!   under way; then their connections end, and only threads of this task have to let go. So the caller is free in
+//!   a known time, with proof, even if a peer is stopped.
 
 mod copy;
 mod outcome;

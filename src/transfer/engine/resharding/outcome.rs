@@ -1,4 +1,4 @@
-//! What carrying out a plan takes, and how it ends.
+//! The inputs of a resharding, and its outcome.
 //!
 //! Begin at [`ShardBuffers`] and [`ReshardError`].
 

@@ -1,4 +1,4 @@
-//! A plan under way: what is launched when, and what follows an arrival.
+//! A resharding under way: when each group is launched, and which steps follow an arrival.
 //!
 //! It makes no plan and places no memory. Begin at [`Run::go`].
 

@@ -1,4 +1,4 @@
-//! What a lane is in the middle of receiving, and what it read ahead.
+//! The input state of a lane: the frame that it is receiving, and the bytes that it read ahead.
 //!
 //! It reads nothing itself: `receive.rs` does. Begin at [`Reading`].
 

@@ -1,4 +1,4 @@
-//! What a lane is in the middle of sending.
+//! The output state of a lane: the frame that it is sending.
 //!
 //! It sends nothing itself: `send.rs` does. Begin at [`Output`].
 

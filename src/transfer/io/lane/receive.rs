@@ -1,6 +1,7 @@
-//! The receiving half of a lane: headers, and what follows them straight into its place.
+//! The receiving half of a lane: headers, and the bytes after them straight into their place.
 //!
-//! What a frame means is decided by the session. Begin at [`Lane::pump_input`].
+//! The session decides what a frame means. Chunks carry checksums on wires that can break, if either side wants
+//! them: a sender cannot overrule a receiver that wants to be sure. Begin at [`Lane::pump_input`].
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

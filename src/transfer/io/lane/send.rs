@@ -1,6 +1,6 @@
 //! The sending half of a lane: control frames first, and chunks straight out of their buffers.
 //!
-//! Which frame or chunk is next is decided by the session. Begin at [`Lane::pump_output`].
+//! The session decides which frame or chunk is next. Begin at [`Lane::pump_output`].
 
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! What a lane is, what it asks of its session, and its end.
+//! A lane, its interface to its session, and its end.
 //!
 //! It moves no bytes: `send.rs` and `receive.rs` do. Begin at [`LaneHost`].
 

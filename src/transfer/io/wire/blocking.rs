@@ -1,6 +1,6 @@
-//! A wire on which a hello is said: it blocks, and all of it together has a time limit, however slowly it comes.
+//! A blocking wire for the handshake, with one time limit for all of it, however slowly it arrives.
 //!
-//! What is said on it is in [`crate::session::handshake`]. Begin at [`BlockingWire::new`].
+//! The handshake itself is in [`crate::session::handshake`]. Begin at [`BlockingWire::new`].
 
 use std::io::{self, Read, Write};
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! By what engines know one another under TLS: certificates that one authority has signed.
+//! The certificates by which engines know one another under TLS, signed by one authority. Only wires that leave the
+//! host are encrypted.
 //!
 //! Every engine is client and server, and shows the same certificate as both; it is checked in the same way on both sides,
 //! as a server's, for every engine listens. So a certificate that is for clients only does not do, and `server.pem` of

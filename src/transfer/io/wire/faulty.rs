@@ -1,6 +1,7 @@
-//! Wires on which things go wrong on purpose: for tests of what an engine makes of it.
+//! Wires with faults on purpose: for tests of what an engine makes of them.
 //!
-//! It exists with the feature `faults` only. Begin at [`Faults`].
+//! The wrapper works around any kind of wire, so the same fault is tried over every kind, at the very call that it
+//! should hit, without a second network in between. It exists with the feature `faults` only. Begin at [`Faults`].
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

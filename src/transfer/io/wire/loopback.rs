@@ -1,4 +1,5 @@
-//! Engines of one process: a dialler finds the listener in a table, and hands it one end of a pair of sockets.
+//! Wires between engines of one process: a dialler finds the listener in a table, and hands it one end of a pair of
+//! sockets.
 //!
 //! Nothing listens that another process could reach. Apart from that it is used as a network is: several lanes, checksums,
 //! lost lanes made anew. So tests of all that need no network, and programs that embed several engines no port.

@@ -1,22 +1,22 @@
 //! Wires: byte streams between two engines, and the ways to make them.
 //!
-//! | file | its reason to exist |
+//! A [lane](super::lane) sends and receives on a [`Wire`] and asks it for its capabilities (sharing memory,
+//! breaking); it knows no kind of wire. Only a wire knows when it is dry: wires do not block, a lane waits for
+//! their descriptor by edges, so a wire has to report exactly that nothing is left in it. That costs one virtual
+//! call a system call. To add a kind: a file here, and lines in the two tables of `select.rs`.
+//!
+//! | file | what it holds |
 //! | --- | --- |
-//! | `traits.rs` | what a wire, a listener, an endpoint and a transport are |
+//! | `traits.rs` | the traits of a wire, a listener, an endpoint and a transport |
 //! | `select.rs` | which transports an engine uses |
 //! | `blocking.rs` | a wire that blocks, with a time limit for all of it: for the hello |
-//! | `socket.rs` | what all wires over sockets share |
+//! | `socket.rs` | the code that all socket wires share |
 //! | `tcp.rs` | TCP connections |
 //! | `unix.rs` | Unix sockets of this host, which carry descriptors |
 //! | `loopback.rs` | engines of one process, without any listening socket |
-//! | `tls.rs` | around those that leave the host: TLS |
-//! | `certificates.rs` | by what engines know one another under TLS |
-//! | `faulty.rs` | around any of them: what goes wrong on purpose, for tests |
-//!
-//! A [lane](super::lane) sends and receives on a [`Wire`] and asks it what it can; it knows no kind of them. To add a kind:
-//! a file here, and lines in the two tables of `select.rs`.
-//!
-//! Wires do not block: what waits waits for their descriptor, by edges. So a wire has to be exact about when it is dry.
+//! | `tls.rs` | TLS, around wires that leave the host |
+//! | `certificates.rs` | the certificates by which engines know one another |
+//! | `faulty.rs` | a wrapper around any wire that makes faults, for tests |
 
 mod blocking;
 mod certificates;

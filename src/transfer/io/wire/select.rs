@@ -1,4 +1,4 @@
-//! Which transports an engine listens on and dials by, and what is put around their wires.
+//! The transports that an engine listens on and dials by, and the wrappers around their wires.
 //!
 //! It knows the kinds of wires, and nothing of how they work. Begin at [`listen`] and [`endpoints`].
 

@@ -1,4 +1,4 @@
-//! What all wires over sockets share.
+//! The code that all socket wires share.
 //!
 //! It makes no sockets. Begin at [`Socket`].
 

@@ -1,6 +1,9 @@
 //! TCP connections.
 //!
-//! Several of them carry the chunks of one connection; which one carries which is not decided here. Begin at [`Tcp`].
+//! Several of them carry the chunks of one connection; it is not decided here which one carries which. Lanes whose
+//! ends are on one host use cubic or reno in place of the system's choice: BBR schedules every segment by timers,
+//! which takes a third of the rate where nothing can be congested. Between hosts the system's choice stays; `muster
+//! doctor` reports it. Begin at [`Tcp`].
 
 use std::fmt;
 use std::io;

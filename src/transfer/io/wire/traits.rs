@@ -1,4 +1,4 @@
-//! What a wire is: the traits that every kind of wire implements, and what they speak of.
+//! The traits that every kind of wire implements, and their types.
 //!
 //! It implements none of them. Begin at [`Wire`].
 

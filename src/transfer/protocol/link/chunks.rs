@@ -1,6 +1,6 @@
 //! The two streams of a group: which chunks were sent by which lane, and which have landed.
 //!
-//! Which chunk is sent next is decided in `stream.rs`. Begin at [`Outbound`] and [`Inbound`].
+//! `stream.rs` decides which chunk is sent next. Begin at [`Outbound`] and [`Inbound`].
 
 /// No lane.
 pub const NONE: u16 = u16::MAX;

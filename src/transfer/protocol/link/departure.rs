@@ -1,4 +1,4 @@
-//! How a connection that is unused ends. Neither side ends it alone, so nothing is lost by it.
+//! The end of an unused connection. Neither side ends it alone, so no request is lost by it.
 //!
 //! ```text
 //!  asks ── Leave ──► asked                 asks: nothing is under way here, may it end?

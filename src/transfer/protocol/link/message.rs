@@ -1,4 +1,4 @@
-//! What goes into a link and comes out of it.
+//! The inputs and outputs of a link.
 //!
 //! It has no behaviour. Begin at [`Output`].
 
@@ -19,15 +19,15 @@ pub struct Violation(pub &'static str);
 pub enum Output<T> {
     /// Both sides have launched the same transfers.
     Matched(T),
-    /// All that is received in the group; call [`Link::received`] when it is in place.
+    /// All that is received in the group; call `Link::received` when it is in place.
     Inline(T, Vec<u8>),
-    /// What is received may be fetched, from the sources that the definition names; then call [`Link::received`], or
-    /// [`Link::push_instead`].
+    /// What is received may be fetched, from the sources that the definition names; then call `Link::received`, or
+    /// `Link::push_instead`.
     Fetch(T, Arc<Definition>),
     /// The peer has all that was sent; whether it has fetched it.
     Sent(T, bool),
     /// The peer gave the group up, for this reason, and nothing can land there any more. Let nothing land here either,
-    /// then call [`Link::quiesced`].
+    /// then call `Link::quiesced`.
     StoppedByPeer(T, String),
     /// Nothing can land at the peer any more.
     StopConfirmed(T),
@@ -35,7 +35,7 @@ pub enum Output<T> {
     Differ(T, Difference),
     /// Nothing more will be said of it.
     Over(T),
-    /// The peer has lost this lane: close it, let nothing land from it any more, then call [`Link::lane_closed`].
+    /// The peer has lost this lane: close it, let nothing land from it any more, then call `Link::lane_closed`.
     CloseLane(u16),
     /// A chunk came damaged for the second time: the group cannot be completed.
     Damaged(T, u32),
@@ -100,7 +100,7 @@ pub struct Launching<T> {
     pub source: bool,
     /// Whether what is received into may be written.
     pub destination: bool,
-    /// All that is sent, if it is small, defined, and [`Link::inlines`].
+    /// All that is sent, if it is small, defined, and `Link::inlines`.
     pub inline: Option<Vec<u8>>,
 }
 

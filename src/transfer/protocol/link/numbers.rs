@@ -1,6 +1,8 @@
-//! The numbers of launches between two lives.
+//! The numbers of launches between two incarnations.
 //!
-//! They outlive connections, so a link does not own them. Begin at [`Numbers::take`].
+//! They belong to the incarnations and outlive connections. If a connection broke between two launches and took the
+//! numbers with it, the sides would be one apart, and the next launch of the same prepared transfer would take the
+//! bytes of another. Begin at [`Numbers::take`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

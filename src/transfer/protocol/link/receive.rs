@@ -1,4 +1,4 @@
-//! What a link does when a control frame comes.
+//! Processes the control frames of the peer.
 //!
 //! Frames that are not control frames never come here. Begin at [`Link::receive`].
 

@@ -1,4 +1,4 @@
-//! Whose chunk is next: three classes, each with its share while all want to send.
+//! Chooses the group that sends the next chunk: three classes, each with its share while all want to send.
 //!
 //! It does not know what a chunk is. Begin at [`Schedule::next`].
 

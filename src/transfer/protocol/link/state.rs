@@ -1,6 +1,6 @@
 //! One side of a link: when a group begins, ends, or is given up.
 //!
-//! What a frame of the peer changes is in `receive.rs`. Begin at [`Link::launch`].
+//! `receive.rs` processes the frames of the peer. Begin at [`Link::launch`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

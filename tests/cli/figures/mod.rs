@@ -1,0 +1,147 @@
+//! Figures that several places show: pages, REST, the command line and metrics must say the same at one moment.
+//!
+//! Random tasks do random things to a job of a real server. When nothing moves any more, all four are read and compared,
+//! figure by figure; what REST says of single tasks is counted here once more. `FIGURES_SEEDS` asks for more programs,
+//! `FIGURES_SEED` for a certain one.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `programs.rs`, `reports.rs` | the random programs, and the reports of transfers in them |
+//! | `seen.rs` | reads all four places |
+//! | `jobs.rs`, `transfers.rs` | compares what they say of a job, and of its transfers |
+
+mod jobs;
+mod programs;
+mod reports;
+mod seen;
+mod transfers;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use self::programs::Program;
+use self::seen::Seen;
+use crate::process::wait_until;
+use crate::web::Server;
+
+/// How many programs a normal run makes.
+const SEEDS: u64 = 32;
+const STATES: [&str; 7] =
+    ["missing", "registering", "connected", "suspect", "disconnected", "failed", "excluded"];
+
+/// Compares what four places say of one figure.
+#[derive(Default)]
+struct Ledger {
+    compared: BTreeMap<&'static str, usize>,
+}
+
+impl Ledger {
+    #[track_caller]
+    fn same<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        figure: &'static str,
+        said: &[(&str, T)],
+        why: &Why<'_>,
+    ) {
+        assert!(said.len() > 1, "{figure} is said once");
+        let differ = said.windows(2).any(|two| two[0].1 != two[1].1);
+        assert!(!differ, "{figure}: {said:?}\n{why}");
+        *self.compared.entry(figure).or_default() += 1;
+    }
+}
+
+/// What is shown if a figure differs.
+struct Why<'a>(&'a Program<'a>, &'a Seen);
+
+impl std::fmt::Display for Why<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self(program, seen) = self;
+        write!(
+            f,
+            "{}: {}\n{}\n{:#}\n{:#?}",
+            program.job,
+            program.done.join("; "),
+            seen.status,
+            seen.rest["run"],
+            seen.transfers
+        )
+    }
+}
+
+#[test]
+fn pages_rest_the_command_line_and_metrics_say_the_same() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seeds = match number("FIGURES_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("FIGURES_SEEDS").unwrap_or(SEEDS),
+    };
+    let many = seeds.end - seeds.start >= SEEDS;
+    let server = Server::start(&["--tasks", "1", "--log", "error"]);
+    let runtime = Runtime::new().expect("a runtime");
+    let mut ledger = Ledger::default();
+    let mut seen_states = BTreeMap::<&str, usize>::new();
+    let mut seen_reports = BTreeMap::<&str, u64>::new();
+    for seed in seeds {
+        let mut program = Program::new(&server, &runtime, seed);
+        program.play();
+        let seen = Seen::all(&program);
+        if std::env::var_os("FIGURES_SHOW").is_some() {
+            println!("{}\n{}", program.done.join("; "), seen.status);
+        }
+        jobs::compare(&program, &seen, &mut ledger);
+        transfers::compare(&program, &seen, &mut ledger);
+        let (transfers, tasks) = (&seen.transfers.summary, &seen.task_transfers.tasks);
+        for (kind, count) in [
+            ("tasks that report", transfers.reporting as u64),
+            ("stale tasks", transfers.stale as u64),
+            ("repeated reports", transfers.repeated),
+            ("refused reports", transfers.refused),
+            ("tasks of several lives", tasks.iter().filter(|task| task.lives > 1).count() as u64),
+            ("absurd amounts", tasks.iter().filter(|task| task.registered_bytes == u64::MAX).count() as u64),
+            ("failures", transfers.failures.len() as u64),
+            ("events of failures", seen.transfer_events.len() as u64),
+            ("clocks", transfers.clock.iter().count() as u64),
+        ] {
+            *seen_reports.entry(kind).or_default() += count;
+        }
+        for state in STATES {
+            *seen_states.entry(state).or_default() +=
+                seen.rest["run"]["counts"][state].as_u64().unwrap_or(0) as usize;
+        }
+        program.delete();
+    }
+    if many {
+        // It is no comparison if all of it is nothing: every state was seen, and every figure compared.
+        assert!(seen_states.values().all(|count| *count > 0), "{seen_states:?}");
+        assert!(seen_reports.values().all(|count| *count > 0), "{seen_reports:?}");
+        assert!(ledger.compared.len() >= 70, "{}: {:?}", ledger.compared.len(), ledger.compared);
+        assert!(ledger.compared.contains_key("length of an ended run"), "{:?}", ledger.compared);
+    }
+}
+
+#[test]
+fn rates_of_transfers_are_the_same_wherever_they_are_shown() {
+    let server = Server::start(&["--tasks", "1", "--log", "error"]);
+    let runtime = Runtime::new().expect("a runtime");
+    let mut ledger = Ledger::default();
+    let mut program = Program::new(&server, &runtime, 1);
+    program.absurd = false;
+    let tasks = program.tasks;
+    (0..tasks).for_each(|task| program.register(task));
+    wait_until("the run has begun", || program.get("")["run"]["state"] == "running");
+    // A rate is known when ten seconds of the clock have been reported.
+    wait_until("a rate is known, and a clock is off", || {
+        (0..tasks).for_each(|task| program.report(task));
+        program.hear_answers();
+        std::thread::sleep(Duration::from_millis(400));
+        let clock_off = program.get("/findings")["open"].to_string().contains("worker-clock-off");
+        clock_off && program.get("/transfers")["rate"].as_u64() > Some(0)
+    });
+    let seen = Seen::all(&program);
+    transfers::compare(&program, &seen, &mut ledger);
+    for figure in ["rate of all tasks", "steps of throughput", "furthest clock of a finding"] {
+        assert!(ledger.compared.contains_key(figure), "{figure} is not compared: {:?}", ledger.compared);
+    }
+}

@@ -1,0 +1,343 @@
+//! Random things that random tasks do to a job.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster::proto::muster::v1::TransferReport;
+use muster::proto::muster::v1::transfers_client::TransfersClient;
+use muster::proto::xla::coordination as wire;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+use tonic::transport::{Channel, Endpoint};
+use wire::coordination_service_client::CoordinationServiceClient;
+
+use super::reports::advance;
+use crate::process::wait_until;
+use crate::web::Server;
+
+/// One task's process.
+struct Process {
+    channel: Channel,
+    incarnation: u64,
+    service: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    /// Its last report of transfers.
+    report: TransferReport,
+    /// Its calls end with it.
+    calls: Vec<tokio::task::AbortHandle>,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.calls.iter().for_each(tokio::task::AbortHandle::abort);
+    }
+}
+
+/// A job, and the processes of its tasks.
+pub struct Program<'a> {
+    pub server: &'a Server,
+    runtime: &'a Runtime,
+    pub job: String,
+    settings: Value,
+    pub tasks: i32,
+    random: fastrand::Rng,
+    processes: BTreeMap<i32, Process>,
+    lives: u64,
+    /// Some programs have no task that reports transfers.
+    reports: bool,
+    /// Some reports are absurd.
+    pub absurd: bool,
+    /// The reports that are not answered yet; the others, and whether the server accepted them.
+    under_way: Vec<JoinHandle<(TransferReport, bool)>>,
+    pub answered: Vec<(TransferReport, bool)>,
+    /// How many of the answered ones were for an earlier job of this name.
+    pub of_deleted: usize,
+    pub done: Vec<String>,
+}
+
+impl<'a> Program<'a> {
+    pub fn new(server: &'a Server, runtime: &'a Runtime, seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let job = format!("job{seed}");
+        // A large job now and then: it is shown in other ways.
+        let tasks = if random.u8(..5) == 0 { 40 } else { random.i32(2..6) };
+        let grace = ["0s", "10m"][random.usize(..2)];
+        let settings = json!({
+            "tasks": tasks,
+            "recoverable": random.bool(),
+            "disconnect_grace": grace,
+            "bounds": {"keys": 8},
+        });
+        let reports = random.u8(..6) > 0;
+        let done = vec![settings.to_string()];
+        let program = Self {
+            server,
+            runtime,
+            job,
+            settings,
+            tasks,
+            random,
+            processes: BTreeMap::new(),
+            lives: 0,
+            reports,
+            absurd: true,
+            under_way: Vec::new(),
+            answered: Vec::new(),
+            of_deleted: 0,
+            done,
+        };
+        program.create();
+        program
+    }
+
+    fn create(&self) {
+        let body = json!({"name": self.job, "settings": self.settings, "reason": "r"}).to_string();
+        assert_eq!(self.server.send("POST", "/api/v1/jobs", &body).status, 201);
+    }
+
+    /// Deletes the job: nothing shows it any more.
+    pub fn delete(&self) {
+        assert_eq!(self.server.send("DELETE", &self.path("?force=true&reason=r"), "").status, 204);
+        assert_eq!(self.server.get(&self.path("/transfers")).status, 404);
+        for (place, text) in ["/metrics", "/transfers"].map(|place| (place, self.server.get(place).body)) {
+            assert!(!text.contains(&self.label()), "{place} shows a deleted job\n{}", self.done.join("; "));
+            assert!(!text.contains(&format!("/jobs/{}/", self.job)), "{place} leads to a deleted job");
+        }
+    }
+
+    /// The job's name as a label of metrics.
+    pub fn label(&self) -> String {
+        format!("muster_job=\"{}\"", self.job)
+    }
+
+    pub fn path(&self, rest: &str) -> String {
+        format!("/api/v1/jobs/{}{rest}", self.job)
+    }
+
+    pub fn get(&self, rest: &str) -> Value {
+        let answer = self.server.get(&self.path(rest));
+        assert_eq!(answer.status, 200, "{rest}: {answer:?}");
+        answer.json()
+    }
+
+    /// A new process of a task, which registers.
+    pub fn register(&mut self, task: i32) {
+        self.lives += 1;
+        let origin = format!("http://{}.test", self.job).parse().expect("an authority");
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.server.grpc)).expect("an address");
+        let entered = self.runtime.enter();
+        let channel = endpoint.origin(origin).connect_lazy();
+        drop(entered);
+        let process = Process {
+            channel,
+            incarnation: 1000 + self.lives,
+            service: Default::default(),
+            report: TransferReport {
+                task: task.unsigned_abs(),
+                incarnation: 1000 + self.lives,
+                ..TransferReport::default()
+            },
+            calls: Vec::new(),
+        };
+        let (incarnation, service) = (process.incarnation, std::sync::Arc::clone(&process.service));
+        self.processes.insert(task, process);
+        self.call(task, move |mut client, _| async move {
+            let request = wire::RegisterTaskRequest { incarnation, source_task_id: task };
+            if let Ok(answer) = client.register_task(request).await {
+                let incarnation = answer.into_inner().service_incarnation;
+                service.store(incarnation, std::sync::atomic::Ordering::SeqCst);
+            }
+        });
+    }
+
+    /// Begins a call of a task's process, whatever comes of it.
+    fn call<F: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        task: i32,
+        ask: impl FnOnce(CoordinationServiceClient<Channel>, Option<wire::Incarnations>) -> F,
+    ) {
+        let Some(process) = self.processes.get_mut(&task) else { return };
+        let claim = wire::Incarnations {
+            task_id: 0,
+            task_incarnation: process.incarnation,
+            service_incarnation: process.service.load(std::sync::atomic::Ordering::SeqCst),
+        };
+        let call = ask(CoordinationServiceClient::new(process.channel.clone()), Some(claim));
+        process.calls.push(self.runtime.spawn(call).abort_handle());
+    }
+
+    fn barrier(&mut self, task: i32, id: &'static str, members: Vec<i32>) {
+        self.call(task, move |mut client, incarnations| async move {
+            let request = wire::BarrierRequest {
+                incarnations,
+                barrier_id: id.into(),
+                barrier_timeout_in_ms: 3_600_000,
+                task_ids: members,
+                source_task_id: task,
+                counter: 0,
+            };
+            let _ = client.barrier(request).await;
+        });
+    }
+
+    /// Does something.
+    fn step(&mut self) {
+        let task = self.random.i32(0..self.tasks);
+        let choice = self.random.u8(..100);
+        let what = match choice {
+            0..20 => {
+                self.register(task);
+                "registers"
+            }
+            20..40 => {
+                let id = ["step", "save", "odd/\u{202e}name"][self.random.usize(..3)];
+                self.barrier(task, id, Vec::new());
+                "comes to a barrier"
+            }
+            40..52 => {
+                let set: Vec<i32> = (0..self.tasks).filter(|_| self.random.u8(..4) > 0).collect();
+                self.call(task, |mut client, incarnations| async move {
+                    let request =
+                        wire::GetAliveTasksRequest { incarnations, requesting_task_id: task, task_ids: set };
+                    let _ = client.get_alive_tasks(request).await;
+                });
+                "asks who lives"
+            }
+            52..66 => {
+                let key = format!("dir{}/key{}", self.random.u8(..3), self.random.u8(..4));
+                let value = vec![b'v'; self.random.usize(..3000)];
+                self.call(task, |mut client, incarnations| async move {
+                    let kv = Some(wire::KeyValueEntry { key, value: value.into() });
+                    let request = wire::InsertKeyValueRequest { incarnations, kv, allow_overwrite: true };
+                    let _ = client.insert_key_value(request).await;
+                });
+                "writes a key"
+            }
+            66..72 => {
+                self.call(task, |mut client, incarnations| async move {
+                    let request = wire::GetKeyValueRequest { incarnations, key: "nobody/writes".into() };
+                    let _ = client.get_key_value(request).await;
+                });
+                "waits for a key"
+            }
+            72..80 => {
+                self.processes.remove(&task);
+                "is gone"
+            }
+            80..88 => {
+                let body = json!({"task": task, "reason": "r", "end_run": true}).to_string();
+                self.server.send("POST", &self.path("/exclusions"), &body);
+                "is excluded"
+            }
+            88..92 => {
+                let first = self.get("/exclusions")["exclusions"][0]["id"].as_u64();
+                if let Some(id) = first {
+                    self.server.send("DELETE", &self.path(&format!("/exclusions/{id}?reason=r")), "");
+                }
+                "is readmitted, or another"
+            }
+            92..96 => {
+                self.call(task, |mut client, incarnations| async move {
+                    let request = wire::ReportErrorToServiceRequest {
+                        incarnations,
+                        source_task_id: task,
+                        error_code: 13,
+                        error_message: "out of memory".into(),
+                    };
+                    let _ = client.report_error_to_service(request).await;
+                });
+                "reports an error"
+            }
+            _ => {
+                self.call(task, |mut client, incarnations| async move {
+                    let request = wire::ShutdownTaskRequest { incarnations, source_task_id: task };
+                    let _ = client.shutdown_task(request).await;
+                });
+                "shuts down"
+            }
+        };
+        self.done.push(format!("task {task} {what}"));
+        // Registrations and ends take effect before what comes of them; now and then they meet.
+        if choice < 20 || self.random.bool() {
+            std::thread::sleep(Duration::from_millis(self.random.u64(1..6)));
+        }
+    }
+
+    pub fn play(&mut self) {
+        // All come, or most: jobs in which nobody is are soon told.
+        let late = self.random.i32(0..self.tasks * 2);
+        for task in (0..self.tasks).filter(|task| *task != late) {
+            self.register(task);
+        }
+        if late >= self.tasks {
+            wait_until("the run has begun", || self.get("")["run"]["state"] == "running");
+            let reporting = if self.reports { self.tasks } else { 0 };
+            for task in 0..reporting {
+                self.report(task);
+            }
+        }
+        for _ in 0..self.random.usize(6..30) {
+            match self.random.u8(..100) {
+                0..45 if self.reports => self.report_anything(),
+                97.. => self.delete_and_create(),
+                _ => self.step(),
+            }
+        }
+        self.hear_answers();
+    }
+
+    /// The job is deleted, and another one has its name; the processes of its tasks do not know.
+    fn delete_and_create(&mut self) {
+        self.hear_answers();
+        self.of_deleted = self.answered.len();
+        self.done.push("the job is deleted, and created again".into());
+        self.delete();
+        self.create();
+    }
+
+    /// A task sends its next report, or one that it or another sent before.
+    fn report_anything(&mut self) {
+        let task = self.random.i32(0..self.tasks);
+        if self.random.u8(..4) > 0 || self.answered.is_empty() {
+            return self.report(task);
+        }
+        let (old, _) = &self.answered[self.random.usize(..self.answered.len())];
+        let old = old.clone();
+        self.done.push(format!("task {task} sends report {} of task {} again", old.sequence, old.task));
+        self.send(task, old);
+    }
+
+    /// A task sends its next report.
+    pub fn report(&mut self, task: i32) {
+        let Some(process) = self.processes.get_mut(&task) else { return };
+        let absurd = self.absurd && self.random.u8(..12) == 0;
+        advance(&mut process.report, self.tasks.unsigned_abs(), &mut self.random, absurd);
+        let report = process.report.clone();
+        self.done.push(format!("task {task} sends its report {}", report.sequence));
+        self.send(task, report);
+    }
+
+    /// Sends a report by the connection of a task; later than others that are sent after it, now and then.
+    fn send(&mut self, task: i32, report: TransferReport) {
+        let Some(process) = self.processes.get(&task) else { return };
+        let mut client = TransfersClient::new(process.channel.clone());
+        let wait = self.random.bool();
+        let late = Duration::from_millis(if wait { 0 } else { self.random.u64(..6) });
+        let call = self.runtime.spawn(async move {
+            tokio::time::sleep(late).await;
+            let accepted = client.report(report.clone()).await.is_ok();
+            (report, accepted)
+        });
+        self.under_way.push(call);
+        if wait {
+            self.hear_answers();
+        }
+    }
+
+    /// Waits until every report is answered.
+    pub fn hear_answers(&mut self) {
+        for call in self.under_way.drain(..) {
+            self.answered.push(self.runtime.block_on(call).expect("it ends"));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Random reports of transfers, as the engine of one life of a task would send them.
+
+use muster::proto::muster::v1::{
+    AbortTotals, CliqueCache, ClockReading, Connection, DurationTimes, EngineTotals, Failure, InFlight,
+    OutcomeTotals, PairTotals, StageTimes, TransferReport,
+};
+
+/// Two of them are unknown to the server, and count as one.
+const TRANSPORTS: [&str; 6] = ["shm", "pvm", "unix", "tcp", "rdma", "quic"];
+const OUTCOMES: [&str; 6] = ["completed", "completed", "stalled", "peer_dead", "deadline", "unheard-of"];
+const STAGES: [&str; 7] = ["prepare", "dependencies", "match", "move", "quiesce", "connect", "unheard-of"];
+const SIZES: [&str; 4] = ["4KiB", "64KiB", "more", "unheard-of"];
+/// Some are equally far from the server's clock, some are not known to differ from it.
+const CLOCKS: [(i64, u64); 6] =
+    [(2_000_000, 300), (-2_000_000, 300), (1500, 40), (-700, 2000), (0, 0), (5_000_000_000, 1_500_000)];
+
+/// Where the amounts of one report come from: now and then from a worker that counts nonsense.
+struct Amounts<'a> {
+    random: &'a mut fastrand::Rng,
+    absurd: bool,
+}
+
+impl Amounts<'_> {
+    fn next(&mut self) -> u64 {
+        if self.absurd && self.random.u8(..4) == 0 {
+            return u64::MAX;
+        }
+        let bits = self.random.u32(1..36);
+        self.random.u64(..1 << bits)
+    }
+
+    fn small(&mut self) -> u32 {
+        if self.absurd { u32::MAX } else { self.random.u32(..40) }
+    }
+
+    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.random.usize(..all.len())]
+    }
+
+    fn raise(&mut self, counter: &mut u64) {
+        *counter = counter.saturating_add(self.next());
+    }
+
+    fn raise_times(&mut self, counts: &mut Vec<u64>, sum_us: &mut u64) {
+        // More counts than there are classes, too.
+        let at = self.random.usize(..17);
+        if counts.len() <= at {
+            counts.resize(at + 1, 0);
+        }
+        self.raise(&mut counts[at]);
+        self.raise(sum_us);
+    }
+}
+
+/// The row of a list that `is` it; a new one if there is none.
+fn row<T>(rows: &mut Vec<T>, is: impl Fn(&T) -> bool, new: T) -> &mut T {
+    let at = rows.iter().position(is).unwrap_or_else(|| {
+        rows.push(new);
+        rows.len() - 1
+    });
+    &mut rows[at]
+}
+
+/// Makes the next report of a life out of its last one: counters rise, the rest is anything.
+///
+/// An absurd report counts as much as its numbers hold.
+pub fn advance(report: &mut TransferReport, tasks: u32, random: &mut fastrand::Rng, absurd: bool) {
+    report.sequence += random.u64(1..4);
+    let mut amounts = Amounts { random, absurd };
+    for _ in 0..amounts.random.usize(..4) {
+        let (peer, transport) = (amounts.random.u32(..tasks), amounts.pick(&TRANSPORTS));
+        let new = PairTotals { peer, transport: transport.into(), ..PairTotals::default() };
+        let pair = row(&mut report.pairs, |row| row.peer == peer && row.transport == transport, new);
+        amounts.raise(&mut pair.sent_bytes);
+        if amounts.random.bool() {
+            amounts.raise(&mut pair.received_bytes);
+        }
+    }
+    for _ in 0..amounts.random.usize(..3) {
+        let outcome = amounts.pick(&OUTCOMES);
+        let new = OutcomeTotals { outcome: outcome.into(), launches: 0 };
+        let ended = row(&mut report.outcomes, |row| row.outcome == outcome, new);
+        ended.launches = ended.launches.saturating_add(amounts.small().into());
+    }
+    if amounts.random.bool() {
+        let (stage, transport) = (amounts.pick(&STAGES), amounts.pick(&TRANSPORTS));
+        let new = StageTimes { stage: stage.into(), ..StageTimes::default() };
+        let times = row(&mut report.stages, |row| row.stage == stage, new);
+        amounts.raise_times(&mut times.counts, &mut times.sum_us);
+        let size = amounts.pick(&SIZES);
+        let new = DurationTimes {
+            transport: transport.into(),
+            size_class: size.into(),
+            ..DurationTimes::default()
+        };
+        let is = |row: &DurationTimes| row.transport == transport && row.size_class == size;
+        let times = row(&mut report.durations, is, new);
+        // A row without a single launch may be reported, too.
+        if amounts.random.u8(..4) > 0 {
+            amounts.raise_times(&mut times.counts, &mut times.sum_us);
+        }
+    }
+    if amounts.random.u8(..3) == 0 {
+        let reason = amounts.pick(&OUTCOMES[2..]);
+        let new = AbortTotals { reason: reason.into(), connections: 0 };
+        amounts.raise(&mut row(&mut report.aborts, |row| row.reason == reason, new).connections);
+    }
+    let cache = report.cliques.get_or_insert_with(CliqueCache::default);
+    cache.size = amounts.next();
+    for counter in [&mut cache.hits, &mut cache.misses, &mut cache.evictions] {
+        amounts.raise(counter);
+    }
+    let engine = report.totals.get_or_insert_with(EngineTotals::default);
+    engine.registered_bytes = amounts.next();
+    for counter in [
+        &mut engine.fenced_frames,
+        &mut engine.damaged_chunks,
+        &mut engine.lanes_lost,
+        &mut engine.lanes_made,
+        &mut engine.fetch_fallbacks,
+    ] {
+        amounts.raise(counter);
+    }
+    report.connections.clear();
+    for _ in 0..amounts.random.usize(..4) {
+        let (peer, transport) = (amounts.random.u32(..tasks), amounts.pick(&TRANSPORTS));
+        let (lanes, launches) = (amounts.small(), amounts.small());
+        let transport = transport.to_owned();
+        report.connections.push(Connection { peer, peer_incarnation: 7, transport, lanes, launches });
+    }
+    let [latency_bytes, normal_bytes, bulk_bytes] = [(); 3].map(|()| amounts.next());
+    report.in_flight = Some(InFlight { latency_bytes, normal_bytes, bulk_bytes });
+    if amounts.random.bool() {
+        let (ahead_us, within_us) = if absurd { (i64::MIN, 0) } else { amounts.pick(&CLOCKS) };
+        report.clock = Some(ClockReading { ahead_us, within_us });
+    }
+    report.failures.clear();
+    for _ in 0..amounts.random.usize(..4).saturating_sub(1) {
+        let (peer, reason) = (amounts.random.u32(..tasks), amounts.pick(&OUTCOMES[2..]).to_owned());
+        // When it says nothing, and when its clock is wrong.
+        let at = amounts.pick(&[0, 1, u64::MAX]);
+        let text = format!("made up with {peer}");
+        report.failures.push(Failure { at, peer, reason, text });
+    }
+}

@@ -1,0 +1,247 @@
+//! What pages, REST, the command line and metrics show of a job at one moment, and how it is read.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster::http::{TaskTransfersPage, TransfersPage};
+use serde_json::Value;
+
+use super::programs::Program;
+use crate::process::{muster, run};
+
+/// How often all is read until nothing moved meanwhile.
+const LOOKS: usize = 200;
+/// Of how many tasks the own pages are read.
+const TASK_PAGES: usize = 5;
+
+/// What is seen of a job at one moment, everywhere.
+pub struct Seen {
+    pub rest: Value,
+    pub summary: Value,
+    pub runs: Value,
+    pub live: Value,
+    pub keys: Value,
+    pub exclusions: Value,
+    pub findings: Value,
+    pub newest_event: u64,
+    pub metrics: String,
+    pub status: String,
+    pub list: String,
+    pub job_page: String,
+    pub barriers_page: String,
+    pub keys_page: String,
+    pub exclusions_page: String,
+    pub overview: String,
+    pub transfers: TransfersPage,
+    pub task_transfers: TaskTransfersPage,
+    /// How many tasks REST gives if asked for those with failures, and for stale ones.
+    pub filtered: [usize; 2],
+    /// The pairs of one task: in REST, and on the page.
+    pub of_task: (i32, TransfersPage, String),
+    pub transfer_events: Vec<Value>,
+    pub transfer_events_listed: String,
+    pub transfers_page: String,
+    pub fleet_page: String,
+    pub timeline_page: String,
+    pub task_pages: BTreeMap<i32, String>,
+}
+
+impl Seen {
+    pub fn all(program: &Program<'_>) -> Self {
+        let server = program.server;
+        let said = |arguments: &[&str]| {
+            let ended = run(muster(arguments).args(["--server", &server.url()]));
+            assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{arguments:?}");
+            ended.out
+        };
+        let page = |rest: &str| server.get(&format!("/jobs/{}{rest}", program.job)).body;
+        let mut last = String::new();
+        for _ in 0..LOOKS {
+            let before = unmoving(program);
+            let jobs = server.get("/api/v1/jobs?limit=1000").json();
+            let summary =
+                jobs["jobs"].as_array().into_iter().flatten().find(|one| one["name"] == *program.job);
+            let reported = task_transfers(program, "");
+            let shown =
+                reported.tasks.iter().map(|one| one.task.0).take(TASK_PAGES).chain([program.tasks - 1]);
+            let one = reported.tasks.last().map_or(0, |last| last.task.0);
+            let of_one = format!("/transfers?task={one}");
+            let seen = Self {
+                rest: program.get(""),
+                summary: summary.expect("the job is listed").clone(),
+                runs: program.get("/runs"),
+                live: program.get("/live"),
+                keys: program.get("/keys?recursive=true&limit=1000"),
+                exclusions: program.get("/exclusions"),
+                findings: program.get("/findings"),
+                newest_event: newest_event(program),
+                metrics: server.get("/metrics").body,
+                status: said(&["status", "--job", &program.job]),
+                list: said(&["job", "list"]),
+                job_page: page(""),
+                barriers_page: page("/barriers"),
+                keys_page: page("/keys"),
+                exclusions_page: page("/exclusions"),
+                overview: server.get("/").body,
+                transfers: transfers(program, "?seconds=600"),
+                filtered: ["failed", "stale"].map(|filter| task_transfers(program, filter).tasks.len()),
+                of_task: (one, transfers(program, &format!("?task={one}")), page(&of_one)),
+                transfer_events: match &program.get("/events?kind=transfer-failed&limit=1000")["events"] {
+                    Value::Array(events) => events.clone(),
+                    other => panic!("{other} is no list"),
+                },
+                transfer_events_listed: said(&[
+                    "events",
+                    "--job",
+                    &program.job,
+                    "--kind",
+                    "transfer-failed",
+                    "--json",
+                ]),
+                transfers_page: page("/transfers"),
+                fleet_page: server.get("/transfers").body,
+                timeline_page: page("/timeline"),
+                task_pages: shown.map(|task| (task, page(&format!("/tasks/{task}")))).collect(),
+                task_transfers: reported,
+            };
+            let after = unmoving(program);
+            if before == after {
+                return seen;
+            }
+            last = format!("{before:?}\n{after:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("it never stands still: {last}");
+    }
+
+    /// The samples of a metric of a job with these labels, in the order of the page.
+    pub fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Vec<f64> {
+        let wanted = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| {
+                rest.starts_with(['{', ' '])
+                    && labels.iter().all(|(label, value)| rest.contains(&format!("{label}=\"{value}\"")))
+            })
+        };
+        let value = |line: &str| line.rsplit(' ').next().and_then(|value| value.parse().ok());
+        self.metrics.lines().filter(wanted).map(|line| value(line).expect("a number")).collect()
+    }
+
+    /// The one sample of a metric with these labels.
+    pub fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        match self.samples(name, labels)[..] {
+            [sample] => sample,
+            [] => panic!("no {name} {labels:?}"),
+            _ => panic!("{name} {labels:?} is there twice"),
+        }
+    }
+}
+
+/// What of a job does not change while nothing moves.
+fn unmoving(program: &Program<'_>) -> [Value; 5] {
+    let views = ["", "/findings", "/transfers?seconds=600", "/transfers/tasks"].map(|rest| {
+        let mut view = program.get(rest);
+        view["seen_at"] = Value::Null;
+        view
+    });
+    let [job, findings, transfers, tasks] = views;
+    [job, findings, transfers, tasks, newest_event(program).into()]
+}
+
+fn transfers(program: &Program<'_>, query: &str) -> TransfersPage {
+    serde_json::from_value(program.get(&format!("/transfers{query}"))).expect("a page of transfers")
+}
+
+/// The tasks that report, or those of them that a filter lets through.
+fn task_transfers(program: &Program<'_>, filter: &str) -> TaskTransfersPage {
+    let query = if filter.is_empty() { String::new() } else { format!("?{filter}=true") };
+    serde_json::from_value(program.get(&format!("/transfers/tasks{query}"))).expect("a page of tasks")
+}
+
+/// The number of the last event of all.
+fn newest_event(program: &Program<'_>) -> u64 {
+    let of_job = |job| {
+        let page = program.server.get(&format!("/api/v1/jobs/{job}/events?newest=true&limit=1")).json();
+        page["events"][0]["number"].as_u64().expect("an event")
+    };
+    of_job("default").max(of_job(&program.job))
+}
+
+/// The first number after `mark`, with its thousands parted or not.
+pub fn number_after(text: &str, mark: &str) -> Option<u64> {
+    let (_, rest) = text.split_once(mark)?;
+    let digits = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '\u{202f}');
+    digits.filter(char::is_ascii_digit).collect::<String>().parse().ok()
+}
+
+/// What stands between two marks, each time.
+pub fn between<'a>(text: &'a str, begin: &str, end: &str) -> std::vec::IntoIter<&'a str> {
+    let inner = |rest: &'a str| rest.split_once(end).map_or(rest, |(inner, _)| inner);
+    text.split(begin).skip(1).map(inner).collect::<Vec<_>>().into_iter()
+}
+
+/// The section of a page of this name, if it has one.
+pub fn section<'a>(page: &'a str, name: &str) -> &'a str {
+    between(page, &format!("<section aria-labelledby=\"{name}-title\""), "</section>")
+        .next()
+        .unwrap_or_default()
+}
+
+/// The text of a part of a page.
+pub fn text(html: &str) -> String {
+    let mut pieces = html.split('<');
+    let first = pieces.next().unwrap_or_default();
+    let rest = pieces.map(|piece| piece.split_once('>').map_or("", |(_, text)| text));
+    let all: String = std::iter::once(first).chain(rest).collect();
+    all.split([' ', '\n']).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+}
+
+/// The rows of the tables in a part of a page, by the heads of their columns.
+pub fn rows(html: &str) -> Vec<BTreeMap<String, String>> {
+    let cells = |row: &str| -> Vec<String> {
+        let row = row.replace("<th", "<td").replace("</th>", "</td>");
+        let inner = |cell: &str| cell.split_once('>').map_or_else(String::new, |(_, inner)| text(inner));
+        between(&row, "<td", "</td>").map(inner).collect()
+    };
+    let tables = between(html, "<table", "</table>").map(|table| {
+        let mut rows = between(table, "<tr", "</tr>").map(cells);
+        let heads = rows.next().unwrap_or_default();
+        rows.map(|row| heads.iter().cloned().zip(row).collect()).collect::<Vec<_>>()
+    });
+    tables.flatten().collect()
+}
+
+/// What the lists of terms in a part of a page say, by term.
+pub fn terms(html: &str) -> BTreeMap<String, String> {
+    let all = between(html, "<div><dt>", "</div>").filter_map(|entry| entry.split_once("</dt>"));
+    all.map(|(term, says)| (text(term), text(says))).collect()
+}
+
+/// The numbers in a text, with their units.
+pub fn figures(text: &str) -> Vec<String> {
+    const UNITS: [&str; 18] = [
+        "B", "KiB", "MiB", "GiB", "TiB", "PiB", "B/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s", "PiB/s", "µs",
+        "ms", "s", "min", "h", "d",
+    ];
+    let mut found: Vec<String> = Vec::new();
+    let mut after_number = false;
+    for word in text.split(' ').map(|word| word.trim_matches([',', ';', ':', '(', ')'])) {
+        let is_number = word.starts_with(|c: char| c.is_ascii_digit());
+        match found.last_mut() {
+            _ if is_number => found.push(word.to_owned()),
+            Some(last) if after_number && UNITS.contains(&word) => last.push_str(word),
+            _ => {}
+        }
+        after_number = is_number;
+    }
+    found
+}
+
+/// A number with its thousands parted, as pages show it.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let first = digits.len() % 3;
+    let (head, tail) = digits.split_at(first);
+    let mut groups: Vec<&str> = if head.is_empty() { Vec::new() } else { vec![head] };
+    groups.extend((0..tail.len()).step_by(3).map(|at| &tail[at..at + 3]));
+    groups.join("\u{202f}")
+}

@@ -1,0 +1,218 @@
+//! The figures of a job's transfers: in sum, of each task and of each pair.
+
+mod failures;
+mod parts;
+mod sums;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+
+use muster::coordination::TaskId;
+use muster::proto::muster::v1::TransferReport;
+use muster::reports::{
+    ClockReading, LinksView, PairView, ReportedTransport, TaskTransfers, TotalsView, TransferOutcome,
+    TransfersView,
+};
+use muster::text::{bytes, format_micros};
+use serde_json::Value;
+
+use super::programs::Program;
+use super::seen::{Seen, between, figures, grouped, rows, section, terms, text};
+use super::{Ledger, Why};
+
+/// How many pairs and tasks a page lists.
+const LISTED: usize = 40;
+/// Up to how many tasks a page has a table of all with all.
+const MATRIX: usize = 16;
+/// How many of the newest failures for a reason a page tells of.
+const NEWEST: usize = 3;
+
+struct Comparison<'a> {
+    program: &'a Program<'a>,
+    seen: &'a Seen,
+    view: &'a TransfersView,
+    tasks: &'a [TaskTransfers],
+    /// What the page of transfers says in sum, by term.
+    sums: BTreeMap<String, String>,
+    /// The line of the job among all jobs whose tasks report.
+    line: BTreeMap<String, String>,
+    ledger: &'a mut Ledger,
+}
+
+/// Compares what all places say of the transfers of a job.
+pub fn compare(program: &Program<'_>, seen: &Seen, ledger: &mut Ledger) {
+    let (view, tasks) = (&seen.transfers.summary, &*seen.task_transfers.tasks);
+    let line = rows(&seen.fleet_page).into_iter().find(|row| row["Job"] == program.job);
+    if tasks.is_empty() {
+        let why = Why(program, seen);
+        assert_eq!((view.reporting, view.stale, line), (0, 0, None), "{why}");
+        assert!(text(&seen.transfers_page).contains("reports transfers."), "{why}");
+        let shown = |line: &&str| line.starts_with("muster_transfer_") && line.contains(&program.label());
+        assert_eq!(seen.metrics.lines().find(shown), None, "{why}");
+        return;
+    }
+    let sums = terms(section(&seen.transfers_page, "moves"));
+    let line = line.expect("a line of the job");
+    let mut all = Comparison { program, seen, view, tasks, sums, line, ledger };
+    all.compare_reports();
+    all.compare_totals();
+    all.compare_gauges();
+    all.compare_times();
+    all.compare_clocks();
+    all.compare_failures();
+    all.compare_events();
+    all.compare_tasks();
+    all.compare_task_pages();
+    all.compare_pairs();
+    all.compare_rates();
+    all.compare_with_what_was_reported();
+}
+
+fn sum(all: impl IntoIterator<Item = u64>) -> u64 {
+    all.into_iter().fold(0, u64::saturating_add)
+}
+
+/// The figures in several texts.
+fn expect<const COUNT: usize>(texts: [String; COUNT]) -> Vec<String> {
+    texts.iter().flat_map(|text| figures(text)).collect()
+}
+
+/// Bytes by one transport: sent, received.
+fn moved(totals: &TotalsView, transport: ReportedTransport) -> [u64; 2] {
+    let of = totals.bytes.iter().find(|of| of.transport == transport);
+    of.map_or([0; 2], |of| [of.sent, of.received])
+}
+
+fn moved_in_all(totals: &TotalsView) -> [u64; 2] {
+    [0, 1].map(|way: usize| sum(ReportedTransport::ALL.map(|transport| moved(totals, transport)[way])))
+}
+
+fn ended(totals: &TotalsView, outcome: TransferOutcome) -> u64 {
+    sum(totals.launches.iter().filter(|of| of.outcome == outcome).map(|of| of.launches))
+}
+
+/// Launches: completed, failed.
+fn launches(totals: &TotalsView) -> [u64; 2] {
+    let failed = TransferOutcome::all().filter(|outcome| *outcome != TransferOutcome::COMPLETED);
+    [ended(totals, TransferOutcome::COMPLETED), sum(failed.map(|outcome| ended(totals, outcome)))]
+}
+
+/// Connections, lanes, and launches under way, by one transport.
+fn held(links: &[LinksView], transport: ReportedTransport) -> [u64; 3] {
+    let of = links.iter().find(|of| of.transport == transport);
+    of.map_or([0; 3], |of| [of.connections, of.lanes, of.launches])
+}
+
+fn held_in_all(links: &[LinksView]) -> [u64; 3] {
+    [0, 1, 2].map(|which: usize| sum(ReportedTransport::ALL.map(|transport| held(links, transport)[which])))
+}
+
+/// Bytes of a pair: sent, received, and the more of both.
+fn moved_by(pair: &PairView) -> [u64; 3] {
+    let (sent, received) = (pair.sent.unwrap_or(0), pair.received.unwrap_or(0));
+    [sent, received, sent.max(received)]
+}
+
+impl Comparison<'_> {
+    fn same<T: PartialEq + Debug>(&mut self, figure: &'static str, said: &[(&str, T)]) {
+        self.ledger.same(figure, said, &Why(self.program, self.seen));
+    }
+
+    fn samples(&self, name: &str, labels: &[(&str, &str)]) -> Vec<f64> {
+        let mut all = vec![("muster_job", self.program.job.as_str())];
+        all.extend(labels);
+        self.seen.samples(&format!("muster_transfer_{name}"), &all)
+    }
+
+    fn metric(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        match self.samples(name, labels)[..] {
+            [sample] => sample as u64,
+            ref other => panic!("{name} {labels:?}: {other:?}\n{}", Why(self.program, self.seen)),
+        }
+    }
+
+    fn in_sum(&self, of: impl Fn(&TaskTransfers) -> u64) -> u64 {
+        sum(self.tasks.iter().map(of))
+    }
+
+    fn page(&self, term: &str) -> Vec<String> {
+        let says = self.sums.get(term).unwrap_or_else(|| panic!("no {term} in {:?}", self.sums));
+        figures(says)
+    }
+
+    fn compare_reports(&mut self) {
+        let (view, stale) = (self.view, self.tasks.iter().filter(|task| task.stale).count());
+        let reporting = self.tasks.len() - stale;
+        let mut shown = vec![grouped(view.reporting as u64), grouped(view.tasks as u64)];
+        let among_all: Vec<String> = figures(&self.line["Tasks that report"]);
+        self.same("tasks of transfers", &[("REST", shown.clone()), ("page of all jobs", among_all)]);
+        if view.stale > 0 {
+            shown.push(grouped(view.stale as u64));
+        }
+        let page = self.page("Tasks that report");
+        self.same("tasks of transfers", &[("REST", shown), ("page", page)]);
+        let metric = self.metric("reporting_tasks", &[]) as usize;
+        self.same(
+            "tasks that report transfers",
+            &[("REST", view.reporting), ("REST tasks", reporting), ("metrics", metric)],
+        );
+        let filtered = self.seen.filtered[1];
+        self.same(
+            "tasks that stopped reporting",
+            &[("REST", view.stale), ("REST tasks", stale), ("REST stale tasks", filtered)],
+        );
+        for (result, count) in [("taken", view.taken), ("repeated", view.repeated), ("refused", view.refused)]
+        {
+            let metric = self.metric("reports_total", &[("result", result)]);
+            self.same("reports of transfers", &[("REST", count), ("metrics", metric)]);
+        }
+    }
+
+    fn compare_with_what_was_reported(&mut self) {
+        if self.view.run.0 != 1 {
+            return;
+        }
+        let answered = &self.program.answered[self.program.of_deleted..];
+        let accepted: Vec<&TransferReport> =
+            answered.iter().filter(|(_, accepted)| *accepted).map(|(report, _)| report).collect();
+        let (taken, count) = (self.view.taken + self.view.repeated, accepted.len() as u64);
+        self.same("reports that were accepted", &[("REST", taken), ("workers", count)]);
+        let mut last = BTreeMap::<(u32, u64), &TransferReport>::new();
+        for report in accepted {
+            let newest = last.entry((report.task, report.incarnation)).or_insert(report);
+            if report.sequence > newest.sequence {
+                *newest = report;
+            }
+        }
+        let said = |of: fn(&TransferReport, ReportedTransport) -> u64, transport| {
+            sum(last.values().map(|report| of(report, transport)))
+        };
+        for transport in ReportedTransport::ALL {
+            let sent = said(|report, transport| bytes_of(report, transport)[0], transport);
+            let received = said(|report, transport| bytes_of(report, transport)[1], transport);
+            let in_rest = moved(&self.view.totals, transport);
+            self.same("bytes that were reported", &[("REST", in_rest), ("workers", [sent, received])]);
+        }
+        for outcome in TransferOutcome::all() {
+            let ended_so = last.values().flat_map(|report| &report.outcomes);
+            let ended_so =
+                ended_so.filter(|row| TransferOutcome::of(&row.outcome) == outcome).map(|row| row.launches);
+            let (reported, in_rest) = (sum(ended_so), ended(&self.view.totals, outcome));
+            self.same("launches that were reported", &[("REST", in_rest), ("workers", reported)]);
+        }
+        let lives = |task: &TaskTransfers| {
+            last.keys().filter(|(id, _)| TaskId(id.cast_signed()) == task.task).count()
+        };
+        for task in self.tasks {
+            let said = [("REST", task.lives as usize), ("workers", lives(task))];
+            self.same("lives that reported", &said);
+        }
+    }
+}
+
+/// The bytes in a report by one transport: sent, received.
+fn bytes_of(report: &TransferReport, transport: ReportedTransport) -> [u64; 2] {
+    let by_this = report.pairs.iter().filter(|row| ReportedTransport::of(&row.transport) == transport);
+    let both = by_this.map(|row| [row.sent_bytes, row.received_bytes]);
+    both.fold([0; 2], |[sent, received], [s, r]| [sent.saturating_add(s), received.saturating_add(r)])
+}

@@ -1,0 +1,60 @@
+//! Tests that cannot run on this machine.
+//!
+//! A test fails if something that it needs is missing, except for what [`Lacking`] names. Each skipped test is a line of the
+//! file that `MUSTER_SKIPS` names; `tests/run` and `.ci/run` count these lines at their end.
+
+#![allow(dead_code, reason = "every target uses its own part of it")]
+
+use std::io::Write as _;
+
+/// What a machine may lack.
+#[derive(Debug, Clone, Copy)]
+pub enum Lacking<'a> {
+    /// The kernel, or the sandbox that the tests run in, refuses something. No installation helps.
+    KernelFeature(&'a str),
+    /// Something that can be installed is missing. A developer may do without it; in CI (`MUSTER_CI`) the test fails.
+    Installation(&'a str),
+}
+
+impl Lacking<'_> {
+    /// Returns why a test may be skipped, or why it may not.
+    pub fn excuse(self, in_ci: bool) -> Result<String, String> {
+        match self {
+            Self::KernelFeature(feature) => Ok(format!("the kernel refuses {feature}")),
+            Self::Installation(what) if in_ci => {
+                Err(format!("{what} is not installed, and in CI no test is skipped for that"))
+            }
+            Self::Installation(what) => Ok(format!("{what} is not installed")),
+        }
+    }
+}
+
+/// Records that the running test of the standard harness is skipped. The test returns next.
+pub fn skip(lacking: Lacking) {
+    let thread = std::thread::current();
+    skip_named(thread.name().unwrap_or("a test"), lacking);
+}
+
+/// Records that a test is skipped, and returns the reason.
+///
+/// # Panics
+/// Panics in CI if what the machine lacks can be installed.
+pub fn skip_named(test: &str, lacking: Lacking) -> String {
+    let in_ci = std::env::var_os("MUSTER_CI").is_some();
+    let reason = lacking.excuse(in_ci).unwrap_or_else(|refused| panic!("{refused}"));
+    let line = format!("{reason}\t{} {test}\n", env!("CARGO_CRATE_NAME"));
+    // The harness shows what a test prints through macros only if the test fails.
+    let _ = std::io::stderr().write_all(format!("SKIPPED {line}").as_bytes());
+    if let Some(file) = std::env::var_os("MUSTER_SKIPS") {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(file);
+        // One write: tests that run at the same time do not mix their lines.
+        file.and_then(|mut file| file.write_all(line.as_bytes()))
+            .expect("the list of skipped tests can be written");
+    }
+    reason
+}
+
+/// Returns whether a program failed because the kernel refused what the program asked for.
+pub fn is_refusal(message: &str) -> bool {
+    ["not permitted", "Permission denied", "not supported"].iter().any(|words| message.contains(words))
+}
