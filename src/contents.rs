@@ -1,6 +1,6 @@
 //! Reproducible pseudo-random bytes, made from a seed, to compare what was sent with what arrived.
 //!
-//! It does not serve security: SplitMix64 is predictable. Begin at `fill` and `wrong`.
+//! It does not serve security: SplitMix64 is predictable. Begin at `fill` and `first_mismatch`.
 
 /// What the state of a sequence grows by.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

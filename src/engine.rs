@@ -6,12 +6,12 @@
 //! - *One lock, on the caller's thread.* The caller applies its own input under a lock that is held for the
 //!   transition only. A transition takes about a microsecond; a queue to an owner thread would cost two wake-ups a
 //!   call. An answer that is known at once costs no queue and no wake-up. Answers to waiting calls go to the
-//!   [`Inbox`] of their connection after the lock is released.
+//!   [`AnswerInbox`] of their connection after the lock is released.
 //! - *Readers copy.* [`Engine::look`] copies a pointer for each job under the lock and runs its closure afterwards,
-//!   so pages, scrapes and listings do not hold up clients. Only [`Engine::look_up`] reads under the lock, for a
+//!   so pages, scrapes and listings do not hold up clients. Only [`Engine::read_under_lock`] reads under the lock, for a
 //!   single entry.
 //! - *Time.* One task sleeps until the state machine's next deadline ([`Engine::run_timers`]). If the driver was
-//!   away for more than a second (stopped, starved), it applies [`Input::Lagged`] first: the silence is its own.
+//!   away for more than a second (stopped, starved), it applies [`Input::DriverLagged`] first: the silence is its own.
 //! - *Freeing.* Memory that the state machine gives up is freed after the lock, much of it on a thread of its own
 //!   (`reaper.rs`).
 //! - *Observers* (counters, traces, timelines) hear of each event under the lock: they are quick, do not block, and

@@ -14,7 +14,7 @@ use std::ops::AddAssign;
 
 pub use kept::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
 
-/// How many bounds [`Timed`] has.
+/// How many bounds [`HistogramSnapshot`] has.
 pub const BOUNDS: usize = 18;
 /// The least bound, in nanoseconds; each further one is four times the one before. The last is an hour and twelve minutes.
 const FIRST_BOUND_NS: u64 = 250;

@@ -1,6 +1,6 @@
 //! The check whether other users of the host can read or replace a private file.
 //!
-//! Begin at `check`.
+//! Begin at `check_permissions`.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;

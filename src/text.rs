@@ -2,7 +2,7 @@
 //!
 //! Owns the one list of characters that a reader cannot see or that steer what shows them ([`is_hidden`]). Every way out
 //! escapes by it: the command line ([`one_line`]), the log (`telemetry::log`), pages (`http::pages::Escape`) and JSON on a
-//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`short_span`], [`bytes()`]).
+//! terminal ([`json`]). Spans and sizes for people are written here alone ([`span`], [`format_micros`], [`bytes()`]).
 
 mod duration;
 

@@ -1,6 +1,6 @@
 //! Defines and checks the configuration of an agent.
 //!
-//! It reads no environment: `place/` does. Begin at `Config::check`.
+//! It reads no environment: `place/` does. Begin at `AgentConfig::check`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

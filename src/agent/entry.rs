@@ -1,6 +1,6 @@
 //! Encodes and decodes the engine record that each worker publishes in the key-value store.
 //!
-//! A record is another process's word: every field is bounded and checked. Begin at `Entry::read`.
+//! A record is another process's word: every field is bounded and checked. Begin at `EngineRecord::read`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

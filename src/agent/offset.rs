@@ -1,7 +1,7 @@
 //! Estimates the offset of this host's clock from the service's, by Cristian's algorithm: the quickest of the last
 //! eight answers to reports counts, and is right within half of its round trip.
 //!
-//! It corrects no clock. Begin at [`Offset`].
+//! It corrects no clock. Begin at [`ClockOffset`].
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Retries calls while the service is out of reach: the pauses double from 50 ms to 1 s, until a limit is spent.
 //!
-//! Begin at [`Patience::wait`].
+//! Begin at [`RetryBudget::next_pause`].
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Reports transfers to the service about once a second and at the end.
 //!
-//! It measures nothing: the engine does. Begin at `report`, then `Tally`.
+//! It measures nothing: the engine does. Begin at `report`, then `ReportState`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -1,6 +1,6 @@
 //! Makes the calls of the coordination protocol (generation C).
 //!
-//! It does not retry: the agent does. Begin at [`Service::register`].
+//! It does not retry: the agent does. Begin at [`CoordinationClient::register`].
 
 use std::future::Future;
 use std::time::Duration;

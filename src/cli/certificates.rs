@@ -1,6 +1,6 @@
 //! Defines the flags for certificates of transfer engines.
 //!
-//! It does not verify them (`transfer`). Begin at `TransferFiles::read`.
+//! It does not verify them (`transfer`). Begin at `TransferCertificateArgs::read`.
 
 use std::path::{Path, PathBuf};
 

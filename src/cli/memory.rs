@@ -3,7 +3,7 @@
 //!
 //! Fresh memory costs more than receiving what goes into it, because the kernel clears and maps it page by page.
 //! Values are overwritten and deleted, run after run, and the next ones take their place. So up to 256 MiB are
-//! kept, for about six seconds. Begin at [`keep_freed`].
+//! kept, for about six seconds. Begin at [`configure_allocator`].
 
 use tokio::runtime::Handle;
 
@@ -37,7 +37,7 @@ mod glibc {
     const LARGE: usize = 8 << 20;
     /// More unused memory than this is given back at once.
     const MOST: usize = 256 << 20;
-    /// Unused memory is given back after [`LOOKS`] looks in a row that found more than this, and more than a tenth of what is in use.
+    /// Unused memory is given back after [`CHECKS_MIN`] looks in a row that found more than this, and more than a tenth of what is in use.
     const SLACK_BYTES: usize = 2 << 20;
     /// How many looks must find unused memory before it is given back.
     const CHECKS_MIN: u32 = 3;

@@ -1,6 +1,6 @@
 //! Builds the flags of settings from the tables of the configuration.
 //!
-//! It does not parse values (`config`). Begin at `Options`.
+//! It does not parse values (`config`). Begin at `SettingFlags`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

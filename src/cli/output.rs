@@ -1,8 +1,8 @@
 //! The output of subcommands: the only way to standard output and standard error.
 //!
-//! Nothing is printed as a bare string. [`Output`] is made of lines whose text is escaped as it is put in, so text from a
+//! Nothing is printed as a bare string. [`TerminalText`] is made of lines whose text is escaped as it is put in, so text from a
 //! server, a task or a file can neither steer the terminal nor begin a line of its own. JSON is exact, with hidden
-//! characters as its own escapes. [`print_exact`] is for what a program reads and this process wrote itself.
+//! characters as its own escapes. [`print_raw`] is for what a program reads and this process wrote itself.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write as _};

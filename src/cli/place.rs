@@ -1,6 +1,6 @@
 //! Defines the flags that client subcommands share: server, credentials, job, JSON.
 //!
-//! It does not send requests (`client.rs`). Begin at `Place::find`.
+//! It does not send requests (`client.rs`). Begin at `ServerArgs::find`.
 
 use std::future::Future;
 

@@ -1,7 +1,7 @@
 //! Refuses to serve an address beyond this machine without access control.
 //!
 //! It implements no access control (`http` and `tls` do). Encryption alone does not open an address: a server that
-//! hides what is said still lets everybody speak. Certificates of clients do. Begin at [`Tls`].
+//! hides what is said still lets everybody speak. Certificates of clients do. Begin at [`TlsConfig`].
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! Declares every setting once: name, help, parser, printer.
 //!
 //! Flags, environment variables, the keys of the file, `--help` and `muster config print` all come from these two
-//! tables. `load.rs` decides precedence. Begin at [`SERVER_KEYS`] and [`JOB_KEYS`].
+//! tables. `load.rs` decides precedence. Begin at [`SERVER_SETTINGS`] and [`JOB_SETTINGS`].
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! The invariants of the state, checked from scratch, for tests and simulations. A check reads the whole state; no
 //! server calls it.
 //!
-//! It repairs nothing. Begin at [`Coordinator::audit`].
+//! It repairs nothing. Begin at [`Coordinator::check_invariants`].
 
 use std::collections::BTreeSet;
 

@@ -3,7 +3,7 @@
 //!
 //! It knows members, slots and counters. What an arrival or an end means for a task is decided in `meeting.rs` and
 //! `parting.rs`. Barriers of the service itself (registration, shutdown, device exchange) are separate variants of
-//! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`Barriers`].
+//! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`BarrierTable`].
 //!
 //! Invariants:
 //! - a slot is `Arrived` exactly as long as that member's call waits: an arrival whose caller went away is removed;

@@ -1,6 +1,6 @@
 //! The record of one ended instance of a barrier, and the same with all its arrivals.
 //!
-//! `barrier_stats.rs` makes it. [`BarrierEnding`] leaves as an effect with every arrival; the record that is kept
+//! `barrier_stats.rs` makes it. [`BarrierCompletion`] leaves as an effect with every arrival; the record that is kept
 //! has none.
 
 use std::sync::Arc;

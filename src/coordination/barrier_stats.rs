@@ -1,7 +1,7 @@
 //! Measures ended instances: their record, and each member's share of the skew (`straggling.rs`).
 //!
 //! An instance is measured after its callers are answered, a few members at a time. It leaves as
-//! `Effect::BarrierEnded` with all its arrivals. Begin at [`Run::measure_next`].
+//! `Effect::BarrierEnded` with all its arrivals. Begin at [`Run::record_next_barrier_stats`].
 
 use super::barrier_record::BarrierCompletion;
 use super::context::TransitionContext;

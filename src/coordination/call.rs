@@ -3,7 +3,7 @@
 //! It contains no rule (`run.rs` dispatches a request to its rule) and no encoding (`grpc` has both). Begin at
 //! [`Request`] and [`Reply`].
 //!
-//! A reply with many recipients is shared ([`Shared`]) and has room for its encoded forms, so the edge encodes it
+//! A reply with many recipients is shared ([`SharedReply`]) and has room for its encoded forms, so the edge encodes it
 //! once for each dialect and sends the same bytes to all.
 
 use std::cmp::Ordering;

@@ -1,6 +1,6 @@
 //! Changes of a job's settings while the job exists.
 //!
-//! It does not validate single values: `SettingsChange::applied_to` does. Begin at `Job::configure`.
+//! It does not validate single values: `SettingsChange::apply_to` does. Begin at `Job::configure`.
 //!
 //! - The number of tasks and their kind change only between runs, because the tables of a run are made for its
 //!   tasks.

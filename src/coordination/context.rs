@@ -1,6 +1,6 @@
 //! The context of a transition: time, settings, effects, and the queue of events.
 //!
-//! It decides nothing. Begin at [`Cx`].
+//! It decides nothing. Begin at [`TransitionContext`].
 
 use std::collections::VecDeque;
 

@@ -3,12 +3,12 @@
 //! It finds the job of an input and hands the input over; it contains no rule of a job. Begin at
 //! [`Coordinator::apply`].
 //!
-//! An input does its own transition, then at most `work_at_once` further answers. While earlier work is pending, an
+//! An input does its own transition, then at most `work_budget` further answers. While earlier work is pending, an
 //! input other than a tick does 4 of those answers: more than one, so that no peer adds work faster than its own
 //! inputs remove it, and few, because a connection puts many calls before others get their turn. Pending work is
 //! shared evenly among the jobs that have some.
 //!
-//! [`Coordinator::copy_to_read`] copies a pointer for each job; a later input copies what it changes while such a
+//! [`Coordinator::snapshot`] copies a pointer for each job; a later input copies what it changes while such a
 //! copy is held. `Coordinator` has no failing input: an absurd one is answered with a typed error.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! The heartbeat gaps of one task over time: one point a heartbeat, then the longest gap of each step of time, at
-//! most [`COURSE_POINTS`] points. They cover at least 43 minutes.
+//! most [`HISTORY_POINTS`] points. They cover at least 43 minutes.
 //!
-//! It does not count gaps by length: `pulse.rs` does. Begin at `Course::add`.
+//! It does not count gaps by length: `pulse.rs` does. Begin at `HeartbeatHistory::add`.
 
 use std::collections::VecDeque;
 

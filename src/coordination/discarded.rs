@@ -1,7 +1,7 @@
 //! Memory that the state machine gives up and its driver frees.
 //!
 //! Freeing a million keys takes a second, so the driver frees after releasing its lock, and much of it on a thread
-//! of its own. Begin at [`Discarded`].
+//! of its own. Begin at [`DeferredFree`].
 
 use std::fmt;
 

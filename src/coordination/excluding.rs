@@ -13,7 +13,7 @@
 //!   whose host is excluded may come from another host, and is waited for. A task that joins a run that started
 //!   without it is unsynced.
 //! - *Ending the run.* An exclusion that would end the run is refused unless `end_run` is given: in a fate-sharing
-//!   run, and for the last live task. `Run::outcome_without` decides that before anything changes. The preview (dry
+//!   run, and for the last live task. `Run::run_outcome_without` decides that before anything changes. The preview (dry
 //!   run) performs the exclusion on a copy of the job, by the same code.
 //! - *Afterwards.* An evicted process stays out when its exclusion is lifted, because its calls have failed and its
 //!   barriers have passed without it. A new process of the task may register.
@@ -163,7 +163,7 @@ impl Job {
         }
     }
 
-    /// Begins to perform an exclusion that stands in the table upon the present run: [`Self::expel_next`] goes on with it.
+    /// Begins to perform an exclusion that stands in the table upon the present run: [`Self::evict_next_task`] goes on with it.
     fn enforce_exclusion(
         &mut self,
         now: Timestamp,

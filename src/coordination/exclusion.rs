@@ -3,7 +3,7 @@
 //!
 //! It does not say what an exclusion does to a task: `excluding.rs` does. Hosts are IP addresses, not names: the
 //! service sees addresses, and a name could resolve to another host tomorrow. Exclusions are found by number, by
-//! target and by expiry; numbers are never used twice. Begin at [`Exclusions`].
+//! target and by expiry; numbers are never used twice. Begin at [`ExclusionTable`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;

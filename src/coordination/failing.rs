@@ -2,7 +2,7 @@
 //! and error polls.
 //!
 //! It keeps no statistics (`pulse.rs`) and excludes nobody (`excluding.rs`). Begin at `Run::heartbeat`,
-//! `Run::connection_lost` and `Run::fail_task`.
+//! `Run::on_connection_lost` and `Run::fail_task`.
 //!
 //! - A heartbeat moves no deadline. The timer of a task fires, compares with the last sign of life, and is set
 //!   again to the exact moment.

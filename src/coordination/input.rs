@@ -3,8 +3,8 @@
 //! It decides nothing: [`Coordinator::apply`](super::Coordinator::apply) does. Begin at [`Input`], then [`Effect`].
 //!
 //! The driver owns what the state machine must not: it numbers connections and calls, draws the incarnations of
-//! runs ([`Effect::WantIncarnation`]), and frees memory after releasing its lock ([`Effect::Discard`]). Findings
-//! and transfer failures enter the order of events as [`Input::Noted`] and [`Input::TransferFailed`], so a replay
+//! runs ([`Effect::RequestIncarnation`]), and frees memory after releasing its lock ([`Effect::FreeLater`]). Findings
+//! and transfer failures enter the order of events as [`Input::FindingChanged`] and [`Input::TransferFailed`], so a replay
 //! repeats them; they change nothing else.
 
 use std::fmt;
@@ -104,7 +104,7 @@ pub enum Input {
         /// Who asked for it; `None` if the service was configured so.
         actor: Option<Actor>,
     },
-    /// An identity for the job's next run, in answer to [`Effect::WantIncarnation`].
+    /// An identity for the job's next run, in answer to [`Effect::RequestIncarnation`].
     NextIncarnation {
         /// The job.
         job: JobId,
@@ -157,7 +157,7 @@ pub enum Input {
         /// What it reported.
         note: TransferFailure,
     },
-    /// An operator acts upon a job; answered with [`Effect::Acted`] at once.
+    /// An operator acts upon a job; answered with [`Effect::CommandDone`] at once.
     Command {
         /// The job.
         job: JobId,
@@ -192,6 +192,6 @@ pub enum Effect {
     BarrierEnded(Box<BarrierCompletion>),
     /// Free memory, without holding up anybody.
     FreeLater(DeferredFree),
-    /// The job has used up its spare identity: give it another with [`Input::SpareIncarnation`].
+    /// The job has used up its spare identity: give it another with [`Input::NextIncarnation`].
     RequestIncarnation(JobId),
 }

@@ -1,7 +1,7 @@
 //! A job: its settings, its present run, its past runs, and the admission of calls.
 //!
 //! It does not decide that a run has ended: registration, failure and shutdown do. Begin at `Job::call`, then
-//! `Job::admit`.
+//! `Job::admit_call`.
 //!
 //! - *Runs.* A run opens when the first new incarnation registers after the last run has ended, not before. Until
 //!   then the ended run stays, and its tasks get the answers that the C++ service would give. The next run has its

@@ -2,7 +2,7 @@
 //!
 //! It does not decide which tasks are live: registration, failure, shutdown and exclusion do. A request holds the
 //! number of live members that have not called yet, so an arrival needs no pass over the other members. Begin at
-//! `Run::ask_live_set`.
+//! `Run::request_live_set`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

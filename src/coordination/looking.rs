@@ -1,6 +1,6 @@
 //! Read access to one job, part by part, so that a reader pays only for what it asks for.
 //!
-//! The parts are made in `viewing.rs`. Begin at [`JobLook`].
+//! The parts are made in `viewing.rs`. Begin at [`JobReader`].
 
 use bytes::Bytes;
 

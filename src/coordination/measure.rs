@@ -1,6 +1,6 @@
 //! One ended instance of a barrier whose members are still to be measured.
 //!
-//! `barrier_stats.rs` measures them, a few at a time. Begin at `Measure`.
+//! `barrier_stats.rs` measures them, a few at a time. Begin at `PendingBarrierStats`.
 
 use std::sync::Arc;
 

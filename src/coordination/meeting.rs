@@ -6,7 +6,7 @@
 //! along: a task of the job that calls a barrier with other members than its first use has, or that is no member,
 //! fails the instance for every member. Two mistakes are refused without an effect on others: those that no client
 //! of JAX makes (a first call that does not count from 0, a negative counter), and calls from outside of the job.
-//! Begin at `Run::meet`.
+//! Begin at `Run::arrive_at_barrier`.
 //!
 //! A task that a barrier passed without counts behind. It joins whatever instance is in progress, whatever it
 //! counts, and is never given the last result: with that result it would pass alone, and a counter mismatch would

@@ -1,7 +1,7 @@
 //! The state machine of the coordination service: jobs, runs, tasks, barriers, the key-value store, live sets, and
 //! every rule between them.
 //!
-//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wake`]
+//! [`Coordinator::apply`] takes the time and one [`Input`] and appends [`Effect`]s; [`Coordinator::next_wakeup`]
 //! returns when the state machine wants a tick. It does no IO, reads no clock, draws no randomness, starts no
 //! thread, and knows no wire format, page or metric. The engine drives it; the edges translate for it. Begin at
 //! [`Coordinator::apply`], then read `input.rs` (what goes in and comes out), `job.rs` and `run.rs`.

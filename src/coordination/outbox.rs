@@ -1,7 +1,7 @@
 //! The events of a job that have happened and are not published yet.
 //!
 //! One transition may change every task of a job, and each change is an event of its own; each input publishes a
-//! bounded number. Begin at [`Outbox`].
+//! bounded number. Begin at [`EventQueue`].
 //!
 //! Invariant: events are published in the order in which they happened, so a later event waits behind earlier ones.
 

@@ -1,6 +1,6 @@
 //! Completion of barriers: how an instance passes, fails, times out or is cancelled.
 //!
-//! `meeting.rs` fills instances; `barrier_stats.rs` measures ended ones. Begin at `Run::pass`.
+//! `meeting.rs` fills instances; `barrier_stats.rs` measures ended ones. Begin at `Run::pass_barrier`.
 //!
 //! The end of an instance changes the state at once and queues the answers of all members; `Run::work` sends them.
 //! Excused tasks (taken out by an exclusion; see `excluding.rs`) are not waited for. Two rules keep a restarted

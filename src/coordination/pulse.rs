@@ -1,6 +1,6 @@
 //! The statistics of one task's heartbeats: usual interval, longest recent gap, histogram of gaps.
 //!
-//! It does not decide that a task is dead: `failing.rs` does. Begin at `Pulse`.
+//! It does not decide that a task is dead: `failing.rs` does. Begin at `HeartbeatStats`.
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //!
 //! The rules are `impl Run` blocks in files by subject: `registration.rs`, `meeting.rs` and `parting.rs`
 //! (barriers), `failing.rs`, `live.rs`, `leaving.rs`. Calls upon the store are here. Begin at `Run::call`;
-//! `Run::work` hands out queued answers within a budget.
+//! `Run::run_pending_work` hands out queued answers within a budget.
 //!
 //! Invariants: a run has one outcome and one first cause; a later run shares nothing with it but the record of its
 //! incarnations. One connection may hold at most half of the waiting calls that the job may have. A watcher knows

@@ -80,7 +80,7 @@ impl Store {
         self.entries.get(normalise(key).as_ref())
     }
 
-    /// Writes a value; the calls that waited for it are to be woken ([`Store::wake`]).
+    /// Writes a value; the calls that waited for it are to be woken ([`Store::pop_woken_call`]).
     pub fn insert(
         &mut self,
         key: &[u8],

@@ -1,7 +1,7 @@
 //! Statistics of one task at barriers: how late it comes, how long others wait for it, and whether that is a habit.
 //!
 //! It reads no barrier (`barrier_stats.rs` feeds it) and judges nothing (`findings::chronic_straggler` does). Begin
-//! at [`Straggling`].
+//! at [`StragglerStats`].
 //!
 //! For every barrier that clients name and that passed with two arrivals or more, a task has:
 //! - its *lateness*: its arrival less the first one;
@@ -36,7 +36,7 @@ pub(super) struct StragglerStats {
     lateness_total_us: u64,
     /// A moving average.
     lateness_us: u64,
-    /// The least that the average has been, since it is one of [`MEMORY`].
+    /// The least that the average has been, since it is one of [`AVERAGED`].
     lateness_best_us: Option<u64>,
     /// A moving average of its shares.
     score: u64,
@@ -46,7 +46,7 @@ pub(super) struct StragglerStats {
 /// One instance as one of its members sees it, in microseconds.
 pub(super) struct MemberTiming {
     pub lateness: u64,
-    /// Of [`ONE`].
+    /// Of [`SCORE_ONE`].
     pub share: u64,
     /// It was last, by so much.
     pub held_up: Option<u64>,

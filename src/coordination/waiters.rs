@@ -3,7 +3,7 @@
 //!
 //! A call waits at one place (a barrier's slot, a task's poll, a key's queue, a live-set request, the watchers)
 //! until its answer is decided. Decided answers are queued, because one transition may decide as many as the job
-//! has tasks; `Run::work` sends a bounded number at a time. Begin at [`Waiters::insert`] and [`Waiters::decide`].
+//! has tasks; `Run::work` sends a bounded number at a time. Begin at [`WaiterTable::insert`] and [`WaiterTable::queue_answer`].
 //!
 //! Invariant: a call is in these tables exactly as long as it waits at its place, or its answer is decided and not
 //! sent.

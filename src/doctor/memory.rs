@@ -1,6 +1,6 @@
 //! Checks huge pages, `/dev/shm`, locked memory and the memory limit.
 //!
-//! It allocates nothing: probes come in `Probed`. Begin at `checks`.
+//! It allocates nothing: probes come in `ProbeResults`. Begin at `checks`.
 
 use super::{Check, CheckResult, HostRoot, ProbeResults};
 use crate::text::bytes;

@@ -1,6 +1,6 @@
 //! Checks what a host offers for fast transfers.
 //!
-//! Every check is a function of a [`Root`] and of [`Probed`], so it is testable on any host. Nothing here changes
+//! Every check is a function of a [`HostRoot`] and of [`ProbeResults`], so it is testable on any host. Nothing here changes
 //! the host or prints (`cli/doctor.rs` does). Begin at `examine`.
 
 mod gpu;

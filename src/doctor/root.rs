@@ -1,6 +1,6 @@
 //! Reads bounded files under `/`, or under a folder of a test.
 //!
-//! Begin at `Root::read`.
+//! Begin at `HostRoot::read`.
 
 use std::fs::{self, File};
 use std::io::Read as _;

@@ -4,7 +4,7 @@
 //! another, over all jobs. Notable events of one job never push out those of another.
 //!
 //! Invariant: every event takes a bounded number of steps, whatever it is. The events of a job that is deleted leave with it in
-//! one piece; their numbers stay in the order of routine events until it is their turn to be pushed out. Begin at [`Kept::push`].
+//! one piece; their numbers stay in the order of routine events until it is their turn to be pushed out. Begin at [`EventHistory::push`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,6 +1,6 @@
 //! Holds open and closed findings and turns flicker into one finding.
 //!
-//! Begin at `Board::look`.
+//! Begin at `FindingStore::update`.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;

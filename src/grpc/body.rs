@@ -1,8 +1,8 @@
 //! The receipt of one request body: prefix, memory, progress, inflating. It ends with the one message of the call.
 //!
-//! A [`Body`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and reports its
+//! A [`RequestBody`] owns the bytes, asks for their memory ([`MemoryPermit`]) before it takes them, and reports its
 //! progress. It sets no deadline and opens no window: the [`CallTable`](super::call_table::CallTable) does. Begin
-//! at [`Body::push`].
+//! at [`RequestBody::push`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

@@ -1,6 +1,6 @@
 //! A decoded call, and the data that its reply needs: dialect, method, key.
 //!
-//! It decodes nothing: `generation_a.rs` and `generation_c.rs` do. Begin at [`Call`].
+//! It decodes nothing: `generation_a.rs` and `generation_c.rs` do. Begin at [`DecodedCall`].
 
 use bytes::Bytes;
 use prost::DecodeError;

@@ -1,6 +1,6 @@
 //! The CRC-32 of a message in two parts from the CRCs of its parts.
 //!
-//! It does not compute the CRC of bytes: libdeflater does. Begin at [`Shift::join`].
+//! It does not compute the CRC of bytes: libdeflater does. Begin at [`CrcShift::join`].
 
 /// The polynomial, lowest power first in the highest bit.
 const POLYNOMIAL: u32 = 0xedb8_8320;

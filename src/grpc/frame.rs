@@ -1,6 +1,6 @@
 //! GRPC's framing: a length-prefixed message in each direction.
 //!
-//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at [`Prefix::read`] and [`Answer`].
+//! It does not inflate (`gzip.rs`) or decode (`generation_a.rs`, `generation_c.rs`) messages. Begin at [`MessagePrefix::read`] and [`MessageBuilder`].
 
 use bytes::{BufMut, Bytes, BytesMut};
 

@@ -1,7 +1,7 @@
 //! The methods of wire generation A, `tensorflow.CoordinationService` (jaxlib 0.4.30 to 0.9.2), each decoded to a
 //! request.
 //!
-//! It contains no rule. Begin at `reader`, the table of methods.
+//! It contains no rule. Begin at `request_decoder`, the table of methods.
 
 use bytes::Bytes;
 use prost::Message as _;

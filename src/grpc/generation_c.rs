@@ -1,7 +1,7 @@
 //! The methods of wire generation C, `xla.coordination.CoordinationService` (jaxlib 0.10.0 to 0.12.0), each decoded
 //! to a request.
 //!
-//! It contains no rule. Begin at `reader`, the table of methods.
+//! It contains no rule. Begin at `request_decoder`, the table of methods.
 
 use bytes::Bytes;
 use prost::Message as _;

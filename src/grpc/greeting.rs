@@ -1,9 +1,9 @@
 //! The start of a connection: plaintext or TLS by the first byte, then the HTTP/2 preface, all within one handshake
 //! timeout.
 //!
-//! It performs no TLS handshake (`tls::entrance` does) and drives no connection. The first byte is read together
+//! It performs no TLS handshake (`tls::listener_tls` does) and drives no connection. The first byte is read together
 //! with the bytes after it, so a plaintext connection makes no further system call and copies nothing; each kind of
-//! connection is compiled for itself. Begin at `greet`.
+//! connection is compiled for itself. Begin at `accept_connection`.
 
 use std::io;
 use std::net::SocketAddr;

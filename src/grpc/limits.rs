@@ -1,7 +1,7 @@
 //! The bounds and timeouts of the gRPC port.
 //!
 //! The settings of a job bound what that job may hold ([`Bounds`](crate::coordination::Bounds)). Begin at
-//! [`Limits`].
+//! [`GrpcLimits`].
 
 use std::time::Duration;
 

@@ -51,7 +51,7 @@ impl Mailbox {
         }
     }
 
-    /// Takes all notes. From here on until [`Mailbox::rest`] the task counts as running.
+    /// Takes all notes. From here on until [`Mailbox::try_sleep`] the task counts as running.
     pub(super) fn take_messages(&self) -> Vec<MailboxMessage> {
         let mut state = self.lock();
         state.sleeper = None;

@@ -4,7 +4,7 @@
 //! It declares no job. The default job is the job named `default`, else the only job, else the only job without a
 //! listener of its own. A connection remembers its job and looks it up again when any job was created or deleted: a
 //! job that was deleted and created again is found by its name, and a deleted one is never taken for another. Begin
-//! at [`Route::job`].
+//! at [`JobRoute::job`].
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};

@@ -1,6 +1,6 @@
 //! A table whose keys are never valid twice: a late key finds nothing.
 //!
-//! Begin at [`Slots::insert`].
+//! Begin at [`SlotTable::insert`].
 
 struct SlotEntry<T> {
     generation: u32,

@@ -1,6 +1,6 @@
 //! Encodes failures: grpc-status, grpc-message, and the error details that clients act upon.
 //!
-//! It chooses no code: `coordination` does. Begin at `failed`.
+//! It chooses no code: `coordination` does. Begin at `write_failure`.
 
 use std::borrow::Cow;
 

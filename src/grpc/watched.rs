@@ -1,7 +1,7 @@
 //! The peer's progress at the time its deadlines were set: incomplete input, and output that it had not taken.
 //!
 //! The [`Connection`](super::connection::Connection) sets the deadlines and decides what follows from them. Begin
-//! at [`Watched`].
+//! at [`ProgressDeadlines`].
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Answers `GET /api/v1/server`, `/api/v1/handshakes` and `/version`: version, addresses, and failed handshakes.
 //!
-//! Health is in `health.rs`. Begin at [`About`].
+//! Health is in `health.rs`. Begin at [`ServerInfo`].
 
 use std::net::{IpAddr, SocketAddr};
 

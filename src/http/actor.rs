@@ -1,7 +1,7 @@
 //! The actor of a request: extractors for its address, its transport and its author.
 //!
-//! It does not authenticate: `guard/pass.rs` does, and puts an [`Author`] into the request's extensions. Without
-//! one the actor has no name; its address and its kind of client are known. Begin at [`Acting`].
+//! It does not authenticate: `guard/pass.rs` does, and puts an [`ActorContext`] into the request's extensions. Without
+//! one the actor has no name; its address and its kind of client are known. Begin at [`RequestActor`].
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

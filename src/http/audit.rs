@@ -2,9 +2,9 @@
 //! Lines are only added.
 //!
 //! It writes no file itself: with `--audit-file` a thread does (`audit/writer.rs`). The answer to a change waits
-//! for the disk, at most [`DISK_PATIENCE`]; nothing else ever waits. [`OnAuditFailure`] says whether changes are
+//! for the disk, at most [`DISK_TIMEOUT`]; nothing else ever waits. [`AuditFailurePolicy`] says whether changes are
 //! refused while the file cannot be written. Refusals of clients that cannot be told apart are aggregated
-//! (`audit/gathered.rs`). The last lines are kept in memory. Begin at [`Audit::record`].
+//! (`audit/gathered.rs`). The last lines are kept in memory. Begin at [`AuditLog::record`].
 
 mod gathered;
 mod writer;

@@ -4,7 +4,7 @@
 //!
 //! | phase | the server waits for | ends by | may be closed to make room |
 //! | --- | --- | --- | --- |
-//! | `Greeting` | the first byte, the TLS handshake | the listener's own timer, counted from the accept | yes |
+//! | `Handshake` | the first byte, the TLS handshake | the listener's own timer, counted from the accept | yes |
 //! | `Head` | the end of a request's head | `head_timeout`, counted from its first byte; that of the first head from the accept | yes |
 //! | `Body` | more of the body of a request | the deadlines of bodies, counted from the end of the head | yes |
 //! | `Busy` | its own handler, the end of the answer | the deadline of writes | no |

@@ -1,6 +1,6 @@
 //! Serves the drain resource of a job: the request and its state.
 //!
-//! It does not decide the step: the tasks do. Begin at `show` and `ask`.
+//! It does not decide the step: the tasks do. Begin at `show` and `request_drain`.
 
 use std::time::Duration;
 

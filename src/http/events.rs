@@ -1,6 +1,6 @@
 //! Serves the events of a job as pages or as server-sent events, and bounds the number of streams.
 //!
-//! It does not store events: the engine does. Begin at `list`, then `Follower`.
+//! It does not store events: the engine does. Begin at `list`, then `EventFollower`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::convert::Infallible;

@@ -1,7 +1,7 @@
 //! Holds the extractors of handlers: job and item of the path, query, JSON body, form. Every rejection is a problem
 //! document.
 //!
-//! It does not read bodies (`body.rs`). Begin at `Job`, then `Params`.
+//! It does not read bodies (`body.rs`). Begin at `JobPath`, then `QueryParams`.
 
 use axum::Json;
 use axum::extract::rejection::JsonRejection;

@@ -1,6 +1,6 @@
 //! Access control of the HTTP port: every request is authorized here before its handler runs.
 //!
-//! It knows no routes: `routes.rs` states what each route requires. Begin at [`Guard`], then `pass.rs`.
+//! It knows no routes: `routes.rs` states what each route requires. Begin at [`AccessControl`], then `pass.rs`.
 //!
 //! | file | what it holds |
 //! | --- | --- |

@@ -1,6 +1,6 @@
-//! Serves `/healthz/live` and `/healthz/ready` and holds `Readiness`.
+//! Serves `/healthz/live` and `/healthz/ready` and holds `ServerReadiness`.
 //!
-//! It does not serve gRPC health (`grpc`), which reads the same `Readiness`. Begin at `Readiness`.
+//! It does not serve gRPC health (`grpc`), which reads the same `ServerReadiness`. Begin at `ServerReadiness`.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

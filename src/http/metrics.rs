@@ -1,6 +1,6 @@
 //! Serves `GET /metrics` of the server.
 //!
-//! Every part of the server writes its own samples (`Shows`). Begin at `scrape`.
+//! Every part of the server writes its own samples (`MetricSource`). Begin at `scrape`.
 
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;

@@ -2,7 +2,7 @@
 //! affair (sessions, audit, limits, live pages).
 //!
 //! It contains no rule of coordination: handlers read copies of the state and send commands to the engine. Begin at
-//! [`Site`], which handlers share, then `routes.rs`. Every request passes `listen.rs`, `connections.rs` and
+//! [`AppState`], which handlers share, then `routes.rs`. Every request passes `listen.rs`, `connections.rs` and
 //! `guard/pass.rs`.
 //!
 //! - `GET /` and what it leads to: the pages (`pages/`)

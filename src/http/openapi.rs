@@ -1,6 +1,6 @@
 //! Builds the OpenAPI document from the annotations of the handlers.
 //!
-//! It does not register routes (`routes.rs`). Begin at `Document`.
+//! It does not register routes (`routes.rs`). Begin at `OpenApiDocument`.
 
 use std::collections::BTreeSet;
 

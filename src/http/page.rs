@@ -1,6 +1,6 @@
 //! Cuts long lists into pages by `after` and `limit`.
 //!
-//! Begin at `cut`.
+//! Begin at `paginate`.
 
 use serde::de::{Deserialize, Deserializer, Error as _};
 

@@ -310,7 +310,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
-        // The body is written by `finish`, which knows what was asked.
+        // The body is written by `render_problems`, which knows what was asked.
         response.extensions_mut().insert(self);
         response
     }

@@ -1,6 +1,6 @@
 //! Decides by patterns which values of keys are hidden.
 //!
-//! It does not hide by itself: handlers ask before they read. Begin at `Redaction::hides`.
+//! It does not hide by itself: handlers ask before they read. Begin at `RedactionPatterns::hides`.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 //!
 //! It holds no handler. A route under `/api/v1` takes its method and path from the annotation that also makes its
 //! OpenAPI description, so a route without a description, or a description without a route, cannot exist. Begin at
-//! [`router`], then [`NEEDS`].
+//! [`router`], then [`ROUTE_ACCESS`].
 
 use axum::Router;
 use axum::http::Method;

@@ -1,6 +1,6 @@
-//! [`Source`]: the IPv4 address or the IPv6 /64 network by which limits count clients.
+//! [`ClientNetwork`]: the IPv4 address or the IPv6 /64 network by which limits count clients.
 //!
-//! It counts nothing: `connections.rs`, `body.rs` and `guard/` do. Begin at `Source::of`.
+//! It counts nothing: `connections.rs`, `body.rs` and `guard/` do. Begin at `ClientNetwork::of`.
 
 use std::convert::Infallible;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Holds the state of one listener that metrics show: slots, limits, response counts, durations.
 //!
-//! Begin at `Traffic`.
+//! Begin at `ListenerState`.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The validation of a request's header list and trailers (RFC 9113, 8), and a cache of heads by the bytes of their
 //! header blocks.
 //!
-//! It decodes no header block: `hpack.rs` does. Begin at [`HeadBuilder::add`] and [`HeaderBlockCache`].
+//! It decodes no header block: `hpack.rs` does. Begin at [`RequestHeadBuilder::add`] and [`HeaderBlockCache`].
 
 use std::sync::Arc;
 

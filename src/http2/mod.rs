@@ -1,7 +1,7 @@
 //! The server's side of HTTP/2 (RFC 9113), as far as gRPC needs it, without IO.
 //!
 //! It knows no gRPC, socket or clock: `grpc::connection` drives it. Received bytes go through the [`Receiver`],
-//! which returns one [`Event`] after another; responses go through the [`Sender`], which keeps within the peer's
+//! which returns one [`ReceiveEvent`] after another; responses go through the [`Sender`], which keeps within the peer's
 //! windows. Begin there; `tests.rs` plays a peer frame by frame.
 //!
 //! - It exists because a general library took two thirds of the time in user space. An idle connection here is a
@@ -10,7 +10,7 @@
 //!   recognised by the bytes of its block (`head.rs`).
 //! - Peers are hostile until shown otherwise. State that a peer makes the server keep is charged to a
 //!   [`StateBudget`](budget::StateBudget) before it is allocated; work that a peer causes is counted while it is
-//!   done, so that a turn can end ([`Sender::should_look_at_clock`]); frames that ask for nothing add to an
+//!   done, so that a turn can end ([`Sender::is_clock_check_due`]); frames that ask for nothing add to an
 //!   [`AbuseScore`](abuse::AbuseScore).
 
 mod abuse;

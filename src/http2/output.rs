@@ -1,6 +1,6 @@
 //! The bytes that wait for the socket: small parts copied together, large ones shared.
 //!
-//! It does not know frames or windows: `send.rs` does. Begin at [`Output::poll_send`].
+//! It does not know frames or windows: `send.rs` does. Begin at [`OutputBuffer::poll_send`].
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -1,6 +1,6 @@
 //! The sending half of a connection: streams, flow-control windows, queued frames, GOAWAY, and the count of work.
 //!
-//! It writes to no socket: [`Output`] does. Begin at [`Sender::answer`].
+//! It writes to no socket: [`OutputBuffer`] does. Begin at [`Sender::answer`].
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};

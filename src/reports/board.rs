@@ -1,6 +1,6 @@
 //! The reports of all jobs: a board for each job, within bounds.
 //!
-//! It checks no syntax: `intake.rs` does. Begin at [`Board`].
+//! It checks no syntax: `intake.rs` does. Begin at [`ReportStore`].
 //!
 //! | what | bound |
 //! | --- | --- |

@@ -107,7 +107,7 @@ pub(super) struct LifeTotals {
     pub bytes: [[u64; 2]; ReportedTransport::ALL.len()],
     /// Launches that ended, by how.
     pub outcomes: [u64; TransferOutcome::COUNT],
-    /// By [`Counter`].
+    /// By [`TransferCounter`].
     pub counters: [u64; TransferCounter::COUNT],
     /// By stage: launches by how long they took, and the microseconds of all.
     pub stages: [Times; Stage::ALL.len()],

@@ -1,9 +1,9 @@
 //! Transfer reports of native workers: measurements, on which no rule of coordination depends.
 //!
 //! A worker calls `muster.v1.Transfers/Report` about once a second (`proto/muster_transfers.proto`). The gRPC port
-//! hands the bytes to the [`Board`] of the job, which counts the rows before it allocates them, maps words to fixed
+//! hands the bytes to the [`ReportStore`] of the job, which counts the rows before it allocates them, maps words to fixed
 //! sets, and asks the engine which incarnation of the task counts, under the board's own lock: so a report of an
-//! incarnation that has just ended cannot follow one of the next. Begin at [`Board`], then `intake.rs`.
+//! incarnation that has just ended cannot follow one of the next. Begin at [`ReportStore`], then `intake.rs`.
 //!
 //! - Reports stay outside of the state machine. They are a thousand a second; a replay and the engine's lock should
 //!   not carry them. Only failures enter the order of events

@@ -1,6 +1,6 @@
 //! Bytes over time: a point for each of the last 600 seconds, or for each of the last four steps of ten seconds.
 //!
-//! Begin at [`Ring::add`].
+//! Begin at [`ByteSeries::add`].
 
 use crate::coordination::Timestamp;
 
@@ -11,7 +11,7 @@ pub const POINTS: usize = 600;
 const SPREAD_MAX_US: u64 = 60_000_000;
 const SECOND_US: u64 = 1_000_000;
 
-/// How many seconds a step of [`Steps`] has: the window over which rates are taken.
+/// How many seconds a step of [`StepSeries`] has: the window over which rates are taken.
 pub const STEP_SECONDS: u64 = 10;
 /// How many steps are kept: the last that is over, for tasks that report as seldom as every twenty seconds.
 const STEPS: usize = 4;

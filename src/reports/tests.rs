@@ -1,6 +1,6 @@
 //! Tests the store with invented tasks and reports.
 //!
-//! It tests no wire format (`tests/wire/reports.rs`). Begin at `World`.
+//! It tests no wire format (`tests/wire/reports.rs`). Begin at `StoreFixture`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -623,7 +623,7 @@ pub(crate) fn rate_window(until: Timestamp) -> (String, String) {
     (time(Timestamp(until.0.saturating_sub(STEP_SECONDS * 1_000_000))), time(until))
 }
 
-/// The ten seconds over which every rate is taken: the last step of [`Steps`] that every task that reports in time has reported
+/// The ten seconds over which every rate is taken: the last step of [`StepSeries`] that every task that reports in time has reported
 /// whole.
 #[derive(Debug, Clone, Copy)]
 struct RateWindow(u64);

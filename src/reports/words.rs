@@ -1,6 +1,6 @@
 //! Defines the fixed vocabulary of reports: transports, outcomes, counters. Anything else is `other`.
 //!
-//! Begin at `Transport`, then `Outcome`.
+//! Begin at `Transport`, then `TransferOutcome`.
 
 use std::fmt;
 

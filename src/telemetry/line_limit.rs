@@ -1,6 +1,6 @@
 //! Limits log lines that clients can cause: a burst of each kind, then one a second with the number suppressed.
 //!
-//! Begin at `LineLimit::admit`.
+//! Begin at `LogRateLimit::admit`.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -1,7 +1,7 @@
 //! Log lines, on stderr.
 //!
 //! A line never waits for the reader of stderr: `queue` has the rule.
-//! Whatever stands in a line was escaped where it goes out: a human line by `field`, a JSON line by `Escaping`. A call that
+//! Whatever stands in a line was escaped where it goes out: a human line by `field`, a JSON line by `EscapingWriter`. A call that
 //! logs text from elsewhere need not think of it.
 
 mod queue;

@@ -12,7 +12,7 @@
 //!   these types are empty.
 //! - Everything else is read at the scrape: `Coordinator::observe` makes a `JobObservation` in one pass over a
 //!   job's tasks, for metrics and for detectors alike. Other parts of the server show their own figures
-//!   (`metrics::Shows`).
+//!   (`metrics::MetricSource`).
 //! - An HTTP request is timed up to the head of its answer, so a stream of events does not count as a request of
 //!   minutes.
 

@@ -1,6 +1,6 @@
 //! Parses and formats durations of settings, flags and requests: with their units, so that they read back the same.
 //!
-//! Spans for people, which are rounded, are [`super::span`] and [`super::short_span`].
+//! Spans for people, which are rounded, are [`super::span`] and [`super::format_micros`].
 
 use std::time::Duration;
 

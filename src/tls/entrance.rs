@@ -1,6 +1,6 @@
 //! The transport of a new connection on a listener: plaintext, TLS, or refusal.
 //!
-//! It performs no handshake: `acceptor.rs` does. Begin at [`Entrance::secure`].
+//! It performs no handshake: `acceptor.rs` does. Begin at [`ListenerTls::accept_tls`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The failed handshakes: counted by listener and kind, logged, and the latest kept within bounds.
 //!
-//! It does not explain them: `acceptor.rs` does. Begin at [`Failures::failed`].
+//! It does not explain them: `acceptor.rs` does. Begin at [`HandshakeFailures::failed`].
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

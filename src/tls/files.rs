@@ -1,6 +1,6 @@
 //! Reads certificates, keys and authorities from PEM files, and the rustls configurations made of them.
 //!
-//! It does not watch the files: `acceptor.rs` does. Begin at [`Files::server`].
+//! It does not watch the files: `acceptor.rs` does. Begin at [`TlsFiles::server`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

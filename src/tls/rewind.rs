@@ -1,6 +1,6 @@
 //! A stream whose first bytes were already read: they are returned first.
 //!
-//! Begin at [`Rewind::new`].
+//! Begin at [`PrefixedStream::new`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -481,7 +481,7 @@ impl SimulatedCoordinator {
         }
     }
 
-    /// Remembers the state; [`World::check_replay`] will go on from here a second time.
+    /// Remembers the state; [`SimulatedCoordinator::check_replay`] will go on from here a second time.
     pub fn snapshot(&mut self) {
         let bytes = postcard::to_stdvec(&self.core).expect("the state can be serialised");
         self.snapshot = Some((self.inputs.len(), bytes));

@@ -1,6 +1,6 @@
 //! Runs the transfers of one step and checks their bytes.
 //!
-//! It does not choose them (`plan.rs`). Begin at `make`.
+//! It does not choose them (`plan.rs`). Begin at `run_transfers`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Changes the sharding of an array in each step and checks every element.
 //!
-//! It does not plan regions (`transfer::plan`). Begin at `Resharding::plan`.
+//! It does not plan regions (`transfer::plan`). Begin at `ReshardPlans::plan`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Reads server-sent events with reconnection data.
 //!
-//! It does not reconnect by itself: callers do. Begin at `Stream::next`.
+//! It does not reconnect by itself: callers do. Begin at `EventStream::next`.
 
 use std::time::Duration;
 

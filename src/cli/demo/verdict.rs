@@ -1,6 +1,6 @@
 //! Records the steps of the demo's workers and gives the verdict.
 //!
-//! Begin at `Story`.
+//! Begin at `DemoRecord`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! Merges the output of many processes into one stream, whole lines with a task prefix.
 //!
-//! Begin at `Stream`.
+//! Begin at `SharedOutput`.
 
 use std::io::Write;
 use std::thread::JoinHandle;

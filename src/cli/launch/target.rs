@@ -1,6 +1,6 @@
 //! Holds the server of a launch, local or remote, and its job.
 //!
-//! Begin at `Target::start`.
+//! Begin at `LaunchServer::start`.
 
 use std::time::Duration;
 

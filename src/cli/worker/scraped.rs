@@ -1,6 +1,6 @@
 //! Serves `/metrics` of a worker.
 //!
-//! It collects nothing (`agent::metrics`). Begin at `Scraped::serve`.
+//! It collects nothing (`agent::metrics`). Begin at `MetricsListener::serve`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

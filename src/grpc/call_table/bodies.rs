@@ -1,6 +1,6 @@
 //! The requests of a connection whose bodies are still arriving: their memory, windows and deadlines.
 //!
-//! It puts no call to the engine: `engine_calls.rs` does. Begin at `CallTable::more`.
+//! It puts no call to the engine: `engine_calls.rs` does. Begin at `CallTable::on_data`.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;

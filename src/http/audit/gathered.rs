@@ -2,7 +2,7 @@
 //! one line a minute with a count.
 //!
 //! A client that tries a thousand tokens is seen, and does not push the actions of operators out of the audit.
-//! Begin at [`Sources`].
+//! Begin at [`RefusalAggregator`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,7 +3,7 @@
 //! No client waits for the disk here: lines go into a bounded queue, and the thread writes and syncs them in order,
 //! many at once if many wait. A write that fails is tried again until it succeeds. A line that finds the queue full
 //! is lost for the file, is counted, and is reported by a line of its own in the place where it is missing. Begin
-//! at [`Writer`].
+//! at [`AuditWriter`].
 //!
 //! The file is opened without blocking. It is opened again when another file is at its path (rotation), and on
 //! SIGHUP. A named pipe is taken if it has a reader; a reader that does not read is a write that fails. After a

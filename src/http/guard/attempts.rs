@@ -2,7 +2,7 @@
 //!
 //! It checks no tokens: `tokens.rs` does. A token is 256 random bits, which no client finds by trying; the limits
 //! bound the work and the noise of those who try. They count wrong tokens only, and apply to a login before its
-//! body is read. Begin at `Attempts::by`. No limit lets one client lock out another:
+//! body is read. Begin at `LoginThrottle::attempt_of`. No limit lets one client lock out another:
 //!
 //! - A right token in the header `authorization` is never limited.
 //! - A browser that has logged in has a cookie that says so, and its own limit wherever it comes from.

@@ -2,7 +2,7 @@
 //!
 //! A page carries a value that is derived from a cookie with a key that only this process knows. A page elsewhere
 //! can make the browser send a form with the cookie, and can even set one, but cannot derive the proof. It sets no
-//! cookies: `login.rs` does. Begin at `Csrf::of`.
+//! cookies: `login.rs` does. Begin at `CsrfKey::proof_for`.
 
 use std::sync::Arc;
 

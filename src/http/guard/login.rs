@@ -1,6 +1,6 @@
 //! Serves `/login` and `/logout`: exchanges a token for a session cookie.
 //!
-//! It does not store sessions (`sessions.rs`). Begin at `enter`.
+//! It does not store sessions (`sessions.rs`). Begin at `log_in`.
 
 use askama::Template;
 use axum::extract::{Request, State};

@@ -1,7 +1,7 @@
 //! Authorizes each request before its handler runs, in this order: host, identity, origin and role, CSRF proof,
 //! rate, audit policy, body.
 //!
-//! It does not know what a route does. Begin at [`pass`].
+//! It does not know what a route does. Begin at [`authorize`].
 //!
 //! Everything that the head of a request tells is checked before the first byte of the body is read; the body is
 //! read here and nowhere else (`body.rs`). A change that was asked for is in the audit even if no handler

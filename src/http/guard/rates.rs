@@ -1,6 +1,6 @@
 //! Holds token buckets by key within a bound on their number.
 //!
-//! Begin at `Rates::allow`.
+//! Begin at `RateLimiter::allow`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

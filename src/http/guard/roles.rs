@@ -1,4 +1,4 @@
-//! Defines the roles viewer, operator and admin, and `Need`, which a route requires.
+//! Defines the roles viewer, operator and admin, and `Access`, which a route requires.
 //!
 //! It does not assign roles to routes (`routes.rs`) or to tokens (`tokens.rs`). Begin at `Role`.
 

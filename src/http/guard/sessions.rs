@@ -1,6 +1,6 @@
 //! Holds sessions of browsers by the hash of their id, until they expire.
 //!
-//! It does not read cookies (`pass.rs`). Begin at `Sessions::begin`.
+//! It does not read cookies (`pass.rs`). Begin at `SessionStore::create`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

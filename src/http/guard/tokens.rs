@@ -3,7 +3,7 @@
 //! It limits nothing: `attempts.rs` does. A token is 256 random bits, so no client finds one by trying, however
 //! fast. Therefore its hash is a plain SHA-256: a slow hash protects passwords, which people choose, and would only
 //! cost time on every request. The file has the hashes alone, so reading it reveals no token. Hashes are compared
-//! in constant time. Begin at [`Tokens`], then [`Holder`].
+//! in constant time. Begin at [`TokenFile`], then [`TokenHolder`].
 
 use std::fs::File;
 use std::io::{self, Write as _};

@@ -1,6 +1,6 @@
 //! Builds addresses of pages and short lists of tasks.
 //!
-//! It does not encode HTML (`escape.rs`). Begin at `encoded`, then `ranges`.
+//! It does not encode HTML (`escape.rs`). Begin at `query_encode`, then `ranges`.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 

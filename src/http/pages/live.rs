@@ -1,10 +1,10 @@
 //! Live updates: one stream of server-sent events for each open page.
 //!
-//! It renders nothing: pages give their parts. Begin at `Which`, then `Hub`.
+//! It renders nothing: pages give their parts. Begin at `Which`, then `LiveHub`.
 //!
 //! One *hub* for each job that is being viewed, one for the overview and one for the audit take a new snapshot:
-//! when an event says that something changed, at most once in [`PACE`] (longer if a snapshot is costly), and
-//! otherwise once in [`FRESHEN`], for heartbeats and arrivals, which are no events. All viewers share the snapshot
+//! when an event says that something changed, at most once in [`MIN_INTERVAL`] (longer if a snapshot is costly), and
+//! otherwise once in [`REFRESH_INTERVAL`], for heartbeats and arrivals, which are no events. All viewers share the snapshot
 //! and the parts made of it; parts with forms are made for one viewer. A page says in its address which parts it
 //! has, by digest, and receives those that differ: whole the first time, later as a line patch. So a reconnecting
 //! page is no special case. A hub ends with its last viewer.

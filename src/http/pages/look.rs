@@ -1,6 +1,6 @@
 //! Maps a task to its state, word, shape and colour.
 //!
-//! It does not render (`grid.rs`, `table.rs`). Begin at `Look`.
+//! It does not render (`grid.rs`, `table.rs`). Begin at `TaskStatus`.
 
 use std::fmt::Display;
 use std::time::Duration;

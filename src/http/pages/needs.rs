@@ -1,6 +1,6 @@
 //! Computes the issues of a job from findings and from its run, in order of urgency.
 //!
-//! It does not detect (`findings`). Begin at `Need`.
+//! It does not detect (`findings`). Begin at `Issue`.
 
 use askama::Template;
 

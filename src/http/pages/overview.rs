@@ -1,6 +1,6 @@
 //! Renders `GET /`: all jobs with their issues.
 //!
-//! It does not hold the fleet: it takes one snapshot a view. Begin at `Survey`, then `show`.
+//! It does not hold the fleet: it takes one snapshot a view. Begin at `FleetSnapshot`, then `show`.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! A part of a page: HTML with an id and a digest of its content.
 //!
-//! It compares no parts: `patch.rs` does. Begin at [`Part`].
+//! It compares no parts: `patch.rs` does. Begin at [`Fragment`].
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher as _};

@@ -1,6 +1,6 @@
 //! The snapshot of one job that all viewers of its pages share.
 //!
-//! It renders nothing. Begin at [`Scene::see`], which copies the state once and checks the open findings against
+//! It renders nothing. Begin at [`JobSnapshot::capture`], which copies the state once and checks the open findings against
 //! that very copy.
 
 use std::collections::{BTreeMap, HashMap};

@@ -1,6 +1,6 @@
 //! Renders the frame of every page: navigation, role, CSRF proof, errors.
 //!
-//! Begin at `Page`.
+//! Begin at `PageFrame`.
 
 use std::convert::Infallible;
 use std::sync::Arc;

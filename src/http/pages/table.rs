@@ -1,6 +1,6 @@
 //! Renders the table of tasks: filter, sort and page, all from the address.
 //!
-//! Begin at `Listing`, then `Table`.
+//! Begin at `TaskTableQuery`, then `TaskTable`.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! Tests the texts of pages over jobs in virtual time: the state machine itself, the detectors, and the parts of
 //! pages made of both.
 //!
-//! It tests no HTTP (`tests/guard`, `tests/browser`). Begin at `Rig`.
+//! It tests no HTTP (`tests/guard`, `tests/browser`). Begin at `PagesFixture`.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

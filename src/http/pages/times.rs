@@ -1,7 +1,7 @@
 //! Moments and durations as pages show them.
 //!
 //! A moment stands in a page as `<time>` with the moment itself; how long ago that is is written into it last, once for
-//! the answer ([`fill`]), and from then on by the script. So a page's parts do not change merely because time passes, and
+//! the answer ([`fill_times`]), and from then on by the script. So a page's parts do not change merely because time passes, and
 //! the same part is the same bytes for everybody.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use askama::filters::Safe;
 
 use crate::coordination::Timestamp;
 
-/// Where [`fill`] finds what to fill in: nothing that people wrote can contain it, since quotes are escaped.
+/// Where [`fill_times`] finds what to fill in: nothing that people wrote can contain it, since quotes are escaped.
 const TIME_MARK: &str = " data-rel=\"";
 
 /// In what words a moment is shown.

@@ -1,7 +1,7 @@
 //! The bounded queue of log lines, and the thread that writes it to stderr.
 //!
 //! A line never waits for the reader of stderr. While nothing reads, lines without room are dropped; when something
-//! reads again, a line says how many. Begin at [`Lines`].
+//! reads again, a line says how many. Begin at [`LogQueue`].
 
 use std::collections::VecDeque;
 use std::fs::File;

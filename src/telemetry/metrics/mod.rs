@@ -1,6 +1,6 @@
 //! Metrics for Prometheus: projections of the engine's effects, and values that are read at the scrape.
 //!
-//! [`catalogue`] names and explains every metric. The [`Tally`] counts events, which the engine tells it under its
+//! [`catalogue`] names and explains every metric. The [`EventCounters`] counts events, which the engine tells it under its
 //! lock. Everything else is read when it is asked for, out of [`JobObservation`]s and the counters of the engine
 //! and the gRPC port. Begin at `Metrics`.
 

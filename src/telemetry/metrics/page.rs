@@ -1,6 +1,6 @@
 //! Writes samples in Prometheus' text format.
 //!
-//! It does not know what they mean (`catalogue.rs`). Begin at `Page`.
+//! It does not know what they mean (`catalogue.rs`). Begin at `Scrape`.
 
 use std::collections::HashMap;
 use std::time::Duration;

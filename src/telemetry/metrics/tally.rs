@@ -1,6 +1,6 @@
 //! Counts changes of jobs as the engine reports them.
 //!
-//! It does not write samples by itself: `Metrics` asks for them. Begin at `Tally::event`.
+//! It does not write samples by itself: `Metrics` asks for them. Begin at `EventCounters::event`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,8 +2,8 @@
 //! minute.
 //!
 //! The SDK drops spans without a number that can be read, and logs a line for every batch that fails; with a
-//! collector that is away for a night that fills the log. Its own log lines are compiled out. Begin at [`Counted`]
-//! and [`Sending`].
+//! collector that is away for a night that fills the log. Its own log lines are compiled out. Begin at [`CountingSpanProcessor`]
+//! and [`CountingExporter`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! Makes the span of each exclusion when it ends: only then is it known what the exclusion did.
 //!
 //! The span is a child of the `traceparent` of the request, which becomes known after the event. Begin at
-//! [`Exclusions`].
+//! [`ExclusionSpans`].
 
 use std::collections::HashMap;
 use std::sync::Arc;

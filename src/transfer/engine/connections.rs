@@ -1,6 +1,6 @@
 //! The life of an engine's connections: which requests one serves, which one makes room, and their end.
 //!
-//! It dials nothing: [`dial`](super::dial) and [`mend`](super::mend) do. A membership or a shutdown ends all its
+//! It dials nothing: [`dial`](super::dial) and [`restore`](super::mend) do. A membership or a shutdown ends all its
 //! connections in parallel, those that are being made among them: the callbacks of one may take long and must not
 //! delay the others. Begin at `EngineShared::end_all`.
 

@@ -3,7 +3,7 @@
 //! Each side owns an inbox, shared memory that the other side writes: a ring of frames with two counters. A reader
 //! that finds the ring empty announces its sleep and how it is to be woken: the reactor by its bell, a thread that
 //! waits for a transfer by that very word. So the peer wakes a waiting thread directly, and a frame that no launch
-//! waits for wakes nothing and is found at the next look. Begin at [`Inbox`] and [`Outbox`].
+//! waits for wakes nothing and is found at the next look. Begin at [`RingInbox`] and [`RingOutbox`].
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -213,7 +213,7 @@ impl<'a> Reader<'a> {
         word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Leaves it to the reactor. Something may have come meanwhile: look at [`Inbox::is_empty`].
+    /// Leaves it to the reactor. Something may have come meanwhile: look at [`RingInbox::is_empty`].
     pub fn release(mut self) -> &'a RingInbox {
         self.unlock();
         self.inbox

@@ -1,6 +1,6 @@
 //! Regions: the stretches of memory that an engine knows, and listeners that are told when one is gone.
 //!
-//! It does not know which parts of a region are free or in use. Begin at [`Region`].
+//! It does not know which parts of a region are free or in use. Begin at [`MemoryRegion`].
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Plans: which bytes of an array go from which device to which, when its sharding changes.
 //!
 //! A plan is made of two [`ArrayDescription`]s (source and destination), a [`Placement`] of their devices and
-//! [`Options`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
+//! [`PlanOptions`]. It is pure: no IO, no clock, no threads, no randomness. Every process that is given the same
 //! description makes the same plan, with the same keys, so plans are not sent. Begin at `make.rs`, which has the
 //! rules.
 //!

@@ -1,6 +1,6 @@
 //! Computes and formats the results of the benchmark.
 //!
-//! Begin at `Figures::new`.
+//! Begin at `SizeResult::new`.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! Conducts the processes of the benchmark through one measurement.
 //!
-//! It holds no engine (`peer.rs`). Begin at `Tasks::throughput`.
+//! It holds no engine (`peer.rs`). Begin at `Conductor::throughput`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

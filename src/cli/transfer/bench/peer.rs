@@ -1,6 +1,6 @@
 //! Implements one process of the benchmark: an engine that executes orders.
 //!
-//! It does not measure across processes (`pair.rs`). Begin at `run`, then `obey`.
+//! It does not measure across processes (`pair.rs`). Begin at `run`, then `execute`.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! Defines the orders and replies of the benchmark, one line of JSON each.
 //!
-//! Begin at `Order`, `Answer`.
+//! Begin at `BenchOrder`, `BenchReply`.
 
 use std::fmt;
 use std::time::Duration;

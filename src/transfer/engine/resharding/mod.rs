@@ -38,10 +38,10 @@ impl Engine {
     /// Carries out this task's part of a plan, and waits for it: every task of the plan does the same. The shards belong
     /// to the plan until it returns. Staging memory is taken from `staging` and given back.
     ///
-    /// A channel of its own ([`Options::channel`]) keeps the order of its groups apart from other launches.
+    /// A channel of its own ([`LaunchOptions::channel`]) keeps the order of its groups apart from other launches.
     ///
-    /// It takes no longer than the plan's time, or [`Options::deadline`] if that is shorter; and, if it fails, once
-    /// [`Options::stall`] until what was under way has come to rest. The connection with a peer that does not say so in
+    /// It takes no longer than the plan's time, or [`LaunchOptions::deadline`] if that is shorter; and, if it fails, once
+    /// [`LaunchOptions::stall`] until what was under way has come to rest. The connection with a peer that does not say so in
     /// that time is ended, and with it whatever else is under way on it.
     ///
     /// # Errors

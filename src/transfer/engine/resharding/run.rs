@@ -1,6 +1,6 @@
 //! A resharding under way: when each group is launched, and which steps follow an arrival.
 //!
-//! It makes no plan and places no memory. Begin at [`Run::go`].
+//! It makes no plan and places no memory. Begin at [`ReshardRun::go`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender};

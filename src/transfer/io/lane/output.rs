@@ -1,6 +1,6 @@
 //! The output state of a lane: the frame that it is sending.
 //!
-//! It sends nothing itself: `send.rs` does. Begin at [`Output`].
+//! It sends nothing itself: `send.rs` does. Begin at [`LaneOutput`].
 
 use crate::launch::peer_launch::OwnedAccessGuard;
 use crate::protocol::frame::{HEADER, Kind};

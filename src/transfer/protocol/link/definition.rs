@@ -52,7 +52,7 @@ impl DefinitionEntry {
 /// A list of transfers with one peer, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition {
-    /// The transfers, by [`Entry::order`].
+    /// The transfers, by [`DefinitionEntry::order`].
     pub entries: Vec<DefinitionEntry>,
     /// Of everything that must be equal on both sides.
     pub digest: u64,
