@@ -21,16 +21,16 @@ use crate::http::{
 use crate::telemetry::log::LogFormat;
 use crate::telemetry::traces::OtlpProtocol;
 
+mod effective;
+mod exposure;
 mod file;
-mod guarding;
-mod keys;
 mod load;
-mod print;
+mod settings;
 mod value;
 
-pub use guarding::{ExposedAddress, TlsConfig};
-pub use keys::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
+pub use exposure::{ExposedAddress, TlsConfig};
 pub use load::load;
+pub use settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
 pub use value::{format_rules, parse_address, parse_rules, parse_tasks};
 
 /// Everything that a server is told.
@@ -350,7 +350,7 @@ impl Config {
     /// The whole configuration as a file that means the same, each value with its source as a comment.
     #[must_use]
     pub fn print(&self) -> String {
-        print::print(&self.values)
+        effective::print(&self.values)
     }
 }
 

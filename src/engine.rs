@@ -19,7 +19,7 @@
 //! - *Measurement.* One in 64 of the inputs about one task or key is timed under the lock; every other input and
 //!   every read is.
 
-mod kept;
+mod event_history;
 mod reaper;
 
 use std::collections::HashMap;
@@ -40,8 +40,8 @@ use crate::coordination::{
 };
 use crate::meter;
 
-pub use kept::RetainedEvents;
-use kept::{EventHistory, Ring};
+pub use event_history::RetainedEvents;
+use event_history::{EventHistory, Ring};
 use reaper::Reaper;
 
 /// Where the answers to waiting calls go: one for each connection.

@@ -2,17 +2,19 @@
 //!
 //! It names and exposes no metric: `telemetry::metrics` does. Without the cargo feature `metrics` every type here
 //! is empty, with the same methods, so a caller never checks; `BENCHMARKS.md` has what that saves. Begin at
-//! `kept.rs`.
+//! `enabled.rs`.
 
-#[cfg(feature = "metrics")]
-mod kept;
 #[cfg(not(feature = "metrics"))]
-#[path = "meter/unkept.rs"]
-mod kept;
+mod disabled;
+#[cfg(feature = "metrics")]
+mod enabled;
 
 use std::ops::AddAssign;
 
-pub use kept::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
+#[cfg(not(feature = "metrics"))]
+pub use disabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
+#[cfg(feature = "metrics")]
+pub use enabled::{Counter, ENABLED, Histogram, LockHold, LockTimes, LockWait, Moment, Sharded};
 
 /// How many bounds [`HistogramSnapshot`] has.
 pub const BOUNDS: usize = 18;

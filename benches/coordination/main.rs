@@ -5,10 +5,10 @@
 //! Each repetition gives every server a life of its own, one after the other, so that a machine whose speed drifts does not
 //! favour one. Every answer is checked: a server that answers wrongly ends the benchmark.
 
+mod baseline;
 mod client;
 mod clock;
 mod cluster;
-mod floor;
 mod meter;
 mod process;
 mod report;
@@ -80,7 +80,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next() {
         Some(first) if first == process::LAUNCH => return process::launch(arguments),
-        Some(first) if first == floor::ARGUMENT => return floor::main(arguments),
+        Some(first) if first == baseline::ARGUMENT => return baseline::main(arguments),
         _ => {}
     }
     let mut arguments = Arguments::parse();

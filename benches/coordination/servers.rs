@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
 
-use crate::floor;
+use crate::baseline;
 use crate::process::Server;
 
 /// The release whose service Muster is compared with.
@@ -89,7 +89,7 @@ impl Launcher {
     }
 
     fn floor_command(&self, job: Job) -> Result<Vec<OsString>> {
-        let mut command = words(&format!("{} {} {}", floor::ARGUMENT, job.tasks, self.threads));
+        let mut command = words(&format!("{} {} {}", baseline::ARGUMENT, job.tasks, self.threads));
         if job.recoverable {
             command.push("recoverable".into());
         }

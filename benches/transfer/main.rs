@@ -8,10 +8,10 @@
 //! arrived with what was sent, byte for byte. What is not installed is reported as absent.
 
 mod clock;
+mod engines;
 mod limits;
 mod report;
 mod shape;
-mod subjects;
 mod targets;
 
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use clap::Parser;
 
+use engines::{BinaryPaths, EngineCase};
 use report::Results;
 use shape::Shape;
-use subjects::{BinaryPaths, EngineCase};
 
 /// Compares Muster's transfers with the limits of the machine and with other engines.
 #[derive(Debug, Parser)]

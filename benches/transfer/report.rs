@@ -11,8 +11,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
+use crate::engines::{EngineCase, Figure};
 use crate::shape::Shape;
-use crate::subjects::{EngineCase, Figure};
 use crate::targets;
 pub use stats::Spread;
 

@@ -1,8 +1,8 @@
 //! What Muster must reach.
 
+use crate::engines::{EngineCase, Figure};
 use crate::report::Results;
 use crate::shape::Shape;
-use crate::subjects::{EngineCase, Figure};
 
 /// A target, as it stands.
 pub struct Verdict {

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::place::ClusterEnvError;
+use super::cluster_env::ClusterEnvError;
 
 /// What went wrong. Where it is the service's own word, its text says who did it and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{AgentShared, reporting};
+use super::{AgentShared, transfer_reports};
 use crate::telemetry::metrics::Scrape;
 use crate::telemetry::metrics::catalogue::{self as metric, CATALOGUE, WORKER};
 use crate::transfer::{Stage, TransportKind, registered_bytes};
@@ -15,8 +15,8 @@ pub(super) fn page(inner: &AgentShared) -> String {
     let here = engine.here();
     let (task, incarnation) = (here.task.to_string(), format!("{:016x}", here.incarnation.get()));
     page.count(&metric::ENGINE_INFO, &[env!("CARGO_PKG_VERSION"), &task, &incarnation], 1);
-    let clock = reporting::with(&inner.report_state, |tally| tally.clock());
-    for pair in reporting::pairs(engine) {
+    let clock = transfer_reports::with(&inner.report_state, |tally| tally.clock());
+    for pair in transfer_reports::pairs(engine) {
         let peer = pair.peer.to_string();
         for (direction, bytes) in [("sent", pair.sent_bytes), ("received", pair.received_bytes)] {
             page.count(&metric::ENGINE_BYTES, &[&peer, &pair.transport, direction], bytes);

@@ -7,12 +7,12 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `place/` | detects which task this process is, and where the service is: one file a cluster system |
-//! | `dial.rs`, `service.rs` | the gRPC channel, and the calls of the protocol (generation C) |
-//! | `following.rs`, `entry.rs` | the task states made into the engine's membership; the engine record that each worker publishes |
-//! | `patience.rs`, `gathering.rs` | retries while the service is away; the live set, with the tasks that have not called |
+//! | `channel.rs`, `service.rs` | the gRPC channel, and the calls of the protocol (generation C) |
+//! | `roster.rs`, `engine_record.rs` | the task states made into the engine's membership; the engine record that each worker publishes |
+//! | `retry.rs`, `live_set.rs` | retries while the service is away; the live set, with the tasks that have not called |
 //! | `topology.rs` | devices, published as JAX publishes them |
 //! | `preemption.rs` | preemption notices, and the step that all tasks agree on |
-//! | `reporting.rs`, `offset.rs` | transfer reports, and the offset of this host's clock |
+//! | `transfer_reports.rs`, `clock_offset.rs` | transfer reports, and the offset of this host's clock |
 //! | `metrics.rs` | the worker's own metrics |
 //! | `exercise/` | a program that moves buffers and checks every byte |
 //!
@@ -32,21 +32,21 @@
 //!
 //! Every wait has a limit, ends when this incarnation is over, and is cancelled by dropping its future.
 
+mod channel;
+mod clock_offset;
+pub mod cluster_env;
 mod config;
-mod dial;
-mod entry;
+mod engine_record;
 mod error;
 pub mod exercise;
-mod following;
-mod gathering;
+mod live_set;
 mod metrics;
-mod offset;
-mod patience;
-pub mod place;
 mod preemption;
-mod reporting;
+mod retry;
+mod roster;
 mod service;
 mod topology;
+mod transfer_reports;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -61,15 +61,15 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 pub use config::{AgentConfig, AgentTlsFiles, DEVICES_MAX};
-pub use entry::EngineRecordError;
+pub use engine_record::EngineRecordError;
 pub use error::AgentError;
-pub use following::ClusterRoster;
+pub use roster::ClusterRoster;
 
 use crate::clock;
 use crate::transfer::{Engine, Incarnation, Member, Membership, TaskId};
-use patience::RetryBudget;
-use reporting::ReportState;
+use retry::RetryBudget;
 use service::CoordinationClient;
+use transfer_reports::ReportState;
 
 /// Longest pause between two attempts to register.
 const REGISTER_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -192,7 +192,7 @@ impl Agent {
     /// If the settings are wrong, the engine cannot start, the service refuses the task, or the limit is over.
     pub async fn join(config: AgentConfig) -> Result<Self, AgentError> {
         config.check()?;
-        let (channel, port) = dial::channel(&config)?;
+        let (channel, port) = channel::channel(&config)?;
         let incarnation = new_incarnation();
         let here = Member { task: TaskId(config.task), incarnation };
         let engine = start_engine(&config, here)?;
@@ -223,9 +223,9 @@ impl Agent {
         let mut background = JoinSet::new();
         background.spawn(heartbeat_loop(Arc::clone(&inner)));
         background.spawn(error_poll_loop(Arc::clone(&inner)));
-        background.spawn(following::follow(Arc::clone(&inner), first));
+        background.spawn(roster::follow(Arc::clone(&inner), first));
         background.spawn(preemption::watch(Arc::clone(&inner)));
-        background.spawn(reporting::keep(Arc::clone(&inner), channel.clone()));
+        background.spawn(transfer_reports::keep(Arc::clone(&inner), channel.clone()));
         Ok(Self { inner, channel, background })
     }
 
@@ -354,7 +354,7 @@ impl Agent {
     /// # Errors
     /// If not all of them have asked within `limit`: with who has not.
     pub async fn live_set(&self, limit: Duration) -> Result<Vec<Member>, AgentError> {
-        let alive = self.unless_over(gathering::live_set(&self.inner, limit)).await?;
+        let alive = self.unless_over(live_set::live_set(&self.inner, limit)).await?;
         let members = alive.into_iter().map(|(task, incarnation)| {
             let incarnation = Incarnation::new(incarnation)?;
             (task < self.inner.tasks).then_some(Member { task: TaskId(task), incarnation })
@@ -431,7 +431,7 @@ impl Agent {
         // Reported before, since what has left has nothing to report any more.
         let _told = tokio::time::timeout(
             FINAL_REPORT_TIMEOUT,
-            reporting::send_report(&self.inner, self.channel.clone()),
+            transfer_reports::send_report(&self.inner, self.channel.clone()),
         )
         .await;
         self.inner.leaving.store(true, Ordering::Release);
@@ -521,9 +521,9 @@ fn start_engine(config: &AgentConfig, here: Member) -> Result<Engine, AgentError
     engine.spin = config.spin.unwrap_or(engine.spin);
     let engine = Engine::start(engine).map_err(|error| cannot_start(config, &error))?;
     // What stands in it is dialled by others.
-    let own = entry::write(here.incarnation, engine.address(), &config.device_ids());
+    let own = engine_record::write(here.incarnation, engine.address(), &config.device_ids());
     let own = own.map_err(AgentError::Engine)?;
-    entry::read(here, &own).map_err(|error| {
+    engine_record::read(here, &own).map_err(|error| {
         AgentError::Settings(format!(
             "nobody could reach this engine ({error}): name the address that others dial with --advertise"
         ))
@@ -573,9 +573,9 @@ async fn publish(
 ) -> Result<(), AgentError> {
     let limit = config.call_limit;
     let here = engine.here();
-    let own =
-        entry::write(here.incarnation, engine.address(), &config.device_ids()).map_err(AgentError::Engine)?;
-    service.insert(&entry::key(here), own, true, limit).await?;
+    let own = engine_record::write(here.incarnation, engine.address(), &config.device_ids())
+        .map_err(AgentError::Engine)?;
+    service.insert(&engine_record::key(here), own, true, limit).await?;
     let key = topology::key(config.task);
     let devices = topology::write(config, &engine.address().host);
     match service.insert(&key, devices.clone(), false, limit).await {

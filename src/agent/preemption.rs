@@ -20,7 +20,7 @@ use tonic::Code;
 use super::AgentShared;
 use super::error::AgentError;
 use super::exercise::lives_number;
-use super::following::ClusterRoster;
+use super::roster::ClusterRoster;
 use crate::clock::Clock;
 use crate::transfer::Member;
 

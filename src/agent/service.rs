@@ -10,7 +10,7 @@ use prost::Message as _;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
-use super::dial::PortProbe;
+use super::channel::PortProbe;
 use super::error::AgentError;
 use crate::proto::tensorflow::distributed_runtime::GrpcPayloadContainer;
 use crate::proto::xla::coordination::coordination_service_client::CoordinationServiceClient;

@@ -9,7 +9,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::output::TerminalLine;
-use super::place::{ServerArgs, block_on, format_time};
+use super::server_args::{ServerArgs, block_on, format_time};
 use crate::coordination::JobName;
 use crate::http::{AuditLine, AuditOutcome, AuditPage};
 

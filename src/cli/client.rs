@@ -2,7 +2,7 @@
 //!
 //! It does not print (`output.rs`). Begin at `Client::find`, then `request`.
 
-mod stream;
+mod sse;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use super::credentials::Credentials;
 use crate::coordination::{JobName, JobSummary, JobView};
 use crate::http::{JobsPage, NO_SUCH_JOB, Problem, ServerInfo, Version};
 use crate::text::Untrusted;
-pub use stream::SseEvent;
+pub use sse::SseEvent;
 
 /// Where a server is looked for that is not named.
 pub const DEFAULT_SERVER: &str = "http://127.0.0.1:8477";

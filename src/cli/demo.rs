@@ -2,7 +2,7 @@
 //!
 //! It does not judge their steps (`demo/verdict.rs`). Begin at `run`, then `Demo::play`.
 
-mod verdict;
+mod record;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,12 +23,12 @@ use super::launch::children::{BECOME_COMMAND, ProcessGuard, THIS_PROGRAM};
 use super::output::{TerminalText, print};
 use super::server::RunningServer;
 use super::worker::{CANCELLED_TEXT, StepLine, parse};
-use super::{limits, memory};
+use super::{allocator, limits};
 use crate::config::{ConfigRequest, JobSelection, Profile, load, parse_address};
 use crate::coordination::{JobName, TaskId};
 use crate::telemetry::log::{self, LogFormat};
 use crate::text::parse_duration;
-use verdict::DemoRecord;
+use record::DemoRecord;
 
 /// How many workers there are.
 const WORKERS: u32 = 4;
@@ -97,7 +97,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     log::start("error", LogFormat::Human).map_err(anyhow::Error::msg)?;
     limits::raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    memory::configure_allocator(runtime.handle());
+    allocator::configure_allocator(runtime.handle());
     // On this thread, which lives as long as the process: children are tied to the thread that started them.
     let code = runtime.block_on(show(arguments));
     runtime.shutdown_background();

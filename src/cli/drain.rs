@@ -11,7 +11,7 @@ use http::Method;
 
 use super::client::Client;
 use super::output::TerminalText;
-use super::place::{JobArg, ServerArgs, block_on, send};
+use super::server_args::{JobArg, ServerArgs, block_on, send};
 use crate::coordination::{EventKind, Reason, RunNumber, RunState};
 use crate::http::{DrainView, EventsPage, NewDrain};
 use crate::text::parse_duration;

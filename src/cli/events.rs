@@ -12,7 +12,7 @@ use super::client::{Client, SseEvent};
 use super::output::{
     TerminalColour, TerminalLine, TerminalStyle, TerminalText, print, print_error, print_json_line,
 };
-use super::place::{JobArg, ServerArgs, block_on, format_time_millis, query_encode};
+use super::server_args::{JobArg, ServerArgs, block_on, format_time_millis, query_encode};
 use crate::coordination::{JobView, Timestamp, barrier_label};
 use crate::http::{EventLine, EventsPage};
 use crate::text::{Untrusted, parse_duration};

@@ -10,7 +10,7 @@ use clap::Args;
 use http::Method;
 
 use super::output::TerminalText;
-use super::place::{JobArg, ServerArgs, block_on, format_time, send};
+use super::server_args::{JobArg, ServerArgs, block_on, format_time, send};
 use crate::coordination::{ExclusionPreview, ExclusionView, Reason, RunOutcome};
 use crate::http::{ExclusionsPage, NewExclusion};
 use crate::text::parse_positive_duration;

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use http::Method;
 
 use super::output::{TerminalColour, TerminalLine, TerminalStyle, TerminalText, print};
-use super::place::{ServerArgs, block_on, query_encode, send};
+use super::server_args::{ServerArgs, block_on, query_encode, send};
 use crate::config::parse_rules;
 use crate::coordination::{ErrorDelivery, JobName, JobSettings, JobSummary, JobView, Reason};
 use crate::http::{JobPatch, NewJob, SettingsBody};

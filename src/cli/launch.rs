@@ -3,7 +3,7 @@
 //! It does not supervise (`launch/supervisor.rs`). Begin at `run`, then `launch`.
 
 pub(super) mod children;
-mod output;
+mod prefix_output;
 mod supervisor;
 mod target;
 
@@ -18,7 +18,7 @@ use clap::Args;
 use super::credentials::Credentials;
 use super::options::LaunchFlags;
 use super::output::print_error;
-use super::{limits, memory};
+use super::{allocator, limits};
 use crate::config::{ConfigError, JobSelection};
 use crate::coordination::JobName;
 use crate::telemetry::log;
@@ -132,7 +132,7 @@ fn launch(arguments: &Arguments) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
-    memory::configure_allocator(runtime.handle());
+    allocator::configure_allocator(runtime.handle());
     // The supervisor runs on this thread, which lives as long as the process: children are tied to the
     // thread that started them.
     let code = runtime.block_on(async {

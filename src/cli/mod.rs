@@ -2,6 +2,7 @@
 //!
 //! Begin at `main`, then `Command`.
 
+mod allocator;
 mod audit;
 mod certificates;
 mod client;
@@ -16,14 +17,13 @@ mod exclude;
 mod job;
 mod launch;
 mod limits;
-mod memory;
 mod metrics;
 mod options;
 mod output;
-mod place;
 mod readmit;
 mod serve;
 mod server;
+mod server_args;
 mod status;
 mod tls;
 mod token;

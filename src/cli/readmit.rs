@@ -9,7 +9,7 @@ use clap::Args;
 use http::Method;
 
 use super::output::TerminalText;
-use super::place::{JobArg, ServerArgs, block_on, query_encode};
+use super::server_args::{JobArg, ServerArgs, block_on, query_encode};
 use crate::coordination::{ExclusionTarget, ExclusionView, TaskId};
 use crate::http::ExclusionsPage;
 

@@ -15,7 +15,7 @@ use super::config::JobsArgs;
 use super::options::ServeFlags;
 use super::output::{TerminalText, print};
 use super::server::RunningServer;
-use super::{limits, memory};
+use super::{allocator, limits};
 use crate::config::{Config, JobSelection};
 use crate::http::ServerInfo;
 use crate::telemetry::log::{self, LogFormat};
@@ -90,7 +90,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         .enable_all()
         .build()
         .context("cannot start the threads that serve connections")?;
-    memory::configure_allocator(runtime.handle());
+    allocator::configure_allocator(runtime.handle());
     let served = runtime.block_on(serve(&config));
     // What is still running was given its time.
     runtime.shutdown_background();

@@ -25,7 +25,7 @@ use crate::http::{
 };
 use crate::meter;
 use crate::reports;
-use crate::telemetry::events::log_events;
+use crate::telemetry::event_log::log_events;
 use crate::telemetry::log::LogStats;
 use crate::telemetry::metrics::{EventCounters, MetricInputs, MetricSource, Metrics};
 use crate::telemetry::traces::{CollectorTls, OtlpProtocol, Traces};

@@ -15,9 +15,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::output::{TerminalLine, TerminalText, print};
-use super::place::block_on;
+use super::server_args::block_on;
 use crate::tls::check::{self, CertificateFindings, CheckSeverity, IntendedUse};
-use crate::tls::{self, make};
+use crate::tls::{self, issue};
 
 /// How long a server may take to answer.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ enum CertificateUse {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     match &arguments.command {
         Command::New(new) => {
-            make::write(&new.folder, &new.names)?;
+            issue::write(&new.folder, &new.names)?;
             let folder = new.folder.display();
             print(&TerminalText::from_lines(&format!(
                 "Made in {folder}, for {} days: ca.pem, server.pem, server-key.pem, client.pem, client-key.pem\n\
@@ -117,7 +117,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
                  --grpc-tls-client-ca {folder}/ca.pem\n\
                  Start tasks with: JAX_MTLS_CERT_FILE={folder}/client.pem JAX_MTLS_KEY_FILE={folder}/client-key.pem \
                  JAX_MTLS_CA_FILE={folder}/ca.pem\n",
-                make::VALIDITY_DAYS
+                issue::VALIDITY_DAYS
             )))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -137,14 +137,14 @@ fn examine(asked: &CheckArgs) -> Result<CertificateFindings> {
     if let Some(cert) = &asked.cert {
         let chain = tls::certificates(cert)?;
         let purpose = match asked.purpose {
-            _ if asked.server.is_some() => make::CertificatePurpose::Client,
-            Some(CertificateUse::Client) => make::CertificatePurpose::Client,
-            Some(CertificateUse::Server) => make::CertificatePurpose::Server,
+            _ if asked.server.is_some() => issue::CertificatePurpose::Client,
+            Some(CertificateUse::Client) => issue::CertificatePurpose::Client,
+            Some(CertificateUse::Server) => issue::CertificatePurpose::Server,
             // Whoever says what clients dial means a server.
-            None if asked.name.is_some() => make::CertificatePurpose::Server,
-            None => check::stated_purpose(&chain).unwrap_or(make::CertificatePurpose::Server),
+            None if asked.name.is_some() => issue::CertificatePurpose::Server,
+            None => check::stated_purpose(&chain).unwrap_or(issue::CertificatePurpose::Server),
         };
-        let client = purpose == make::CertificatePurpose::Client;
+        let client = purpose == issue::CertificatePurpose::Client;
         let wanted = IntendedUse { purpose, name: asked.name.as_deref().filter(|_| !client) };
         // What a server asks of its clients' issuers is its own affair, and is seen when it is spoken to.
         let ca = asked.ca.as_deref();

@@ -2,8 +2,8 @@
 //!
 //! It holds no step (`worker/program.rs`). Begin at `run`.
 
+mod metrics_listener;
 mod program;
-mod scraped;
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ use clap::{Args, ValueEnum};
 use super::certificates::TransferCertificateArgs;
 use super::limits;
 use super::output::{TerminalText, print};
-use crate::agent::place::{ClusterEnv, ExplicitFlags, Variables};
+use crate::agent::cluster_env::{ClusterEnv, ExplicitFlags, Variables};
 use crate::agent::{Agent, AgentConfig, AgentTlsFiles, DEVICES_MAX, exercise};
 use crate::coordination::JobName;
 use crate::telemetry::log::{self, LogFormat};

@@ -11,7 +11,7 @@ use serde::Deserialize as _;
 use crate::coordination::{Bounds, JobName, JobSettings};
 
 use super::file::{self, ConfigFile, KnownKeys, ValueTable};
-use super::keys::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
+use super::settings::{JOB_SETTINGS, SERVER_SETTINGS, Setting, SettingValue, environment_variable};
 use super::value::{parse_address, parse_job_spec, parse_tasks};
 use super::{
     Config, ConfigError, ConfigRequest, GivenValue, JobConfig, JobSelection, ResolvedValue, ServerConfig,

@@ -1,6 +1,6 @@
 //! Parses and formats single values: addresses, counts, job specifications, rules.
 //!
-//! It knows no settings: `keys.rs` has them. Begin at `parse_job_spec`.
+//! It knows no settings: `settings.rs` has them. Begin at `parse_job_spec`.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -1,8 +1,8 @@
 //! The table of barriers: instances in progress with the state of every member, and results and counters of ended
 //! ones.
 //!
-//! It knows members, slots and counters. What an arrival or an end means for a task is decided in `meeting.rs` and
-//! `parting.rs`. Barriers of the service itself (registration, shutdown, device exchange) are separate variants of
+//! It knows members, slots and counters. What an arrival or an end means for a task is decided in `barrier_arrival.rs` and
+//! `barrier_completion.rs`. Barriers of the service itself (registration, shutdown, device exchange) are separate variants of
 //! [`BarrierKey`], so no client can reach them by choosing an id. Begin at [`BarrierTable`].
 //!
 //! Invariants:

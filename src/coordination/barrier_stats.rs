@@ -1,4 +1,4 @@
-//! Measures ended instances: their record, and each member's share of the skew (`straggling.rs`).
+//! Measures ended instances: their record, and each member's share of the skew (`straggler_stats.rs`).
 //!
 //! An instance is measured after its callers are answered, a few members at a time. It leaves as
 //! `Effect::BarrierEnded` with all its arrivals. Begin at [`Run::record_next_barrier_stats`].

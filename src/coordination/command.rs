@@ -1,6 +1,6 @@
 //! The commands of operators, their outcomes, the reasons for a refusal, and the preview of an exclusion.
 //!
-//! Plain data: `steering.rs` dispatches commands to the files that perform them. Begin at [`OperatorCommand`].
+//! Plain data: `operator_commands.rs` dispatches commands to the files that perform them. Begin at [`OperatorCommand`].
 
 use std::time::Duration;
 

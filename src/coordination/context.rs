@@ -5,11 +5,11 @@
 use std::collections::VecDeque;
 
 use super::call::CallOutcome;
-use super::discarded::DeferredFree;
+use super::deferred_free::DeferredFree;
 use super::event::{EventKind, JobEvent};
+use super::event_queue::{EventQueue, TaskChange};
 use super::ids::{CallId, JobId, RunNumber, TaskId, TaskIncarnation, Timestamp};
 use super::input::Effect;
-use super::outbox::{EventQueue, TaskChange};
 use super::settings::JobSettings;
 
 /// The surroundings of one transition of one run.

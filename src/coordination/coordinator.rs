@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
 use super::command::{CommandOutcome, CommandRefusal, ExclusionPreview, OperatorCommand};
-use super::discarded::DeferredFree;
+use super::deferred_free::DeferredFree;
 use super::exclusion::ExclusionTarget;
 use super::failure::{Code, Failure};
 use super::failure_texts::deleted_job_failure;

@@ -1,7 +1,7 @@
 //! The table of a job's exclusions: target, actor, reason, expiry, and the record of ended ones. Exclusions belong
 //! to the job and outlive its runs.
 //!
-//! It does not say what an exclusion does to a task: `excluding.rs` does. Hosts are IP addresses, not names: the
+//! It does not say what an exclusion does to a task: `exclusion_rules.rs` does. Hosts are IP addresses, not names: the
 //! service sees addresses, and a name could resolve to another host tomorrow. Exclusions are found by number, by
 //! target and by expiry; numbers are never used twice. Begin at [`ExclusionTable`].
 

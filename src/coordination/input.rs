@@ -17,7 +17,7 @@ use super::actor::{Actor, Reason};
 use super::barrier_record::BarrierCompletion;
 use super::call::{CallOutcome, Caller, Request};
 use super::command::{CommandOutcome, CommandRefusal, OperatorCommand};
-use super::discarded::DeferredFree;
+use super::deferred_free::DeferredFree;
 use super::event::JobEvent;
 use super::ids::{CallId, ConnectionId, JobId, JobName, ServiceIncarnation, TaskId};
 use super::settings::JobSettings;

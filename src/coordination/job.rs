@@ -11,7 +11,7 @@
 //!   Generation C names its incarnations with each call (a claim); generation A does not, so a connection is bound
 //!   to the incarnation that registered on it.
 //! - *Connections.* A closed connection first loses its calls, a bounded number at a time, and then its tasks are
-//!   judged (`failing.rs`).
+//!   judged (`task_failure.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -22,9 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use super::actor::{Actor, Reason};
 use super::call::{Caller, ClaimedIncarnations, Request};
+use super::deferred_free::DeferredFree;
 use super::devices;
-use super::discarded::DeferredFree;
 use super::event::{EventKind, RunOutcome};
+use super::event_queue::EventQueue;
 use super::exclusion::{ExclusionTable, PendingEviction};
 use super::failure::{Code, Failure};
 use super::failure_texts::deleted_job_failure;
@@ -32,7 +33,6 @@ use super::ids::{
     CallId, ConnectionId, JobId, JobName, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp,
 };
 use super::input::{ConnectionEnd, Effect, FindingNote, TransferFailure};
-use super::outbox::EventQueue;
 use super::run::Run;
 use super::settings::JobSettings;
 use super::topology::Topology;

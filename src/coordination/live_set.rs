@@ -1,6 +1,6 @@
 //! The table of live-set requests in progress: their callers, and how many live members have not called.
 //!
-//! `live.rs` has the rules. Begin at `LiveSetRequest`.
+//! `live_set_rules.rs` has the rules. Begin at `LiveSetRequest`.
 
 use std::collections::BTreeSet;
 

@@ -13,17 +13,17 @@ use super::call::TaskSet;
 use super::coordinator::Coordinator;
 use super::event::RunOutcome;
 use super::exclusion::ExclusionTable;
-use super::figures::TaskPhase;
-use super::figures::{TaskCounts, TaskState};
+use super::heartbeat_stats::GapHistogram;
 use super::ids::{JobId, JobName, RunNumber, TaskId, Timestamp};
 use super::job::Job;
 use super::live_set::LiveSetRequest;
-use super::pulse::GapHistogram;
 use super::run::Run;
 use super::settings::Bounds;
-use super::straggling::StragglerView;
+use super::straggler_stats::StragglerView;
+use super::task_state::TaskPhase;
+use super::task_state::{TaskCounts, TaskState};
 use super::view::RunState;
-use super::viewing::LIVE_SET_REQUEST;
+use super::view_builder::LIVE_SET_REQUEST;
 use super::waiters::WaitTarget;
 
 /// How many missing members of a barrier are listed.

@@ -1,7 +1,7 @@
 //! Registration: no task is connected before all required tasks have registered, and the newest incarnation of a
 //! task wins.
 //!
-//! Admission of old incarnations is in `job.rs`; refusal of excluded tasks is in `excluding.rs`. Begin at
+//! Admission of old incarnations is in `job.rs`; refusal of excluded tasks is in `exclusion_rules.rs`. Begin at
 //! `Run::register`.
 //!
 //! A registration that breaks a fate-sharing run (a second incarnation of a connected task that is not recoverable)
@@ -18,10 +18,10 @@ use super::barrier::{Arrival, ArrivalPurpose, BarrierInstance, BarrierKey};
 use super::call::Reply;
 use super::context::TransitionContext;
 use super::event::{EventKind, FailureClass};
+use super::event_queue::TaskChange;
 use super::failure::{Code, Failure};
 use super::failure_texts::taken_over_failure;
 use super::ids::{CallId, ConnectionId, TaskId, TaskIncarnation};
-use super::outbox::TaskChange;
 use super::run::Run;
 use super::task::ProtocolState;
 use super::waiters::{CallSelection, SharedAnswer};

@@ -1,8 +1,8 @@
 //! One run of a job: its tasks, barriers, store, waiting calls and timers, and the dispatch of calls to their
 //! rules.
 //!
-//! The rules are `impl Run` blocks in files by subject: `registration.rs`, `meeting.rs` and `parting.rs`
-//! (barriers), `failing.rs`, `live.rs`, `leaving.rs`. Calls upon the store are here. Begin at `Run::call`;
+//! The rules are `impl Run` blocks in files by subject: `registration.rs`, `barrier_arrival.rs` and `barrier_completion.rs`
+//! (barriers), `task_failure.rs`, `live_set_rules.rs`, `shutdown.rs`. Calls upon the store are here. Begin at `Run::call`;
 //! `Run::run_pending_work` hands out queued answers within a budget.
 //!
 //! Invariants: a run has one outcome and one first cause; a later run shares nothing with it but the record of its
@@ -27,7 +27,7 @@ use super::event::{EventKind, FailureClass, FirstCause, RunOutcome};
 use super::failure::{Code, Failure, ServiceError};
 use super::ids::{CallId, ConnectionId, RunNumber, ServiceIncarnation, TaskId, TaskIncarnation, Timestamp};
 use super::live_set::LiveSetRequest;
-use super::measure::PendingBarrierStats;
+use super::pending_barrier_stats::PendingBarrierStats;
 use super::settings::JobSettings;
 use super::store::{Store, display_key};
 use super::task::Task;

@@ -1,6 +1,6 @@
 //! The settings of a job, their defaults, and the bounds on what one job may hold.
 //!
-//! It reads no file or flag (`config` does) and applies no change to a running job (`configuring.rs` does). Begin
+//! It reads no file or flag (`config` does) and applies no change to a running job (`job_settings.rs` does). Begin
 //! at [`JobSettings`] and [`Bounds`].
 
 use std::collections::BTreeSet;

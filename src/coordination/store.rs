@@ -14,8 +14,8 @@ use std::ops::Bound;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::deferred_free::DeferredFree;
 use super::directory::{Directory, StoreEntries, StoreEntry};
-use super::discarded::DeferredFree;
 use super::failure::{Code, Failure};
 use super::ids::{CallId, TaskId, Timestamp};
 use super::settings::Bounds;

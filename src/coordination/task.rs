@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::call::WireState;
 use super::failure::Failure;
+use super::heartbeat_stats::HeartbeatStats;
 use super::ids::{CallId, ConnectionId, TaskIncarnation, Timestamp};
 use super::input::ConnectionEnd;
-use super::pulse::HeartbeatStats;
-use super::straggling::StragglerStats;
+use super::straggler_stats::StragglerStats;
 
 /// Where a task stands, as far as the protocol goes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

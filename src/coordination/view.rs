@@ -1,7 +1,7 @@
 //! The types of the read models that the REST API, the pages and the command line share: plain data, made on
 //! request.
 //!
-//! `viewing.rs` and `looking.rs` fill them. Begin at [`JobView`].
+//! `view_builder.rs` and `job_reader.rs` fill them. Begin at [`JobView`].
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -13,15 +13,15 @@ use utoipa::ToSchema;
 use super::actor::{Actor, Reason};
 use super::barrier_record::{BarrierArrival, BarrierKind, BarrierRecord};
 use super::command::DrainRequest;
-use super::course::HeartbeatGap;
 use super::devices::Device;
 use super::event::{FirstCause, RunOutcome};
 use super::exclusion::{ExclusionEndRecord, ExclusionTarget};
-use super::figures::{RunInterval, TaskCounts, TaskPhase, TaskState};
+use super::heartbeat_history::HeartbeatGap;
+use super::heartbeat_stats::HeartbeatStatsView;
 use super::ids::{ExclusionId, JobName, RunNumber, TaskId, Timestamp};
-use super::pulse::HeartbeatStatsView;
 use super::settings::JobSettings;
-use super::straggling::StragglerView;
+use super::straggler_stats::StragglerView;
+use super::task_state::{RunInterval, TaskCounts, TaskPhase, TaskState};
 
 /// A job and its present run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]

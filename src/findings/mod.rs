@@ -2,7 +2,7 @@
 //!
 //! Detectors are pure functions of [`DetectorInput`], one file each; [`watch`] runs them once a second over a copy of the
 //! numbers, because findings are about seconds and minutes. The [`Board`] keeps open and closed findings. Nothing
-//! here acts: `acting.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
+//! here acts: `remedy.rs` says which exclusion a job's own settings ask for ([`Remedy`]), and the HTTP layer
 //! performs it like an operator's, with the same audit and the same refusals. Begin at [`watch`], then
 //! [`CATALOGUE`].
 //!
@@ -18,17 +18,17 @@
 //! | `nearly_full.rs` | a bound is nearly reached |
 //! | `clock_off.rs` | the clock of a host differs from the service's |
 
-mod acting;
 mod barrier_stuck;
-mod board;
 mod chronic_straggler;
 mod clock_off;
 mod generation_churn;
 mod heartbeat_gaps;
 mod missing_at_registration;
 mod nearly_full;
+mod remedy;
 mod restart_storm;
 mod stalled_task;
+mod store;
 #[cfg(test)]
 mod tests;
 
@@ -38,8 +38,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use acting::Remedy;
-pub use board::{Finding, FindingStore, Transition};
+pub use remedy::Remedy;
+pub use store::{Finding, FindingStore, Transition};
 
 use crate::coordination::{
     BarrierKind, BarrierObservation, BarrierOutcome, FindingNote, JobId, JobObservation, TaskId, Timestamp,
@@ -213,7 +213,7 @@ pub fn check_all(engine: &Engine, reports: &reports::ReportStore, board: &Findin
                 Transition::Closed(finding) => (false, finding),
             };
             if open {
-                remedies.extend(acting::remedy(engine, job, &finding));
+                remedies.extend(remedy::remedy(engine, job, &finding));
             }
             let (title, summary) = (&finding.title, &finding.summary);
             let reason =

@@ -16,7 +16,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service as _;
 
-use super::{generation_a, generation_c, reports};
+use super::{generation_a, generation_c, transfers_service};
 use crate::coordination::{Code, Failure};
 use crate::http2::{ErrorCode, Sender, StreamId, encode_block};
 use crate::proto::DESCRIPTORS;
@@ -28,7 +28,7 @@ pub(super) struct AuxiliaryServices {
 }
 
 /// Every name that health is told of; the empty one is the server as a whole.
-const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, reports::SERVICE];
+const NAMES: [&str; 4] = ["", generation_a::SERVICE, generation_c::SERVICE, transfers_service::SERVICE];
 
 impl AuxiliaryServices {
     pub(super) fn new() -> Self {

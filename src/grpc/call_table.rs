@@ -2,7 +2,7 @@
 //!
 //! It reads no socket; the [`Connection`](super::connection::Connection) feeds it. It owns a slot for each request
 //! that was not answered at once, the deadlines of these requests, and the connection's quota for bodies. Begin at
-//! [`CallTable::take`]; `bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
+//! [`CallTable::take`]; `request_bodies.rs` has the requests whose bodies are arriving, `engine_calls.rs` those that wait
 //! for the engine.
 //!
 //! A peer that does not take its answers (16 MiB are unsent) gets no further call served: its new requests are put
@@ -20,28 +20,28 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::auxiliary::{AuxiliaryCall, AuxiliaryCalls};
-use super::body::RequestBody;
-use super::call::Dialect;
-use super::count;
+use super::body_memory::ConnectionQuota;
+use super::call_counts;
 use super::deadlines::Deadlines;
-use super::head::{CallHandler, RequestMeta, RequestRefusal, RequestTarget};
+use super::decoded_call::Dialect;
+use super::job_route::{JobRoute, Routing};
 use super::limits::GrpcLimits;
 use super::mailbox::{Mailbox, slot_waker};
-use super::memory::ConnectionQuota;
+use super::request_body::RequestBody;
+use super::request_meta::{CallHandler, RequestMeta, RequestRefusal, RequestTarget};
 use super::respond;
-use super::route::{JobRoute, Routing};
 use super::server::Server;
-use super::slots::SlotTable;
+use super::slot_table::SlotTable;
 use crate::coordination::{CallId, Code, ConnectionEnd, ConnectionId, Failure};
 use crate::engine::AnswerInbox;
 use crate::http2::{OverBudget, Sender, StreamId};
 use crate::meter::Moment;
 
-mod bodies;
 mod engine_calls;
+mod request_bodies;
 
-use bodies::ReceivingCall;
 use engine_calls::{PendingTrace, Waiting};
+use request_bodies::ReceivingCall;
 
 /// A request that is looked at later: the peer has too many answers to take.
 struct DeferredRequest {
@@ -515,7 +515,7 @@ impl CallTable {
                 .into(),
             )
         });
-        self.server.counts.local().endings[count::ending_index(&ending)].add();
+        self.server.counts.local().endings[call_counts::ending_index(&ending)].add();
         let many = calls.len() > CALLS_DROPPED_HERE;
         self.server.engine.connection_closed(self.id, ending, calls);
         if many {

@@ -33,12 +33,12 @@ use tokio::time::{Sleep, sleep};
 use super::call_table::{
     BEGUN_DATA_DEADLINE, CallTable, ExpiredDeadlines, PARTIAL_FRAME_DEADLINE, UNTAKEN_OUTPUT_DEADLINE,
 };
-use super::head::RequestMeta;
+use super::job_route::Routing;
 use super::listener::ConnectionGuard;
 use super::mailbox::{Mailbox, MailboxMessage};
-use super::route::Routing;
+use super::peer_progress::{OutputProgress, ProgressDeadlines, UnfinishedInput};
+use super::request_meta::RequestMeta;
 use super::server::Server;
-use super::watched::{OutputProgress, ProgressDeadlines, UnfinishedInput};
 use crate::coordination::ConnectionEnd;
 use crate::http2::{
     ConnectionError, ErrorCode, HeaderBlockCache, IncompleteInput, PREFACE, ReceiveEvent, Receiver, Sender,

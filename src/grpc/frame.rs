@@ -4,7 +4,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::sets::CachedMessage;
+use super::task_set_cache::CachedMessage;
 use crate::coordination::{Code, Failure};
 
 /// Length of the prefix: a flag for compression and the message's length.

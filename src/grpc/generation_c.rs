@@ -6,9 +6,9 @@
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::call::{DecodedCall, Dialect, ReplyKind, RequestDecoder, decode_failure};
+use super::decoded_call::{DecodedCall, Dialect, ReplyKind, RequestDecoder, decode_failure};
 use super::frame::Message;
-use super::sets::{SetEncoding, TaskSetCache};
+use super::task_set_cache::{SetEncoding, TaskSetCache};
 use crate::coordination::{
     ClaimedIncarnations, Failure, Request, ServiceIncarnation, TaskId, TaskIncarnation,
 };

@@ -1,6 +1,6 @@
 //! Inflates gzip messages within bounds that are known before the first byte is inflated.
 //!
-//! It does not decide where it runs: `body.rs` does. Begin at [`Gzip::open`].
+//! It does not decide where it runs: `request_body.rs` does. Begin at [`Gzip::open`].
 
 use std::cell::RefCell;
 

@@ -17,10 +17,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use super::connection::ConnectionSocket as _;
-use super::greeting::{self, AcceptedConnection};
+use super::job_route::Routing;
 use super::mailbox::{Mailbox, MailboxMessage};
-use super::route::Routing;
 use super::server::Server;
+use super::transport_detection::{self, AcceptedConnection};
 
 /// How many connections may wait to be taken. A whole cluster connects at once; the system may hold it lower.
 const BACKLOG: i32 = 1 << 16;
@@ -183,8 +183,13 @@ impl Server {
             // It is gone already, or the system has not all of it: both show soon enough.
             tracing::debug!(%peer, %error, "a connection's socket could not be set up in full");
         }
-        let greeting =
-            greeting::accept_connection(Arc::clone(self), socket, peer, routing, room.register(self));
+        let greeting = transport_detection::accept_connection(
+            Arc::clone(self),
+            socket,
+            peer,
+            routing,
+            room.register(self),
+        );
         tokio::spawn(async move {
             let greeted = tokio::select! {
                 greeted = greeting => greeted,

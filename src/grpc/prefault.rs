@@ -1,6 +1,6 @@
 //! Allocates body buffers whose pages are populated in one system call.
 //!
-//! It bounds nothing: `memory.rs` does. The kernel clears and maps fresh memory page by page at the first touch,
+//! It bounds nothing: `body_memory.rs` does. The kernel clears and maps fresh memory page by page at the first touch,
 //! which costs more for a body of 64 KiB than receiving it. Populating all pages at once costs two thirds of that,
 //! and nothing where the allocator reuses memory. `cli::memory` configures the allocator to keep freed memory for a
 //! few seconds.

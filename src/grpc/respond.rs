@@ -1,14 +1,14 @@
 //! Sends a response on a stream: a message, a failure, or an HTTP refusal.
 //!
-//! It encodes nothing itself: `answer.rs` encodes replies, `status.rs` failures. Begin at `outcome`.
+//! It encodes nothing itself: `reply_encoder.rs` encodes replies, `status.rs` failures. Begin at `outcome`.
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::answer::{directory_copied_len, encode};
-use super::call::{Dialect, ReplyFormat, ReplyKind};
+use super::decoded_call::{Dialect, ReplyFormat, ReplyKind};
 use super::frame::{MessageChunks, encode_framed, message_too_long};
+use super::reply_encoder::{directory_copied_len, encode};
 use super::status;
 use crate::coordination::{CallOutcome, Code, Failure, Reply};
 use crate::http2::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, Sender, StreamId, encode_block};

@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::auxiliary::AuxiliaryServices;
-use super::count::{CallCount, CallCounts, CallTimes, ENDINGS};
+use super::body_memory::MemoryPool;
+use super::call_counts::{CallCount, CallCounts, CallTimes, ENDINGS};
 use super::limits::GrpcLimits;
-use super::memory::MemoryPool;
-use super::sets::TaskSetCache;
+use super::task_set_cache::TaskSetCache;
 use crate::engine::Engine;
 use crate::http2::StatePool;
 use crate::meter::{self, Counter, Sharded};
 use crate::reports::ReportStore;
-use crate::telemetry::line_limit::LogRateLimit;
+use crate::telemetry::log_limit::LogRateLimit;
 use crate::telemetry::traces::Traces;
 use crate::tls::{HandshakeFailures, ListenerTls};
 

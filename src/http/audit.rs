@@ -6,7 +6,7 @@
 //! refused while the file cannot be written. Refusals of clients that cannot be told apart are aggregated
 //! (`audit/gathered.rs`). The last lines are kept in memory. Begin at [`AuditLog::record`].
 
-mod gathered;
+mod aggregate;
 mod writer;
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::QueryParams;
-use super::page::{deserialize_limit, limit};
+use super::pagination::{deserialize_limit, limit};
 use super::{AppState, Problem, Role};
 use crate::clock::Clock;
 use crate::coordination::{Actor, JobName, Reason, Timestamp};
@@ -153,7 +153,7 @@ pub struct AuditLog {
     lines: Mutex<AuditBuffer>,
     /// How many lines are kept in memory.
     capacity: usize,
-    gathered: gathered::RefusalAggregator,
+    gathered: aggregate::RefusalAggregator,
     file: Option<AuditWriter>,
     on_failure: AuditFailurePolicy,
     /// How many acts there have been, for who follows.
@@ -193,7 +193,7 @@ impl AuditLog {
         Self {
             lines: Mutex::default(),
             capacity: most.max(1),
-            gathered: gathered::RefusalAggregator::default(),
+            gathered: aggregate::RefusalAggregator::default(),
             file: None,
             on_failure: AuditFailurePolicy::default(),
             appended: watch::Sender::default(),

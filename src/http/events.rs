@@ -19,7 +19,7 @@ use tokio::sync::{broadcast, watch};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{JobPath, QueryParams};
-use super::page::{deserialize_limit, limit};
+use super::pagination::{deserialize_limit, limit};
 use super::{AppState, ClientNetwork, Problem, openapi};
 use crate::coordination::{EventKind, JobId, JobName, RunNumber, TaskId, Timestamp};
 use crate::engine::{Engine, NumberedEvent};

@@ -15,7 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::actor::{ActorContext, RequestActor};
 use super::extract::{JobPath, JsonBody, PathItem, QueryParams};
-use super::page::{deserialize_limit, paginate};
+use super::pagination::{deserialize_limit, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
     CommandOutcome, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, OperatorCommand, Reason,

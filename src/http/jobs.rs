@@ -14,7 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::actor::RequestActor;
 use super::extract::{JobPath, JsonBody, QueryParams};
-use super::page::{deserialize_limit, paginate};
+use super::pagination::{deserialize_limit, paginate};
 use super::{AppState, AuditOutcome, Problem};
 use crate::coordination::{
     AutoExcludeRule, Bounds, CommandOutcome, ErrorDelivery, JobName, JobSettings, JobSummary, JobView,

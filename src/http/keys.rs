@@ -16,7 +16,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::actor::RequestActor;
 use super::exclusions::ReasonQuery;
 use super::extract::{JobPath, JsonBody, QueryParams};
-use super::page::{deserialize_limit, limit};
+use super::pagination::{deserialize_limit, limit};
 use super::{AppState, Problem};
 use crate::coordination::{KeyEntry, OperatorCommand, Reason, TaskId, Timestamp};
 

@@ -2,7 +2,7 @@
 //! affair (sessions, audit, limits, live pages).
 //!
 //! It contains no rule of coordination: handlers read copies of the state and send commands to the engine. Begin at
-//! [`AppState`], which handlers share, then `routes.rs`. Every request passes `listen.rs`, `connections.rs` and
+//! [`AppState`], which handlers share, then `routes.rs`. Every request passes `listener.rs`, `slots.rs` and
 //! `guard/pass.rs`.
 //!
 //! - `GET /` and what it leads to: the pages (`pages/`)
@@ -30,62 +30,62 @@
 #![allow(unused_qualifications, reason = "what describes the handlers is written out by a macro")]
 
 mod about;
+mod access;
 mod actor;
 mod audit;
 mod body;
-mod connections;
+mod client_network;
 mod drain;
 mod etag;
 mod events;
 mod exclusions;
 mod extract;
 mod findings;
-mod guard;
 mod headers;
 mod health;
 mod hosts;
 mod jobs;
 mod keys;
-mod listen;
+mod listener;
+mod listener_state;
 mod metrics;
 mod openapi;
-mod page;
 mod pages;
+mod pagination;
 mod problem;
 mod redaction;
 mod routes;
 mod runs;
-mod source;
-mod traffic;
+mod slots;
 mod transfers;
 mod write_timeout;
 
 use std::sync::Arc;
 
 pub use about::{GrpcListenerInfo, ServerInfo, Version};
+pub use access::{
+    Access, AccessControl, AuthMethod, NewToken, Principal, Role, TokenError, TokenFile, append_token,
+};
 pub use actor::{ActorContext, PeerAddress, RequestActor, TransportSecurity};
 pub use audit::{AuditFailurePolicy, AuditLine, AuditLog, AuditOutcome, AuditPage};
 pub use body::BodyBudget;
-pub use connections::descriptors_needed;
+pub use client_network::ClientNetwork;
 pub use drain::{DrainView, NewDrain};
 pub use events::{EventLine, EventStreamLimiter, EventsPage};
 pub use exclusions::{ExclusionsPage, NewExclusion};
 pub use findings::{FindingsPage, JobFindings};
-pub use guard::{
-    Access, AccessControl, AuthMethod, NewToken, Principal, Role, TokenError, TokenFile, append_token,
-};
 pub use health::ServerReadiness;
 pub use hosts::AllowedHosts;
 pub use jobs::{JobPatch, JobsPage, NewJob, SettingsBody};
 pub use keys::{KeyInfo, KeyView, KeysPage, NewValue};
-pub use listen::{HttpLimits, serve};
+pub use listener::{HttpLimits, serve};
+pub use listener_state::ListenerState;
 pub use pages::{LiveHubs, Timelines};
 pub use problem::{NO_SUCH_JOB, Problem};
 pub use redaction::RedactionPatterns;
 pub use routes::{ROUTE_ACCESS, health_router, metrics_router, router};
 pub use runs::{BarriersPage, DevicesPage, EndedBarrierView, RunsPage, TasksPage};
-pub use source::ClientNetwork;
-pub use traffic::ListenerState;
+pub use slots::descriptors_needed;
 pub use transfers::{TaskTransfersPage, TransfersPage};
 
 use crate::coordination::{

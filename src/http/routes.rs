@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::guard::{self, Access, Role, login};
+use super::access::{self, Access, Role, login};
 use super::openapi::{self, OpenApiDocument};
 use super::{
     AppState, about, audit, drain, etag, events, exclusions, findings, health, jobs, keys, metrics, pages,
@@ -160,8 +160,8 @@ pub fn router(site: AppState) -> Router {
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(middleware::from_fn_with_state(
-            guard::AccessLayerState { site: site.clone(), access: need },
-            guard::authorize,
+            access::AccessLayerState { site: site.clone(), access: need },
+            access::authorize,
         ))
         .layer(middleware::from_fn(problem::render_problems))
         .with_state(site)
@@ -174,8 +174,8 @@ pub fn metrics_router(site: AppState) -> Router {
         .fallback(problem::no_such_page)
         .method_not_allowed_fallback(problem::no_such_method)
         .layer(middleware::from_fn_with_state(
-            guard::AccessLayerState { site: site.clone(), access: need },
-            guard::authorize,
+            access::AccessLayerState { site: site.clone(), access: need },
+            access::authorize,
         ))
         .layer(middleware::from_fn(problem::render_problems))
         .with_state(site)

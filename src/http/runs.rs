@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{JobPath, PathItem, QueryParams};
-use super::page::{deserialize_limit, limit, paginate};
+use super::pagination::{deserialize_limit, limit, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{
     BarrierRecord, BarrierView, Device, DeviceChange, DeviceMap, LiveTasksView, RunListItem, RunNumber,

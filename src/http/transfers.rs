@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::extract::{JobPath, QueryParams};
-use super::page::{deserialize_limit, limit, paginate};
+use super::pagination::{deserialize_limit, limit, paginate};
 use super::{AppState, Problem};
 use crate::coordination::{TaskId, TaskIncarnations};
 use crate::reports::{ConnectionView, PairView, ReportedTransport, TaskTransfers, Throughput, TransfersView};

@@ -1,6 +1,6 @@
 //! Wraps a stream so that a write without progress ends the connection.
 //!
-//! Reads are limited by the phases of `connections.rs`. Begin at [`WriteTimeout`].
+//! Reads are limited by the phases of `slots.rs`. Begin at [`WriteTimeout`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-use super::connections::SlotState;
+use super::slots::SlotState;
 
 /// How many bytes a peer must take while a write waits, within each timeout.
 const PROGRESS_MIN_BYTES: usize = 16 << 10;

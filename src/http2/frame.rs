@@ -1,6 +1,6 @@
 //! The layout of frames: types, flags, settings, error codes (RFC 9113, 4, 6, 7).
 //!
-//! It does not check their order: `receive.rs` does. Begin at [`FrameHeader`].
+//! It does not check their order: `receiver.rs` does. Begin at [`FrameHeader`].
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! Header compression (RFC 7541): decoding blocks of peers, encoding blocks for them.
 //!
-//! It does not validate fields: `head.rs` does. Encodes without a dynamic table. Begin at [`Decoder::read`].
+//! It does not validate fields: `request_head.rs` does. Encodes without a dynamic table. Begin at [`Decoder::read`].
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::frame::{ConnectionError, ErrorCode};
-use super::head::RequestHeadBuilder;
 use super::huffman;
+use super::request_head::RequestHeadBuilder;
 
 /// The table of appendix A. Its first entry has the index 1.
 #[rustfmt::skip]
@@ -318,7 +318,7 @@ fn put_string(block: &mut Vec<u8>, text: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::head::RequestHead;
+    use super::super::request_head::RequestHead;
     use super::*;
 
     fn bytes(hex: &str) -> Vec<u8> {

@@ -7,31 +7,31 @@
 //! - It exists because a general library took two thirds of the time in user space. An idle connection here is a
 //!   few hundred bytes.
 //! - Clients are told to keep no header table, so a header block always means the same. A repeated request head is
-//!   recognised by the bytes of its block (`head.rs`).
+//!   recognised by the bytes of its block (`request_head.rs`).
 //! - Peers are hostile until shown otherwise. State that a peer makes the server keep is charged to a
 //!   [`StateBudget`](budget::StateBudget) before it is allocated; work that a peer causes is counted while it is
 //!   done, so that a turn can end ([`Sender::is_clock_check_due`]); frames that ask for nothing add to an
 //!   [`AbuseScore`](abuse::AbuseScore).
 
-mod abuse;
-mod budget;
+mod abuse_score;
 mod frame;
-mod head;
 mod hpack;
 mod huffman;
-mod output;
-mod receive;
-mod send;
+mod output_buffer;
+mod receiver;
+mod request_head;
+mod sender;
+mod state_budget;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use budget::{OverBudget, StatePool};
 pub(crate) use frame::{ConnectionError, ErrorCode, PREFACE, StreamId};
-pub(crate) use head::{FromRequestHead, HeaderBlockCache, RequestHead};
 pub(crate) use hpack::{GRPC_OK_TRAILERS, GRPC_RESPONSE_HEADERS, encode_block};
-pub(crate) use output::OutputBuffer;
-pub(crate) use receive::{IncompleteInput, ReceiveEvent, Receiver};
-pub(crate) use send::Sender;
+pub(crate) use output_buffer::OutputBuffer;
+pub(crate) use receiver::{IncompleteInput, ReceiveEvent, Receiver};
+pub(crate) use request_head::{FromRequestHead, HeaderBlockCache, RequestHead};
+pub(crate) use sender::Sender;
+pub(crate) use state_budget::{OverBudget, StatePool};
 
 /// What the server allows on one connection.
 #[derive(Debug, Clone, Copy)]

@@ -270,13 +270,13 @@ fn told(
     look: impl FnOnce(&ReportStore, JobId, &TaskIncarnations),
 ) {
     let world = StoreFixture::of(3);
-    let mut of_job = board::JobReports::new(RunNumber(1));
+    let mut of_job = store::JobReports::new(RunNumber(1));
     for (place, (second, task, pairs)) in reports.iter().enumerate() {
         let report = world.report(*task, 100 + u64::from(*task), |report| {
             report.pairs = pairs.clone();
             report.sequence = place as u64 + 1;
         });
-        let report = intake::Report::read(&report, 3).unwrap();
+        let report = parse::Report::read(&report, 3).unwrap();
         of_job.accept(report, Timestamp(1_000_000_000), 3, Timestamp(second * 1_000_000));
     }
     world.board.complete_interval(world.job, of_job);

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::board::{self, Gauges, JobReports, ReportStore, TaskReports};
-use super::intake::{ClockReading, LifeTotals, TransportTotals};
-use super::ring::{STEP_SECONDS, StepSeries};
-use super::words::{ReportedTransport, TransferCounter, TransferOutcome};
+use super::byte_series::{STEP_SECONDS, StepSeries};
+use super::parse::{ClockReading, LifeTotals, TransportTotals};
+use super::store::{self, Gauges, JobReports, ReportStore, TaskReports};
+use super::vocabulary::{ReportedTransport, TransferCounter, TransferOutcome};
 use crate::coordination::{JobId, RunNumber, TaskId, TaskIncarnations, Timestamp};
 use crate::transfer::{Stage, Times, size_classes};
 
@@ -286,8 +286,8 @@ pub struct FailureView {
 }
 
 impl FailureView {
-    fn of(failure: &board::TaskFailure) -> Self {
-        let board::TaskFailure { task, failed } = failure;
+    fn of(failure: &store::TaskFailure) -> Self {
+        let store::TaskFailure { task, failed } = failure;
         let (at, peer, reason) = (failed.at, failed.peer, failed.reason);
         Self { at, task: *task, peer, reason, text: failed.text.to_string() }
     }
@@ -429,7 +429,7 @@ impl TaskTransfers {
             in_flight_bytes: gauges.map_or([0; 3], |gauges| gauges.in_flight),
             clock: gauges.and_then(|gauges| gauges.clock),
             failures: failures
-                .map(|failed| FailureView::of(&board::TaskFailure { task, failed: failed.clone() }))
+                .map(|failed| FailureView::of(&store::TaskFailure { task, failed: failed.clone() }))
                 .collect(),
         }
     }
@@ -501,7 +501,7 @@ impl TransfersView {
             reporting: 0,
             stale: 0,
             reported_at: None,
-            interval_ms: board::interval_ms(roster.incarnations.len()),
+            interval_ms: store::interval_ms(roster.incarnations.len()),
             taken: 0,
             repeated: 0,
             refused: 0,
@@ -630,7 +630,7 @@ struct RateWindow(u64);
 
 impl RateWindow {
     fn of(of_job: &JobReports, roster: &TaskIncarnations) -> Self {
-        let last = last_second(of_job, board::interval_ms(roster.incarnations.len()));
+        let last = last_second(of_job, store::interval_ms(roster.incarnations.len()));
         Self(((last + 1) / STEP_SECONDS).saturating_sub(1))
     }
 
@@ -670,7 +670,7 @@ impl ReportStore {
             others: Vec::new(),
         };
         let view = |of_job: &JobReports| {
-            let last = last_second(of_job, board::interval_ms(roster.incarnations.len()));
+            let last = last_second(of_job, store::interval_ms(roster.incarnations.len()));
             let known = (last + 1).saturating_sub(of_job.since.0 / 1_000_000);
             let seconds = seconds.min(usize::try_from(known).unwrap_or(usize::MAX));
             let transports = ReportedTransport::ALL.into_iter().zip(&of_job.series);
@@ -753,7 +753,7 @@ impl ReportStore {
                 task.is_none_or(|task| task == *one)
                     && transport.is_none_or(|transport| transport == link.transport)
             });
-            let view = |(task, link): (TaskId, &super::intake::ReportedConnection)| ConnectionView {
+            let view = |(task, link): (TaskId, &super::parse::ReportedConnection)| ConnectionView {
                 task,
                 peer: link.peer,
                 peer_incarnation: link.peer_incarnation.to_string(),

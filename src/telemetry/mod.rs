@@ -1,6 +1,6 @@
 //! Logs, metrics and traces: projections of the engine's effects and of observations.
 //!
-//! They decide nothing; without them the server does the same. Begin at `events.rs`, `metrics/mod.rs` and
+//! They decide nothing; without them the server does the same. Begin at `event_log.rs`, `metrics/mod.rs` and
 //! `traces/mod.rs`.
 //!
 //! - Statistics of tasks and barriers are part of the state (`coordination::pulse`, `course`, `straggling`), so a
@@ -16,8 +16,8 @@
 //! - An HTTP request is timed up to the head of its answer, so a stream of events does not count as a request of
 //!   minutes.
 
-pub mod events;
-pub mod line_limit;
+pub mod event_log;
 pub mod log;
+pub mod log_limit;
 pub mod metrics;
 pub mod traces;

@@ -1,6 +1,6 @@
 //! The TLS handshake, with certificates that are reloaded when their files change.
 //!
-//! It does not decide whether a connection may be plaintext: `entrance.rs` does. Begin at [`Acceptor::accept`].
+//! It does not decide whether a connection may be plaintext: `listener_tls.rs` does. Begin at [`Acceptor::accept`].
 
 use std::cell::RefCell;
 use std::io;
@@ -11,8 +11,8 @@ use rustls::{AlertDescription, CertificateError, Error, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::LazyConfigAcceptor;
 
-use super::clients::REFUSED_CERTIFICATE;
-use super::{PrefixedStream, TlsError, TlsFiles, words};
+use super::client_certificates::REFUSED_CERTIFICATE;
+use super::{PrefixedStream, TlsError, TlsFiles, messages};
 use crate::clock::Clock;
 use crate::file_watch::FileWatch;
 
@@ -220,13 +220,13 @@ fn describe_handshake_error(error: &io::Error) -> (HandshakeFault, String) {
                 .into()
         }
         Error::PeerIncompatible(wrong) => {
-            format!("the client and this server have nothing in common (TLS 1.2 and 1.3 are spoken): {}", words::split_camel_case(&format!("{wrong:?}")))
+            format!("the client and this server have nothing in common (TLS 1.2 and 1.3 are spoken): {}", messages::split_camel_case(&format!("{wrong:?}")))
         }
         Error::InvalidMessage(_) | Error::InappropriateMessage { .. } => {
             format!("what the client sent is no TLS: {error}")
         }
         Error::PeerMisbehaved(wrong) => {
-            format!("the client does not keep to the protocol: {}", words::split_camel_case(&format!("{wrong:?}")))
+            format!("the client does not keep to the protocol: {}", messages::split_camel_case(&format!("{wrong:?}")))
         }
         other => other.to_string(),
     };
@@ -248,7 +248,7 @@ fn describe_certificate_error(wrong: &CertificateError) -> String {
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
             "it is not made for clients: its extended key usage lacks clientAuth".into()
         }
-        other => words::describe_certificate_error(other),
+        other => messages::describe_certificate_error(other),
     }
 }
 
@@ -271,6 +271,6 @@ fn describe_alert(alert: AlertDescription) -> String {
         AlertDescription::HandshakeFailure => {
             "it has nothing in common with this server; JAX, for one, knows no Ed25519 certificates".into()
         }
-        other => format!("it says {:?}", words::split_camel_case(&format!("{other:?}"))),
+        other => format!("it says {:?}", messages::split_camel_case(&format!("{other:?}"))),
     }
 }

@@ -14,8 +14,8 @@ use rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 
-use super::make::CertificatePurpose;
-use super::{TlsError, clients, files, provider, words};
+use super::issue::CertificatePurpose;
+use super::{TlsError, client_certificates, files, messages, provider};
 
 /// A certificate that ends sooner than this is worth a word.
 const EXPIRY_WARNING_DAYS: i64 = 30;
@@ -151,7 +151,7 @@ fn check_leaf(read: &X509Certificate<'_>, wanted: IntendedUse<'_>, found: &mut C
             "it is the certificate of an authority: make one for this holder and let the authority sign it",
         );
     }
-    let names = clients::names(read);
+    let names = client_certificates::names(read);
     if wanted.purpose == CertificatePurpose::Server && names.is_empty() {
         found.add(
             CheckSeverity::Bad,
@@ -282,7 +282,7 @@ fn check_trust(
         ),
         Err(Error::InvalidCertificate(error)) => found.add(
             CheckSeverity::Bad,
-            format!("the authority does not vouch for it: {}", words::describe_certificate_error(&error)),
+            format!("the authority does not vouch for it: {}", messages::describe_certificate_error(&error)),
         ),
         Err(error) => found.add(CheckSeverity::Bad, format!("the authority does not vouch for it: {error}")),
     }
@@ -293,7 +293,7 @@ mod tests {
     use rustls::pki_types::pem::PemObject as _;
 
     use super::*;
-    use crate::tls::make::Authority;
+    use crate::tls::issue::Authority;
 
     fn findings(
         authority: &Authority,

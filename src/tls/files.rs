@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use super::clients::RecordingClientVerifier;
+use super::client_certificates::RecordingClientVerifier;
 use super::provider;
 
 /// No file of certificates is longer: what is longer is another file.
@@ -148,8 +148,8 @@ impl TlsFiles {
                 builder.with_client_cert_verifier(Arc::new(RecordingClientVerifier::new(clients)))
             }
         };
-        if let Some(better) =
-            crate::private_file::check_permissions(&self.key).map_err(|wrong| content(&self.key, wrong))?
+        if let Some(better) = crate::file_permissions::check_permissions(&self.key)
+            .map_err(|wrong| content(&self.key, wrong))?
         {
             tracing::warn!(file = %self.key.display(), "a private key: {better}");
         }

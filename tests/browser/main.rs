@@ -9,21 +9,21 @@ mod support;
 #[allow(dead_code, reason = "shared with the tests of the command line, which use all of it")]
 mod process;
 
+mod cluster;
 mod measures;
-mod node;
-mod party;
+mod script;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use node::Script;
-use party::TaskCluster;
+use cluster::TaskCluster;
+use script::Script;
 use support::Muster;
 
 /// A job in the middle of its training, with one task that does not come to a barrier.
 async fn hang(muster: &Muster) -> (TaskCluster, Vec<support::Pending>) {
     let party = TaskCluster::gather(muster.grpc(), "train", 0..8, 1).await;
-    party.beat(party::BEAT);
+    party.beat(cluster::BEAT);
     party.report();
     party.train(20, 6).await;
     let waiting = (0..8).filter(|task| *task != 6).map(|task| party.member(task).arrive("train/step", 20));
@@ -164,7 +164,7 @@ async fn a_task_is_excluded_by_page_by_curl_and_by_command_and_the_audit_has_all
 /// A job of four in which the last does not come to a barrier.
 async fn without_the_last(muster: &Muster, job: &str) -> (TaskCluster, Vec<support::Pending>) {
     let party = TaskCluster::gather(muster.grpc(), job, 0..4, 1).await;
-    party.beat(party::BEAT);
+    party.beat(cluster::BEAT);
     let waiting = (0..3).map(|task| party.member(task).arrive("step", 0)).collect();
     (party, waiting)
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use muster::clock::Clock;
 
-use crate::node::Script;
-use crate::party::{BEAT, TaskCluster};
+use crate::cluster::{BEAT, TaskCluster};
+use crate::script::Script;
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
 
 /// For how long each figure is taken, and how often.

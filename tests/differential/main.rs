@@ -18,7 +18,7 @@ mod random;
 mod run;
 mod script;
 mod scripts;
-mod side;
+mod service;
 #[path = "../support/mod.rs"]
 mod support;
 

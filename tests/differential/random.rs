@@ -13,7 +13,7 @@ use fastrand::Rng;
 
 use crate::expect::describe;
 use crate::script::{CallerSpec, Release, ScriptCall, Version, incarnation, observer, t};
-use crate::side::ServiceUnderTest;
+use crate::service::ServiceUnderTest;
 use crate::support::{Body, Call, Generation, JobOptions};
 
 /// How long the two may take to agree on who is answered. The C++ service looks at its clock once a second.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::expect::{Expected, Outcome, describe};
 use crate::script::{Release, Script, ScriptCall, SideKind, Step, Version, observer};
-use crate::side::ServiceUnderTest;
+use crate::service::ServiceUnderTest;
 use crate::support::{Answer, Call};
 
 /// How long an answer that must come may take. The C++ service looks at its clock once a second, and machines are slow.

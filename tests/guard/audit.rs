@@ -4,7 +4,7 @@ use http::StatusCode;
 use muster::http::Role;
 use serde_json::{Value, json};
 
-use crate::house::{FORM, WebEdge, proof};
+use crate::in_process::{FORM, WebEdge, proof};
 
 async fn lines(house: &WebEdge) -> Vec<Value> {
     let viewer = house.bearer(Role::Viewer);

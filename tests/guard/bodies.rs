@@ -11,8 +11,8 @@ use futures_util::stream;
 use http::StatusCode;
 use muster::http::{Role, TransportSecurity};
 
-use crate::house::{FORM, WebEdge, proof};
-use crate::walk::operations;
+use crate::every_route::operations;
+use crate::in_process::{FORM, WebEdge, proof};
 
 /// A body that comes a byte a second, for ever, and tells whether anybody has asked for it.
 fn dribbled() -> (Body, Arc<AtomicBool>) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use muster::http::{NewToken, Role, TransportSecurity, append_token};
 
-use crate::house::{FORM, WebEdge, proof};
+use crate::in_process::{FORM, WebEdge, proof};
 
 async fn jobs(house: &WebEdge, headers: &[(&str, &str)]) -> StatusCode {
     house.ask("GET", "/api/v1/jobs", headers, "").await.status

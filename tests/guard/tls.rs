@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster::clock::Clock;
 use muster::engine::Engine;
 use muster::grpc::{self, GrpcLimits, Routing};
-use muster::tls::make::{Authority, CertificatePurpose, IssuedCertificate};
+use muster::tls::issue::{Authority, CertificatePurpose, IssuedCertificate};
 use muster::tls::{self, HandshakeFailures, HandshakeFailuresPage, ListenerTls, TlsFiles, TlsMode};
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

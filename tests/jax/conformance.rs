@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use muster::coordination::{RunState, TaskId, TaskPhase};
 
+use super::fixture::JaxFixture;
 use super::process::Process;
-use super::scene::JaxFixture;
 use super::server::DEFAULT;
 use super::{RunSet, Test};
 

@@ -4,8 +4,8 @@ use muster::coordination::{EventKind, JobView, RunOutcome, RunState, TaskId, Tas
 use muster::http::EventLine;
 use rustix::process::Signal;
 
+use super::fixture::JaxFixture;
 use super::process::Process;
-use super::scene::JaxFixture;
 use super::server::Server;
 use super::{RunSet, Test};
 

@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use muster::coordination::RunState;
 
+use super::fixture::JaxFixture;
 use super::http;
 use super::process::Process;
-use super::scene::JaxFixture;
 use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[(RunSet::One, "devices_of_two_runs_are_matched_by_where_they_are", map)];

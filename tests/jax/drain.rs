@@ -9,10 +9,10 @@ use tensorflow::coordination_service_client::CoordinationServiceClient as Genera
 use tonic::transport::Endpoint;
 use xla::coordination_service_client::CoordinationServiceClient as GenerationC;
 
+use super::fixture::JaxFixture;
 use super::http;
 use super::process::Process;
 use super::release::Generation;
-use super::scene::JaxFixture;
 use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use muster::coordination::{JobView, RunState};
 
+use super::fixture::JaxFixture;
 use super::http;
 use super::process::Process;
-use super::scene::JaxFixture;
 use super::server::Server;
 use super::time::TestInstant;
 use super::{RunSet, Test};

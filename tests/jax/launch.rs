@@ -2,7 +2,7 @@
 
 use muster::coordination::{RunOutcome, RunState};
 
-use super::scene::JaxFixture;
+use super::fixture::JaxFixture;
 use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[

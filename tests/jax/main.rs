@@ -12,32 +12,32 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 
-mod claims;
 mod conformance;
 mod death;
 mod devices;
 mod drain;
+mod duplicate_task;
 mod exclude;
-mod freeze;
+mod fixture;
 mod http;
 mod launch;
 mod line;
 mod process;
 mod release;
 mod rounds;
-mod scene;
 mod server;
 #[path = "../support/skip.rs"]
 mod skip;
 mod stop;
+mod stopped_process;
 mod time;
 mod tls;
 mod two_generations;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
+use fixture::JaxFixture;
 use release::Release;
-use scene::JaxFixture;
 
 /// Which releases a test is for.
 #[derive(Clone, Copy)]
@@ -70,8 +70,8 @@ fn tests() -> Vec<Test> {
         conformance::TESTS,
         death::TESTS,
         rounds::TESTS,
-        freeze::TESTS,
-        claims::TESTS,
+        stopped_process::TESTS,
+        duplicate_task::TESTS,
         devices::TESTS,
         drain::TESTS,
         exclude::TESTS,

@@ -10,9 +10,9 @@ use muster::coordination::{EventKind, RunState, TaskId};
 use rustix::process::Signal;
 
 use super::death::failed_tasks;
+use super::fixture::JaxFixture;
 use super::line::LogRecord;
 use super::process::Process;
-use super::scene::JaxFixture;
 use super::server::Server;
 use super::{RunSet, Test};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use super::fixture::JaxFixture;
 use super::process::Process;
-use super::scene::JaxFixture;
 use super::{RunSet, Test};
 
 pub const TESTS: &[Test] = &[

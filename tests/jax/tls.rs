@@ -4,10 +4,10 @@ use std::path::Path;
 
 use muster::coordination::RunState;
 use muster::tls::HandshakeFailuresPage;
-use muster::tls::make;
+use muster::tls::issue;
 
 use super::conformance::check;
-use super::scene::JaxFixture;
+use super::fixture::JaxFixture;
 use super::server::DEFAULT;
 use super::time::wait_for;
 use super::{RunSet, Test, http};
@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
 /// Makes certificates in a folder of the scene's, and gives it.
 fn certificates(scene: &JaxFixture, name: &str) -> String {
     let folder = scene.file(name);
-    make::write(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
+    issue::write(Path::new(&folder), &["localhost".into(), "127.0.0.1".into()]).unwrap();
     folder
 }
 

@@ -4,9 +4,9 @@ use libtest_mimic::{Completion, Trial};
 use muster::coordination::{EventKind, TaskIncarnation};
 
 use super::conformance;
+use super::fixture::JaxFixture;
 use super::process::Process;
 use super::release::{Generation, Release};
-use super::scene::JaxFixture;
 use super::server::{DEFAULT, Server};
 use super::skip::{Lacking, skip_named};
 

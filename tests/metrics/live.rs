@@ -6,8 +6,8 @@ use muster::findings;
 use muster::telemetry::metrics::catalogue::CATALOGUE;
 
 use crate::dashboards::{Dashboard, filled_in, metrics_in};
+use crate::fixture::MetricsFixture;
 use crate::prometheus::{Prometheus, complaints, promtool};
-use crate::world::MetricsFixture;
 
 /// What an alert compares its value with, taken away: then it has a value whether it fires or not.
 fn without_threshold(expr: &str) -> String {

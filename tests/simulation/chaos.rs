@@ -10,8 +10,8 @@ use muster::coordination::{
     OperatorCommand, Request, ServiceIncarnation, SettingsChange, TaskId, TaskIncarnation, TaskSet,
 };
 
+use crate::coordinator::SimulatedCoordinator;
 use crate::for_every_seed;
-use crate::world::SimulatedCoordinator;
 
 /// One client process, more or less.
 struct Client {

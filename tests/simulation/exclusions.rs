@@ -9,8 +9,8 @@ use muster::coordination::{
     SettingsChange, TaskId, TaskPhase, TaskSet,
 };
 
+use crate::coordinator::{JOB, SimulatedCoordinator, operator, reason};
 use crate::rules::{Job, id};
-use crate::world::{JOB, SimulatedCoordinator, operator, reason};
 
 fn exclude(job: &mut Job, task: usize) -> Result<CommandOutcome, CommandRefusal> {
     job.coordinator.act(OperatorCommand::Exclude {

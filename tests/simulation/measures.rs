@@ -10,8 +10,8 @@ use muster::coordination::{
 
 use muster::findings::{DetectorInput, detect};
 
+use crate::coordinator::JOB;
 use crate::rules::{Job, id};
-use crate::world::JOB;
 
 const STEP: Duration = Duration::from_millis(100);
 

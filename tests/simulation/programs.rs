@@ -9,8 +9,8 @@ use muster::coordination::{
     OperatorCommand, Reply, Request, TaskId, TaskIncarnation, Timestamp,
 };
 
+use crate::coordinator::SimulatedCoordinator;
 use crate::for_every_seed;
-use crate::world::SimulatedCoordinator;
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {

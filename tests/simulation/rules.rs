@@ -9,7 +9,7 @@ use muster::coordination::{
     RunState, TaskId, TaskIncarnation, TaskPhase, TaskSet,
 };
 
-use crate::world::{JOB, SimulatedCoordinator, operator, reason};
+use crate::coordinator::{JOB, SimulatedCoordinator, operator, reason};
 
 /// A job whose tasks have all registered, each on its own connection.
 pub struct Job {

@@ -12,7 +12,7 @@ const SHARED: &[(&str, &str)] = &[
 ];
 
 /// Files that define the types of another file once more, for a build without a feature.
-const SECOND_FORMS: &[&str] = &["meter/unkept.rs"];
+const SECOND_FORMS: &[&str] = &["meter/disabled.rs"];
 
 /// Where types are defined: by name, the files, and whether one of the definitions is public.
 fn definitions(sources: &BTreeMap<String, String>) -> BTreeMap<&str, (Vec<&str>, bool)> {

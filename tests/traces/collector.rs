@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
-use muster::tls::make::{Authority, CertificatePurpose};
+use muster::tls::issue::{Authority, CertificatePurpose};
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{
     TraceService, TraceServiceServer,
 };

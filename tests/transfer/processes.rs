@@ -9,7 +9,7 @@ use muster::transfer::{Address, Choice, DeviceId, Member, Membership, Peer, Task
 
 use crate::cluster::{PATIENCE, device, member, start};
 use crate::resharding::DEVICES_EACH;
-use crate::{cancel, deaths};
+use crate::{cancel, peer_failures};
 
 /// A task in a process of its own.
 pub struct TaskProcess {
@@ -153,9 +153,9 @@ fn child() {
     let membership: Membership = serde_json::from_str(&told().unwrap()).unwrap();
     engine.on_membership(membership.clone());
     match role.as_str() {
-        "meet" => deaths::meet_all(&engine, &membership),
-        "gather" | "gather-away" => deaths::gather_all(&engine),
+        "meet" => peer_failures::meet_all(&engine, &membership),
+        "gather" | "gather-away" => peer_failures::gather_all(&engine),
         "fire" => cancel::under_fire(&engine),
-        _ => deaths::stream(&engine, task, role == "late"),
+        _ => peer_failures::stream(&engine, task, role == "late"),
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster::tls::make::{Authority, CertificatePurpose};
+use muster::tls::issue::{Authority, CertificatePurpose};
 use muster::transfer::{Certificates, Choice, Config, Engine, TransportKind};
 
 use crate::cluster::{Cluster, assert_contents, done, member};

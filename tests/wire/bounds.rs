@@ -9,8 +9,8 @@ use prost::Message as _;
 use prost::bytes::Bytes;
 
 use crate::raw::{GENERATION_A, RawClient, finish, frame, prefixed};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::SecondClient;
 
 const RESOURCE_EXHAUSTED: Option<i32> = Some(8);
 const MIB: u64 = 1 << 20;

@@ -12,8 +12,8 @@ use prost::Message as _;
 use prost::bytes::Bytes;
 
 use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame, now, prefixed};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::SecondClient;
 
 /// A server with a job that nobody needs beside the witness's.
 async fn start() -> (Muster, SecondClient, RawClient) {

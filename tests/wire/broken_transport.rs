@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 
 use crate::frames::*;
 use crate::raw::PATIENCE;
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::SecondClient;
 
 const MIB: u64 = 1 << 20;
 

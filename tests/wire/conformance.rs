@@ -2,8 +2,8 @@
 //! connection of its own and says exactly what comes back.
 
 use crate::frames::*;
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::SecondClient;
 
 /// What the server does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! What Muster does by choice: how errors are delivered, how the living are listed, who may come back.
 
 use crate::raw::{GENERATION_A, GENERATION_C, PATIENCE, RawClient};
+use crate::second_client::{expect_ok, within};
 use crate::support::answer::code_name;
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
-use crate::witness::{expect_ok, within};
 
 /// Registers every task of the default job over connections of their own.
 async fn register(

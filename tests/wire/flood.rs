@@ -6,8 +6,8 @@ use prost::Message as _;
 use prost::bytes::Bytes;
 
 use crate::raw::{GENERATION_A, RawClient, finish, frame, now};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::SecondClient;
 
 /// The bound on waiting calls of a job, as it is by default.
 const WAITERS: usize = 1 << 18;

@@ -7,9 +7,9 @@ use muster::proto::xla::coordination as c;
 use prost::Message as _;
 
 use crate::raw::{GENERATION_A, GENERATION_C, RawClient, RawResponse, finish, frame};
+use crate::second_client::SecondClient;
 use crate::support::Muster;
 use crate::support::answer::{BARRIER_ERROR, MISMATCH_ERROR, SERVICE_ERROR};
-use crate::witness::SecondClient;
 
 /// One entry of the map, written out: field 1 of the container, in it the key as field 1 and the value as field 2. An empty
 /// value is written all the same.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::frames::GET_K;
+use crate::second_client::SecondClient;
 use crate::support::Muster;
-use crate::witness::SecondClient;
 
 async fn start() -> (Muster, SecondClient) {
     let server = Muster::serve(&["--job", "witness=2", "--job", "target=3", "--log", "error"]);

@@ -1,8 +1,8 @@
 //! What ends or poisons jaxlib's own service must do neither here, not even for the other tasks of the same job.
 
+use crate::second_client::{SecondClient, within};
 use crate::support::answer::code_name;
 use crate::support::{Answer, Body, Call, Caller, Client, Generation, Muster};
-use crate::witness::{SecondClient, within};
 
 struct Attack {
     server: Muster,

@@ -5,8 +5,8 @@ use prost::Message as _;
 use serde_json::Value;
 
 use crate::raw::{RawClient, RawResponse, frame};
+use crate::second_client::SecondClient;
 use crate::support::{Muster, Reporter};
-use crate::witness::SecondClient;
 
 const PATH: &str = "/muster.v1.Transfers/Report";
 

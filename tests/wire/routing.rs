@@ -1,7 +1,7 @@
 //! Jobs apart on one server.
 
+use crate::second_client::{SecondClient, expect_ok, within};
 use crate::support::{Body, Call, Caller, Client, Generation, Muster};
-use crate::witness::{SecondClient, expect_ok, within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_name_that_a_client_dials_tells_jobs_apart() {

@@ -9,8 +9,8 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ListServiceResponse, ServerReflectionRequest};
 
 use crate::raw::{GENERATION_A, GENERATION_C, RawClient, frame};
+use crate::second_client::SecondClient;
 use crate::support::{Client, Generation, Muster};
-use crate::witness::SecondClient;
 
 const SERVICES: [&str; 2] = ["tensorflow.CoordinationService", "xla.coordination.CoordinationService"];
 

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
 
-use super::{Target, count, news::FanOut, registered, steady};
+use super::{Target, count, fan_out::FanOut, registered, steady};
 use crate::cluster::Cluster;
 use crate::meter::Figure;
 use crate::process;

@@ -1,8 +1,8 @@
 //! What is measured. A session is one life of a server; in it the pieces of work follow one another.
 
+mod fan_out;
 mod keys;
 mod memory;
-mod news;
 mod steady;
 
 use std::fmt;
@@ -151,9 +151,9 @@ impl Session {
                     keys::run(target, &cluster, wanted, &mut figures)?;
                 }
             }
-            Self::Watch { watchers } => news::watch(target, watchers, wanted, &mut figures)?,
-            Self::Restart { tasks } => news::restart(target, tasks, &mut figures)?,
-            Self::Broken { tasks } => news::broken(target, tasks, &mut figures)?,
+            Self::Watch { watchers } => fan_out::watch(target, watchers, wanted, &mut figures)?,
+            Self::Restart { tasks } => fan_out::restart(target, tasks, &mut figures)?,
+            Self::Broken { tasks } => fan_out::broken(target, tasks, &mut figures)?,
             Self::Memory { tasks } => memory::run(target, tasks, &mut figures)?,
         }
         Ok(figures)

@@ -15,9 +15,9 @@
 //! answer of the barrier itself. The service decides whether that was in time, so either all of the set move or
 //! none.
 
-mod moving;
 mod plan;
 mod resharding;
+mod transfers;
 
 use std::time::Duration;
 
@@ -26,10 +26,10 @@ use tonic::Code;
 
 use super::{Agent, AgentError};
 use crate::transfer::{Arena, DeviceId, Member, MemoryError, ReshardError, TransferError, plan::PlanError};
-use moving::{Buffers, PreparedMoves};
 pub(super) use plan::number as lives_number;
 use resharding::ReshardPlans;
 pub use resharding::ReshardResult;
+use transfers::{Buffers, PreparedMoves};
 
 /// How it is exercised.
 #[derive(Debug, Clone)]

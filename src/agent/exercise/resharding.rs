@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::{Exercise, ExerciseError};
 use crate::agent::ClusterRoster;
 use crate::agent::config::device_of;
-use crate::contents;
+use crate::test_pattern;
 use crate::transfer::plan::{
     ArrayDescription, BufferRole, Dtype, MAX_NAME, Mesh, PartitionSpec, PlacedDevice, Placement, Plan,
     PlanError, PlanOptions, Sharding,
@@ -117,7 +117,7 @@ impl Exercise<'_> {
             buffer.write(|bytes| fill(bytes, elements))?;
         }
         let inner = Arc::clone(&self.agent.inner);
-        let options = LaunchOptions { channel, stall: super::moving::STALL, ..LaunchOptions::default() };
+        let options = LaunchOptions { channel, stall: super::transfers::STALL, ..LaunchOptions::default() };
         // It waits on its thread.
         let carried = tokio::task::spawn_blocking({
             let plan = Arc::clone(&plan);
@@ -199,7 +199,7 @@ fn elements(
     let [rows, across] = [0, 1].map(|dimension| bounds.get(dimension).copied().unwrap_or_default());
     let places = (rows.0..rows.1).flat_map(move |row| (across.0..across.1).map(move |column| (row, column)));
     places.map(move |(row, column)| {
-        let made = contents::mix(&mut (seed ^ (row * columns + column))) as u32;
+        let made = test_pattern::mix(&mut (seed ^ (row * columns + column))) as u32;
         ((row, column), made.to_le_bytes())
     })
 }

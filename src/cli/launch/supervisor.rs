@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::Sleep;
 
 use super::children::{BECOME_COMMAND, ProcessGuard, THIS_PROGRAM};
-use super::output::{SharedOutput, pump};
+use super::prefix_output::{SharedOutput, pump};
 use super::target::LaunchServer;
 use crate::clock::Clock;
 use crate::coordination::Timestamp;

@@ -4,10 +4,10 @@
 //! what to do next and answers on its standard output.
 
 mod children;
-mod figures;
-mod pair;
+mod conductor;
 mod peer;
-mod talk;
+mod protocol;
+mod results;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::cli::certificates::TransferCertificateArgs;
 use crate::cli::output::{TerminalText, print, print_json_line};
 use crate::text::parse_duration;
 use crate::transfer::{Choice, TransportKind};
-use figures::{Repetition, SizeResult};
-use pair::Conductor;
-use talk::EngineSetup;
+use conductor::Conductor;
+use protocol::EngineSetup;
+use results::{Repetition, SizeResult};
 
 pub use peer::{PeerArguments, run as run_peer};
 
@@ -175,7 +175,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut tasks = Conductor::start(arguments.pairs, &setup, arguments.grace)?;
     let prepares = tasks.prepares()?;
     if !arguments.json {
-        print(&TerminalText::from_lines(&figures::heading(&prepares)))?;
+        print(&TerminalText::from_lines(&results::heading(&prepares)))?;
     }
     for shape in shapes {
         let repetitions = measure(&mut tasks, arguments, shape)?;

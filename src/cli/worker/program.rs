@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use super::scraped::MetricsListener;
+use super::metrics_listener::MetricsListener;
 use super::{Arguments, Program, registered, say, say_all};
+use crate::agent::cluster_env::ClusterEnv;
 use crate::agent::exercise::{Exercise, PeerFailure, StepOutcome, StepReport};
-use crate::agent::place::ClusterEnv;
 use crate::agent::{Agent, AgentConfig, AgentError, ClusterRoster};
 use crate::text::bytes;
 use crate::transfer::Member;

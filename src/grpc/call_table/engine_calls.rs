@@ -1,6 +1,6 @@
 //! The calls of a connection that wait for the engine: dispatched, answered, or cancelled.
 //!
-//! It receives no bodies: `bodies.rs` does. Begin at `CallTable::ask`. A transfer report is handed to
+//! It receives no bodies: `request_bodies.rs` does. Begin at `CallTable::ask`. A transfer report is handed to
 //! [`reports`](crate::reports) and answered at once; it never reaches the engine.
 
 use http::HeaderMap;
@@ -8,9 +8,9 @@ use http::HeaderMap;
 use super::{ANSWER_WORK, CallDeadline, CallState, CallTable, over_budget};
 use crate::coordination::{CallId, CallOutcome, Caller, Code, JobId, TaskId};
 use crate::engine::CallStatus;
-use crate::grpc::call::{Dialect, ReplyFormat};
+use crate::grpc::decoded_call::{Dialect, ReplyFormat};
 use crate::grpc::frame::Message;
-use crate::grpc::head::{CallHandler, RequestMeta};
+use crate::grpc::request_meta::{CallHandler, RequestMeta};
 use crate::grpc::respond;
 use crate::http2::{Sender, StreamId};
 use crate::meter::Moment;

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use serde_json::Value;
 
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use crate::coordination::JobName;
 use crate::http::openapi::OpenApiDocument;
 use crate::http::{AppState, Problem, TransportSecurity};

@@ -7,9 +7,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::links::query_encode;
-use super::part::Fragment;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
 use super::times;
 use crate::coordination::JobName;
 use crate::http::extract::QueryParams;

@@ -8,13 +8,13 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::{BarrierRow, head, waiting};
 use super::links;
-use super::look::barrier_name;
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::{look, times};
+use super::snapshot::JobSnapshot;
+use super::status::barrier_name;
+use super::{status, times};
 use crate::coordination::{BarrierOutcome, BarrierRecord, JobName, StragglerView, TaskId, TaskView};
 use crate::http::extract::JobPath;
 use crate::http::{AppState, Problem};
@@ -77,7 +77,7 @@ fn late(task: &TaskView) -> Option<LateTask<'_>> {
     let it = task.straggling.as_ref().filter(|it| it.last > 0)?;
     Some(LateTask {
         task: task.task,
-        host: super::scene::host(task),
+        host: super::snapshot::host(task),
         last_percent: it.recent_last * 100 / it.recent.max(1),
         score: format!("{:.2}", it.score),
         it,

@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::head;
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::{links, look};
+use super::snapshot::JobSnapshot;
+use super::{links, status};
 use crate::coordination::{
     Coordinator, Device, DeviceChange, DeviceMap, DeviceMapEntry, JobName, StoredValue, TaskId,
 };

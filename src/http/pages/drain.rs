@@ -8,12 +8,12 @@ use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
 use super::exclusions::FlashQuery;
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
 use super::job::head;
 use super::links::{self, TaskLabel};
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page_with_status};
-use super::{look, times};
+use super::snapshot::JobSnapshot;
+use super::{status, times};
 use crate::coordination::{JobName, PreemptionView, Reason, RunNumber, RunState, TaskId};
 use crate::http::actor::RequestActor;
 use crate::http::extract::{FormBody, JobPath, QueryParams};

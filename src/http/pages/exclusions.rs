@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page_with_status};
 use super::job::head;
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page_with_status};
-use super::{links, look, times};
+use super::snapshot::JobSnapshot;
+use super::{links, status, times};
 use crate::coordination::{
     ExclusionEndKind, ExclusionId, ExclusionPreview, ExclusionTarget, ExclusionView, JobName, Reason, TaskId,
 };

@@ -8,10 +8,10 @@ use std::fmt::Write as _;
 
 use askama::Template;
 
+use super::fragment::Fragment;
 use super::links;
-use super::look::{self, TaskStatus, grouped};
-use super::part::Fragment;
-use super::scene::JobSnapshot;
+use super::snapshot::JobSnapshot;
+use super::status::{self, TaskStatus, grouped};
 use crate::coordination::{JobName, TaskId};
 use crate::http::Problem;
 

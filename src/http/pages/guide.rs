@@ -10,7 +10,7 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use pulldown_cmark::{Event, HeadingLevel, Options, Parser, Tag, TagEnd};
 
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use crate::findings::CATALOGUE;
 use crate::http::{AppState, Problem};
 

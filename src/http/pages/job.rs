@@ -1,6 +1,6 @@
 //! The page of one job.
 //!
-//! It computes neither the issues (`needs.rs`) nor the rows of the table (`table.rs`). Begin at `show`.
+//! It computes neither the issues (`issues.rs`) nor the rows of the table (`task_table.rs`). Begin at `show`.
 
 use std::collections::BTreeSet;
 
@@ -8,13 +8,13 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::Response;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::links::TaskLabel;
-use super::look::{AWAITED_AFTER, TaskStatus, barrier_name, grouped};
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::table::{self, TaskTableQuery};
-use super::{grid, links, look, needs, timeline, times};
+use super::snapshot::JobSnapshot;
+use super::status::{AWAITED_AFTER, TaskStatus, barrier_name, grouped};
+use super::task_table::{self, TaskTableQuery};
+use super::{grid, issues, links, status, timeline, times};
 use crate::coordination::{
     BarrierKind, BarrierView, FirstCause, JobName, JobView, RunState, RunSummary, TaskId,
 };
@@ -42,7 +42,7 @@ impl Head<'_> {
     /// The tone of the state: a run that goes on without some of its tasks is not simply well.
     fn tone(&self) -> &'static str {
         let running = self.view.run.state == RunState::Running;
-        if running && self.out > self.excluded { "warn" } else { look::tone(&self.view.run.state) }
+        if running && self.out > self.excluded { "warn" } else { status::tone(&self.view.run.state) }
     }
 
     /// How many of a hundred are live.
@@ -116,7 +116,7 @@ impl<'a> BarrierRow<'a> {
 
 /// Whether somebody has only just come to a barrier: it is merely filling.
 pub(super) fn is_filling(scene: &JobSnapshot, barrier: &BarrierView) -> bool {
-    let waited = scene.now().since(needs::last_arrival(barrier));
+    let waited = scene.now().since(issues::last_arrival(barrier));
     barrier.kind != BarrierKind::Registration && waited < AWAITED_AFTER
 }
 
@@ -144,15 +144,15 @@ fn waits(scene: &JobSnapshot, above: &BTreeSet<TaskId>) -> Result<Fragment, Prob
 
 /// The parts of the page.
 pub(super) fn parts(scene: &JobSnapshot, listing: &TaskTableQuery) -> Result<Vec<Fragment>, Problem> {
-    let needs = needs::of(scene);
-    let calm = needs::no_issue_text(scene);
+    let needs = issues::of(scene);
+    let calm = issues::no_issue_text(scene);
     let named = needs.iter().flat_map(|need| need.tasks.iter().map(|one| one.task)).collect();
     Ok(vec![
         head(scene)?,
-        needs::fragment(&needs, false, calm)?,
+        issues::fragment(&needs, false, calm)?,
         waits(scene, &named)?,
         grid::fragment(scene)?,
-        table::fragment(scene, listing)?,
+        task_table::fragment(scene, listing)?,
         timeline::fragment(scene, false, None)?,
         Fragment::new("history", &HistoryFragment { view: &scene.view })?,
         Fragment::new("settings", &SettingsFragment { view: &scene.view })?,
@@ -182,7 +182,7 @@ struct JobPage {
 impl HistoryFragment<'_> {
     /// The first error of a run in few words, and as clients were told.
     fn cause(&self, cause: &FirstCause) -> (String, String) {
-        look::error_texts(&cause.error, &cause.why)
+        status::error_texts(&cause.error, &cause.why)
     }
 
     /// How long an ended run lasted.

@@ -10,12 +10,12 @@ use axum::response::Response;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::head;
 use super::links::{self, query_encode};
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::{look, times};
+use super::snapshot::JobSnapshot;
+use super::{status, times};
 use crate::coordination::{Coordinator, Device, JobName, KeyEntry, TopologyKey, decode_devices};
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::keys::{self, KeyView};

@@ -4,7 +4,7 @@
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::look::TaskStatus;
+use super::status::TaskStatus;
 use crate::coordination::{JobName, TaskId};
 
 /// What stands as it is in the value of a query.

@@ -22,12 +22,12 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::{broadcast, watch};
 
+use super::fragment::Fragment;
+use super::frame::PageUser;
 use super::overview::FleetSnapshot;
-use super::part::Fragment;
 use super::patch::{PatchStep, patch};
-use super::scene::JobSnapshot;
-use super::shell::PageUser;
-use super::table::TaskTableQuery;
+use super::snapshot::JobSnapshot;
+use super::task_table::TaskTableQuery;
 use super::{audit, barriers, devices, drain, exclusions, job, keys, overview, task, timeline, transfers};
 use crate::coordination::{JobId, TaskId};
 use crate::engine::NumberedEvent;

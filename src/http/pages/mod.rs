@@ -15,11 +15,11 @@
 //!
 //! | file | what it holds |
 //! | --- | --- |
-//! | `shell.rs` | the frame of every page |
-//! | `part.rs`, `times.rs`, `look.rs`, `links.rs` | parts, times, the status of a task, addresses |
+//! | `frame.rs` | the frame of every page |
+//! | `fragment.rs`, `times.rs`, `status.rs`, `links.rs` | parts, times, the status of a task, addresses |
 //! | `escape.rs` | the escaping of every template expression |
 //! | `assets.rs` | the static files |
-//! | `scene.rs` | the snapshot of one job that all viewers share |
+//! | `snapshot.rs` | the snapshot of one job that all viewers share |
 //! | `overview.rs`, `job.rs`, … | one file a page |
 //! | `live.rs`, `patch.rs` | live updates, and line patches between two versions of a part |
 
@@ -31,22 +31,22 @@ mod devices;
 mod drain;
 mod escape;
 mod exclusions;
+mod fragment;
+mod frame;
 mod grid;
 mod guide;
+mod issues;
 mod job;
 mod keys;
 mod links;
 mod live;
-mod look;
-mod needs;
 mod overview;
-mod part;
 mod patch;
-mod scene;
 mod search;
-mod shell;
-mod table;
+mod snapshot;
+mod status;
 mod task;
+mod task_table;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -59,8 +59,8 @@ use axum::routing::{get, post};
 use super::AppState;
 
 pub use escape::Escape;
+pub(super) use frame::problem_page;
 pub use live::LiveHubs;
-pub(super) use shell::problem_page;
 pub use timeline::Timelines;
 
 /// The address of a static file.

@@ -9,13 +9,13 @@ use askama::Template;
 use axum::extract::State;
 use axum::response::{Redirect, Response};
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::issues::{self, Issue};
 use super::job::{BarrierRow, waiting};
-use super::look::TaskStatus;
-use super::needs::{self, Issue};
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::{look, times};
+use super::snapshot::JobSnapshot;
+use super::status::TaskStatus;
+use super::{status, times};
 use crate::coordination::{JobId, JobName, RunNumber, RunState, Timestamp};
 use crate::http::{AppState, Problem};
 use crate::tls::FailedHandshake;
@@ -87,7 +87,7 @@ impl FleetSnapshot {
     /// The same with what matters most first.
     pub fn ordered(mut self) -> Self {
         self.lines.sort_by(|a, b| (b.worst == "bad", &a.name).cmp(&(a.worst == "bad", &b.name)));
-        self.issues.sort_by_key(needs::rank);
+        self.issues.sort_by_key(issues::rank);
         self
     }
 
@@ -99,8 +99,8 @@ impl FleetSnapshot {
     }
 
     pub fn add(&mut self, scene: &JobSnapshot) {
-        let needs = needs::of(scene);
-        self.calm = needs::no_issue_text(scene);
+        let needs = issues::of(scene);
+        self.calm = issues::no_issue_text(scene);
         let run = &scene.view.run;
         let first = waiting(scene, &BTreeSet::new()).into_iter().next();
         let waits = first.map(|it: BarrierRow<'_>| {
@@ -157,7 +157,7 @@ pub(super) fn parts(survey: &FleetSnapshot) -> Result<Vec<Fragment>, Problem> {
         &JobsFragment { lines: &survey.lines, more: survey.more, tokens: survey.tokens },
     )?;
     let handshakes = Fragment::new("handshakes", &Handshakes { handshakes: &survey.handshakes })?;
-    Ok(vec![needs::fragment(&survey.issues, true, calm)?, handshakes, jobs])
+    Ok(vec![issues::fragment(&survey.issues, true, calm)?, handshakes, jobs])
 }
 
 #[derive(Template)]

@@ -10,8 +10,8 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::{links, look};
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::{links, status};
 use crate::coordination::{JobId, JobName, JobObservation, TaskId};
 use crate::http::extract::QueryParams;
 use crate::http::{AppState, Problem};

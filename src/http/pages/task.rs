@@ -10,13 +10,13 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::exclusions::{ExcludeForm, FlashQuery};
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::{head, is_filling};
-use super::look::{TaskStatus, barrier_name, key_name};
-use super::part::Fragment;
-use super::scene::{JobSnapshot, host};
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::table::gap_classes;
-use super::{links, look, timeline, times, transfers};
+use super::snapshot::{JobSnapshot, host};
+use super::status::{TaskStatus, barrier_name, key_name};
+use super::task_table::gap_classes;
+use super::{links, status, timeline, times, transfers};
 use crate::coordination::{
     BarrierOutcome, BarrierRecord, Coordinator, Device, ExclusionTarget, ExclusionView, HeartbeatGap,
     JobName, JobView, KeyEntry, TaskId, TaskView, Timestamp,
@@ -275,7 +275,7 @@ pub(super) fn parts(
         error: task
             .error
             .as_deref()
-            .map(|error| look::error_texts(error, task.why.as_deref().unwrap_or_default())),
+            .map(|error| status::error_texts(error, task.why.as_deref().unwrap_or_default())),
         follows: scene.is_consequence(id),
         is_cause: run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(id)),
     };

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::look::TaskStatus;
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::table::TaskTableQuery;
+use super::fragment::Fragment;
+use super::snapshot::JobSnapshot;
+use super::status::TaskStatus;
+use super::task_table::TaskTableQuery;
 use super::timeline::Timelines;
-use super::{drain, job, needs, overview, times};
+use super::{drain, issues, job, overview, times};
 use crate::coordination::{
     Actor, ActorOrigin, CallId, Caller, ConnectionEnd, ConnectionId, Coordinator, Effect, FindingNote, Input,
     JobId, JobSettings, OperatorCommand, Reason, Request, ServiceIncarnation, TaskId, TaskIncarnation,
@@ -191,7 +191,7 @@ impl PagesFixture {
 
     /// The headings of the issues, in their order.
     fn issues(&self) -> Vec<String> {
-        needs::of(&self.scene()).iter().map(|need| need.title.clone()).collect()
+        issues::of(&self.scene()).iter().map(|need| need.title.clone()).collect()
     }
 }
 

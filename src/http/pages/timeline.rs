@@ -10,11 +10,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::look::{barrier_name, grouped};
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::{links, look, needs, times};
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
+use super::snapshot::JobSnapshot;
+use super::status::{barrier_name, grouped};
+use super::{issues, links, status, times};
 use crate::coordination::{
     BarrierCompletion, EventKind, FailureClass, JobEvent, JobId, JobName, RunNumber, RunOutcome, TaskId,
     Timestamp,
@@ -304,7 +304,7 @@ pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -
     let following =
         |moment: &&TimelineEntry| moment.role == CausalRole::Consequence && moment.run == run.number;
     let cause = run.first_cause.as_ref().map(|cause| {
-        let (why, told) = look::error_texts(&cause.error, &cause.why);
+        let (why, told) = status::error_texts(&cause.error, &cause.why);
         FirstCauseRow {
             at: cause.at,
             task: cause.task,
@@ -322,7 +322,7 @@ pub(super) fn fragment(scene: &JobSnapshot, whole: bool, only: Option<TaskId>) -
     });
     // On the page of the job it is the first of what needs a person, on that of its task the last error.
     let told_above = match only {
-        None => !whole && needs::shows_first_cause(scene),
+        None => !whole && issues::shows_first_cause(scene),
         Some(task) => !whole && run.first_cause.as_ref().is_some_and(|cause| cause.task == Some(task)),
     };
     let shown = scene.timeline.latest().filter(about);

@@ -10,11 +10,11 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use super::fragment::Fragment;
+use super::frame::{NavEntry, PageFrame, PageUser, render_page};
 use super::job::head;
-use super::part::Fragment;
-use super::scene::JobSnapshot;
-use super::shell::{NavEntry, PageFrame, PageUser, render_page};
-use super::{links, look, times};
+use super::snapshot::JobSnapshot;
+use super::{links, status, times};
 use crate::coordination::{JobId, JobName, TaskId, TaskIncarnations, Timestamp};
 use crate::http::extract::{JobPath, QueryParams};
 use crate::http::{AppState, Problem};
@@ -39,7 +39,7 @@ const HEIGHT: usize = 140;
 mod amount {
     use std::borrow::Borrow;
 
-    use super::look;
+    use super::status;
 
     /// Bytes.
     pub fn bytes(count: impl Borrow<u64>) -> String {
@@ -53,7 +53,7 @@ mod amount {
 
     /// A number with its thousands parted.
     pub fn grouped(count: impl Borrow<u64>) -> String {
-        look::grouped(count.borrow())
+        status::grouped(count.borrow())
     }
 }
 

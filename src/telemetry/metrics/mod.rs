@@ -5,8 +5,8 @@
 //! and the gRPC port. Begin at `Metrics`.
 
 pub mod catalogue;
-mod page;
-mod tally;
+mod counters;
+mod text_format;
 mod transfers;
 
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use std::time::Duration;
 
 #[cfg(target_os = "linux")]
 use self::catalogue as metric;
-pub use self::page::Scrape;
-pub use self::tally::EventCounters;
-use self::tally::seconds;
+pub use self::counters::EventCounters;
+use self::counters::seconds;
+pub use self::text_format::Scrape;
 use crate::coordination::{
     BarrierKind, GapHistogram, JobId, JobObservation, RunState, TaskPhase, TaskState, Timestamp,
 };

@@ -4,7 +4,7 @@
 //! nothing. Workers report within their first second, so hardly any rise is missed.
 
 use super::catalogue as metric;
-use super::page::Scrape;
+use super::text_format::Scrape;
 use crate::reports::{ReportedTransport, TaskTransfers, TotalsView, TransferOutcome, TransfersView};
 use crate::transfer::Class;
 

@@ -14,9 +14,9 @@
 //! full, spans are left out and counted, as are spans that the collector did not take. While tracing is off, a call
 //! costs one check.
 
-mod counted;
 mod exclusions;
 mod export;
+mod span_counts;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -42,9 +42,9 @@ use crate::coordination::{
 };
 use crate::engine::{Engine, Observer};
 use crate::telemetry::metrics::{MetricSource, Scrape, catalogue as metric};
-use counted::{CountingSpanProcessor, SpanCounts};
 use exclusions::ExclusionSpans;
 pub use export::{CollectorTls, OtlpProtocol, check_endpoint};
+use span_counts::{CountingSpanProcessor, SpanCounts};
 
 /// How much of what the engine tells of may be on its way.
 const QUEUE: usize = 1 << 12;

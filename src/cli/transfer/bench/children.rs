@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use super::PEER;
-use super::talk::{BenchOrder, BenchReply, PairSide};
+use super::protocol::{BenchOrder, BenchReply, PairSide};
 use crate::clock;
 
 /// How long it is waited for the end of a task when another one has failed: that may be why.

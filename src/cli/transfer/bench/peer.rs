@@ -1,6 +1,6 @@
 //! Implements one process of the benchmark: an engine that executes orders.
 //!
-//! It does not measure across processes (`pair.rs`). Begin at `run`, then `execute`.
+//! It does not measure across processes (`conductor.rs`). Begin at `run`, then `execute`.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::process::ExitCode;
@@ -10,9 +10,9 @@ use clap::Args;
 use rustix::process::Signal;
 
 use super::BenchShape;
-use super::talk::{BenchOrder, BenchReply, EngineSetup, PairSide};
+use super::protocol::{BenchOrder, BenchReply, EngineSetup, PairSide};
 use crate::clock;
-use crate::contents;
+use crate::test_pattern;
 use crate::transfer::{
     Arena, Buffer, Config, DeviceId, Engine, LaunchOptions, Member, Peer, Prepared, Spec, Transfer,
     TransferKey, TransportKind,
@@ -185,10 +185,10 @@ impl PeerState {
 
     fn fill(&self, measurement: u64) -> Result<()> {
         for (number, buffer, size) in numbered(&self.moves) {
-            let seed = contents::at(measurement, number);
+            let seed = test_pattern::at(measurement, number);
             buffer.write(|bytes| match self.side {
-                PairSide::Sender => contents::fill(&mut bytes[..size], seed),
-                PairSide::Receiver => contents::fill_wrong(&mut bytes[..size], seed),
+                PairSide::Sender => test_pattern::fill(&mut bytes[..size], seed),
+                PairSide::Receiver => test_pattern::fill_wrong(&mut bytes[..size], seed),
             })?;
         }
         Ok(())
@@ -196,8 +196,9 @@ impl PeerState {
 
     fn check(&self, measurement: u64) -> Result<Option<String>> {
         for (number, buffer, size) in numbered(&self.moves) {
-            let wrong = buffer
-                .read(|bytes| contents::first_mismatch(&bytes[..size], contents::at(measurement, number)))?;
+            let wrong = buffer.read(|bytes| {
+                test_pattern::first_mismatch(&bytes[..size], test_pattern::at(measurement, number))
+            })?;
             if let Some(at) = wrong {
                 return Ok(Some(format!("byte {at} of {size} of buffer {number} is not what was sent")));
             }
@@ -240,8 +241,10 @@ impl PeerState {
     /// To and fro, one at a time. The sender of the pair begins; the other answers as soon as it goes on.
     fn ping_pong(&mut self, rounds: u64, measurement: u64) -> Result<BenchReply> {
         let first = self.side == PairSide::Sender;
-        let (mine, others) =
-            (contents::at(measurement, u64::from(first)), contents::at(measurement, u64::from(!first)));
+        let (mine, others) = (
+            test_pattern::at(measurement, u64::from(first)),
+            test_pattern::at(measurement, u64::from(!first)),
+        );
         prime(&self.out, &self.inbound, mine, others)?;
         let before = self.bytes();
         let (mut launched, mut arrived) = (Vec::new(), Vec::new());
@@ -250,7 +253,7 @@ impl PeerState {
         let mut expected = self.inbound[0].prepared.launch(&[]);
         for round in 0..rounds {
             let (now, next) = ((round % 2) as usize, ((round + 1) % 2) as usize);
-            stamp(&self.out[now], contents::at(mine, round))?;
+            stamp(&self.out[now], test_pattern::at(mine, round))?;
             // Expected before this round's is answered: so the other never sends what is not expected.
             let following = (round + 1 < rounds).then(|| self.inbound[next].prepared.launch(&[]));
             if !first {
@@ -264,7 +267,7 @@ impl PeerState {
                 arrived.push(clock::monotonic_nanoseconds());
             }
             sent.wait()?;
-            wrong = wrong.or(stamped(&self.inbound[now], contents::at(others, round))?);
+            wrong = wrong.or(stamped(&self.inbound[now], test_pattern::at(others, round))?);
             if let Some(following) = following {
                 expected = following;
             }
@@ -296,12 +299,13 @@ const STAMP: usize = 8;
 
 fn prime(out: &[BenchSlot], inbound: &[BenchSlot], mine: u64, others: u64) -> Result<()> {
     for (number, buffer, size) in numbered(out) {
-        buffer
-            .write(|bytes| contents::fill(&mut bytes[STAMP.min(size)..size], contents::at(mine, number)))?;
+        buffer.write(|bytes| {
+            test_pattern::fill(&mut bytes[STAMP.min(size)..size], test_pattern::at(mine, number))
+        })?;
     }
     for (number, buffer, size) in numbered(inbound) {
         buffer.write(|bytes| {
-            contents::fill_wrong(&mut bytes[STAMP.min(size)..size], contents::at(others, number))
+            test_pattern::fill_wrong(&mut bytes[STAMP.min(size)..size], test_pattern::at(others, number))
         })?;
     }
     Ok(())
@@ -311,7 +315,7 @@ fn primed(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<Stri
     // With a single round only the first slot was used.
     for (number, buffer, size) in numbered(&inbound[..inbound.len().min(rounds as usize)]) {
         if let Some(at) = buffer.read(|bytes| {
-            contents::first_mismatch(&bytes[STAMP.min(size)..size], contents::at(others, number))
+            test_pattern::first_mismatch(&bytes[STAMP.min(size)..size], test_pattern::at(others, number))
         })? {
             return Ok(Some(format!(
                 "to and fro: byte {} of buffer {number} is not what was sent",
@@ -324,14 +328,15 @@ fn primed(inbound: &[BenchSlot], others: u64, rounds: u64) -> Result<Option<Stri
 
 fn stamp(slot: &BenchSlot, stamp: u64) -> Result<()> {
     for buffer in &slot.buffers {
-        buffer.write(|bytes| contents::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
+        buffer.write(|bytes| test_pattern::fill(&mut bytes[..STAMP.min(slot.size)], stamp))?;
     }
     Ok(())
 }
 
 fn stamped(slot: &BenchSlot, stamp: u64) -> Result<Option<String>> {
     for buffer in &slot.buffers {
-        if buffer.read(|bytes| contents::first_mismatch(&bytes[..STAMP.min(slot.size)], stamp))?.is_some() {
+        if buffer.read(|bytes| test_pattern::first_mismatch(&bytes[..STAMP.min(slot.size)], stamp))?.is_some()
+        {
             return Ok(Some("to and fro: what arrived is not of this round".to_owned()));
         }
     }
